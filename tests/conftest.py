@@ -23,6 +23,9 @@ pytest_plugins = ["switched", "tiers"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Servers that tests run are where a plain user's shell does not look.
+os.environ["PATH"] += ":/usr/sbin:/sbin"
+
 # The asserts of the published suites should say what they compared. This comes before anything imports them.
 pytest.register_assert_rewrite("fusebackend.testing")
 

@@ -36,7 +36,7 @@ from fusebackend.base.deadline import together
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.composite.router import ReportingFace, Routed, Routing
+from fusebackend.composite.router import Routed, Routing, face_of
 from fusebackend.composite.search import MAX_AWAITED, TreeSearch
 from fusebackend.databases.graph_state import GraphRuntime, graph_config
 from fusebackend.dialects.agent_face import AgentFace, Guard, accepted, has_agent_face, is_factory, is_named_factory
@@ -121,11 +121,11 @@ class CompositeBackend(BackendProtocol):
                 raise TypeError(f"The backend at '{prefix}' is None")
         self.default = default
         self.routes: dict[str, Any] = {}
-        faces: dict[AgentPath | None, AgentFace] = {None: ReportingFace(default, "The default backend")}
+        faces: dict[AgentPath | None, AgentFace] = {None: face_of(default, "The default backend")}
         for prefix in table.prefixes:
             backend = beside(self.given[prefix], default, prefix)
             self.routes[prefix + "/"] = backend
-            faces[prefix] = ReportingFace(backend, f"Route '{prefix}/'")
+            faces[prefix] = face_of(backend, f"Route '{prefix}/'")
         self._table = table
         self._routing = Routing(table, faces)
         self._tree = TreeSearch(self._routing)
@@ -237,14 +237,15 @@ class CompositeBackend(BackendProtocol):
             return verb.refused(error, path)
         result = ask(routed)
         record: Any = result
-        record.error = routed.words(record.error, besides=besides)
         done = record.error is None
+        if not done:
+            record.error = routed.words(record.error, besides=besides)
         if verb.batch:
             record.path = path
         elif verb.changes and done:
             record.path = routed.outer
         if verb.changes and (done or verb.batch):
-            record.files_update = self._merged(routed, record.files_update) or None
+            record.files_update = (record.files_update and self._merged(routed, record.files_update)) or None
         return result
 
     def move(

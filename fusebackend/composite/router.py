@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.dialects.agent_face import AgentFace, stumbled
+from fusebackend.dialects.agent_face import AgentFace, is_native, stumbled
 from fusebackend.dialects.text_files import Outcome
 from fusebackend.protocol import (
     Attr,
@@ -115,7 +115,7 @@ class ReportingFace(AgentFace):
         volume, (before,) = self._before(changed[0])
         result = super().changing(kind, verb, *args, **options)
         reports: list[Change] = []
-        if not result.error or stumbled(result.error):
+        if result.error is None or stumbled(result.error):
             reports = [_made(verb, before, *changed)]
         elif verb == "delete" and _is_dir(before):  # a tree may be gone in part
             reports = [Change(kind="unknown", path=_shown(changed[0], before))]
@@ -153,6 +153,11 @@ class ReportingFace(AgentFace):
             self._guarded("tell", lambda: volume.told(*changed, reports=reports))
         except OSError as error:
             log.warning("%s: a mount shows changes late: %s", self.name, error)
+
+
+def face_of(backend: Any, name: str) -> AgentFace:
+    """Return the agent face of a composite's backend."""
+    return AgentFace(backend, name) if is_native(backend) else ReportingFace(backend, name)
 
 
 def _made(verb: str, before: Attr | None, path: AgentPath, target: AgentPath = ROOT) -> Change:

@@ -220,8 +220,9 @@ def _of_method(declared: Declared) -> Callable[[Call, Any], Any]:
 
     def run(call: Call, asked: Any) -> Any:
         given = {name: getattr(asked, name) for name in in_order}
-        for name, token in declared.staged.items():
-            given[name] = _text(call, given[name], getattr(asked, token))
+        for name, field in declared.staged.items():
+            if (token := getattr(asked, field)) is not None:
+                given[name] = _text(call, token)
         rest = getattr(asked, listed) if listed else ()
         options = {name: getattr(asked, name) for name in by_name}
         result = getattr(call.backend, declared.name)(*given.values(), *rest, **options)
@@ -275,9 +276,9 @@ def _edit(call: Call, asked: Any) -> Any:
         ) from None
 
 
-def _text(call: Call, given: str, staged: str | None) -> str:
+def _text(call: Call, token: str) -> str:
     """Raises ValueError for bytes that are not UTF-8; for lone surrogates, `write` gives the error."""
-    return given if staged is None else _staged(call, staged, 4).decode("utf-8", "surrogatepass")
+    return _staged(call, token, 4).decode("utf-8", "surrogatepass")
 
 
 def _staged(call: Call, token: str, factor: int = 1) -> bytes:

@@ -22,7 +22,7 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Protocol, TypeVar, Unpack
 
 from fusebackend import text
@@ -45,6 +45,7 @@ from fusebackend.dialects.answers import (
 )
 from fusebackend.dialects.text_files import Outcome, Refusal, TextFiles
 from fusebackend.protocol import (
+    AGENT_VERBS,
     ANY,
     READ_LIMIT_LINES,
     BackendProtocol,
@@ -92,6 +93,12 @@ def is_factory(backend: Any) -> bool:
     return callable(backend) and not any(hasattr(backend, verb) for verb in ("ls", "ls_info", "read"))
 
 
+def is_native(backend: object) -> bool:
+    """True for a backend of ours with a volume: nothing of its answers is to be translated or checked, and it reports
+    its changes by itself."""
+    return isinstance(getattr(backend, "volume", None), Volume)
+
+
 def has_agent_face(found: object) -> bool:
     """True for a backend: an object that can list or fetch files, under some name."""
     verbs = ("ls", "als", "ls_info", "als_info", "download_files", "adownload_files")
@@ -121,6 +128,9 @@ class AgentFace:
     Attributes:
         guard: runs the calls while the backend is mounted and may hang.
         texts: bytes by `read` and `write`, for a backend that has no other verbs for them.
+        refusal: why no verb can work, if none can: this is a factory.
+        start: where relative paths begin and a search without a path does: the root, but for a `FilesystemBackend` that
+            is not confined, ours or deepagents'. That one's root is the machine's.
     """
 
     def __init__(self, backend: Any, name: str) -> None:
@@ -128,21 +138,15 @@ class AgentFace:
         self.name = name
         self.guard: Guard | None = None
         self.texts = TextFiles(self)
-        self._exact = isinstance(getattr(backend, "volume", None), Volume)  # ours: nothing to translate or to check
-
-    @property
-    def refusal(self) -> str | None:
-        """Why no verb can work, if none can: this is a factory."""
-        if not is_factory(self.backend):
-            return None
-        return f"{self.name} is a factory and needs a runtime: call the composite with one, or its resolve(runtime)"
-
-    @property
-    def start(self) -> AgentPath:
-        """Where relative paths begin and a search without a path does: the root, but for a `FilesystemBackend` that is
-        not confined, ours or deepagents'. That one's root is the machine's."""
-        confined = getattr(self.backend, "virtual_mode", True) is not False or isinstance(self.backend, type)
-        return paths.ROOT if confined else paths.normalise(str(getattr(self.backend, "cwd", paths.ROOT)))
+        self.refusal: str | None = None
+        if is_factory(backend):
+            needed = "a factory and needs a runtime: call the composite with one, or its resolve(runtime)"
+            self.refusal = f"{name} is {needed}"
+        confined = getattr(backend, "virtual_mode", True) is not False or isinstance(backend, type)
+        self.start = paths.ROOT if confined else paths.normalise(str(getattr(backend, "cwd", paths.ROOT)))
+        self._exact = is_native(backend)
+        # Verbs that have no `a…` form of the backend's own are called as they are.
+        self._plain = frozenset(verb for verb in AGENT_VERBS if self._exact and self._is_default(f"a{verb}"))
 
     def lacks(self, *verbs: str) -> bool:
         """True if the backend's class has none of these verbs."""
@@ -248,7 +252,7 @@ class AgentFace:
                 stored.error and f"Error writing file '{path}': {stored.error}", path, stored.files_update
             )
         result = self.changing(WriteResult, "write", path, content, **when)
-        if stumbled(result.error) and self._bytes(path) is not None:
+        if result.error is not None and stumbled(result.error) and self._bytes(path) is not None:
             return WriteResult(path=path)
         return result
 
@@ -264,7 +268,7 @@ class AgentFace:
             return unmet
         counted = self._bytes(path) if replace_all and self._method("ls_info") is not None else None
         result = self.changing(EditResult, "edit", path, old_string, new_string, replace_all=replace_all, **when)
-        if stumbled(result.error):
+        if result.error is not None and stumbled(result.error):
             old = old_string.encode("utf-8", "surrogateescape")
             return EditResult(path=path, occurrences=counted.count(old) if counted is not None else 1)
         return result
@@ -302,7 +306,7 @@ class AgentFace:
 
     def _unmet(self, verb: Verb[R], when: Conditions, *given: AgentPath) -> R | None:
         """The answer of a verb whose conditions are not met, where they are decided here."""
-        if self._decides(verb, when):
+        if not any(when.values()) or self._decides(verb, when):
             return None
         try:
             self.require(
@@ -313,10 +317,10 @@ class AgentFace:
         return None
 
     def _decides(self, verb: Verb[Any], when: Conditions) -> bool:
-        """True if the backend's own verb decides these conditions, or there are none."""
+        """True if the backend's own verb decides these conditions."""
         wanted = {name for name, value in when.items() if value}
         method = self._method(verb.name) or self._async_method(verb.name)
-        if not wanted or method is None:
+        if method is None:
             return True
         return (
             isinstance(self.backend, BackendProtocol) and accepted(method, dict.fromkeys(wanted, True)).keys() == wanted
@@ -453,6 +457,8 @@ class AgentFace:
             answer = self.ask((verb,), *args, **options)
         except Refusal as refusal:
             return kind(error=str(refusal))
+        if self._exact and isinstance(answer, kind):
+            return answer
         known = "error" in answer or "path" in answer if isinstance(answer, Mapping) else hasattr(answer, "error")
         if not known:
             return kind(error=f"{self.name}: {verb} answered {type(answer).__name__}, not a result")
@@ -468,10 +474,7 @@ class AgentFace:
         if self.refusal is not None:
             raise Refusal(self.refusal)
         for verb in verbs:
-            for find in (self._awaited_method, self._method, self._async_method):
-                method = find(verb)
-                if method is None:
-                    continue
+            for method in (getattr(self.backend, verb),) if verb in self._plain else self._forms(verb):
                 call = functools.partial(method, *args, **accepted(method, options))
                 try:
                     files = len(args[0]) if verb in ("upload_files", "download_files") else 1
@@ -487,6 +490,12 @@ class AgentFace:
                         log.warning("%s: %s failed", self.name, verb, exc_info=True)
                     raise Refusal(f"{self.name}: {verb} failed: {type(error).__name__}: {error}") from error
         raise Unsupported(f"{self.name} ({type(self.backend).__name__}) does not support {verbs[0]}")
+
+    def _forms(self, verb: str) -> Iterator[Callable[..., Any]]:
+        """Yield the forms of a verb that the backend has, as plain functions, in the order in which they are tried."""
+        for find in (self._awaited_method, self._method, self._async_method):
+            if (method := find(verb)) is not None:
+                yield method
 
     def _guarded(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
         return call() if self.guard is None else self.guard.run(verb, call, files)
@@ -555,10 +564,10 @@ class AgentFace:
         return raw
 
 
-def stumbled(error: str | None) -> bool:
+def stumbled(error: str) -> bool:
     """True if a change was made, and only its record failed. Backends from before deepagents 0.7 give its records a
     `files_update`, which those no longer take; by then the change is made."""
-    return error is not None and "unexpected keyword argument 'files_update'" in error
+    return "unexpected keyword argument 'files_update'" in error
 
 
 def _real_paths_on_disk(backend: Any, wanted: list[AgentPath]) -> list[str | None]:

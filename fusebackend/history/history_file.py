@@ -174,10 +174,11 @@ _DAMAGE: Final = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, 0, sq
 
 _PATHS: Final = ("path", "to_path")
 _INDEXES: Final = {"path": "records_of_path", "to_path": "records_to_path"}
-_STANDS: Final = (
+_STANDING: Final = (
     "NOT EXISTS (SELECT 1 FROM calls WHERE calls.number = records.call AND undone_by IS NOT NULL) "
-    "AND NOT EXISTS (SELECT 1 FROM undoes WHERE undo = records.call GROUP BY undo HAVING min(undoes.call) >= {0})"
+    "AND NOT EXISTS (SELECT 1 FROM undoes WHERE undo = records.call GROUP BY undo HAVING min({0}) {1})"
 )
+_STANDS: Final = _STANDING.format("undoes.call", ">= {0}")
 """The records that are not undone, and of no undo that took back a given call or later ones."""
 
 _Row = tuple[str, tuple[Any, ...]]
@@ -912,13 +913,14 @@ class HistoryFile:
         return {before: now for (before, _, now), each in pairs if each > number or not before.isdigit()}
 
     def was_removed(self, record: Record, identities: Collection[bytes]) -> bool:
-        """Return True if a call after a record's has removed a name of a file that has one of these identities, and is
-        not undone."""
+        """Return True if another call has removed a name of a file that has one of these identities since a record, and
+        is not undone. An undo has removed it, too, if what it took back began before: the record has those bytes."""
+        began = "(SELECT min(taken.number) FROM records AS taken WHERE taken.call = undoes.call)"
         rows = self._read(
             "SELECT 1 FROM identities JOIN records ON number = record "
             f"WHERE identity IN ({', '.join('?' * len(identities))}) AND number > ? AND call != ? "
-            f"AND kind IN ('remove', 'rename') AND {_STANDS.format('?')} LIMIT 1",
-            (*identities, record.number, record.call, record.call),
+            f"AND kind IN ('remove', 'rename') AND {_STANDING.format(began, '> ?')} LIMIT 1",
+            (*identities, record.number, record.call, record.number),
         )
         return bool(rows)
 

@@ -17,9 +17,10 @@ import logging
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath, PathError, normalise, to_name, to_text
@@ -125,31 +126,17 @@ class PathLocks:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     @contextlib.contextmanager
-    def held(self, paths: Sequence[str]) -> Iterator[None]:
+    def held(self, paths: Iterable[str]) -> Iterator[None]:
         """Hold the locks of paths, in one order for all threads."""
-        with contextlib.ExitStack() as locks:
-            for path in sorted(set(paths)):
-                locks.enter_context(self._one(path))
-            yield
-
-    @contextlib.contextmanager
-    def _one(self, path: str) -> Iterator[None]:
         with self._guard:
-            lock, users = self._locks.get(path, (threading.Lock(), 0))
-            self._locks[path] = (lock, users + 1)
-        try:
-            with lock:
-                yield
-        finally:
-            with self._guard:
-                lock, users = self._locks[path]
-                if users == 1:
-                    del self._locks[path]
-                else:
-                    self._locks[path] = (lock, users - 1)
+            locks = [self._locks.setdefault(path, threading.Lock()) for path in sorted(set(paths))]
+        with contextlib.ExitStack() as held:
+            for lock in locks:
+                held.enter_context(lock)
+            yield
 
 
 class Steps:
@@ -267,7 +254,8 @@ class Steps:
         if how == "put":
             recorder.of(volume).own(call, node, CONTENT)
         linked = how != "put" and kept.is_linked
-        kept = kept.less(gone)
+        if gone:
+            kept = kept.less(gone)
         kind: RecordKind = "content" if how == "put" else "remove"
         number = recorder.add(call, prefix, kind, to_name(path), kept, linked=linked)
         found.numbers[number] = (path, kept)
@@ -307,7 +295,7 @@ class Steps:
                 image = Image("lost", "two calls changed it at the same time")
                 recorder.add(call, prefix, "content", to_name(path), kept._replace(image=image))
                 records.own(call, kept.node, CONTENT)
-        if made:
+        if made and found.place.attr is None:
             self._created(call, found, is_rename, noted)
 
     def _created(self, call: OpenCall, found: _Before, is_rename: bool, noted: _Noted | None) -> None:
@@ -351,8 +339,6 @@ def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, int]]
     """Yield the names that are there, where there was none before a verb, and their nodes: directories on the way to a
     path, the path unless it got there by a rename, and all below it. Each name on the way is looked up once."""
     volume, place = found.route.volume, found.place
-    if place.attr is not None:
-        return
     try:
         now = resolve(volume, place.path, follow=False)
     except OSError as error:

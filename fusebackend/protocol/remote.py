@@ -32,9 +32,12 @@ class Abilities:
     exact_sizes: bool = False
     """Sizes in listings count bytes. False: `heads` is asked for the size of each file that is shown."""
     keeps_attributes: bool = False
-    """Mode, owner and times are stored with a file. False: the volume keeps them in memory."""
+    """Mode, owner and times are stored with a file, and a link is a file with a mode: `head` tells, listings do not.
+    False: the volume keeps them in memory."""
     keeps_directories: bool = False
     """There are empty directories. False: the volume keeps them in memory."""
+    flat_keys: bool = False
+    """A directory is the beginning of keys: one with something in it proves those on the way to it."""
     concurrent: bool = False
     """Calls may run at the same time; the volume then locks single files instead of everything."""
     blocking: bool = True

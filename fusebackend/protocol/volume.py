@@ -106,6 +106,12 @@ class Attr:
         self.version = version
 
     @property
+    def is_brief(self) -> bool:
+        """True of attributes from a listing that does not tell all: mode and owner are defaults, the time may differ,
+        and what looks like a regular file may be a symbolic link. `lookup` and `getattr` know."""
+        return False
+
+    @property
     def fingerprint(self) -> tuple[int, int, int, int]:
         """Another one after every change of a file's data, or of the names in a directory."""
         return self.mtime_ns, self.ctime_ns, self.size, self.version
@@ -343,6 +349,14 @@ class Volume(abc.ABC):
         An empty answer means the end. Entries that exist for the whole of a listing are seen exactly once, even if
         other names come and go; an entry that is gone is never returned. `after=b""` starts a listing.
         """
+
+    def lookup_brief(self, parent: int, name: bytes) -> Attr:
+        """`lookup`, which may be answered with `Attr.is_brief`: the rest would be a request for each name."""
+        return self.lookup(parent, name)
+
+    def readdir_brief(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        """`readdir`, as `lookup_brief`."""
+        return self.readdir(node, after, limit)
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         """Make a regular file, FIFO, socket or device. EEXIST, ENOSPC."""

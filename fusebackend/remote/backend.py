@@ -31,7 +31,7 @@ from fusebackend.remote.parallel import each
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.volumes.agent_face import DIRECTORY_MODE, FILE_MODE, VolumeBackend, caller
 from fusebackend.volumes.contents import FileContents, require_regular
-from fusebackend.volumes.walk import Place, resolve
+from fusebackend.volumes.walk import Needs, Place, resolve
 
 ATTEMPTS = 20
 """How often something is put where others make and delete things all the time."""
@@ -48,25 +48,29 @@ class RemoteBackend(VolumeBackend):
 
     def _put(self, path: str, data: bytes | FileContents, *, replace: bool, condition: Condition = ANY) -> None:
         assert isinstance(data, bytes), "an object is stored as a whole"
+        needs: Needs = "name"
         with self.volume.changing() as changes:
             for _ in range(ATTEMPTS):
                 # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
-                place = resolve(self.volume, path, follow=replace and not condition.absent)
+                place = resolve(self.volume, path, follow=replace and not condition.absent, needs=needs)
                 if place.attr is None or condition.absent:
                     self._require(condition, place.attr)
                 elif not replace:
                     raise oserror(errno.EEXIST)
                 try:
                     self._put_at(place, data, changes, condition)
-                except (FileExistsError, FileNotFoundError):
-                    continue  # somebody else was faster
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ENOENT, errno.ELOOP):
+                        raise
+                    needs = "attributes"  # somebody else was faster, or it is a link
+                    continue
                 return
             raise oserror(errno.EAGAIN)
 
     def _put_at(self, place: Place, data: bytes, changes: Changes, condition: Condition) -> None:
         if place.attr is not None:
             require_regular(place.attr)
-            self._rewrite_file(place.attr, lambda before: data, condition)
+            self._rewrite_file(place.attr, lambda before: data, condition, reads=False)
             changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
             return
         with self._parents(place, changes) as parent:
@@ -98,14 +102,16 @@ class RemoteBackend(VolumeBackend):
             raise
         changes += made
 
-    def _rewrite_file(self, attr: Attr, change: Callable[[Callable[[], bytes]], bytes], condition: Condition) -> None:
+    def _rewrite_file(
+        self, attr: Attr, change: Callable[[Callable[[], bytes]], bytes], condition: Condition, *, reads: bool
+    ) -> None:
         """`RemoteVolume.rewrite`, whose put is over the version that the condition was compared with."""
 
         def if_met(before: Callable[[], bytes]) -> bytes:
             self._require(condition, attr, before)
             return change(before)
 
-        self.volume.rewrite(attr.node, if_met)
+        self.volume.rewrite(attr.node, if_met, reads=reads)
 
     def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
         outcome: str | tuple[str, int] = ""
@@ -117,20 +123,22 @@ class RemoteBackend(VolumeBackend):
                 raise _Unchanged
             return outcome[0].encode("utf-8")
 
-        with self.volume.changing() as changes:
-            place = resolve(self.volume, path)
+        def edit(place: Place) -> str | int:
             attr = place.found
             require_regular(attr)
             if attr.size > self.max_file_bytes:
                 raise oserror(errno.EFBIG)
             try:
-                self._rewrite_file(attr, change, condition)
+                self._rewrite_file(attr, change, condition, reads=True)
             except _Unchanged:
                 assert isinstance(outcome, str)
                 return outcome
+            assert isinstance(outcome, tuple)
             changes.append(Change(node=attr.node, kind="modified", path=place.path))
-        assert isinstance(outcome, tuple)
-        return outcome[1]
+            return outcome[1]
+
+        with self.volume.changing() as changes:
+            return self._opening(path, edit)
 
     def upload_files(
         self,

@@ -28,7 +28,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock
 from fusebackend.protocol import BLOCK_BYTES, Attr
-from fusebackend.protocol.remote import Etag, Info, Reader, Stamp
+from fusebackend.protocol.remote import Abilities, Etag, Info, Reader, Stamp
 
 if TYPE_CHECKING:
     from fusebackend.remote.buffer import Buffer
@@ -60,7 +60,9 @@ _LINKED, _DIRTY, _CONFLICTED = Name.LINKED, Content.DIRTY, Content.CONFLICTED  #
 class Listing:
     """The names in a directory, in the order of their bytes, and how old they are."""
 
-    __slots__ = ("_sorted", "changes", "ghosts", "infos", "large", "listed_at", "token", "took_s")
+    __slots__ = (
+        "_sorted", "ahead", "changes", "ghosts", "infos", "large", "listed_at", "looked_to", "token", "took_s",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.infos: dict[bytes, Info] = {}
@@ -70,6 +72,8 @@ class Listing:
         self.large = False  # listing it takes more than one request
         self.changes: dict[bytes, int] = {}  # names that were made or taken away here, and when, by the tree's count
         self.ghosts: set[str] = set()  # directories removed here, and still listed for a while
+        self.looked_to: bytes | None = None  # up to this name, attributes were asked for one name after the other, …
+        self.ahead = 1  # … this many the last time
         self._sorted: list[bytes] | None = None
 
     def replace(self, infos: dict[bytes, Info]) -> None:
@@ -91,24 +95,33 @@ class Listing:
         start = bisect.bisect_right(self._sorted, name) if name else 0
         return self._sorted[start : start + limit]
 
+    def ahead_of(self, name: bytes, limit: int) -> list[bytes]:
+        """The names to ask attributes for with this one: the next ones, and more each time, while they are asked for in
+        the order of names, as `ls -l` does, which waits for each."""
+        is_next = self.looked_to is not None and self.after(self.looked_to, 1) == [name]
+        self.ahead = min(2 * self.ahead, limit) if is_next else 1
+        following = self.after(name, self.ahead - 1)
+        self.looked_to = following[-1] if following else name
+        return following
+
 
 class Entry(Attr):
     """See the module's docstring. `parent`, `name` and `segment` stay when it is gone; they say where it was."""
 
     __slots__ = (
         "base", "buffer", "checked_at", "children", "content", "doubted", "etag", "extra", "forgotten_at", "held",
-        "kept", "link", "listing", "local", "lock", "marker", "name", "opens", "parent", "queued", "read_only",
-        "reader", "seen", "segment", "stamped", "tail_from", "target", "tried", "writers",
+        "keeps_attributes", "kept", "link", "listing", "local", "lock", "marker", "name", "opens", "parent", "queued",
+        "read_only", "reader", "seen", "segment", "stamped", "tail_from", "target", "tried", "writers",
     )  # fmt: skip
 
     def __init__(
-        self, node: int, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool, concurrent: bool = True
+        self, node: int, parent: Entry | None, name: bytes, segment: str, abilities: Abilities, *, is_dir: bool
     ) -> None:
         super().__init__(node, DIRECTORY_MODE if is_dir else FILE_MODE, uid=os.geteuid(), gid=os.getegid())
         self.parent = parent
         self.name = name
         self.segment = segment  # the last part of its key
-        self.lock: AbstractContextManager[Any] = Lock() if concurrent else threading.RLock()
+        self.lock: AbstractContextManager[Any] = Lock() if abilities.concurrent else threading.RLock()
         self.link = Name.LINKED
         self.content = Content.CLEAN
 
@@ -118,6 +131,7 @@ class Entry(Attr):
         self.queued = False  # it is in the tree's queue of entries that may go
 
         # In the remote.
+        self.keeps_attributes = abilities.keeps_attributes
         self.local = False  # nothing, for all we know: it is in this volume alone
         self.tried = False  # an upload of it failed, and may have arrived all the same
         self.etag: Etag | None = None  # the version known last; of a directory, that of its sign
@@ -182,6 +196,10 @@ class Entry(Attr):
     def busy(self) -> bool:
         """Its content is in use: a newer version in the remote must wait."""
         return self.opens > 0 or self.content is _DIRTY
+
+    @property
+    def is_brief(self) -> bool:
+        return self.keeps_attributes and not self.stamped and not self.busy and not self.gone
 
     @property
     def is_ahead(self) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
@@ -82,6 +83,12 @@ class Files:
             raise oserror(errno.ESTALE, entry.key)
         self._looked(entry, head)
 
+    def _look_at_file(self, entry: Entry, *, fetch: bool = False) -> None:
+        """`look`; ELOOP for a link, which a listing takes for a file."""
+        self.look(entry, fetch=fetch)
+        if stat.S_ISLNK(entry.mode):
+            raise oserror(errno.ELOOP, entry.name)
+
     def _looked(self, entry: Entry, head: Head) -> None:
         if head.etag != entry.etag:
             entry.drop_content()
@@ -98,7 +105,7 @@ class Files:
             if entry.conflicted:
                 raise oserror(errno.ESTALE, entry.key)
             if not entry.is_dir and not entry.dirty and not entry.unlinked:
-                self.look(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
+                self._look_at_file(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
             with self._tree.lock:
                 entry.opens += 1
             self.admit(entry, flags)
@@ -295,19 +302,20 @@ class Files:
         entry.resize(size)
         entry.etag, entry.seen, entry.local, entry.doubted = etag, OWN, False, False
 
-    def rewrite(self, entry: Entry, change: Callable[[Callable[[], bytes]], bytes]) -> None:
-        """Give a file other bytes in one step.
+    def rewrite(self, entry: Entry, change: Callable[[Callable[[], bytes]], bytes], *, reads: bool = False) -> None:
+        """Give a file other bytes in one step. ELOOP for a link that a listing took for a file.
 
         Args:
             change: makes them of a function that reads the current ones. It is called again when others were faster;
                 its exceptions leave the file alone.
+            reads: it calls that function.
         """
         with self._gate.passing(), entry.lock:
             if entry.conflicted:
                 raise oserror(errno.ESTALE, entry.key)
             for _ in range(ATTEMPTS):
                 if not entry.dirty:
-                    self.look(entry)
+                    self._look_at_file(entry, fetch=reads)
                 before = entry.mtime_ns
                 try:
                     data = change(partial(self._bytes, entry))
@@ -332,6 +340,9 @@ class Files:
     def _bytes(self, entry: Entry) -> bytes:
         if entry.buffer is not None:
             return entry.buffer.read(0, entry.buffer.size)
+        if self._ranges:  # the reader has what came with the look
+            with closing(self._reader(entry, entry.key)) as reader:
+                return reader.read(0, entry.size)
         return b"".join(self._remote.load(entry.key, entry.etag)) if entry.size else b""
 
     def restamp(self, entry: Entry) -> None:

@@ -16,7 +16,7 @@ import itertools
 import stat
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
@@ -39,6 +39,9 @@ and nothing else would end them."""
 
 MAX_LISTED_NAMES = 1 << 17
 """So many names are cached in listings, about 200 bytes each; the listing that was used longest ago goes first."""
+
+MAX_AHEAD = 128
+"""For at most so many names attributes are asked for before anybody wants them."""
 
 PATIENCE = 4
 """For so many times as long as it took a listing is valid whatever the token says, at most for its time to live."""
@@ -107,8 +110,7 @@ class Tree:
         return entry
 
     def _made(self, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool) -> Entry:
-        concurrent = self._abilities.concurrent
-        return Entry(next(self._numbers), parent, name, segment, is_dir=is_dir, concurrent=concurrent)
+        return Entry(next(self._numbers), parent, name, segment, self._abilities, is_dir=is_dir)
 
     def make(self, parent: Entry, name: bytes, mode: int, caller: Caller) -> Entry:
         """A new entry that only this volume has so far; it has no name yet. EEXIST, ENOENT, and as `Remote.admit`."""
@@ -346,6 +348,51 @@ class Tree:
         with self.lock:
             return self._entry_for(directory, name)
 
+    def list_ahead(self, names: Sequence[bytes]) -> None:
+        """List the last of these directories, of which the first is in the root, without listing those on the way. Only
+        with `Abilities.flat_keys`; where that proves nothing, the walk that follows asks by itself."""
+        directory, left = self.root, deque(names)
+        with self.lock:
+            while left and not self._is_good(directory.listing):
+                child = directory.children.get(left[0])
+                if child is None or not child.is_dir or not self.is_fresh(child.checked_at):
+                    break
+                directory = child
+                left.popleft()
+            else:
+                return  # all of these are known, or a listing tells of the next one
+            count, began = self._count, self.now()
+            segments = [self._remote.segment(name) for name in left]
+        if None in segments:
+            return
+        contents = self._remote.contents(directory.key + "".join(f"{segment}/" for segment in segments))
+        if not contents.infos and contents.marker is None:
+            return
+        with self.lock:
+            for name, segment in zip(left, segments, strict=True):
+                assert segment is not None
+                listing, child = directory.listing, directory.children.get(name)
+                if directory.is_gone or segment in listing.ghosts or listing.changes.get(name, 0) > count:
+                    return  # changed here meanwhile
+                if child is None:
+                    child = self._new(directory, name, Info(segment, is_dir=True))
+                elif not child.is_dir:
+                    return
+                child.checked_at, child.local = began, False
+                directory = child
+            directory.listing.took_s = self.now() - began
+            self._merge(directory, contents, count, began)
+
+    def looked_at(self, entry: Entry) -> list[Entry]:
+        """The entries whose attributes are asked for with those of one: itself, and perhaps the next ones."""
+        with self.lock:
+            parent = entry.parent
+            if parent is None or not entry.is_brief or parent not in self._listed:
+                return [entry]
+            names = parent.listing.ahead_of(entry.name, MAX_AHEAD)
+            following = (self._entry_for(parent, name) for name in names)
+            return [entry, *(each for each in following if each is not None)]
+
     def page(self, directory: Entry, after: bytes, limit: int) -> list[Entry]:
         """The next entries in the order of their names."""
         self.settle()
@@ -446,7 +493,7 @@ class Tree:
     def _saw_marker(self, directory: Entry, marker: Head) -> None:
         ours = directory.seen is OWN and directory.etag == marker.etag
         if not ours and marker.version != directory.seen:
-            directory.stamped = False
+            directory.stamped = not self._abilities.keeps_attributes
         directory.etag, directory.seen = marker.etag, marker.version
 
     def _drop_listing(self, directory: Entry) -> None:
@@ -480,7 +527,9 @@ class Tree:
         ours, entry.seen = entry.seen is OWN, info.version
         exact = self._abilities.exact_sizes
         if info.etag is not None and info.etag == entry.etag:
-            entry.stamped = entry.stamped and ours  # else stored again, perhaps with other attributes
+            entry.stamped = entry.stamped and (
+                ours or not self._abilities.keeps_attributes
+            )  # else stored again, perhaps with other attributes
             return
         entry.doubted = info.etag is None
         if info.etag is None and ours and (not exact or info.size == entry.size):
@@ -540,7 +589,9 @@ class Tree:
                 entry.resize(head.size)
             entry.etag, entry.doubted = head.etag, False
             entry.stamped = True
-            if head.stamp is not None and entry.stamp != head.stamp:
+            if head.stamp is not None and not self._abilities.keeps_attributes:
+                entry.extra = dict(head.stamp.extra)
+            elif head.stamp is not None and entry.stamp != head.stamp:
                 entry.restamp(head.stamp)
                 entry.ctime_ns = max(entry.ctime_ns, head.modified_ns or 0)
             if head.version is not None:

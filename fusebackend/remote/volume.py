@@ -121,16 +121,34 @@ class RemoteVolume(NativeVolume):
         with self.lock:
             while True:
                 entry = self._named(parent, name)
-                self._files.stamp([entry])
+                self._files.stamp(self._tree.looked_at(entry))
                 if not entry.gone:
                     return entry
 
+    def lookup_brief(self, parent: int, name: bytes) -> Attr:
+        if not self._abilities.keeps_attributes:
+            return self.lookup(parent, name)
+        with self.lock:
+            return self._named(parent, name)
+
+    def walking(self, names: Sequence[bytes]) -> AbstractContextManager[object]:
+        if self._abilities.flat_keys:
+            self._tree.list_ahead(names[:-1])
+        return contextlib.nullcontext()
+
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        return self._page(node, after, limit)
+
+    def readdir_brief(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        return self._page(node, after, limit, is_brief=self._abilities.keeps_attributes)
+
+    def _page(self, node: int, after: bytes, limit: int, is_brief: bool = False) -> Sequence[tuple[bytes, Attr]]:
         with self.lock:
             while True:
                 entries = self._tree.page(self._tree.entry(node), after, limit)
                 trusts = not self._abilities.keeps_attributes
-                self._files.stamp(entry for entry in entries if not (trusts and entry.size > TRUSTED_BYTES))
+                if not is_brief:
+                    self._files.stamp(entry for entry in entries if not (trusts and entry.size > TRUSTED_BYTES))
                 page = [(entry.name, entry) for entry in entries if not entry.gone]
                 if page or not entries:
                     return page
@@ -159,10 +177,10 @@ class RemoteVolume(NativeVolume):
         assert isinstance(attr, Entry), "attributes of this volume"
         return None if attr.dirty or attr.doubted or attr.etag is None else version_of_etag(attr.etag)
 
-    def rewrite(self, node: int, change: Callable[[Callable[[], bytes]], bytes]) -> None:
+    def rewrite(self, node: int, change: Callable[[Callable[[], bytes]], bytes], *, reads: bool = False) -> None:
         """See `Files.rewrite`."""
         with self.lock:
-            self._files.rewrite(self._tree.entry(node), change)
+            self._files.rewrite(self._tree.entry(node), change, reads=reads)
 
     def _make(self, parent: int, name: bytes, mode: int, content: bytes, caller: Caller) -> Attr:
         """Something new, in the remote at once."""

@@ -205,7 +205,7 @@ class Carrying:
         found: dict[AgentPath, _File] = {}
         size = 0
         with budget.limited(LIST_S):
-            walk = FileWalk(route.volume, ROOT_NODE)
+            walk = FileWalk(route.volume, ROOT_NODE, is_brief=False)
             for relative, attr in walk:
                 path = AgentPath(f"{route.prefix}/{relative}")
                 if self._holder(path) != route.prefix:

@@ -19,6 +19,8 @@ from dataclasses import replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
+import msgspec
+
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError, normalise, to_name
@@ -181,25 +183,23 @@ class MountedBackend(MountProtocol):
 
     # -- the agent face ----------------------------------------------------------------------------------------
 
-    def _change(
-        self, verb: Verb[R], *named: str, if_version: str | None = None, if_absent: bool = False, **given: Any
-    ) -> R:
+    def _change(self, verb: Verb[R], *named: str, **given: Any) -> R:
         """Make a call that may change what is at the paths that it names. Where a view interrupts it, it waits for an
         approval.
 
         Args:
             given: its other arguments.
         """
-        work = _calling(verb, named, {**given, **_when(if_version, if_absent)})
-        arguments = partial(Change, **given, **_conditions(if_version, if_absent))
+        work: Callable[[], R] = partial(getattr(self._for(*named), verb.name), *named, **given)
         where = self._asking.where(self._view_name, named)
         if where is None:
-            return self._recorded(verb, named, work)
+            return self._recorded(verb.name, named, work)
+        arguments = partial(Change, **_listed(**given))
         made, why = self._asking.recall(*where, verb.name, arguments)
         answer: R | None = None
         if made is None and why is None:
             with met.meeting() as found:
-                answer = self._recorded(verb, named, work)
+                answer = self._recorded(verb.name, named, work)
             if not found.is_interrupted or _has_worked(answer):
                 return answer
             made, why = self._asking.ask(where[0], verb.name, where[1], arguments())
@@ -211,17 +211,8 @@ class MountedBackend(MountProtocol):
             return answer
         return verb.record(error=f"Error: {why}")  # type: ignore[call-arg]
 
-    def _recorded(
-        self,
-        verb: Verb[Any],
-        named: Sequence[str],
-        work: Callable[[CompositeBackend], R],
-        backend: CompositeBackend | None = None,
-    ) -> R:
+    def _recorded(self, verb: str, named: Sequence[str], work: Callable[[], R]) -> R:
         """Make a call that may change what is at these paths, and record what it does."""
-        return self._recorded_work(verb.name, named, partial(work, backend or self._for(*named)))
-
-    def _recorded_work(self, verb: str, named: Sequence[str], work: Callable[[], R]) -> R:
         self._automatic.before_call()
         if not self._recording.is_open:
             return work()
@@ -283,8 +274,14 @@ class MountedBackend(MountProtocol):
         *,
         if_version: str | None = None,
     ) -> EditResult:
-        given: dict[str, Any] = {"old_string": old_string, "new_string": new_string, "replace_all": replace_all}
-        return self._change(verbs.EDIT, file_path, if_version=if_version, **given)
+        return self._change(
+            verbs.EDIT,
+            file_path,
+            old_string=old_string,
+            new_string=new_string,
+            replace_all=replace_all,
+            if_version=if_version,
+        )
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -314,11 +311,8 @@ class MountedBackend(MountProtocol):
         where = self._asking.where(self._view_name, named)
         if where is not None:
             return self._uploaded(where, files, conditions)
-
-        def upload(backend: CompositeBackend) -> list[FileUploadResponse]:
-            return backend.upload_files(files, if_version=if_version, if_absent=if_absent)
-
-        return self._recorded(verbs.UPLOAD_FILES, named, upload)
+        upload = partial(self._for(*named).upload_files, files, if_version=if_version, if_absent=if_absent)
+        return self._recorded("upload_files", named, upload)
 
     def _uploaded(
         self,
@@ -327,9 +321,10 @@ class MountedBackend(MountProtocol):
         conditions: Sequence[Conditions],
     ) -> list[FileUploadResponse]:
         """`upload_files` in a view that interrupts: what is interrupted of it is one request."""
-        found: list[met.Met] = []
+        paths_given = [path for path, _ in files]
+        backend, found = self._for(*paths_given), list[met.Met]()
 
-        def one_by_one(backend: CompositeBackend) -> list[FileUploadResponse]:
+        def one_by_one() -> list[FileUploadResponse]:
             answers: list[FileUploadResponse] = []
             for item, when in zip(files, conditions, strict=True):
                 with met.meeting() as each:
@@ -339,7 +334,7 @@ class MountedBackend(MountProtocol):
                 found.append(each)
             return answers
 
-        answers: list[FileUploadResponse] = self._recorded(verbs.UPLOAD_FILES, [path for path, _ in files], one_by_one)
+        answers = self._recorded("upload_files", paths_given, one_by_one)
         view, named = where
         left = [
             index
@@ -380,20 +375,16 @@ class MountedBackend(MountProtocol):
 
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
-
-        def upload(backend: CompositeBackend) -> FileUploadResponse:
-            return backend.upload_from(path, file, **when)
-
+        upload = partial(self._for(path).upload_from, path, file, **when)
         where = self._asking.where(self._view_name, [path])
         if where is None or not file.seekable():
-            return self._recorded(verbs.UPLOAD_FILES, [path], upload)
+            return self._recorded("upload_files", [path], upload)
         with met.meeting() as found:
-            answer = self._recorded(verbs.UPLOAD_FILES, [path], upload)
+            answer = self._recorded("upload_files", [path], upload)
         if not found.is_interrupted or answer.error is None:
             return answer
         file.seek(0)
-        given = _conditions(when.get("if_version"), when.get("if_absent", False))
-        change = Change(contents=[file.read(MAX_CHANGE_BYTES + 1)], **given)
+        change = Change(**_listed(contents=[file.read(MAX_CHANGE_BYTES + 1)], **when))
         made, why = self._asking.ask(where[0], "upload_files", where[1], change)
         error = why if made is None else made[0].error
         return answer if made is None and why is None else FileUploadResponse(path, error)
@@ -484,8 +475,8 @@ class MountedBackend(MountProtocol):
                 own = command or Command(asked.command or "", asked.timeout_s, asked.stdin)
                 ran = self._started(replace(own, cwd=root if inside == ROOT else root + inside))
                 return replace(ran, output=ran.output[:KEPT_OUTPUT]), None
-            verb, face = verbs.VERBS[request.asked.verb], self._asking.face(request)
-            answer = self._recorded(verb, request.asked.paths, _asked(request, asked), face)
+            work = _asked(request, asked, self._asking.face(request))
+            answer = self._recorded(request.asked.verb, request.asked.paths, work)
             failed = [each.error for each in (answer if isinstance(answer, list) else [answer]) if each.error]
             return answer, "; ".join(failed) or None
 
@@ -563,7 +554,7 @@ class MountedBackend(MountProtocol):
         def append() -> None:
             self._at_volume("write", path, lambda backend, inner: backend.append(inner, file))
 
-        self._recorded_work("append", [path], append)
+        self._recorded("append", [path], append)
 
     def make_directory(self, path: str, *, parents: bool = False) -> None:
 
@@ -576,7 +567,7 @@ class MountedBackend(MountProtocol):
                 raise errors.oserror(errno.EEXIST)
             self._at_volume("mkdir", path, lambda backend, inner: backend.make_directory(inner, parents=with_parents))
 
-        self._recorded_work("make_directory", [path], make)
+        self._recorded("make_directory", [path], make)
 
     def remove_directory(self, path: str) -> None:
 
@@ -585,7 +576,7 @@ class MountedBackend(MountProtocol):
                 raise errors.oserror(errno.EBUSY)
             self._at_volume("rmdir", path, lambda backend, inner: backend.remove_directory(inner))
 
-        self._recorded_work("remove_directory", [path], remove)
+        self._recorded("remove_directory", [path], remove)
 
     def _placed(self, path: str) -> tuple[str | None, AgentPath]:
         """Return the view that a path is in, if any, and the normalised path there."""
@@ -935,36 +926,24 @@ class MountedBackend(MountProtocol):
         return AsyncWatch(ThreadedWatch(self, self.watch(path)))
 
 
-def _calling(verb: Verb[R], named: Sequence[str], given: Mapping[str, Any]) -> Callable[[CompositeBackend], R]:
-    def call(backend: CompositeBackend) -> R:
-        answer: R = getattr(backend, verb.name)(*named, **given)
-        return answer
-
-    return call
-
-
-def _asked(request: Request, change: Change) -> Callable[[CompositeBackend], Any]:
+def _asked(request: Request, change: Change, backend: CompositeBackend) -> Callable[[], Any]:
     """Return what makes the change that a request asks for."""
-    verb, named = verbs.VERBS[request.asked.verb], request.asked.paths
-    if verb is verbs.UPLOAD_FILES:
+    verb, named = request.asked.verb, request.asked.paths
+    if verb == "upload_files":
         files = list(zip(named, change.contents, strict=True))
-        lists = {"if_version": change.if_version or None, "if_absent": change.if_absent or None}
-        return _calling(verb, [], {"files": files, **lists})
-    when = _when(next(iter(change.if_version), None), next(iter(change.if_absent), False))
-    known = SERVED[verb.name].signature.parameters
-    given = {name: getattr(change, name) for name in known if hasattr(change, name) and not name.startswith("if_")}
-    return _calling(verb, named, {**given, **when})
+        return partial(
+            backend.upload_files, files, if_version=change.if_version or None, if_absent=change.if_absent or None
+        )
+    values = msgspec.structs.asdict(change)
+    values |= {"if_version": next(iter(change.if_version), None), "if_absent": next(iter(change.if_absent), False)}
+    given = {name: values[name] for name in SERVED[verb].signature.parameters if name in values}
+    return partial(getattr(backend, verb), *named, **given)
 
 
-def _when(if_version: str | None, if_absent: bool) -> dict[str, Any]:
-    """Return the conditions of a verb of one file as its arguments; none where there are none."""
-    given = {"if_version": if_version, "if_absent": if_absent or None}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _conditions(if_version: str | None, if_absent: bool = False) -> dict[str, Any]:
-    """Return them as arguments of a `Change`."""
-    return {"if_version": [if_version], "if_absent": [if_absent]} if if_version is not None or if_absent else {}
+def _listed(*, if_version: str | None = None, if_absent: bool = False, **given: Any) -> dict[str, Any]:
+    """Return arguments of a verb of one file as those of a `Change`: conditions in lists, none where there are none."""
+    conditions = {"if_version": [if_version], "if_absent": [if_absent]}
+    return {**given, **conditions} if if_version is not None or if_absent else given
 
 
 def _has_worked(answer: Any) -> bool:

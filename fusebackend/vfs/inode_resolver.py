@@ -209,7 +209,7 @@ class InodeResolver:
         if route.is_ruled and attr.node > NODES:
             self._restricted.add(inode)
             timeout_s = 0.0
-        elif self.twins.contended and self.twins.is_contended(directory):
+        elif attr.is_brief or (self.twins.contended and self.twins.is_contended(directory)):
             timeout_s = 0.0
         return self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
 

@@ -127,7 +127,7 @@ class Listing:
             if not page:
                 # From before the call: a later change is not in the page.
                 at, generation = self._changes(route), self._overtaken.generation
-                page = list(await route.ask(route.volume.readdir, handle.node, after, limit))
+                page = list(await route.ask(route.volume.readdir_brief, handle.node, after, limit))
                 if not page:
                     self._cached.listed(handle.inode, len(names))
                     return

@@ -124,13 +124,13 @@ class VolumeBackend(BackendProtocol):
 
     def ls(self, path: str) -> LsResult:
         try:
-            place = resolve(self.volume, path)
+            place = resolve(self.volume, path, needs="type")
             directory = place.found
             if not directory.is_dir:
                 raise errors.oserror(errno.ENOTDIR)
             trail = (*place.trail, directory.node)
             base = paths.normalise(path)
-            found = budget.current().kept(entries(self.volume, directory.node), _size_of)
+            found = budget.current().kept(entries(self.volume, directory.node, is_brief=True), _size_of)
             infos = [self._info(base, trail, name, attr) for name, attr in found]
         except Refusal as error:
             return refused(verbs.LS, error, path)
@@ -149,15 +149,28 @@ class VolumeBackend(BackendProtocol):
         return info
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        try:
-            attr = resolve(self.volume, file_path).found
-            modified_at = text.iso_time(attr.mtime_ns)
+        def read(place: Place) -> ReadResult:
+            attr = place.found
+            is_brief, mtime_ns = attr.is_brief, attr.mtime_ns
             result = self._read(file_path, attr, offset, limit)
+            if result.file_data is not None:
+                result.file_data["modified_at"] = text.iso_time(attr.mtime_ns if is_brief else mtime_ns)
+            return result
+
+        try:
+            return self._opening(file_path, read)
         except Refusal as error:
             return refused(verbs.READ, error, file_path)
-        if result.file_data is not None:
-            result.file_data["modified_at"] = modified_at
-        return result
+
+    def _opening(self, path: str, work: Callable[[Place], R]) -> R:
+        """Return the result of `work` for the file at a path, which it opens: once more for a link that looked like a
+        file, see `walk.Needs`."""
+        try:
+            return work(resolve(self.volume, path, needs="name"))
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        return work(resolve(self.volume, path))
 
     def _read(self, path: str, attr: Attr, offset: int, limit: int) -> ReadResult:
         if text.has_binary_extension(path):
@@ -231,7 +244,7 @@ class VolumeBackend(BackendProtocol):
     def download(self, path: str) -> FileDownloadResponse:
         """`download_files` of one file."""
         try:
-            content, version = self._versioned(resolve(self.volume, path).found, joined)
+            content, version = self._opening(path, lambda place: self._versioned(place.found, joined))
         except Refusal as error:
             return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path, content=content, version=version)
@@ -246,7 +259,7 @@ class VolumeBackend(BackendProtocol):
                 file.write(piece)
 
         try:
-            _, version = self._versioned(resolve(self.volume, path).found, take)
+            _, version = self._opening(path, lambda place: self._versioned(place.found, take))
         except Refusal as error:
             return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path, version=version)

@@ -58,7 +58,7 @@ def read_with(
     attr: Attr,
     max_bytes: int,
     take: Callable[[Iterable[bytes]], T],
-    seen: Callable[[Attr], object] = lambda attr: None,
+    seen: Callable[[Attr], object] | None = None,
 ) -> T:
     """Return the result of `take` for the file's bytes, given in pieces; it may be called more than once.
 
@@ -76,7 +76,8 @@ def read_with(
             with volume.viewing():
                 attr = volume.getattr(node)
                 size, before = attr.size, attr.fingerprint  # at once: the volume may change what it gave
-                seen(attr)
+                if seen is not None:
+                    seen(attr)
                 if size > max_bytes:
                     raise oserror(errno.EFBIG)
                 if size <= LOCKED_BYTES:
@@ -90,7 +91,8 @@ def read_with(
             if volume.getattr(node).fingerprint == before:
                 return outcome
         with volume.viewing():
-            seen(volume.getattr(node))
+            if seen is not None:
+                seen(volume.getattr(node))
             return take(_pieces(volume, node))
 
 

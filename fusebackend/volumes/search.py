@@ -31,6 +31,9 @@ class Walk(Protocol):
     def __iter__(self) -> Iterator[tuple[str, Attr]]: ...
 
 
+PASSED_OVER = VANISHED | {errno.ELOOP}
+"""Errors of a file that a listing has shown: it is gone, or is a link (`Attr.is_brief`)."""
+
 MakeWalk: TypeAlias = Callable[..., Walk]
 """Called with the volume, the directory, `below` and `depth`."""
 
@@ -71,7 +74,7 @@ class FileSearch:
         self._matcher = matcher
         self._single: Attr | None = None
         self._walk: Walk | None = None
-        attr = resolve(volume, path).attr
+        attr = resolve(volume, path, needs="type").attr
         if attr is not None and attr.is_dir:
             below, depth = (matcher.prefix, matcher.depth) if matcher is not None else ((), None)
             self._walk = walk(volume, attr.node, below=below, depth=depth)
@@ -147,9 +150,9 @@ def grep_found(
             try:
                 lines = (read or read_with)(volume, attr, max_bytes, take)
             except OSError as error:
-                if error.errno not in VANISHED | UNREADABLE | {errno.EFBIG}:
+                if error.errno not in PASSED_OVER | UNREADABLE | {errno.EFBIG}:
                     raise
-                incomplete |= error.errno not in VANISHED
+                incomplete |= error.errno not in PASSED_OVER
                 continue
             matches.extend(GrepMatch(path=found, line=line, text=text) for line, text in lines)
             if limit is not None and len(matches) > limit:

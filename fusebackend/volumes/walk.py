@@ -16,7 +16,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fusebackend.base import budget, paths
 from fusebackend.base.errors import VANISHED, oserror
@@ -97,7 +97,12 @@ def names_of(path: str) -> list[bytes]:
     return names
 
 
-def resolve(volume: Volume, path: str, *, follow: bool = True) -> Place:
+Needs = Literal["attributes", "type", "name"]
+"""What the caller of a walk needs to know of the last name. `type`: attributes of a directory may be brief. `name`:
+those of a file as well (`Attr.is_brief`). Such a caller opens it: ELOOP for a link, which the next walk knows."""
+
+
+def resolve(volume: Volume, path: str, *, follow: bool = True, needs: Needs = "attributes") -> Place:
     """Walk a path from the root. A link in its last segment is followed only if `follow` says so.
 
     Raises:
@@ -106,10 +111,12 @@ def resolve(volume: Volume, path: str, *, follow: bool = True) -> Place:
     """
     names = names_of(path)
     with volume.walking(names):
-        return resolve_from(volume, (ROOT_NODE,), names, follow=follow)
+        return resolve_from(volume, (ROOT_NODE,), names, follow=follow, needs=needs)
 
 
-def resolve_from(volume: Volume, trail: Sequence[int], names: Sequence[bytes], *, follow: bool = True) -> Place:
+def resolve_from(
+    volume: Volume, trail: Sequence[int], names: Sequence[bytes], *, follow: bool = True, needs: Needs = "attributes"
+) -> Place:
     """`resolve`, from the directory at the end of `trail`, which starts with the root."""
     directories = list(trail)
     way: list[bytes] = []
@@ -126,7 +133,10 @@ def resolve_from(volume: Volume, trail: Sequence[int], names: Sequence[bytes], *
             del way[-1:]
             continue
         try:
-            attr = volume.lookup(directories[-1], name)
+            attr = volume.lookup_brief(directories[-1], name)
+            is_enough = needs == "name" or (attr.is_dir and needs == "type") if not pending else attr.is_dir
+            if attr.is_brief and not is_enough:
+                attr = volume.lookup(directories[-1], name)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
@@ -162,10 +172,11 @@ def _leaves_volume() -> OSError:
     return OSError(errno.EXDEV, "Symbolic link leads out of its volume")
 
 
-def entries(volume: Volume, directory: int) -> Iterator[tuple[bytes, Attr]]:
-    """All entries of a directory, page by page, in the order of their names as bytes."""
-    after = b""
-    while page := volume.readdir(directory, after, PAGE_ENTRIES):
+def entries(volume: Volume, directory: int, *, is_brief: bool = False) -> Iterator[tuple[bytes, Attr]]:
+    """All entries of a directory, page by page, in the order of their names as bytes. With brief attributes, where that
+    is enough (`Attr.is_brief`)."""
+    after, read = b"", volume.readdir_brief if is_brief else volume.readdir
+    while page := read(directory, after, PAGE_ENTRIES):
         yield from page
         after = page[-1][0]
 
@@ -205,7 +216,7 @@ def directory_at(volume: Volume, path: bytes, known: dict[bytes, int]) -> int:
     node = known[above]
     for name in reversed(names):
         above += b"/" + name
-        attr = volume.lookup(node, name)
+        attr = volume.lookup_brief(node, name)
         if not attr.is_dir:
             raise oserror(errno.ENOTDIR)
         node = known[above] = attr.node
@@ -280,11 +291,21 @@ class FileWalk:
         unreadable: something could not be looked into, so the walk is not complete.
     """
 
-    def __init__(self, volume: Volume, directory: int, *, below: Sequence[str] = (), depth: int | None = None) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        directory: int,
+        *,
+        below: Sequence[str] = (),
+        depth: int | None = None,
+        is_brief: bool = True,
+    ) -> None:
         """Args:
         below: go down these plain names first and see nothing else.
         depth: how many segments a file's path has at most, `below` included.
+        is_brief: see `entries`.
         """
+        self._is_brief = is_brief
         self._volume = volume
         self._directory = directory
         self._below = tuple(below)
@@ -323,7 +344,7 @@ class FileWalk:
         for segment in self._below:
             try:
                 name = paths.to_name(segment)
-                attr = self._volume.lookup(node, name) if len(name) <= NAME_MAX_BYTES else None
+                attr = self._volume.lookup_brief(node, name) if len(name) <= NAME_MAX_BYTES else None
             except (OSError, UnicodeEncodeError) as error:
                 self._pass_over(error)
                 return None
@@ -339,7 +360,7 @@ class FileWalk:
 
     def _entries(self, directory: int) -> Iterator[tuple[bytes, Attr]]:
         """All entries of a directory, in the order of names. A subclass may leave some out."""
-        return entries(self._volume, directory)
+        return entries(self._volume, directory, is_brief=self._is_brief)
 
     def _listing(self, directory: int) -> list[tuple[str, Attr]]:
         """Regular files and directories; `/` ends the text of a directory, which makes the order that of paths."""

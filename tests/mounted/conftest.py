@@ -19,9 +19,7 @@ from two_faces import TwoFaces, two_faces
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Kind]]:
     """Serve one mount for all tests of a volume, with a second volume below `other`."""
     kind = KINDS[request.param]
-    tmp = tmp_path_factory.mktemp(request.param)
-    (tmp / "files").mkdir()
-    with mounts.mounted(tmp / "mnt", kind.url.format(tmp=tmp), routes={"/other": "memory:"}) as server:
+    with mounts.of_kind(request, tmp_path_factory, kind.url, routes={"/other": "memory:"}) as server:
         yield server.path, kind
 
 
@@ -37,10 +35,7 @@ def work(server: tuple[Path, Kind], request: pytest.FixtureRequest) -> Work:
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a git repository of `SOURCES` files, on a plain directory."""
     root = tmp_path_factory.mktemp("sources")
-    trees.make_sources(root, SOURCES)
-    trees.git(root, "init", "--quiet", "--initial-branch=main")
-    trees.git(root, "add", ".")
-    trees.git(root, "commit", "--quiet", "--message=sources")
+    trees.make_repository(root, SOURCES)
     return root
 
 

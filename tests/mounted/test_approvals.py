@@ -232,33 +232,6 @@ def test_a_write_waits_until_it_is_approved_and_happens_once(
         assert f"it is request {found.number};" in answers[-1].error
 
 
-def test_a_request_outlives_its_server(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    url, config = f"sqlite:{tmp_path}/volume.db", configured(tmp_path)
-    for end in (Mounted.stop, Mounted.kill):
-        server = serve(url, config=config, at="mnt")
-        with fusebackend.connect(server.path, view="agent") as agent:
-            agent.write(f"/prod/{end.__name__}", "x\n")
-        end(server)
-    server = serve(url, config=config, at="mnt")
-    with fusebackend.connect(server.path, view="") as free:
-        found = waiting(free)
-        assert [each.title for each in found] == ["write /prod/stop", "write /prod/kill"]
-        assert "+x\n" in str(free.approval(found[0].number).change)
-        assert [free.approve(each.number).state for each in found] == ["made", "made"]
-        assert text_of(free, "/prod/kill") == "x\n"
-        # What is forgotten is kept in no request either.
-        with fusebackend.connect(server.path, view="agent") as agent:
-            agent.write("/prod/secret", "a secret that nobody should keep")
-        number = waiting(free)[0].number
-        free.forget("/prod/secret")
-        assert (free.approval(number).state, free.approval(number).change) == ("denied", "")
-        assert free.verify_log().problems == []
-    server.stop()
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("history.db*"))
-    assert b"c3RhdGU" not in kept and b"a secret that nobody" not in kept
-
-
 # --------------------------------------------------------------------------------------------------------------
 # Approvals in agents of deepagents: the graph is interrupted, and resumed with a decision from here or elsewhere
 # --------------------------------------------------------------------------------------------------------------

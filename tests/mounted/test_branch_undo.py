@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +88,10 @@ def test_a_call_in_a_branch_is_shown_and_taken_back(scene: Scene) -> None:
         (undone.undo, None),
         (first, undone.undo),
     ]
+    kinds = ["content", "content", "create", "create", "remove", "rename"]
+    assert sorted(each.change for each in files.changes(first, branch="idea")) == kinds
+    assert [each.call for each in files.log(branch="idea", limit=1)] == [undone.undo]
+    assert files.log(branch="idea", since=time.time_ns() + 10**12) == []
     files.undo(undone.undo)
     assert listed(branch) == changed and listed(path) == main
     with fusebackend.acting(fusebackend.Actor(agent="planner")):
@@ -98,49 +100,11 @@ def test_a_call_in_a_branch_is_shown_and_taken_back(scene: Scene) -> None:
         assert files.delete(f"{BRANCHES}/idea/new").error is None
     calls = [each.call for each in files.log(branch="idea", by="planner")]
     assert len(calls) == 3
+    assert [each.call for each in files.log(branch="idea", paths=["/plan"])] == calls[2:]
     assert "-two\n+TWO\n" in files.diff(calls[1])
     for _ in calls:
         assert not files.undo(branch="idea", by="planner").conflicts
     assert listed(branch) == changed and listed(path) == main
-
-
-def test_what_others_changed_since_is_named_and_refused(scene: Scene) -> None:
-    files, path, branch = scene
-    sh("seq 9 >> docs/a", branch)
-    first = as_call(files, branch, "sed -i s/one/ONE/ docs/a; echo TWO > docs/b")
-    second = as_call(files, branch, "echo later >> docs/a", "other")
-    before = listed(branch)
-    refused = files.undo(first)
-    assert [(each.path, each.call) for each in refused.conflicts] == [(f"{BRANCHES}/idea/docs/a", second)]
-    assert listed(branch) == before
-    # What is changed in the mount is no change by others, and the other way round.
-    sh("echo main > docs/b", path)
-    merged = files.undo(first, merge_lines=True)
-    assert not merged.conflicts, merged
-    assert (branch / "docs/a").read_text().startswith("one\n1\n") and (branch / "docs/b").read_text() == "two\n"
-    assert "9\nlater\n" in (branch / "docs/a").read_text()
-    assert (path / "docs/b").read_text() == "main\n" and (path / "docs/a").read_text() == "one\n"
-    assert merged.undo is not None
-    assert not files.undo(merged.undo).conflicts and listed(branch) == before
-    kept = files.undo(first, keep_newer=True)
-    assert [each.path for each in kept.kept] == [f"{BRANCHES}/idea/docs/a"]
-    assert (branch / "docs/b").read_text() == "two\n"
-
-
-def test_what_was_taken_back_is_no_change_for_a_merge(scene: Scene) -> None:
-    files, path, branch = scene
-    main = listed(path)
-    kept = as_call(files, branch, "echo kept > docs/new")
-    gone = as_call(files, branch, "echo ONE > docs/a; rm src/c; mv docs/b docs/moved; chmod 600 docs/a")
-    assert not files.undo(gone).conflicts
-    assert kept != gone
-    merged = files.merge_branch("idea")
-    assert not merged.conflicts and [(each.change, each.path) for each in merged.changes] == [
-        ("create", "/docs/new")
-    ], merged
-    now = listed(path)
-    assert (path / "docs/new").read_text() == "kept\n" and now.keys() == main.keys() | {b"docs/new"}
-    assert now == {**main, b"docs/new": now[b"docs/new"]}
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
@@ -237,38 +201,6 @@ def test_a_branch_begins_with_the_state_before_a_call_in_another(tmp_path: Path,
         if "store" in kind:  # times of live files are those of the store's next server
             kept, before = ({name: each._replace(mtime_ns=0) for name, each in tree.items()} for tree in (kept, before))
         assert kept == before
-
-
-@pytest.mark.parametrize(("kind", "after_s"), [(KINDS[0], 0.02), (KINDS[1], 0.2)])
-def test_a_killed_server_finishes_the_undo_with_the_same_command(tmp_path: Path, kind: str, after_s: float) -> None:
-    (tmp_path / "files").mkdir()
-    url, branch = kind.format(tmp=tmp_path), tmp_path / "mnt" / BRANCHES[1:] / "idea"
-    mounted = mounts.start(tmp_path / "mnt", url, options=RECORDED)
-    try:
-        sh("mkdir repo; for n in $(seq 300); do echo $n > repo/$n; done", mounted.path)
-        with fusebackend.connect(str(mounted.path)) as files:
-            files.create_branch("idea")
-            before = listed(branch)
-            call = as_call(files, branch, "for n in $(seq 150); do echo x > repo/$n; done; rm repo/2*; sync .")
-
-            def undoing() -> None:
-                with contextlib.suppress(Exception):  # the server ends meanwhile
-                    files.undo(call)
-
-            thread = threading.Thread(target=undoing)
-            thread.start()
-            time.sleep(after_s)
-            mounted.kill()
-            thread.join()
-    finally:
-        mounted.kill()
-    with (
-        mounts.mounted(tmp_path / "mnt", url, options=RECORDED) as again,
-        fusebackend.connect(str(again.path)) as files,
-    ):
-        if files.log((call,))[0].undone_by is None:
-            assert files.undo(call).conflicts == []
-        assert listed(branch) == before
 
 
 def test_changes_that_a_kill_has_prevented_stand_in_no_way(tmp_path: Path) -> None:

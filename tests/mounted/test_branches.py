@@ -6,13 +6,9 @@ import errno
 import json
 import os
 import random
-import shutil
-import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import mounts
@@ -22,8 +18,7 @@ import trees
 from kinds import MEMORY
 from mounts import Mounted, Serve
 from profiles import amount
-from programs import as_call, command, sh
-from trees import snapshot
+from programs import command, sh
 
 import fusebackend
 from fusebackend.control.client.client import Client
@@ -35,6 +30,7 @@ KINDS = [MEMORY, "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
 live."""
 
 MANUAL = ["snapshots=manual"]
+RECORDED = ["history=on", *MANUAL]
 STEPS = amount("FUSEBACKEND_BRANCH_STEPS", day=60, night=1000)
 
 SCENE = r"""
@@ -78,11 +74,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module", params=KINDS)
 def mounted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
-    tmp = tmp_path_factory.mktemp("branches")
-    (tmp / "files").mkdir()
-    limit_s = mounts.LIFE_LIMIT_S + STEPS
-    url, routes = request.param.format(tmp=tmp), {"/notes": "memory:"}
-    with mounts.mounted(tmp / "mnt", url, routes=routes, options=MANUAL, limit_s=limit_s) as server:
+    limits = {"options": MANUAL, "limit_s": mounts.LIFE_LIMIT_S + STEPS}
+    with mounts.of_kind(request, tmp_path_factory, request.param, routes={"/notes": "memory:"}, **limits) as server:
         yield server
 
 
@@ -94,8 +87,8 @@ def files(mounted: Mounted) -> Iterator[Client]:
     mounts.empty(mounted.path, "notes")
 
 
-def tree(mounted: Mounted, name: str) -> Path:
-    return mounted.path / ".fusebackend/branches" / name
+def branch_of(path: Path, name: str) -> Path:
+    return path / ".fusebackend/branches" / name
 
 
 class TestRealWork:
@@ -103,7 +96,7 @@ class TestRealWork:
         sh(SCENE, mounted.path)
         (mounted.path / "notes/note").write_text("note")
         files.create_branch("work")
-        copy, branch = tmp_path / "copy", tree(mounted, "work")
+        copy, branch = tmp_path / "copy", branch_of(mounted.path, "work")
         sh(f"cp -a '{branch}' '{copy}'", tmp_path)
         before = trees.snapshot(mounted.path)
         source = random.Random(7)
@@ -120,29 +113,6 @@ class TestRealWork:
         assert ours == theirs
         assert trees.snapshot(mounted.path) == before, "the branch has changed the mount"
 
-    def test_tar_rsync_and_sqlite(self, mounted: Mounted, files: Client, tmp_path: Path) -> None:
-        sh(SCENE, mounted.path)
-        database = sqlite3.connect(mounted.path / "data.db")
-        database.executescript("PRAGMA journal_mode=WAL; CREATE TABLE t (x); INSERT INTO t VALUES (1);")
-        database.close()
-        files.create_branch("work")
-        branch = tree(mounted, "work")
-        sh("tar cf - src docs | (mkdir ../work/t && cd ../work/t && tar xf -)", branch)
-        sh("diff -r --no-dereference -x fifo src t/src; diff -r --no-dereference -x fifo docs t/docs", branch)
-        if shutil.which("rsync"):
-            sh("mkdir r; rsync -aHX src docs r/; rsync -aHXn --checksum --delete -i src docs r/", branch)
-            assert sh("rsync -aHXn --checksum -i src docs r/", branch) == ""
-        database = sqlite3.connect(branch / "data.db")
-        for number in range(50):
-            with database:
-                database.execute("INSERT INTO t VALUES (?)", (number,))
-        assert database.execute("SELECT count(*) FROM t").fetchone() == (51,)
-        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        database.close()
-        database = sqlite3.connect(mounted.path / "data.db")
-        assert database.execute("SELECT count(*) FROM t").fetchone() == (1,)
-        database.close()
-
 
 def _but_git(found: dict[bytes, trees.Entry]) -> dict[bytes, trees.Entry]:
     """Leave out what git makes, in which there are times."""
@@ -150,22 +120,6 @@ def _but_git(found: dict[bytes, trees.Entry]) -> dict[bytes, trees.Entry]:
 
 
 class TestLife:
-    def test_it_outlives_the_server(self, tmp_path: Path) -> None:
-        (tmp_path / "files").mkdir()
-        url, routes = f"sqlite:{tmp_path}/volume.db", {"/live": f"dir:{tmp_path}/files"}
-        with mounts.mounted(tmp_path / "mnt", url, routes=routes, options=MANUAL) as first:
-            sh(SCENE + "cd ..; echo live > live/file", first.path)
-            with fusebackend.connect(first.path) as files:
-                files.create_branch("work")
-            branch = tree(first, "work")
-            steps = "rm -rf src/deep; mv docs papers; echo more >> live/file; echo new > live/new; chmod 600 src/one"
-            sh(steps, branch)
-            before, numbers = trees.snapshot(branch), _numbers(branch)
-        with mounts.mounted(tmp_path / "mnt", url, routes=routes, options=MANUAL) as second:
-            assert trees.snapshot(branch) == before
-            assert _numbers(branch) == numbers
-            assert (second.path / "live/file").read_text() == "live\n"
-
     def test_a_killed_server_loses_nothing_that_was_synced(self, tmp_path: Path) -> None:
         url = f"sqlite:{tmp_path}/volume.db"
         first = mounts.start(tmp_path / "mnt", url, options=MANUAL)
@@ -173,7 +127,7 @@ class TestLife:
             sh(SCENE, first.path)
             with fusebackend.connect(first.path) as files:
                 files.create_branch("work")
-            branch = tree(first, "work")
+            branch = branch_of(first.path, "work")
             for number in range(20):
                 with (branch / f"src/file{number}").open("wb") as file:
                     file.write(b"%d" % number * 10_000)
@@ -204,7 +158,7 @@ class TestLife:
         ):
             (found,) = files.branches()
             assert found.error is not None and "does not have snapshot" in found.error
-            assert not tree(second, "work").exists()
+            assert not branch_of(second.path, "work").exists()
             failed = command("exec", "--mount", second.path, "--branch", "work", "--", "ls")
             assert failed.returncode == 1 and "can't be used" in failed.stderr
             files.delete_branches("work")
@@ -218,7 +172,7 @@ class TestLife:
             sh(SCENE, first.path)
             with fusebackend.connect(first.path) as files:
                 files.create_branch("one")
-                one, two = tree(first, "one"), tree(first, "two")
+                one, two = branch_of(first.path, "one"), branch_of(first.path, "two")
                 sh("rm -r src/deep; mv docs papers; echo more >> src/one; chmod 700 empty; echo new > new", one)
                 with (one / "src/large").open("r+b") as file:  # not synced, and still open
                     file.seek(100_000)
@@ -253,25 +207,6 @@ class TestLife:
             assert files.snapshots() == [], "the snapshot below both goes with the last one"
 
 
-def _numbers(top: Path) -> dict[str, int]:
-    return {str(path): path.lstat().st_ino for path in top.rglob("*")}
-
-
-class TestAgents:
-    def test_commands_have_it_as_their_root(self, mounted: Mounted, files: Client) -> None:
-        files.write("/file", "before\n")
-        files.create_branch("work")
-        done = command("exec", "--mount", mounted.path, "--branch", "work", "--", "cat /file; echo new > /new; ls /")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.split() == ["before", "file", "new", "notes"]
-        assert not (mounted.path / "new").exists()
-        answer = files.run("cat new; pwd", cwd="/.fusebackend/branches/work/")
-        assert answer.output.split() == ["new", "/"], answer
-        files.delete_branches("work")
-        files.create_branch("work")
-        assert files.run("ls /", cwd="/.fusebackend/branches/work").output.split() == ["file", "notes"]
-
-
 class TestCommand:
     def test_shell(self, mounted: Mounted, files: Client) -> None:
         files.write("/file", "before\n")
@@ -281,91 +216,13 @@ class TestCommand:
         assert done.returncode == 7, done.stderr
         assert done.stdout.split() == [str(mounted.path), "before", "file", "new", "notes/"]
         assert not (mounted.path / "new").exists()
-        assert (tree(mounted, "work") / "new").exists()
+        assert (branch_of(mounted.path, "work") / "new").exists()
         inside = mounted.path / "sub"
-        for top in (mounted.path, tree(mounted, "work")):
+        for top in (mounted.path, branch_of(mounted.path, "work")):
             (top / "sub").mkdir()
         assert command("shell", "--branch", "work", "pwd", cwd=inside).stdout == f"{inside}\n"
         missing = command("shell", "--mount", mounted.path, "--branch", "work", "no such program")
         assert missing.returncode == 126 and missing.stderr.startswith("Error: 'no such program'")
-
-
-# --------------------------------------------------------------------------------------------------------------
-# The calls in a branch: their actors and changes
-# --------------------------------------------------------------------------------------------------------------
-
-RECORDED = ["history=on", "snapshots=manual"]
-URLS = ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
-
-
-def branch_of(path: Path, name: str) -> Path:
-    return path / ".fusebackend/branches" / name
-
-
-def changed(files: Client, branch: str) -> list[tuple[str, set[tuple[str, str, str | None]]]]:
-    """Return the agents of the branch's calls with what each has changed, the oldest first."""
-    return [
-        (call.actor.agent, {(each.change, each.path, each.to_path) for each in files.changes(call.call, branch=branch)})
-        for call in reversed(files.log(branch=branch))
-    ]
-
-
-@pytest.mark.parametrize("kind", URLS)
-def test_who_changed_what_in_a_branch(tmp_path: Path, kind: str) -> None:
-    """By the kernel and by verbs; kept after a remount, in a copy of the branch and after the merge; never in the log
-    of the mount."""
-    (tmp_path / "files").mkdir()
-    url = kind.format(tmp=tmp_path)
-    with mounts.mounted(tmp_path / "mnt", url, options=RECORDED) as mounted:
-        path = mounted.path
-        sh("mkdir -p src/deep docs; echo one > src/deep/text; echo two > docs/here; echo three > docs/gone", path)
-        with fusebackend.connect(str(path)) as files:
-            files.create_branch("idea")
-            before = [each.call for each in files.log()]
-            branch = branch_of(path, "idea")
-            name = files.begin_call("read", id="reader", agent="reader")
-            sh("cat docs/here; ls -R > /dev/null", branch)
-            assert files.end_call(name) is None
-            as_call(files, branch, "echo a >> src/deep/text; echo b >> src/deep/text; chmod 600 docs/here", "coder")
-            as_call(files, branch, "mv src lib; rm docs/gone; mkdir new; echo n > new/file", "mover")
-            with fusebackend.acting(fusebackend.Actor(agent="planner")):
-                files.write("/.fusebackend/branches/idea/plan", "by a verb\n")
-                assert files.edit("/.fusebackend/branches/idea/lib/deep/text", "one", "ONE").error is None
-            wanted = [
-                ("coder", {("content", "/src/deep/text", None), ("attributes", "/docs/here", None)}),
-                (
-                    "mover",
-                    {
-                        ("rename", "/src", "/lib"),
-                        ("remove", "/docs/gone", None),
-                        ("create", "/new", None),
-                        ("create", "/new/file", None),
-                    },
-                ),
-                ("planner", {("create", "/plan", None)}),
-                ("planner", {("content", "/lib/deep/text", None)}),
-            ]
-            assert changed(files, "idea") == wanted
-            names = [each.call for each in files.log(branch="idea")]
-            assert len(set(names)) == 4 and all(name.startswith("c") for name in names), names
-            assert next(each.title for each in files.log(branch="idea", by="mover")).startswith("run mv src lib")
-            assert all(each.ended_ns is not None for each in files.log(branch="idea"))
-            assert [each.call for each in files.log(branch="idea", paths=["/docs"])] == names[2:]
-            assert [each.call for each in files.log(branch="idea", limit=1)] == names[:1]
-            assert files.log(branch="idea", since=files.log(branch="idea")[0].began_ns + 10**9) == []
-            assert [each.call for each in files.log()] == before
-            files.create_branch("copy", "idea")
-            assert files.log(branch="copy") == []
-            files.delete_branches("copy")
-    with (
-        mounts.mounted(tmp_path / "mnt", url, options=RECORDED) as again,
-        fusebackend.connect(str(again.path)) as files,
-    ):
-        assert changed(files, "idea") == wanted
-        as_call(files, branch_of(again.path, "idea"), "rm -r new", "cleaner")
-        assert changed(files, "idea")[-1] == ("cleaner", {("remove", "/new", None), ("remove", "/new/file", None)})
-        assert not files.merge_branch("idea").conflicts
-        assert [agent for agent, _ in changed(files, "idea")] == ["coder", "mover", "planner", "planner", "cleaner"]
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -397,15 +254,6 @@ def created(server: Mounted, name: str = "work") -> Path:
     return Path(run(server, "branch", "create", name).splitlines()[0])
 
 
-def change(top: Path) -> None:
-    (top / "notes" / "plan.md").write_text(LINES.replace("line 3\n", "branch\n"))
-    (top / "notes").rename(top / "papers")
-    (top / "old.txt").unlink()
-    (top / "run.sh").chmod(0o755)
-    (top / "new").mkdir()
-    (top / "new" / "file").write_text("new\n")
-
-
 def test_a_branch_puts_nothing_on_the_mounts_own_directory(two_routes: Mounted) -> None:
     created(two_routes)
     with fusebackend.connect(two_routes.path) as files:
@@ -435,21 +283,6 @@ def test_a_merge_names_the_writers_of_the_branch(serve: Serve) -> None:
         (call,) = files.log([merged.call or ""])
         assert call.title == "merge branch 'idea', written by coder, planner, reviewer"
         assert [each.calls for each in files.blame("/planner").lines] == [[merged.call]] * 2
-
-
-def test_git_takes_the_patch_of_a_branch(two_routes: Mounted, tmp_path: Path) -> None:
-    branch = created(two_routes)
-    for top in (branch, branch / "src"):
-        change(top)
-    patch = tmp_path / "patch"
-    patch.write_text(run(two_routes, "diff", "main..work"))
-    assert "rename from notes/plan.md" in patch.read_text() or "papers/plan.md" in patch.read_text()
-    checked = subprocess.run(
-        ["git", "apply", "--check", str(patch)], cwd=two_routes.path, capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stderr
-    run(two_routes, "branch", "merge", "work")
-    assert run(two_routes, "diff", "main..work") == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
@@ -494,66 +327,6 @@ def test_the_next_mount_removes_what_a_killed_restore_has_left(
 # --------------------------------------------------------------------------------------------------------------
 # Branches that begin with a state before the present: before a call, or at a time
 # --------------------------------------------------------------------------------------------------------------
-
-STEPS_OF_CALLS = [
-    r"""umask 022; mkdir -p src/deep docs live/sub
-    printf '1\n2\n3\n' > src/text; head -c 5000 /dev/urandom > src/deep/bytes; ln src/text src/linked
-    ln -s ../src/text docs/link; mkfifo docs/pipe; printf 'to be moved\n' > docs/here
-    truncate -s 3M src/sparse; printf end >> src/sparse; setfattr -n user.tag -v value src/sparse
-    printf a > live/a; printf b > live/sub/b; touch -d '2001-02-03 04:05:06.789' src/text live/a; echo > live/same""",
-    "echo two > src/text; rm -rf src/deep; mv docs/here docs/there; chmod 700 docs; printf changed > live/a",
-    "setfattr -x user.tag src/sparse; printf more >> src/sparse; mkdir -p src/deep new; mv live/sub live/moved",
-    "mv new old; printf n > old/n; rm docs/link docs/pipe; mkdir docs/pipe; rm live/a; mkdir live/a; echo > live/a/c",
-    "rm -rf src live/moved; mv docs/there again; printf new > live/new",
-]  # fmt: skip
-
-
-shown = partial(snapshot, directory_times=False)
-"""All but the times of directories, which no record has."""
-
-
-@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", "dir:{tmp}/default"])
-def test_a_branch_begins_with_the_state_before_a_call(tmp_path: Path, kind: str) -> None:
-    """On all routes, also those without snapshots; it stays so, and is what a merge compares with."""
-    (tmp_path / "default").mkdir()
-    (tmp_path / "files").mkdir()
-    url = kind.format(tmp=tmp_path)
-    routes = {"/live": f"dir:{tmp_path}/files"}
-    with mounts.mounted(tmp_path / "mnt", url, routes=routes, options=RECORDED) as mounted:
-        path = mounted.path
-        with fusebackend.connect(str(path)) as files:
-            states = {}
-            for step in STEPS_OF_CALLS:
-                was = shown(path)
-                states[as_call(files, path, step)] = was
-            now = shown(path)
-            for call, was in states.items():
-                made = files.create_branch(f"before-{call}", call)
-                assert made.changes == 0
-                assert shown(branch_of(path, f"before-{call}")) == was, call
-                assert files.merge_branch(f"before-{call}").changes == []
-            assert shown(path) == now
-            _, second, third, fourth, _ = states
-            assert command("branch", "create", "by-command", "--from", third, cwd=path).returncode == 0
-            assert shown(branch_of(path, "by-command")) == states[third]
-            (branch_of(path, f"before-{second}") / "live/same").write_text("branch")
-            (branch_of(path, f"before-{second}") / "docs/here").write_text("branch")
-            (branch_of(path, f"before-{second}") / "src/text").write_text("branch")
-            merged = files.merge_branch(f"before-{second}")
-            assert {each.path for each in merged.conflicts} == {"/docs/here", "/src/text", "/src/linked"}, merged
-            done = files.merge_branch(f"before-{second}", ["/live"])
-            assert not done.conflicts and [each.path for each in done.changes] == ["/live/same"]
-            assert (path / "live/same").read_text() == "branch"
-            files.create_branch("copy", f"before-{second}")
-            assert shown(branch_of(path, "copy")) == shown(branch_of(path, f"before-{second}"))
-            files.delete_branches("copy")
-            kept = {call: shown(branch_of(path, f"before-{call}")) for call in (second, fourth)}
-    with mounts.mounted(tmp_path / "mnt", url, routes=routes, options=RECORDED) as again:
-        for call, was in kept.items():
-            assert shown(branch_of(again.path, f"before-{call}")) == was
-        with fusebackend.connect(str(again.path)) as files:
-            files.delete_branches(*(each.name for each in files.branches()))
-            assert files.branches() == [] and [each.name for each in files.snapshots()] == []
 
 
 def test_a_branch_begins_with_the_state_at_a_time(serve: Serve, tmp_path: Path) -> None:
@@ -602,24 +375,6 @@ def moment() -> str:
     now_s = time.time()
     time.sleep(0.02)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_s)) + f".{int(now_s % 1 * 10**6):06}+00:00"
-
-
-def test_what_is_not_known_is_refused(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    path = serve("memory:", routes={"/live": f"dir:{tmp_path}/files"}, options=RECORDED).path
-    (tmp_path / "files/large").write_bytes(b"x")
-    os.truncate(tmp_path / "files/large", 65 << 20)
-    with fusebackend.connect(str(path)) as files:
-        call = as_call(files, path, "rm live/large")
-    for ref, error in (
-        (call, f"the bytes of '/live/large' before {call} are not known: larger than 64 MiB"),
-        ("c999", "there is no call 'c999'"),
-    ):
-        done = command("branch", "create", "past", "--from", ref, cwd=path)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-        assert error in done.stderr
-    with fusebackend.connect(str(path)) as files:
-        assert files.branches() == [] and files.snapshots() == []
 
 
 def test_without_a_history(serve: Serve, tmp_path: Path) -> None:

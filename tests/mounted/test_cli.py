@@ -514,23 +514,6 @@ class TestSignals:
         shell.ok("mount", point, "--default", "sqlite:x.db")
         assert (point / "a").read_text() == "kept" * 250_000
 
-    @pytest.mark.parametrize("end", ["umount", signal.SIGTERM, signal.SIGINT])
-    def test_in_the_foreground(self, shell: Shell, point: Path, end: str | signal.Signals) -> None:
-        process = shell.start("mount", point, "--default", "memory:", "--foreground")
-        eventually(lambda: is_mounted(point))
-        (point / "a").write_text("served by a process in the foreground")
-        assert shell.status(point)["pid"] == process.pid
-        if isinstance(end, signal.Signals):
-            process.send_signal(end)
-        else:
-            shell.ok("umount", point)
-        said, logged = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, logged
-        assert said.startswith(f"mounted {point} (process {process.pid})\n")
-        assert "INFO" in logged
-        assert "Traceback" not in logged
-        assert not is_mounted(point)
-
 
 class TestStatus:
     def test_for_programs_and_in_words(self, shell: Shell, point: Path) -> None:
@@ -612,6 +595,7 @@ def test_a_crash_in_c_code_leaves_the_stacks_in_the_log(serve: mounts.Serve) -> 
     mounted.process.send_signal(signal.SIGSEGV)
     assert mounted.process.wait(30) == -signal.SIGSEGV
     text = mounted.log_text()
+    assert f"mounted {mounted.path} (process {mounted.pid})\n" in text
     assert "Fatal Python error: Segmentation fault" in text
     assert "in serve" in text
 

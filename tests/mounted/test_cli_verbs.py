@@ -120,21 +120,6 @@ def start() -> Iterator[type[Started]]:
 # --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_one_face_does_the_other_sees(mnt):
-    ok("write", mnt / "memories/plan.md", stdin=b"one TODO\ntwo\n")
-    assert (mnt / "memories/plan.md").read_text() == "one TODO\ntwo\n"
-    (mnt / "memories/plan.md").write_text("three TODO\n")
-    assert ok("read", mnt / "memories/plan.md") == b"three TODO\n"
-    assert ok("edit", mnt / "memories/plan.md", "TODO", "done") == b"1 replacement\n"
-    assert (mnt / "memories/plan.md").read_text() == "three done\n"
-    ok("mv", mnt / "memories/plan.md", mnt / "old.md")
-    assert ok("grep", "done", mnt) == f"{mnt}/old.md:1:three done\n".encode()
-    assert ok("glob", "*.md", mnt) == f"{mnt}/old.md\n".encode()
-    assert ok("ls", mnt) == b"memories/\nold.md\n"
-    ok("rm", mnt / "old.md")
-    assert os.listdir(mnt) == ["memories"]
-
-
 def test_stat_as_the_kernel_tells_it(mnt):
     (mnt / "file").write_bytes(b"12345")
     os.symlink("file", mnt / "link")

@@ -170,45 +170,6 @@ def asked(faces: TwoFaces) -> int:
     return int(status["counters"].get("readdir", 0))
 
 
-def test_until_either_face_changes_the_directory(faces: TwoFaces) -> None:
-    directory, names = filled(faces, 300)
-
-    def make() -> None:
-        (directory / "made").touch()
-        names.add("made")
-
-    def rename() -> None:
-        (directory / "made").rename(directory / "renamed")
-        names.symmetric_difference_update({"made", "renamed"})
-
-    def link_from_elsewhere() -> None:
-        (faces.path / "elsewhere").touch()
-        os.link(faces.path / "elsewhere", directory / "link")
-        names.add("link")
-
-    def write_as_agent() -> None:
-        faces.call("write", "/directory/agent", "x")
-        names.add("agent")
-
-    def move_as_agent() -> None:
-        faces.call("move", "/directory/agent", "/directory/moved")
-        names.symmetric_difference_update({"agent", "moved"})
-
-    def delete_as_agent() -> None:
-        faces.call("delete", "/directory/moved")
-        names.remove("moved")
-
-    for change in (make, rename, link_from_elsewhere, write_as_agent, move_as_agent, delete_as_agent):
-        change()
-        tick()
-        for _ in range(2):  # not the first, if a notice was on its way just then
-            assert set(os.listdir(directory)) == names, change.__name__
-        before = asked(faces)
-        for _ in range(3):
-            assert set(os.listdir(directory)) == names
-        assert asked(faces) == before, change.__name__
-
-
 def test_a_directory_that_was_there_before_the_mount_is_small_once_it_was_seen(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'volume.db'}"
     with two_faces(tmp_path / "mnt", url) as faces:
@@ -220,43 +181,6 @@ def test_a_directory_that_was_there_before_the_mount_is_small_once_it_was_seen(t
         before = asked(faces)
         assert set(os.listdir(directory)) == names
         assert asked(faces) == before
-
-
-def test_a_listing_is_read_on_from_where_it_was_left(faces: TwoFaces) -> None:
-    directory, names = filled(faces, 2_000)
-    assert set(os.listdir(directory)) == names
-    with os.scandir(directory) as listing:  # from the kernel's cached listing …
-        seen = {next(listing).name for _ in range(500)}
-        faces.call("write", "/directory/new", "x")
-        (directory / "00000").unlink()
-        rest = [entry.name for entry in listing]  # … which is out of date by now
-    assert len(rest) == len(set(rest))
-    assert not seen & set(rest)
-    assert seen | set(rest) >= names - {"00000"}
-    assert set(os.listdir(directory)) == names - {"00000"} | {"new"}
-
-
-@pytest.mark.alone
-def test_what_the_kernel_had_to_give_up_is_read_on_here(faces: TwoFaces) -> None:
-    directory, names = filled(faces, 2_000)
-    assert set(os.listdir(directory)) == names
-    with os.scandir(directory) as listing, os.scandir(directory) as other:
-        seen = [next(listing).name]
-        next(other)
-        mounts.drop_caches(1)
-        seen += [entry.name for entry in listing]
-        assert sorted(seen) == sorted(names)
-        assert len(list(other)) == len(names) - 1
-
-
-def test_a_time_that_is_set_back_hides_nothing(faces: TwoFaces) -> None:
-    directory, names = filled(faces, 3)
-    for number in range(3):
-        os.utime(directory, ns=(1, 1))
-        for _ in range(2):
-            assert set(os.listdir(directory)) == names
-        faces.call("write", f"/directory/agent{number}", "x")
-        names.add(f"agent{number}")
 
 
 def test_a_listing_moves_the_access_time_as_often_as_without(faces: TwoFaces) -> None:

@@ -12,7 +12,6 @@ import pytest
 from eventually import eventually
 from programs import command
 
-import fusebackend
 from fusebackend.backends import DockerBackend
 from fusebackend.testing.posix.case import fails
 
@@ -71,20 +70,6 @@ def test_a_repository_in_a_container(box, serve):
     assert box.execute("cat /tmp/repo/2.txt").output == "2\n"
 
 
-def test_large_files_are_exact(box, serve):
-    there = serve("memory:", routes={"/box": "docker:box?root=/tmp"}).path / "box"
-    content = os.urandom(1 << 20) * 24
-    (there / "up.bin").write_bytes(content)
-    (response,) = box.download_files(["/tmp/up.bin"])
-    assert response.content == content
-    box.execute("cat /tmp/up.bin /tmp/up.bin > /tmp/down.bin; : > /tmp/empty")
-    eventually(lambda: (there / "down.bin").exists())
-    assert (there / "down.bin").stat().st_size == 2 * len(content)
-    assert (there / "down.bin").read_bytes() == content * 2
-    assert (there / "empty").stat().st_size == 0
-    box.execute("rm /tmp/*.bin /tmp/empty")
-
-
 def test_what_a_container_can_not_keep_is_said(box, serve):
     there = serve("memory:", routes={"/box": "docker:box?root=/tmp"}).path / "box"
     box.execute("mkfifo /tmp/fifo; ln -s nowhere /tmp/dangling; ln -s /etc/passwd /tmp/link")
@@ -96,23 +81,6 @@ def test_what_a_container_can_not_keep_is_said(box, serve):
     with fails(errno.EPERM):
         os.symlink("x", there / "made")
     box.execute("rm /tmp/fifo /tmp/dangling /tmp/link")
-
-
-def test_verbs_and_commands_through_the_control_socket(engine, serve):
-    server = serve(f"docker:{engine.image}", routes={"/notes": "memory:"})
-    with contextlib.closing(fusebackend.connect(server.path)) as client:
-        assert client.write("/root/made.txt", "by a verb\n").error is None
-        assert client.write("/notes/n.txt", "a note\n").error is None
-        assert (server.path / "root/made.txt").read_text() == "by a verb\n"
-        assert [match["path"] for match in client.grep("by a verb").matches] == ["/root/made.txt"]
-        assert client.move("/notes/n.txt", "/root/n.txt").error is None
-        response = client.execute("cat /root/made.txt /root/n.txt; echo new > /root/found.txt", timeout=60)
-        assert (response.output, response.exit_code) == ("by a verb\na note\n", 0)
-        assert "new" in client.read("/root/found.txt")
-    (container,) = engine.containers()
-    server.stop()
-    eventually(lambda: engine.containers() == [])
-    assert container
 
 
 def test_a_container_that_stops_hurts_nobody_else(engine, box, serve):

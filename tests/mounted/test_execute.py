@@ -64,29 +64,12 @@ def wait_for_sleepers(number: int) -> None:
 # -- files of a command ------------------------------------------------------------------------------------------------
 
 
-def test_the_example_of_the_issue(shell: Commands) -> None:
-    shell.call("write", "/memories/b.md", "x\nTODO second\n")
-    shell.call("write", "/memories/a.md", "TODO first\n")
-    assert shell.output("grep -r TODO /memories | sort > /report.txt") == "<no output>"
-    report = b"/memories/a.md:TODO first\n/memories/b.md:TODO second\n"
-    assert shell.download("/report.txt") == report
-    assert (shell.path / "report.txt").read_bytes() == report
-
-
 def test_every_route_is_where_the_verbs_have_it(shell: Commands) -> None:
     for path in ("/top", "/memories/one", "/work/deep/two"):
         shell.upload(path, b"by the api")
         assert shell.output(f"cat {path}; printf 'by the shell' > {path}") == "by the api"
         assert shell.download(path) == b"by the shell"
         assert shell.path.joinpath(path[1:]).read_bytes() == b"by the shell"
-
-
-def test_pipes_and_moves_between_routes(shell: Commands) -> None:
-    assert shell.output(
-        "seq 1000 > /memories/numbers && sort -n /memories/numbers | tail -1 | tee /work/deep/most"
-        " && mv /memories/numbers /work/deep/ && wc -l < /work/deep/numbers"
-    ).split() == ["1000", "1000"]
-    assert not (shell.path / "memories/numbers").exists()
 
 
 def test_what_is_changed_while_it_runs_is_seen_at_once(shell: Commands) -> None:
@@ -96,13 +79,6 @@ def test_what_is_changed_while_it_runs_is_seen_at_once(shell: Commands) -> None:
     wait_for(pending)
     shell.call("write", "/memories/late", "here\n")
     assert "here\n" in pending.result()["output"]
-
-
-def test_the_system_is_there_and_read_only(shell: Commands) -> None:
-    assert shell.output("test -x /usr/bin/env && test -x /bin/sh && ls /usr/bin/env") == "/usr/bin/env\n"
-    for path in ("/usr/bin/x", "/bin/x", "/lib/x", "/etc/x", "/etc/passwd", "/proc/x", "/dev/x"):
-        result = shell.run(f"echo x > {path}")
-        assert result["exit_code"] != 0, path
 
 
 def test_its_own_tmp_is_empty_and_goes(shell: Commands) -> None:
@@ -115,16 +91,6 @@ def test_it_has_devices_a_clock_and_its_processes(shell: Commands) -> None:
     own = shell.output("ls /proc | grep -c '^[0-9]'")
     assert int(own) < 10
     assert shell.output("hostname") == "sandbox\n"
-
-
-def test_git_and_python(shell: Commands) -> None:
-    output = shell.output(
-        "mkdir -p /work/deep/repo && cd /work/deep/repo && git init -q . && echo x > file && git add file"
-        " && git -c user.name=a -c user.email=a@b commit -q -m first && git log --format=%s"
-        ' && python3 -c \'import sqlite3; c = sqlite3.connect("/db"); c.execute("create table t (x)");'
-        ' c.execute("insert into t values (7)"); c.commit(); print(c.execute("select x from t").fetchone()[0])\''
-    )
-    assert output == "first\n7\n"
 
 
 def test_the_environment_is_a_list_of_its_own(shell: Commands, tmp_path: Path) -> None:
@@ -279,12 +245,6 @@ def test_a_time_out_that_passes_before_it_begins(shell: Commands) -> None:
         assert processes_with(LONG) == []
 
 
-def test_a_time_out_must_be_above_0(shell: Commands) -> None:
-    assert shell.start("true", timeout=0).result() == {
-        "raised": "ValueError('timeout must be above 0 seconds, but is 0')"
-    }
-
-
 def test_a_time_out_has_a_maximum(tmp_path: Path) -> None:
     """The maximum holds on every face, so that an agent can't ask for an endless command."""
     with commands(tmp_path / "mnt", "memory:", max_timeout_s=7) as shell:
@@ -325,30 +285,11 @@ def test_a_background_process_ends_with_its_command(shell: Commands) -> None:
         assert processes_with(LONG) == [], line
 
 
-def test_eight_at_once(shell: Commands) -> None:
-    pending = [shell.start(f"sleep 0.1; echo {number} > /memories/{number}; cat /memories/{number}; ls /usr/bin/env")
-               for number in range(8)]  # fmt: skip
-    assert [one.result()["output"] for one in pending] == [f"{number}\n/usr/bin/env\n" for number in range(8)]
-
-
 def test_many_after_and_beside_each_other(shell: Commands) -> None:
     """Commands end while others start and use the same pinned names of the sandbox."""
     for _ in range(5):
         pending = [shell.start(f"sleep 0.0{delay}; ls /usr/bin/env /proc/self/stat") for delay in range(6)]
         assert {one.result()["output"] for one in pending} == {"/proc/self/stat\n/usr/bin/env\n"}
-
-
-def test_no_control_group_is_left(shell: Commands) -> None:
-    pending = shell.start(f"sleep {LONG}")
-    wait_for_sleepers(1)
-    if shell.describe()["processes_limited_by"].startswith("cgroup"):
-        assert executing.groups(shell.mounted.pid)
-    shell.cancel(pending)
-    pending.result()
-    shell.run("true")
-    shell.run("sleep 100", timeout=0.2)
-    shell.run(f"sleep {LONG} &")
-    assert executing.groups(shell.mounted.pid) == set()
 
 
 def test_no_descriptor_thread_or_child_is_left_in_the_server(shell: Commands) -> None:
@@ -395,28 +336,6 @@ def names(shell: Commands) -> set[str]:
     return listed
 
 
-def test_the_root_is_not_littered(one: Commands) -> None:
-    assert names(one) == {"memories"}
-    one.run("true")
-    one.run("sleep 100", timeout=0.1)
-    assert names(one) == {"memories"}
-    for name in ("usr", "bin", "etc", "proc", "dev", "tmp", "lib", "lib64", "sbin", "newroot", "oldroot"):
-        assert not os.path.lexists(one.path / name), name
-        assert one.path.joinpath(name).mkdir() is None
-        one.path.joinpath(name).rmdir()
-
-
-def test_names_of_the_system_are_free_in_the_mount(running: tuple[Commands, executing.Pending]) -> None:
-    shell, _ = running
-    for change in ("usr", "etc", "proc"):
-        (shell.path / change).mkdir()
-        (shell.path / change / "file").write_text("x")
-        (shell.path / change).rename(shell.path / "other")
-        (shell.path / "other" / "file").unlink()
-        (shell.path / "other").rmdir()
-    assert shell.output("ls /; find / -maxdepth 1 -name usr") == "memories\n"
-
-
 def test_a_name_that_becomes_real_meanwhile_is_the_mounts_alone(running: tuple[Commands, executing.Pending]) -> None:
     shell, _ = running
     shell.call("write", "/usr/by-the-api", "x")
@@ -429,20 +348,6 @@ def test_a_name_that_becomes_real_meanwhile_is_the_mounts_alone(running: tuple[C
     assert shell.output("test -d /etc && ls /usr/bin/env; ls /") == "/usr/bin/env\nmemories\n"
 
 
-@pytest.mark.alone
-def test_the_kernel_forgets_nothing_of_it_meanwhile(running: tuple[Commands, executing.Pending]) -> None:
-    shell, _ = running
-    for number in range(20):
-        shell.call("write", f"/usr/{number}", "x")
-        assert "usr" in os.listdir(shell.path)
-        shell.call("delete", "/usr")
-        (shell.path / "proc").mkdir()
-        (shell.path / "proc").rename(shell.path / "etc")
-        (shell.path / "etc").rmdir()
-    if os.geteuid() == 0:
-        mounts.drop_caches(2)
-
-
 def test_a_directory_of_that_name_is_covered_for_the_command_alone(one: Commands) -> None:
     for name in ("usr", "tmp"):
         one.call("write", f"/{name}/mine", "mine")
@@ -451,16 +356,6 @@ def test_a_directory_of_that_name_is_covered_for_the_command_alone(one: Commands
     ) == ("/usr/bin/env\n")
     assert (one.path / "usr/mine").read_text() == "mine"
     assert (one.path / "tmp/mine").read_text() == "mine"
-
-
-def test_a_directory_of_that_name_is_itself_meanwhile(one: Commands) -> None:
-    one.call("write", "/usr/mine", "mine")
-    inode = (one.path / "usr").stat().st_ino
-    pending = one.start(f"echo begun; sleep {LONG}", stream=True)
-    wait_for(pending)
-    assert (one.path / "usr").stat().st_ino == inode
-    assert one.path.joinpath("usr/mine").read_text() == "mine"
-    one.cancel(pending)
 
 
 @pytest.mark.parametrize("make", [lambda path: path.write_text("x"), lambda path: path.symlink_to("memories")])
@@ -482,32 +377,11 @@ def test_a_read_only_mount(tmp_path: Path) -> None:
         assert names(shell) == {"memories"}
 
 
-def test_a_read_only_default(tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    with commands(tmp_path / "mnt", f"dir:{tmp_path}/files", "/memories/=memory:") as shell:
-        assert shell.output("echo x > /memories/file; cat /memories/file; echo y > /new") == "x\n"
-        assert (tmp_path / "files/new").read_text() == "y\n"
-    assert os.listdir(tmp_path / "files") == ["new"]
-
-
-def test_a_whole_file_backend(tmp_path: Path) -> None:
-    with commands(tmp_path / "mnt", "state:", "/memories/=state:") as shell:
-        assert shell.output("echo x > /memories/file; cat /memories/file; echo y > /new; ls /") == "x\nmemories\nnew\n"
-        assert shell.download("/new") == b"y\n"
-        assert names(shell) == {"memories", "new"}
-
-
 @pytest.mark.parametrize("name", ["-dash", 'a space,\na line\'s "quotes",b:c=d\\ünï'])
 def test_any_mount_point(tmp_path: Path, name: str) -> None:
     with commands(tmp_path / name, "memory:", "/memories/=memory:", "/tmp/shared/=memory:") as shell:
         assert shell.output("echo x > /memories/file; cat /memories/file; echo y > /tmp/shared/f") == "x\n"
         assert shell.download("/tmp/shared/f") == b"y\n"
-
-
-def test_a_mount_point_below_a_directory_that_is_hidden_inside(tmp_path: Path) -> None:
-    assert str(tmp_path).startswith("/tmp/"), "the sandbox has another /tmp"
-    with commands(tmp_path / "mnt", "memory:") as shell:
-        assert shell.output("echo x > /file; cat /file") == "x\n"
 
 
 def test_routes_below_directories_of_the_sandbox(tmp_path: Path) -> None:
@@ -521,13 +395,6 @@ def test_routes_below_directories_of_the_sandbox(tmp_path: Path) -> None:
         assert shell.describe()["covered_routes"] == ["/proc/mine/", "/usr/nonesuch/"]
         assert names(shell) == {"tmp", "etc", "dev", "usr", "proc"}
         assert [entry["path"] for entry in shell.call("ls", "/tmp")["entries"]] == ["/tmp/shared/"]
-
-
-def test_a_route_that_is_tmp(tmp_path: Path) -> None:
-    with commands(tmp_path / "mnt", "memory:", "/tmp/=memory:") as shell:
-        shell.call("write", "/tmp/file", "x")
-        assert shell.output("cat /tmp/file; echo y > /tmp/other") == "x"
-        assert shell.download("/tmp/other") == b"y\n"
 
 
 def test_a_change_seen_only_by_its_ttl(tmp_path: Path) -> None:
@@ -601,7 +468,7 @@ def test_a_killed_server_takes_its_commands_along(tmp_path: Path) -> None:
 
 
 def test_a_hung_route_does_not_keep_its_command_for_ever(tmp_path: Path) -> None:
-    with commands(tmp_path / "mnt", "memory:", "/hung/=python:hanging:backend", deadline_s=3) as shell:
+    with commands(tmp_path / "mnt", "memory:", "/hung/=python:hanging:backend", deadline_s=1.5) as shell:
         begin = time.monotonic()
         result = shell.run("echo begun; ls /hung", timeout=1)
         assert (result["exit_code"], time.monotonic() - begin < 20) == (124, True)
@@ -662,26 +529,6 @@ def test_what_it_says_of_itself(shell: Commands) -> None:
         "max_processes": 256,
         "running": 0,
     }
-
-
-@pytest.mark.alone
-def test_it_costs_little_more_than_the_sandbox_itself(one: Commands) -> None:
-    """Take the best of several runs, for a single one may take long on a busy machine. `make bench` has the numbers."""
-    bare = ["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--ro-bind", "/bin", "/bin", "--ro-bind", "/lib",
-            "/lib", "--ro-bind-try", "/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev", "true"]  # fmt: skip
-
-    def seconds(call) -> float:
-        begin = time.perf_counter()
-        call()
-        return time.perf_counter() - begin
-
-    inside = outside = float("inf")
-    for _ in range(100):
-        inside = min(inside, seconds(lambda: one.run("true")))
-        outside = min(outside, seconds(lambda: subprocess.run(bare, check=True)))
-        if inside < outside + 0.030:
-            return
-    pytest.fail(f"{inside * 1000:.0f} ms, and {outside * 1000:.0f} ms without the mount")
 
 
 # --------------------------------------------------------------------------------------------------------------

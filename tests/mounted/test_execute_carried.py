@@ -7,7 +7,6 @@ way. The hosted ones have the same base class.
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import guests
@@ -335,12 +334,3 @@ def test_a_mount_of_a_sandbox_elsewhere(tmp_path: Path) -> None:
         assert answer["exit_code"] == 3
         assert answer["output"].startswith(f"[stderr] fusebackend: {note}\n")
         assert ("stderr", f"fusebackend: {note}\n".encode()) in [(s, p.splitlines(True)[0]) for s, p in noted.pieces]
-
-
-def test_commands_at_once(tmp_path: Path) -> None:
-    url = f"python:guests:hosted?directory={tmp_path}"
-    with commands(tmp_path / "mnt", url, "/memories=memory:") as shell:
-        pending = [shell.start(f"printf {n} > memories/{n}; cat memories/{n}") for n in range(6)]
-        assert [answer.result()["output"] for answer in pending] == [str(n) for n in range(6)]
-        assert sorted(os.listdir(shell.path / "memories")) == [str(n) for n in range(6)]
-        assert not threading.current_thread().daemon

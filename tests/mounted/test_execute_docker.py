@@ -78,31 +78,6 @@ def test_the_containers_own_files_are_the_default(engine, serve) -> None:
         assert ".fusebackend" not in output(client, "ls -a /")
 
 
-def test_input_streams_and_the_end_of_a_command(engine, serve) -> None:
-    server = serve(f"docker:{engine.image}", routes={"/memories": "memory:"}, options=OPEN)
-    with client_of(server) as client:
-        assert output(client, "cat; echo end", stdin=b"given\n") == "given\nend\n"
-        assert output(client, "wc -c; ls -a /", stdin=bytes(300_000)).split()[0] == "300000"
-        assert ".fusebackend" not in output(client, "ls -a /")
-        pieces = []
-        first = threading.Event()
-
-        def told(stream: str, piece: bytes) -> None:
-            pieces.append((stream, piece))
-            if stream == "stdout":
-                (server.path / "memories/go").touch()
-                first.set()
-
-        command = "echo one; while [ ! -e /memories/go ]; do sleep 0.02; done; echo two >&2"
-        answer = client.run(command, on_output=told, timeout=60)
-        assert answer.output == "one\n[stderr] two"
-        assert pieces == [("stdout", b"one\n"), ("stderr", b"two\n")]
-        missing = client.run("true", cwd="/none")
-        assert missing.exit_code == 126 and "can't cd to /none" in missing.output
-        late = client.run("echo began; sleep 1000", timeout=1)
-        assert (late.exit_code, late.output) == (124, "Error: Command timed out after 1 seconds.\n\nbegan\n")
-
-
 def test_a_client_that_goes_ends_its_command(engine, serve) -> None:
     server = serve(f"docker:{engine.image}", routes={"/memories": "memory:"}, options=OPEN)
     marker = str(1_000_000_000 + os.getpid())
@@ -235,21 +210,6 @@ def test_many_look_while_it_starts(engine, tmp_path: Path) -> None:
                 thread.join()
     finally:
         stop.set()
-
-
-def test_a_hung_route_keeps_nobody_else(engine, serve) -> None:
-    routes = {"/hung": "python:hanging:backend", "/memories": "memory:"}
-    server = serve(f"docker:{engine.image}", routes=routes, options=[*OPEN, "deadline=3"])
-    with client_of(server) as client:
-        reader = threading.Thread(target=lambda: client.run("ls /hung", timeout=20))
-        reader.start()
-        with client_of(server) as other:
-            assert output(other, "echo x > /memories/x; cat /memories/x") == "x\n"
-            assert "/hung/" in [entry["path"] for entry in other.ls("/").entries]
-        reader.join(30)
-        assert not reader.is_alive()
-    server.process.terminate()  # it can't end well: the route hangs to the end
-    assert server.process.wait(60) == 1
 
 
 def test_the_python_api_keeps_its_container(engine, tmp_path: Path) -> None:

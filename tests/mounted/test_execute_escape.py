@@ -98,11 +98,6 @@ def test_the_home_directory_and_files_beside_the_mount(shell: Commands, tmp_path
     assert "secret" not in found["output"]
 
 
-def test_the_database_of_the_mount_itself(tmp_path: Path) -> None:
-    with commands(tmp_path / "mnt", f"sqlite:{tmp_path}/default.db") as shell:
-        assert shell.run(f"ls {tmp_path}/default.db")["exit_code"] != 0
-
-
 def test_what_is_mounted_below_the_mount_point(tmp_path: Path) -> None:
     """A file system mounted there is not part of the mount: neither verbs nor commands see it."""
     if os.geteuid() != 0:
@@ -364,12 +359,6 @@ def test_system_v_objects_are_not_shared(shell: Commands) -> None:
         subprocess.run(["ipcrm", "-m", made], check=True)
 
 
-def test_a_background_process_that_outlives_its_command(shell: Commands) -> None:
-    daemon = f"import os; os.fork() or (os.setsid(), os.fork() or os.execlp('sleep', 'sleep', '{LONG}'))"
-    assert shell.run(f"setsid nohup sleep {LONG} >/dev/null 2>&1 & {python(daemon)}")["exit_code"] == 0
-    assert processes_with(LONG) == []
-
-
 def test_a_process_that_will_not_end(shell: Commands) -> None:
     stubborn = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in range(1, 32) if n not in (9, 19)]; "
     result = shell.run(python(stubborn + f"print('begun', flush=True); time.sleep({LONG})"), timeout=2)
@@ -538,12 +527,6 @@ def test_filling_the_output(shell: Commands) -> None:
     assert len(str(result["output"])) < 110_000
     assert slowest < 10
     assert shell.mounted.memory_kib() < before + 50_000
-
-
-def test_a_flood_without_lines_to_the_callback(shell: Commands) -> None:
-    pending = shell.start("head -c 100M /dev/zero; head -c 100M /dev/zero >&2", stream=True)
-    assert pending.result()["truncated"]
-    assert sum(len(piece) for _, piece in pending.pieces) == 2 * 100_000
 
 
 def test_opening_everything(shell: Commands) -> None:

@@ -150,38 +150,3 @@ def test_bad_urls_are_one_line(tmp_path: Path) -> None:
     ):
         done = command("mount", tmp_path / "mnt", "--default", url)
         assert done.returncode != 0 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
-
-
-def test_a_mount_by_fsspec_and_the_kernel_see_the_same(tmp_path: Path, serve: Serve) -> None:
-    """On native routes, and on one that stores whole files."""
-    from fusebackend.integrations.fsspec_filesystem import FusebackendFileSystem
-
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "far").mkdir()
-    routes = {
-        "/kept": f"dir:{tmp_path}/kept",
-        "/far": f"fsspec:file://{tmp_path}/far",
-        "/db": f"sqlite:{tmp_path}/a.db",
-    }
-    mount = serve("memory:", routes=routes)
-    files = FusebackendFileSystem(mount=str(mount.path), skip_instance_cache=True)
-    for top in ("", "/kept", "/far", "/db"):
-        at = Path(f"{mount.path}{top}/d")
-        assert not at.exists()  # the kernel may keep that
-        files.mkdir(f"{top}/d")
-        assert at.is_dir()
-        files.pipe(f"{top}/d/a", b"one\n")
-        assert (at / "a").read_bytes() == b"one\n"
-        with files.open(f"{top}/d/a", "ab") as file:
-            file.write(b"two\n")
-        assert (at / "a").read_bytes() == b"one\ntwo\n"
-        with files.open(f"{top}/d/a") as file:
-            assert file.read(3) == b"one"
-            assert files.ukey(f"{top}/d/a") == files.ukey(f"{top}/d/a")
-        with (at / "a").open("a") as by_kernel:
-            by_kernel.write("three\n")
-        assert files.cat(f"{top}/d/a") == b"one\ntwo\nthree\n"
-        files.rm(f"{top}/d/a")
-        files.rmdir(f"{top}/d")
-        assert not at.exists()
-    files.close()

@@ -316,22 +316,6 @@ def test_what_agents_say_steers_no_terminal(logging: Mounted) -> None:
     assert (row["agent"], row["title"]) == ("eve\\033]0;x\\007\\nc9\\u2028", "write /\\033[2J\\u009b\\377")
 
 
-def test_tail_follows_a_file_and_sees_each_call_once(logging: Mounted) -> None:
-    directory = logging.path / ".fusebackend/log"
-    tail = subprocess.Popen(
-        ["tail", "-n", "+1", "-s", "0.05", "-f", directory / "today.jsonl"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert tail.stdout is not None
-        with fusebackend.connect(logging.path) as files:
-            for number in range(20):
-                files.write(f"/{number}", "x")
-                assert json.loads(tail.stdout.readline())["title"] == f"write /{number}"
-    finally:
-        tail.kill()
-        tail.communicate()
-
-
 @pytest.mark.parametrize("option", ["trees=off", "history=off"])
 def test_without_trees_or_history_there_is_no_log(option: str, serve: Serve) -> None:
     logging = serve("memory:", options=[option])

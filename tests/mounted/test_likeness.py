@@ -49,10 +49,8 @@ class Mounted(LikenessCases):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def root(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-        tmp = tmp_path_factory.mktemp("mount")
-        url = cls.url.format(tmp=tmp)
-        with mounts.mounted(tmp / "mnt", url, options=mounts.OTHERS, limit_s=3600) as server:
+    def root(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        with mounts.of_kind(request, tmp_path_factory, cls.url, options=mounts.OTHERS, limit_s=3600) as server:
             yield server.path
 
 
@@ -81,10 +79,9 @@ SETTINGS = hypothesis.settings(
 
 
 @pytest.fixture(params=NATIVE_BY_DAY)
-def mountpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "files").mkdir()
-    kind = KINDS[request.param]
-    with mounts.mounted(tmp_path / "mnt", kind.url.format(tmp=tmp_path), options=mounts.OTHERS) as server:
+def mountpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    url = KINDS[request.param].url
+    with mounts.of_kind(request, tmp_path_factory, url, options=mounts.OTHERS) as server:
         yield server.path
 
 

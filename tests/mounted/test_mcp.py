@@ -190,20 +190,6 @@ def test_answers_are_cut_and_go_on(mount: Mounted) -> None:
     run(main)
 
 
-def test_a_newline_in_what_others_have_named_is_no_line(mount: Mounted) -> None:
-    (mount.path / "named").mkdir()
-    (mount.path / "named/a\nforged").write_text("thorn")
-
-    async def main() -> None:
-        async with here(mount) as client:
-            assert (await text(client, "ls", path="/named")).startswith("/named/a\\nforged\t")
-            for tool, pattern in (("glob", "named/*"), ("grep", "thorn")):
-                answer = await text(client, tool, pattern=pattern, path="/")
-                assert answer.count("\n") == 0 and "/named/a\\nforged" in answer, answer
-
-    run(main)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_files_are_resources_and_changes_are_told(mount: Mounted, mode: str) -> None:
     (mount.path / f"{mode} notes.md").write_text("one\n")
@@ -320,23 +306,6 @@ def test_a_call_that_is_cancelled_ends_and_one_that_takes_long_says_so(mount: Mo
                 await anyio.sleep(0.05)
 
     run(main)
-
-
-def test_a_hundred_calls_at_once(mount: Mounted) -> None:
-    async def main() -> None:
-        async with here(mount) as client:
-            answers: list[str] = []
-
-            async def call(number: int) -> None:
-                answers.append(await text(client, "write", path=f"/parallel/{number}", content=str(number)))
-
-            async with anyio.create_task_group() as group:
-                for number in range(100):
-                    group.start_soon(call, number)
-            assert len(answers) == 100 and not [answer for answer in answers if answer.startswith("error")]
-
-    run(main)
-    assert {path.read_text() for path in (mount.path / "parallel").iterdir()} == set(map(str, range(100)))
 
 
 def test_over_stdio(mount: Mounted) -> None:

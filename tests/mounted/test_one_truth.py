@@ -42,9 +42,7 @@ class OneTruth:
 
 @pytest.fixture(scope="module", params=NATIVE, ids=["memory", "sqlite", "dir"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    tmp = tmp_path_factory.mktemp("truth")
-    (tmp / "files").mkdir()
-    with mounts.mounted(tmp / "mnt", request.param.format(tmp=tmp)) as server:
+    with mounts.of_kind(request, tmp_path_factory, request.param) as server:
         yield server.path
 
 
@@ -214,25 +212,3 @@ def test_of_two_edits_at_once_one_is_told_or_both_are_in(truth: OneTruth) -> Non
         )
         assert apart == [None, None]
         assert (truth.path / path[1:]).read_text() == f"1 {word} 3"
-
-
-def test_of_two_writes_of_a_new_file_one_is_told(truth: OneTruth) -> None:
-    for number in range(40):
-        path = f"/d/file{number}"
-        answers = at_once(
-            truth.path,
-            lambda agent, path=path: agent.write(path, "mine").error,
-            lambda agent, path=path: agent.write(path, "theirs").error,
-        )
-        assert [error is None for error in answers].count(True) == 1, answers
-        assert (truth.path / path[1:]).read_text() == ("mine" if answers[0] is None else "theirs")
-
-
-def test_an_agent_does_not_wait_for_who_keeps_a_file_open(truth: OneTruth) -> None:
-    """A change waits for fresh opens of the file alone (the write barrier). Older handles see it at once."""
-    truth.agent.write("/file", "one")
-    with (truth.path / "file").open("rb", buffering=0) as opened:
-        assert opened.read() == b"one"
-        for number in range(200):
-            truth.agent.upload_files([("/file", b"%06d" % number)])
-            assert os.pread(opened.fileno(), 10, 0) == b"%06d" % number

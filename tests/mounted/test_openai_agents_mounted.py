@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import mounts
@@ -101,35 +100,3 @@ def test_the_log_has_agent_and_tool_call(mount: Mounted) -> None:
         assert [call.actor.call for call in files.log(by=done[3][0])] == [done[3][0]]
         assert files.undo(by=done[3][0]).undo
         assert sorted(path.name for path in (mount.path / "log").iterdir()) == ["plan.md"]
-
-
-def test_a_view_holds(mount: Mounted) -> None:
-    (mount.path / "secret").mkdir()
-    (mount.path / "secret/key").write_text("hidden\n")
-    (mount.path / "fixed").mkdir()
-    (mount.path / "fixed/rule.md").write_text("rule\n")
-    with fusebackend.connect(mount.path, view="reader") as files:
-        done = answers(
-            files,
-            patch("create_file", "mine.md", "+mine\n+"),
-            patch("update_file", "fixed/rule.md", "@@\n-rule\n+none\n"),
-            patch("create_file", "fixed/new.md", "+new"),
-            patch("delete_file", "fixed/rule.md"),
-            patch("update_file", "secret/key", "@@\n-hidden\n+known\n"),
-            patch("delete_file", "secret/key"),
-            patch("create_file", "secret/key", "+known"),
-            verb("read", path="secret/key"),
-            verb("write", path="/fixed/new.md", content="new"),
-            verb("grep", pattern="hidden"),
-            shell("cat secret/key; echo none > fixed/rule.md; ls"),
-        )
-    texts = [text for _, text in done]
-    assert texts[0] == "Created mine.md"
-    assert all("denied" in text for text in texts[1:4]), texts
-    assert texts[4:6] == ["secret/key: there is no such file"] * 2
-    assert texts[7].startswith("error: ") and texts[8].startswith("error: ")
-    assert not any("hidden" in text for text in texts), texts
-    assert "mine.md" in texts[10] and "secret\n" not in texts[10]
-    assert (mount.path / "fixed/rule.md").read_text() == "rule\n"
-    assert (mount.path / "secret/key").read_text() == "hidden\n"
-    assert sorted(path.name for path in Path(mount.path / "fixed").iterdir()) == ["rule.md"]

@@ -13,7 +13,6 @@ from pathlib import Path
 import mounts
 import pytest
 from profiles import amount
-from services.postgres import Postgres
 
 import fusebackend
 from fusebackend.protocol import Features
@@ -29,7 +28,7 @@ ENTRIES = amount("FUSEBACKEND_POSIX_ENTRIES", day=1000, night=3000)
 
 
 class Mounted(PosixCases):
-    """Mounts `url` once for all cases; `{tmp}` in it is a fresh directory."""
+    """Mounts `url` once for all cases, see `mounts.of_kind`."""
 
     limits = Limits(other_users=bool(OPTIONS), many_entries=ENTRIES)
     url: str
@@ -38,11 +37,8 @@ class Mounted(PosixCases):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def root(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-        tmp = tmp_path_factory.mktemp("mount")
-        (tmp / "files").mkdir()
-        routes = {prefix: url.format(tmp=tmp) for prefix, url in cls.routes.items()}
-        with mounts.mounted(tmp / "mnt", cls.url.format(tmp=tmp), routes=routes, options=OPTIONS) as server:
+    def root(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        with mounts.of_kind(request, tmp_path_factory, cls.url, cls.routes, options=OPTIONS) as server:
             yield server.path / cls.below
 
 
@@ -84,17 +80,8 @@ class TestForeign(Mounted):
 class TestPostgres(Mounted):
     """Each operation is two round trips, so large directories have fewer entries here."""
 
+    url = "postgres:{dsn}?volume=posix"
     limits = Limits(many_entries=500, other_users=bool(OPTIONS), noatime=False)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def root(cls, tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[Path]:
-        tmp = tmp_path_factory.mktemp("mount")
-        with (
-            postgres.database() as dsn,
-            mounts.mounted(tmp / "mnt", f"postgres:{dsn}?volume=posix", options=OPTIONS) as server,
-        ):
-            yield server.path
 
 
 @pytest.mark.night
@@ -111,10 +98,8 @@ class InBranch(Mounted):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def root(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-        tmp = tmp_path_factory.mktemp("mount")
-        (tmp / "files").mkdir()
-        with mounts.mounted(tmp / "mnt", cls.url.format(tmp=tmp), options=OPTIONS) as server:
+    def root(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        with mounts.of_kind(request, tmp_path_factory, cls.url, options=OPTIONS) as server:
             (server.path / "below").write_text("below")
             with fusebackend.connect(server.path) as files:
                 files.create_branch("cases")

@@ -93,30 +93,6 @@ def test_rsync_twice_moves_nothing_the_second_time(work: Work, tmp_path: Path, s
     assert work.snapshot(tmp_path / "back") == work.snapshot(origin)
 
 
-def test_cp_archive_and_back(work: Work, tmp_path: Path) -> None:
-    work.zoo(tmp_path / "origin")
-    trees.run("cp", "-a", tmp_path / "origin", work.path / "one")
-    trees.run("cp", "-a", work.path / "one", work.path / "two")
-    trees.run("cp", "-a", work.path / "two", tmp_path / "back")
-    origin = work.snapshot(tmp_path / "origin")
-    assert work.snapshot(work.path / "one") == origin
-    assert work.snapshot(work.path / "two") == origin
-    assert work.snapshot(tmp_path / "back") == origin
-    trees.run("diff", "-r", "--no-dereference", "--exclude=fifo", work.path / "one", work.path / "two")
-
-
-def test_mv_within_a_route(work: Work) -> None:
-    work.zoo(work.path / "from")
-    before = work.snapshot(work.path / "from")
-    inode = (work.path / "from").stat().st_ino
-    trees.run("mv", work.path / "from", work.path / "to")
-    assert work.snapshot(work.path / "to") == before
-    if work.features.rename:
-        assert (work.path / "to").stat().st_ino == inode
-    trees.run("mv", work.path / "to/large", work.path / "to/deep/a/moved")
-    assert trees.sha256(work.path / "to/deep/a/moved") == before[b"large"].content
-
-
 def test_mv_across_routes_and_back(work: Work) -> None:
     work.zoo(work.path / "from")
     before = work.snapshot(work.path / "from")
@@ -162,27 +138,6 @@ def test_rg_grep_and_find_see_what_a_plain_directory_shows(work: Work, tmp_path:
         assert lines(*command, cwd=work.path) == lines(*command, cwd=tmp_path / "plain"), command
 
 
-def test_saving_as_editors_do(work: Work) -> None:
-    path = work.path / "document"
-    path.write_text("first\n")
-    for number in range(30):
-        text = f"version {number}\n" * (number + 1)
-        temporary = work.path / f".document.{number}.tmp"
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        assert path.read_text() == text
-        with path.open("r+") as file:  # in place: truncate and write again
-            file.truncate(0)
-            file.write(text.upper())
-            file.flush()
-            os.fsync(file.fileno())
-        assert path.read_text() == text.upper()
-    assert os.listdir(work.path) == ["document"]
-
-
 @pytest.mark.parametrize("backupcopy", ["yes", "no", "auto"])
 def test_vim_edits_a_file(server: tuple[Path, Kind], backupcopy: str) -> None:
     path, kind = server
@@ -201,18 +156,6 @@ def test_vim_edits_a_file(server: tuple[Path, Kind], backupcopy: str) -> None:
     if kind.features.persistent_modes:
         assert file.stat().st_mode & 0o777 == 0o640
     assert not list(path.glob(".*.sw?"))
-
-
-def test_sed_and_patch_in_place(work: Work) -> None:
-    (work.path / "a").write_text("apple\npear\n")
-    trees.run("sed", "-i.orig", "s/pear/plum/", "a", cwd=work.path)
-    assert (work.path / "a").read_text() == "apple\nplum\n"
-    difference = trees.run("diff", "-u", "a.orig", "a", cwd=work.path, ok=(1,))
-    (work.path / "b.patch").write_text(difference)
-    (work.path / "a").write_text("apple\npear\n")
-    outside = {**trees.GIT, "GIT_CEILING_DIRECTORIES": str(work.path.parent)}
-    trees.run("git", "apply", "b.patch", cwd=work.path, env=outside)
-    assert (work.path / "a").read_text() == "apple\nplum\n"
 
 
 def test_what_is_touched_is_made_once(work: Work) -> None:

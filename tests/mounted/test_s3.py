@@ -74,10 +74,7 @@ def work(seaweedfs: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a git repository, on a plain directory."""
     root = tmp_path_factory.mktemp("origin")
-    trees.make_sources(root, SOURCES)
-    trees.git(root, "init", "--quiet", "--initial-branch=main")
-    trees.git(root, "add", ".")
-    trees.git(root, "commit", "--quiet", "--message=sources")
+    trees.make_repository(root, SOURCES)
     return root
 
 

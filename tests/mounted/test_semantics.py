@@ -62,9 +62,7 @@ def test_every_promise_has_its_test() -> None:
 
 @pytest.fixture(scope="module", params=NATIVE, ids=["sqlite", "memory", "dir"])
 def native_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    tmp = tmp_path_factory.mktemp("native")
-    (tmp / "files").mkdir()
-    with mounts.mounted(tmp / "mnt", request.param.format(tmp=tmp), options=mounts.OTHERS) as server:
+    with mounts.of_kind(request, tmp_path_factory, request.param, options=mounts.OTHERS) as server:
         yield server.path
 
 

@@ -122,41 +122,6 @@ def kill(server: Server) -> None:
     server.crash()  # waits for the dead process
 
 
-def restart(server: Server) -> None:
-    """Start the server again. The children of the killed one hold its shared memory for some moments, so retry."""
-    for _ in range(50):
-        try:
-            server.start()
-            return
-        except pytest.fail.Exception:
-            time.sleep(0.1)
-    server.start()
-
-
-def test_postgres_is_killed_under_load_and_comes_back(database: Server, serve: Serve) -> None:
-    deadline_s = 8.0
-    url = f"postgres:{database.dsn()}?volume=killed"
-    server = serve("memory:", routes={"/pg": url}, options=[f"deadline={deadline_s}"])
-    server.expected_log = EXPECTED
-    with Load(server.path / "pg") as load:
-        load.wait_for_more(20)
-        kill(database)
-        time.sleep(0.5)
-        restart(database)
-        load.wait_for_more(20)
-        kill(database)
-        eventually(lambda: health(server, "/pg/")["state"] == "down", LIMIT_S)
-        assert "PostgreSQL can't be reached" in health(server, "/pg/")["why"]
-        restart(database)
-        load.wait_for_more(20)
-    assert load.slowest_s < deadline_s + SLACK_S
-    assert set(load.errors) <= TROUBLE
-    check_synced(server.path / "pg", load.synced)
-    server.kill()
-    again = serve("memory:", routes={"/pg": url})
-    check_synced(again.path / "pg", load.synced)
-
-
 def test_the_network_to_postgres_stalls(database: Server, serve: Serve) -> None:
     deadline_s = 2.0
     directory = tempfile.mkdtemp(prefix="fusebackend-net-")  # the path of a socket may have 107 bytes
@@ -245,10 +210,6 @@ def check_killed_while_it_renames(serve: Serve, url: str) -> None:
     assert len(left) == 1
     assert (again.path / "there" / left[0]).read_bytes() == b"precious" * 1000
     again.stop()
-
-
-def test_the_server_is_killed_while_it_renames_in_postgres(database: Server, serve: Serve) -> None:
-    check_killed_while_it_renames(serve, f"postgres:{database.dsn()}?volume=renames")
 
 
 def test_the_server_is_killed_while_it_renames_objects(objects: SeaweedFS, serve: Serve) -> None:

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
 import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,13 +53,9 @@ cd src; git init -q .; git add one deep; git -c user.name=n -c user.email=e comm
 
 @pytest.fixture(scope="module", params=KINDS)
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
-    tmp = tmp_path_factory.mktemp("snapshots")
-    with contextlib.ExitStack() as stack:
-        dsn = ""
-        if "{dsn}" in request.param:
-            dsn = stack.enter_context(request.getfixturevalue("postgres").database())
-        url = request.param.format(tmp=tmp, dsn=dsn)
-        yield stack.enter_context(mounts.mounted(tmp / "mnt", url, routes={"/notes": "memory:"}, options=MANUAL))
+    routes = {"/notes": "memory:"}
+    with mounts.of_kind(request, tmp_path_factory, request.param, routes=routes, options=MANUAL) as server:
+        yield server
 
 
 @pytest.fixture
@@ -139,32 +133,6 @@ def test_a_snapshot_is_a_frozen_copy(mounted: Mounted, tmp_path: Path) -> None:
         assert sorted(os.listdir(kept(mounted))) == sorted(copies)
 
 
-def test_tools_work_on_it(mounted: Mounted, tmp_path: Path) -> None:
-    sh(SCENE, mounted.path)
-    with fusebackend.connect(mounted.path) as client:
-        client.create_snapshot("before")
-    sh("rm -rf src/deep docs/linked; echo changed > src/one; echo new > src/new", mounted.path)
-    before = kept(mounted, "before")
-    told = subprocess.run(
-        ["git", "diff", "--no-index", "--stat", f"{before}/src", "src"],
-        cwd=mounted.path,
-        capture_output=True,
-        text=True,
-    )
-    assert told.returncode == 1 and "new" in told.stdout and "two" in told.stdout, told.stderr
-    assert sh("git -C src status --short", before) == "?? large\n?? sparse\n"
-    assert sh("git -C src log --format=%s", before) == "one\n"
-    assert sh("grep -rl two src/deep", before) == "src/deep/two\n"
-    sh(f"tar cf {tmp_path}/all.tar . && tar df {tmp_path}/all.tar", before)
-    # Getting back: a file, a directory, everything.
-    sh(f"cp -a {before}/src/one src/one; cp -a {before}/src/deep src/", mounted.path)
-    assert (mounted.path / "src/one").read_text() == "one\n"
-    assert (mounted.path / "src/deep/two").stat().st_mode == (before / "src/deep/two").stat().st_mode
-    if shutil.which("rsync"):
-        sh(f"rsync -aHX --delete {before}/ ./", mounted.path)
-        assert sh(f"rsync -aHXn --checksum --delete -i {before}/ ./", mounted.path) == ""
-
-
 def test_an_open_file_is_in_it_as_it_was(mounted: Mounted) -> None:
     path = mounted.path
     (path / "open").write_text("before")
@@ -181,21 +149,6 @@ def test_an_open_file_is_in_it_as_it_was(mounted: Mounted) -> None:
         assert kept(mounted, "one/open").read_text() == "before"
     assert kept(mounted, "one/open").read_text() == "before"
     assert not (path / "open").exists()
-
-
-def test_a_mapping_of_it_stays(mounted: Mounted) -> None:
-    import mmap
-
-    file = mounted.path / "file"
-    file.write_bytes(b"a" * 8192)
-    with fusebackend.connect(mounted.path) as client:
-        client.create_snapshot("one")
-        with kept(mounted, "one/file").open("rb") as opened:
-            mapped = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
-            file.write_bytes(b"b" * 8192)
-            assert mapped[:] == b"a" * 8192
-            assert os.fstat(opened.fileno()).st_ino != file.stat().st_ino
-            mapped.close()
 
 
 # -- kernel caches ---------------------------------------------------------------------------------------------------

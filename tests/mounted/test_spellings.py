@@ -25,7 +25,7 @@ from fusebackend import Client
 from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.agent_face import DirectoryFace
 from fusebackend.backends.directory.volume import DirectoryVolume
-from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE, AttrChanges
+from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE
 from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import fails
 
@@ -43,7 +43,6 @@ SPELLINGS = {
 OTHERS = {name: text.encode() for name, text in SPELLINGS.items()}
 NEW = {"a dot at the end": b"x.", "a space at the end": b".env ", "both": b"Notes. ."}
 """Names that the file system stores as others."""
-FILE = AttrChanges(mode=0o644, uid=os.geteuid(), gid=os.getegid(), size=1, atime_ns=0, mtime_ns=0)
 
 
 @pytest.fixture(scope="module")
@@ -406,18 +405,3 @@ class TestTheMount:
         os.rename(below / "between", below / "Spelled")
         eventually(lambda: (top / "Spelled").exists() and not (top / "spelled").exists())
         (top / "Spelled").unlink()
-
-    def test_the_log_has_the_name_and_undo_gives_it_back(self, served: Mounted, free: Client, disk: Path) -> None:
-        path = served.path / "e/Logged"
-        path.write_text("before")
-        assert free.write("/e/LOGGED", "x").error and free.delete("/e/logged").error
-        assert free.edit("/e/Logged", "before", "after").error is None
-        assert free.delete("/e/Logged").error is None
-        deleted, edited = free.log(paths=["/e/Logged"], limit=2)
-        assert [change.path for change in free.changes(deleted.call)] == ["/e/Logged"]
-        assert not free.log(paths=["/e/logged"]) and not free.log(paths=["/e/LOGGED"])
-        free.undo(deleted.call)
-        assert "Logged" in os.listdir(disk / "served/e") and path.read_text() == "after"
-        free.undo(edited.call)
-        assert path.read_text() == "before"
-        path.unlink()

@@ -7,10 +7,8 @@ the database with it.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
-import stat
 import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,28 +119,6 @@ def test_status_says_how_a_change_becomes_known(agent):
     assert route["features"]["blocking"] is True
     assert route["features"]["durable"] is True
     assert "password" not in json.dumps(status)
-
-
-def test_a_long_text_is_read_with_less_and_diff(agent):
-    text = "The theme is dark.\n" * 30
-    agent.store.put(NS, "profile", {"kind": "memory", "text": text})
-    eventually(lambda: sorted(os.listdir(agent.path)) == ["profile.json", "profile.md"])
-    path = agent.path / "profile.md"
-    assert path.read_text() == text
-    assert (path.stat().st_size, stat.S_IMODE(path.stat().st_mode)) == (len(text), 0o444)
-    updated = agent.store.get(NS, "profile").updated_at  # a SqliteStore's is UTC without saying so
-    updated_at = updated.replace(tzinfo=updated.tzinfo or datetime.UTC).timestamp()
-    assert path.stat().st_mtime == pytest.approx(updated_at, abs=0.001)
-    assert path.with_suffix(".json").stat().st_mtime == pytest.approx(updated_at, abs=0.001)
-    assert shell("grep -c dark profile.md; grep -l dark *; tail -n 1 profile.md", agent.path).split("\n")[:3] == [
-        "30", "profile.json", "profile.md",
-    ]  # fmt: skip
-    for attempt in (lambda: path.write_text(""), path.unlink, lambda: path.rename(agent.path / "x")):
-        with pytest.raises(PermissionError):
-            attempt()
-    agent.store.put(NS, "profile", {"kind": "memory", "text": "short"})
-    eventually(lambda: os.listdir(agent.path) == ["profile.json"])
-    eventually(lambda: not path.exists())
 
 
 @pytest.mark.services

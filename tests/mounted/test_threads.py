@@ -218,65 +218,6 @@ def served(work: Path, kind: str, where: str) -> Iterator[Path]:
         yield server.path
 
 
-def bash(command: str, directory: Path, status: int = 0) -> str:
-    done = subprocess.run(["bash", "-c", command], cwd=directory, capture_output=True, timeout=300)
-    assert done.returncode == status, done.stderr.decode() + done.stdout.decode()
-    return done.stdout.decode()
-
-
-def coder(threads: Path) -> Path:
-    """The first of the threads in which legacy_T….py was deleted."""
-    (found, *_) = bash("rg -l 'deleted file mode' -g '*.patch' . | xargs rg -l 'src/legacy_'", threads).splitlines()
-    return (threads / found).parents[1]
-
-
-def test_a_stranger_finds_what_was_deleted_and_why(threads: Path) -> None:
-    thread = coder(threads)
-    file = f"/src/legacy_{thread.name}.py"
-    calls = bash(f"rg -l '\"delete\"' */messages -g '*.calls.json' | xargs rg -lF '{file}'", threads).splitlines()
-    assert len(calls) == 1
-    assert calls[0].startswith(f"{thread.name}/messages/")
-    title = bash("head -n 1 README.md", thread)
-    assert title.startswith("# Please fix the login test of the ")
-    number = os.path.basename(calls[0])[:4]
-    assert "is imported by nothing since" in bash(f"cat messages/{number}-ai.md", thread)
-    section = bash(f"sed -n '/^## {int(number)} · ai/,/^## {int(number) + 1} · /p' transcript.md", thread)
-    assert "is imported by nothing since" in section
-    assert file in section
-    (patch,) = bash(f"rg -l '^deleted file mode' changes | xargs rg -lF 'a{file}'", thread).split()
-    name = os.path.basename(patch).removesuffix(".patch")
-    row = bash(f"rg -F '{name}' checkpoints.tsv", thread).rstrip("\n").split("\t")
-    parent = bash(
-        f"awk -F'\\t' '$2 == \"{row[2]}\" || $1 == \"{row[2]}\" {{print $1}}' checkpoints.tsv", thread
-    ).strip()
-    assert bash(f"diff -rq history/{parent} history/{name}", thread, status=1).count("\n") == 1
-    assert "-OLD = True" in bash(f"cat {patch}", thread)
-
-
-def test_the_changes_read_like_a_log_and_make_the_head(threads: Path, tmp_path: Path) -> None:
-    thread = coder(threads)
-    bash(f"for patch in {thread}/changes/*; do git apply $patch || exit 1; done", tmp_path)
-    assert bash(f"diff -r {tmp_path} {thread}/head", thread) == ""
-    log = bash("cat changes/*", thread)
-    assert log.count("\ncommit ") + log.startswith("commit ") == len(os.listdir(thread / "changes"))
-
-
-def test_states_are_compared_by_diff(threads: Path) -> None:
-    (thread, *_) = [path for path in sorted(threads.iterdir()) if b'"totals"' in (path / "state.json").read_bytes()]
-    one, two = sorted(path.name for path in (thread / "history").glob("*.state.json"))[4:6]
-    found = bash(f"diff {one} {two}", thread / "history", status=1)
-    assert found.count('"step": ') == 4, "of metadata and values, on both sides"
-    assert '"totals"' not in found
-
-
-def test_tools_that_walk_meet_nothing_twice(threads: Path) -> None:
-    assert bash("find . -type l", threads) == ""
-    assert bash("find . -name '@*'", threads) == ""
-    assert len(os.listdir(threads)) == THREADS
-    bash("du -s . > /dev/null; ls -lR . > /dev/null", threads)
-    assert "@" not in bash("ls", threads)
-
-
 # --------------------------------------------------------------------------------------------------------------
 # A thread that grows several times a second is read meanwhile: whole messages only, and new ones soon
 # --------------------------------------------------------------------------------------------------------------
@@ -358,28 +299,6 @@ def output(*command: str) -> str:
     return done.stdout.decode()
 
 
-class Tail:
-    """`tail --follow` of a file, and what it has printed."""
-
-    def __init__(self, path: Path) -> None:
-        command = ["tail", "-n", "+1", "--follow=name", "--sleep-interval=0.1", str(path)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        self.output = b""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stream:
-            while piece := os.read(stream.fileno(), 1 << 16):
-                self.output += piece
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-
-
 def test_readers_see_whole_messages_and_new_ones_soon(growing_thread: Growing) -> None:
     """In pieces and by rg, with what is there in the kernel's caches: names, sizes, pages, absent names."""
     seen: dict[str, int] = {}
@@ -424,15 +343,3 @@ def test_readers_see_whole_messages_and_new_ones_soon(growing_thread: Growing) -
         grown("rg", len(begun))
     growing_thread.process.wait()
     assert min(seen.values()) > 3
-
-
-def test_tail_follows(growing_thread: Growing) -> None:
-    with contextlib.ExitStack() as stack:
-        tails = [Tail(growing_thread.path / name) for name in ("messages.jsonl", "transcript.md")]
-        for tail in tails:
-            stack.callback(tail.end)
-        growing_thread.process.wait()
-        for tail in tails:
-            eventually(lambda tail=tail: last(tail.output.decode(errors="replace")) >= growing_thread.stored, LIMIT_S)
-            assert b"\0" not in tail.output, "the kernel's page of an older size was read"
-            assert whole(tail.output.decode()) == growing_thread.stored + 1

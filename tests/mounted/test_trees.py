@@ -12,7 +12,6 @@ import mmap
 import os
 import random
 import shutil
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -142,22 +141,6 @@ def test_a_file_is_the_same(trees: Trees) -> None:
     assert (trees.there / "second").stat().st_nlink == 1
 
 
-def test_a_directory_has_a_number_in_each_tree_and_the_same_attributes(trees: Trees) -> None:
-    here, there = trees.here / "d", trees.there / "d"
-    here.mkdir()
-    assert here.stat().st_ino != there.stat().st_ino
-    here.chmod(0o711)
-    assert stat.S_IMODE(there.stat().st_mode) == 0o711
-    os.utime(here, ns=(1, 2))
-    assert there.stat().st_mtime_ns == 2
-    os.setxattr(here, "user.a", b"1")
-    assert os.getxattr(there, "user.a") == b"1"
-    assert there.stat().st_ctime_ns == here.stat().st_ctime_ns
-    os.removexattr(here, "user.a")
-    assert os.listxattr(there) == []
-    assert there.stat().st_ctime_ns == here.stat().st_ctime_ns
-
-
 def test_locks_meet(trees: Trees) -> None:
     (trees.here / "lock").touch()
     with (trees.here / "lock").open("r+") as mine, (trees.there / "lock").open("r+") as other:
@@ -180,57 +163,6 @@ def test_mappings_meet(trees: Trees) -> None:
         assert two[4999:5005] == b"1mmap1"
         two[0:3] = b"two"
         assert one[:4] == b"two1"
-
-
-def test_a_database_that_is_open_in_both(trees: Trees) -> None:
-    for mode in ("delete", "wal"):
-        one = sqlite3.connect(trees.here / f"{mode}.db", isolation_level=None, timeout=0.1)
-        assert one.execute(f"PRAGMA journal_mode={mode}").fetchone() == (mode,)
-        one.execute("CREATE TABLE t (x)")
-        # Within one process SQLite treats two paths to one file as one database, so the other is another process.
-        words = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=0.1)\n"
-        words += "for line in sys.stdin:\n    try: print(c.execute(line).fetchall(), flush=True)\n"
-        words += "    except sqlite3.OperationalError as error: print(error, flush=True)\n"
-        other = subprocess.Popen(
-            [sys.executable, "-c", words, trees.there / f"{mode}.db"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
-
-        def ask(words: str, other: subprocess.Popen[str] = other) -> str:
-            assert other.stdin is not None and other.stdout is not None
-            other.stdin.write(words + "\n")
-            return other.stdout.readline().strip()
-
-        with other:
-            for number in range(10):
-                one.execute("INSERT INTO t VALUES (?)", (number,))
-                assert ask("SELECT count(*) FROM t") == f"[({2 * number + 1},)]"
-                assert ask("INSERT INTO t VALUES (1)") == "[]"
-                assert one.execute("SELECT count(*) FROM t").fetchone() == (2 * number + 2,)
-            one.execute("BEGIN IMMEDIATE")
-            assert "locked" in ask("BEGIN IMMEDIATE")
-            one.execute("ROLLBACK")
-            assert ask("PRAGMA integrity_check") == "[('ok',)]"
-            assert other.stdin is not None
-            other.stdin.close()
-        one.close()
-
-
-def test_listings_are_kept_and_let_go(trees: Trees) -> None:
-    here, there = trees.here / "d", trees.there / "d"
-    here.mkdir()
-    names: set[str] = set()
-    opened = os.open(there, os.O_RDONLY)
-    for number in range(60):
-        (here / str(number)).touch()
-        names.add(str(number))
-        if number % 3 == 0:
-            (here / str(number // 2)).unlink(missing_ok=True)
-            names.discard(str(number // 2))
-        os.utime(here, ns=(1, 1))  # a cache that compares times would see no change
-        assert set(os.listdir(there)) == names
-        assert set(os.listdir(opened)) == names
-    os.close(opened)
 
 
 def test_a_directory_moves_under_who_stands_in_it(trees: Trees) -> None:
@@ -271,110 +203,6 @@ def exchange(one: Path, other: Path) -> None:
     words = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True)\n"
     words += "sys.exit(libc.renameat2(-100, os.fsencode(sys.argv[1]), -100, os.fsencode(sys.argv[2]), 2) and 1)"
     subprocess.run([sys.executable, "-c", words, one, other], check=True)
-
-
-def test_what_the_agent_changes_is_seen_in_both(trees: Trees) -> None:
-    faces, here, there = trees.faces, trees.here, trees.there
-    for tree in (here, there):
-        assert not (tree / "d").exists()
-    faces.call("write", "/d/file", "one")
-    faces.call("write", "/memories/file", "one")
-    for tree in (here, there):
-        assert (tree / "d/file").read_text() == "one"
-        assert looked_at(tree / "d") == ["file"] and looked_at(tree / "memories") == ["file"]
-    faces.call("edit", "/d/file", "one", "other")
-    faces.call("move", "/d", "/e")
-    for tree in (here, there):
-        assert not (tree / "d").exists()
-        assert (tree / "e/file").read_text() == "other"
-    faces.call("delete", "/e")
-    faces.call("delete", "/memories/file")
-    for tree in (here, there):
-        assert not (tree / "e").exists()
-        assert looked_at(tree / "memories") == []
-
-
-def test_watchers_hear_paths_of_the_main_tree(serve: Serve, tmp_path: Path) -> None:
-    import fusebackend
-
-    server = serve("memory:", routes={"/memories/": "memory:"})
-    tree = server.path / TREE
-    client = fusebackend.connect(server.path)
-    (server.path / "known").mkdir()
-    with client.watch("/") as watch:
-        (tree / "known/file").write_text("x")
-        (tree / "new").mkdir()
-        (tree / "new").rename(tree / "known/new")
-        (tree / "known/new/file").write_text("x")
-        (server.path / "known").rename(server.path / "moved")
-        (tree / "moved/file").unlink()
-        (tree / "memories/file").write_text("x")
-        (tree / "memories/file").chmod(0o600)
-        (tree / "end").touch()
-        seen = []
-        for event in watch:
-            seen.append((event.kind, event.path, event.moved_from))
-            if event.path == "/end":
-                break
-    told = list(dict.fromkeys(seen))
-    assert told == [
-        ("created", "/known/file", None),
-        ("modified", "/known/file", None),
-        ("created", "/new/", None),
-        ("moved", "/known/new/", "/new/"),
-        ("created", "/known/new/file", None),
-        ("modified", "/known/new/file", None),
-        ("moved", "/moved/", "/known/"),
-        ("deleted", "/moved/file", None),
-        ("created", "/memories/file", None),
-        ("modified", "/memories/file", None),
-        ("attributes", "/memories/file", None),
-        ("created", "/end", None),
-    ]
-
-
-def test_what_another_host_changes_is_seen_in_both(postgres_dsn: str, serve: Serve) -> None:
-    url = f"postgres:{postgres_dsn}?volume=v"
-    one, two = serve(url), serve(url)
-    trees = [one.path, one.path / TREE]
-    (two.path / "d").mkdir()
-    (two.path / "d/file").write_text("one")
-    for number in range(10):
-        name, new = f"file{number or ''}", f"file{number + 1}"
-        for tree in trees:
-            assert (tree / "d" / name).read_text() == ("one" if not number else f"text {number}")
-        (two.path / "d" / name).rename(two.path / "d" / new)
-        (two.path / "d" / new).write_text(f"text {number + 1}")
-        (two.path / "d" / name).write_text("another")
-        for tree in trees:
-            assert (tree / "d" / new).read_text() == f"text {number + 1}"
-            assert (tree / "d" / name).read_text() == "another"
-    (trees[1] / "d").rename(trees[1] / "e")
-    assert (two.path / "e/file").read_text() == (trees[0] / "e/file").read_text() == "another"
-    (two.path / "e").rename(two.path / "f")
-    for tree in trees:
-        assert (tree / "f/file1").read_text() == "another"
-        eventually(lambda tree=tree: not (tree / "e").exists(), 10)
-
-
-def test_whole_files(serve: Serve) -> None:
-    server = serve("state:", routes={"/memories/": "state:"})
-    for here, there in ((server.path, server.path / TREE), (server.path / TREE, server.path)):
-        for place in ("", "memories", "d"):
-            one, other = here / place, there / place
-            one.mkdir(exist_ok=True)
-            assert not (other / "file").exists()
-            (one / "file").write_text("one")
-            assert (other / "file").read_text() == "one"
-            assert os.path.samefile(one / "file", other / "file")
-            (other / "file").write_text("other")
-            assert (one / "file").read_text() == "other"
-            (one / "file").rename(one / "new")
-            assert (other / "new").read_text() == "other" and not (other / "file").exists()
-            (other / "new").unlink()
-            assert not (one / "new").exists() and looked_at(one) == looked_at(other)
-        (here / "d").rmdir()
-        assert not (there / "d").exists()
 
 
 # -- between trees ---------------------------------------------------------------------------------------------------
@@ -458,24 +286,6 @@ def test_both_trees_at_once(faces: TwoFaces) -> None:
         assert list(threads.map(work, range(6))) == [None] * 6
         assert time.monotonic() - began < 120, "requests waited for each other"
     assert looked_at(trees[0] / "one") == looked_at(trees[1] / "one") == []
-
-
-@pytest.mark.alone
-def test_nothing_is_remembered_of_what_the_kernel_forgot(serve: Serve) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to drop the kernel's caches")
-    server: Mounted = serve("memory:", routes={"/memories/": "memory:"})
-    trees = [server.path, server.path / TREE]
-    for tree in trees:
-        for number in range(50):
-            (tree / f"d{number % 7}").mkdir(exist_ok=True)
-            (tree / f"d{number % 7}" / f"{tree.name}{number}").write_text("x")
-    for tree in trees:
-        assert len(list(tree.rglob("*"))) == 7 + 100 + 1
-    assert server.known_inodes() > 100
-    mounts.drop_caches(3)
-    mounts.drop_caches(3)
-    assert server.known_inodes() <= 3
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -565,21 +375,6 @@ def test_listings_of_the_root(mounted: Mounted, shown: str, tmp_path: Path) -> N
     sh(f"{git} init -q; {git} add d; {git} commit -qm one", mounted.path)
     untracked = sh(f"{git} status --porcelain", mounted.path)
     assert untracked == (f"?? {OWN}/\n" if shown == "visible" else "")
-
-
-def test_in_a_configuration_file(tmp_path: Path) -> None:
-    mounts.require()
-    point, file = tmp_path / "point", tmp_path / "agent.toml"
-    point.mkdir()
-    text = f'mountpoint = "{point}"\ndefault = "memory:"\ntrees = "visible"\ntrees_name = ".mount"\n'
-    for words, names in (([], [".mount"]), (["-o", "trees=hidden"], []), (["-o", "trees_name=.x"], [".x"])):
-        file.write_text(text)
-        assert command("mount", "--config", file, *words).stderr == ""
-        assert os.listdir(point) == names
-        assert command("umount", point).returncode == 0
-    file.write_text(text.replace("visible", "no"))
-    done = command("mount", "--config", file)
-    assert done.stderr == f"Error: '{file}': trees = 'no': give one of hidden, visible, off\n"
 
 
 @pytest.mark.parametrize("kind", ["dir", "sqlite"])

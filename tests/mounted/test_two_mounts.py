@@ -151,15 +151,6 @@ def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
         cutting.join()
 
 
-def test_and_when_one_hosts_clock_is_an_hour_behind(mount: Mount) -> None:
-    pair = mount(second="python:odd_hosts:open_slow_clock")
-    run_at_random(pair.hosts, STEPS // 4, catch_up=pair.catch_up)
-    (pair.first / "file").write_text("one")
-    changed_ns = os.stat(pair.first / "file").st_ctime_ns
-    (pair.second / "file").write_text("two")
-    until(lambda: os.stat(pair.first / "file").st_ctime_ns > changed_ns, "a change by the host that is behind")
-
-
 # -- without any feed --------------------------------------------------------------------------------------------------
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,10 +18,9 @@ import pytest
 from eventually import eventually
 from kinds import MEMORY, NATIVE_BY_DAY
 from mounts import Mounted, Serve
-from programs import command, ok, on_a_terminal, session, sh
+from programs import command, ok, session
 from services.s3 import Bucket
 from trees import snapshot
-from trees import snapshot as attributes_of
 
 import fusebackend
 from fusebackend.backends.sqlite.check import check
@@ -113,81 +109,6 @@ def test_a_process_that_has_a_file_open_reads_the_old_bytes(mounted: Mounted) ->
         undo(mounted.path)
         reader.seek(0)
         assert reader.read() == "before\n"
-
-
-@contextlib.contextmanager
-def at_work(directory: Path) -> Iterator[dict[str, str]]:
-    """Have another program write files in a directory meanwhile; yields what it has written."""
-    written: dict[str, str] = {}
-    ending = threading.Event()
-
-    def work() -> None:
-        number = 0
-        while not ending.is_set():
-            directory.mkdir(parents=True, exist_ok=True)
-            name = f"theirs{number % 50}"
-            (directory / name).write_text(f"written {number}\n")
-            written[name] = f"written {number}\n"
-            number += 1
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield written
-    finally:
-        ending.set()
-        thread.join()
-
-
-def test_another_program_goes_on_in_the_same_directory(mounted: Mounted) -> None:
-    session("mkdir repo; for n in $(seq 200); do echo $n > repo/$n; done", mounted.path)
-    before = tree(mounted.path)
-    with at_work(mounted.path / "repo") as written:
-        session("rm repo/[0-9]*", mounted.path)
-        with fusebackend.connect(mounted.path) as files:
-            call = next(
-                each.call for each in files.log() if each.title.startswith(("bash", "rm")) and each.changes == 200
-            )
-        undone = undo(mounted.path, call)
-        time.sleep(0.1)
-    assert undone.conflicts == []
-    after = tree(mounted.path)
-    assert {name: found for name, found in after.items() if b"theirs" not in name} == before
-    assert len(written) > 5
-    assert all((mounted.path / "repo" / name).read_text() == text for name, text in written.items())
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "dir"])
-@pytest.mark.parametrize(
-    "after_s", [0.05, 0.15, *(pytest.param(each, marks=pytest.mark.night) for each in (0.01, 0.4))]
-)
-def test_a_killed_server_finishes_the_undo_with_the_same_command(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, after_s: float
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (tmp_path / "live").mkdir()
-    url = KINDS[kind].format(tmp=tmp_path)
-    mounted = serve(url, at="mnt")
-    session("mkdir repo; for n in $(seq 500); do echo $n > repo/$n; done; ln repo/1 repo/one", mounted.path)
-    before = tree(mounted.path)
-    session("rm -rf repo; sync .", mounted.path)
-    with fusebackend.connect(mounted.path) as files:
-        call = files.log()[0].call
-
-    def undoing() -> None:
-        with contextlib.suppress(Exception):  # the server ends meanwhile
-            undo(mounted.path, call)
-
-    thread = threading.Thread(target=undoing)
-    thread.start()
-    time.sleep(after_s)
-    mounted.kill()
-    thread.join()
-    again = serve(url, at="mnt")
-    with fusebackend.connect(again.path) as files:
-        if files.log(calls=(call,))[0].undone_by is None:
-            assert files.undo(call).conflicts == []
-    assert tree(again.path) == before
 
 
 def test_changes_that_a_kill_has_prevented_stand_in_no_way(
@@ -292,13 +213,9 @@ def test_in_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.services
-def test_in_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
-    check_demonstrated(demonstrated(tmp_path, "--artifacts", bucket.url("artifacts")))
-
-
-@pytest.mark.services
-def test_in_postgresql(tmp_path: Path, postgres_dsn: str) -> None:
-    check_demonstrated(demonstrated(tmp_path, "--memories", f"store+postgres:{postgres_dsn}?ns=memories"))
+def test_in_a_bucket_and_in_postgresql(tmp_path: Path, bucket: Bucket, postgres_dsn: str) -> None:
+    routes = "--artifacts", bucket.url("artifacts"), "--memories", f"store+postgres:{postgres_dsn}?ns=memories"
+    check_demonstrated(demonstrated(tmp_path, *routes))
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -328,66 +245,6 @@ def take(kept_mount: Mounted, name: str) -> Path:
     return kept_mount.path / ".fusebackend/snapshots" / name
 
 
-KEPT_SCENE = r"""
-umask 022
-mkdir -p src/deep docs
-printf '1\n2\n3\n' > src/text; printf 'to be moved\n' > docs/here; head -c 5000 /dev/urandom > src/deep/bytes
-ln src/text src/linked; ln -s ../src/text docs/link; mkfifo docs/pipe
-truncate -s 5M src/sparse; printf end >> src/sparse; setfattr -n user.tag -v value src/sparse
-chmod 4755 src/deep/bytes; touch -d '2001-02-03 04:05:06.789' src/text; touch -d '2001-01-01' docs
-printf note > notes/one
-"""
-WORK = r"""
-sed -i s/2/two/ src/text; rm -rf src/deep; mv docs/here docs/there; chmod 700 docs; setfattr -x user.tag src/sparse
-printf more >> src/sparse; mkdir src/deep new; printf other > src/deep/other; printf n > new/n; rm docs/link
-printf changed > notes/one; printf 2 > way/live/file; rm -f docs/pipe; mkdir docs/pipe
-"""
-
-
-def test_what_bash_did_is_shown_and_taken_back(kept_mount: Mounted, tmp_path: Path) -> None:
-    path = kept_mount.path
-    sh(KEPT_SCENE, path)
-    kept = take(kept_mount, "before")
-    wanted = {name: each for name, each in attributes_of(kept).items() if not name.startswith(b"way")}
-    assert ok("diff", "before", cwd=path) == ""
-    copy = tmp_path / "copy"
-    subprocess.run(["cp", "-a", kept, copy], check=True)
-    sh(WORK, path)
-
-    assert ok("diff", "before", "--name-status", cwd=path).splitlines() == [
-        "M\tdocs/",
-        "D\tdocs/link",
-        "T\tdocs/pipe/",
-        "R100\tdocs/here\tdocs/there",
-        "A\tnew/n",
-        "M\tnotes/one",
-        "D\tsrc/deep/bytes",
-        "A\tsrc/deep/other",
-        "M\tsrc/sparse",
-        "M\tsrc/text",
-    ]
-    patch = command("diff", "before", cwd=path)
-    assert "route '/way/live/' was not compared" in patch.stderr
-    subprocess.run(["git", "apply", "--whitespace=nowarn"], cwd=copy, input=patch.stdout, text=True, check=True)
-    for name in ("src/text", "docs/there", "src/deep/other", "notes/one", "new/n", "src/sparse"):
-        assert (copy / name).read_bytes() == (path / name).read_bytes()
-    assert "# docs/: mode 0755 -> 0700\n" in patch.stdout
-    assert "# src/sparse: xattrs user.tag\n" in patch.stdout
-
-    planned = ok("restore", path, "--from", "before", "-n", cwd=Path("/"))
-    assert "replace    /docs/pipe\n" in planned
-    assert (path / "new/n").exists()
-    done = command("restore", path, "--from", "before", cwd=Path("/"))
-    assert done.returncode == 0, done
-    assert "route '/way/live/' is left as it is" in done.stderr
-    now = {name: each for name, each in attributes_of(path).items() if not name.startswith(b"way")}
-    assert now == wanted
-    assert (path / "src/sparse").stat().st_blocks * 512 < 1 << 20
-    assert (path / "way/live/file").read_text() == "2"
-    assert ok("diff", "before", cwd=path) == ""
-    assert "everything was as it is to be" in command("restore", ".", "--from", "before", cwd=path).stderr
-
-
 def test_files_that_are_open_for_writing(kept_mount: Mounted) -> None:
     path = kept_mount.path
     (path / "log").write_text("old\n")
@@ -405,41 +262,6 @@ def test_files_that_are_open_for_writing(kept_mount: Mounted) -> None:
         ok("restore", ".", "--from", "before", "--force", cwd=path)
         log.write("after\n")
     assert (path / "log").read_text() == "old\n"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
-def test_other_file_systems_are_left_alone(kept_mount: Mounted) -> None:
-    path = kept_mount.path
-    sh("mkdir -p d/there; echo old > d/there/f; echo old > d/f", path)
-    take(kept_mount, "before")
-    sh("echo new > d/f; rm -r d/there; mkdir -p d/there extra/there", path)
-    for name in ("d/there", "extra/there"):
-        sh(f"mount -t tmpfs none {name}; echo mine > {name}/mine", path)
-    try:
-        done = command("restore", ".", "--from", "before", cwd=path)
-        assert (done.returncode, (path / "d/f").read_text()) == (1, "old\n")
-        assert "'/d/there' was left as it is: another file system is mounted there" in done.stderr
-        assert "'/extra' was left as it is: another file system is mounted at '/extra/there'" in done.stderr
-        shown = ok("diff", "before", "--name-status", cwd=path).splitlines()
-        assert shown == ["D\td/there/f", "A\textra/there/"], "of the tree below them"
-        for name in ("d/there", "extra/there"):
-            assert (path / name / "mine").read_text() == "mine\n"
-    finally:
-        sh("umount d/there extra/there", path)
-    assert "restored" in ok("restore", ".", "--from", "before", cwd=path)
-    assert (path / "d/there/f").read_text() == "old\n" and not (path / "extra").exists()
-
-
-def test_names_do_not_steer_a_terminal(kept_mount: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = kept_mount.path
-    take(kept_mount, "before")
-    (path / "odd\x1b[2J\nname").write_text("text \x1b]0;title\x07\n")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    status, shown = on_a_terminal("diff", cwd=path)
-    assert status == 0
-    assert "\x1b[32m" in shown
-    assert "\x1b[2J" not in shown and "\x1b]" not in shown and "\x07" not in shown
-    assert '"b/odd\\033[2J\\nname"' in shown
 
 
 # --------------------------------------------------------------------------------------------------------------

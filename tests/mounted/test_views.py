@@ -240,36 +240,6 @@ class TestTheKernel:
         assert list((view / "moved").iterdir()) == []
         assert (viewed.path / "moved/.env").read_text() == FILES["/only/.env"]
 
-    def test_the_main_tree_and_the_view_show_each_others_changes(self, viewed: Mounted) -> None:
-        view = tree(viewed)
-        assert (view / "a.txt").read_text() == "a\n"
-        assert not (view / "new").exists()
-        (viewed.path / "new").write_text("1")
-        assert (view / "new").read_text() == "1"
-        (view / "new").write_text("22")
-        assert (viewed.path / "new").read_text() == "22"
-        assert (view / "ro/f").read_text() == FILES["/ro/f"]
-        (viewed.path / "ro/f").write_text("other")
-        assert (view / "ro/f").read_text() == "other"
-        os.rename(viewed.path / "new", viewed.path / "secrets/new")
-        assert not (view / "new").exists()
-        refused(errno.EACCES, lambda: (view / "secrets/new").read_text())
-        with fusebackend.connect(viewed.path) as files:
-            files.write("/by_agent", "x")
-            assert (view / "by_agent").read_text() == "x"
-            files.delete("/by_agent")
-            assert not (view / "by_agent").exists()
-
-    def test_a_directory_that_others_move_is_decided_by_its_new_place(self, viewed: Mounted) -> None:
-        view = tree(viewed)
-        place = os.open(view / "work", os.O_RDONLY)
-        assert os.stat("x.py", dir_fd=place).st_size
-        os.rename(viewed.path / "work", viewed.path / "secrets/work")
-        with pytest.raises(OSError):
-            os.open("x.py", os.O_RDONLY, dir_fd=place)
-        os.close(place)
-        refused(errno.EACCES, lambda: (view / "secrets/work/x.py").read_text())
-
 
 class TestAttacks:
     """Ways out of a view that were open once, and others that look as if they were."""
@@ -429,17 +399,6 @@ class TestAttacks:
                     assert own.get(0.1) is None
             finally:
                 main.delete_branches("b")
-
-    def test_stat_does_not_tell_of_a_way_that_is_hidden(self, tmp_path: Path, serve: Serve) -> None:
-        rules = [{"operations": ["read", "write"], "paths": ["/team", "/deny/in"], "mode": "hide"}]
-        config = configured(tmp_path, "", rules=rules)
-        server = serve("memory:", routes={"/team/a": "memory:", "/deny/in/b": "memory:"}, config=config)
-        with fusebackend.connect(server.path, view="reviewer") as files:
-            for path in ("/team", "/team/a", "/deny/in", "/deny/in/b", "//team/", "/x/../team"):
-                assert files.stat(path).code == "file_not_found", path
-            assert files.ls("/").entries == []
-        with fusebackend.connect(server.path) as files:
-            assert files.stat("/.fusebackend/views/reviewer/team").code == "file_not_found"
 
     def test_default_view_binds_in_branches_and_snapshots_too(self, tmp_path: Path, serve: Serve) -> None:
         more = 'default_view = "reviewer"\n[execute]\ntrees = ["snapshots"]'
@@ -682,14 +641,6 @@ class TestVerbs:
                 assert event.moved_from is None
             assert {path for _, path in paths} == {"/work/seen"}
 
-    def test_a_change_through_a_view_is_undone_as_any_other(self, viewed: Mounted) -> None:
-        with fusebackend.connect(viewed.path) as files:
-            made = files.write("/.fusebackend/views/reviewer/undone", "x")
-            assert made.error is None
-            call = next(each for each in files.log() if "undone" in each.title)
-            files.undo(call.call)
-            assert not (viewed.path / "undone").exists()
-
 
 class TestCommands:
     def test_a_view_is_the_root_of_a_command(self, viewed: Mounted) -> None:
@@ -882,42 +833,6 @@ class TestRoutes:
         assert everything(ruled.path / "ro") == {"/r"}
 
 
-@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.services), "store"])
-def far(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a volume behind a service. Ends after `serve`, which is to come after it."""
-    if request.param == "store":
-        return f"store+sqlite:{tmp_path}/s.db?ns=a"
-    return f"postgres:{request.getfixturevalue('postgres_dsn')}?volume=v"
-
-
-def test_rules_hold_on_routes_of_services(far: str, tmp_path: Path, serve: Serve) -> None:
-    plain = serve("memory:", routes={"/far": far}, at="before")
-    files = {"a": "a", ".env": "ENV", "secrets/key": "KEY", "gone/.env": "ENV"}
-    for name, text in files.items():
-        (plain.path / "far" / name).parent.mkdir(exist_ok=True)
-        (plain.path / "far" / name).write_text(text)
-    plain.stop()
-    rules = [{"operations": ["read", "write"], "paths": ["/far/secrets/**"], "mode": "deny"}]
-    route = f'[routes]\n"/far" = {{ url = {json.dumps(far)}, hide = ["**/.env"] }}\n'
-    server = serve("memory:", config=configured(tmp_path, "", route, rules=rules))
-    view = tree(server)
-    for top in (server.path, view):
-        assert everything(top / "far") == {"/a", "/gone", "/secrets"} | (
-            {"/secrets/key"} if top is server.path else set()
-        )
-        refused(errno.ENOENT, lambda top=top: (top / "far/.env").read_text())
-        refused(errno.EACCES, lambda top=top: (top / "far/.env").write_text("x"))
-        refused(errno.EACCES, lambda top=top: (top / "far/gone").rmdir())
-    refused(errno.EACCES, lambda: (view / "far/secrets/key").read_text())
-    refused(errno.EACCES, lambda: (view / "far/secrets/new").touch())
-    (server.path / "far/a").rename(server.path / "far/secrets/a")
-    refused(errno.EACCES, lambda: (view / "far/secrets/a").read_text())
-    with fusebackend.connect(server.path, view="reviewer") as client:
-        assert "Permission denied" in str(client.read("/far/secrets/key").error)
-        assert "Permission denied" in str(client.write("/far/.env", "x").error)
-        assert client.grep("ENV").matches == []
-
-
 class TestTheCommandLine:
     def test_list_show_and_explain(self, tmp_path: Path, serve: Serve) -> None:
         server = serve("memory:", config=configured(tmp_path, ""))
@@ -1104,31 +1019,6 @@ def test_what_is_hidden_is_in_nothing_that_is_kept(ruled: Mounted) -> None:
         assert "Traceback" not in answer
 
 
-def test_files_come_back_as_on_any_route(ruled: Mounted) -> None:
-    root = ruled.path
-    with fusebackend.connect(root) as files:
-        files.create_snapshot("taken")
-        assert files.delete("/sub/x").error is None
-        assert files.undo().conflicts == []
-        assert (root / "sub/x").read_text() == "x\n"
-        assert files.edit("/a", "one", "two").error is None
-        assert files.restore(["/a"], ref="taken").conflicts == []
-        assert (root / "a").read_text() == "one\n"
-        assert files.write("/sub/new", "new").error is None
-        restored = files.restore(["/"], ref="before-the-rule")
-        assert [each.path for each in restored.changes if each.path == "/sub/new"] == ["/sub/new"]
-        assert everything(root) == SEEN | {"/ro", "/ro/r"}
-        files.create_branch("work")
-        branch = root / ".fusebackend/branches/work"
-        (branch / "a").write_text("merged\n")
-        (branch / "fresh").mkdir()
-        (branch / "fresh/f").write_text("f")
-        assert files.merge_branch("work").conflicts == []
-        assert (root / "a").read_text() == "merged\n" and (root / "fresh/f").read_text() == "f"
-        assert files.undo().conflicts == []
-        assert (root / "a").read_text() == "one\n" and not (root / "fresh").exists()
-
-
 def test_what_would_touch_what_is_hidden_is_refused_whole(ruled: Mounted, serve: Serve, tmp_path: Path) -> None:
     root = ruled.path
     with fusebackend.connect(root) as files:
@@ -1154,16 +1044,3 @@ def test_what_would_touch_what_is_hidden_is_refused_whole(ruled: Mounted, serve:
     left = {name for name in KEPT_FILES if SECRET in KEPT_FILES[name]}
     without = serve(f"sqlite:{tmp_path}/volume.db", at="without")
     assert {name for name in left if (without.path / name).read_text() == SECRET} == left
-
-
-def test_a_branch_of_an_earlier_session_finds_its_directories(ruled: Mounted, serve: Serve, tmp_path: Path) -> None:
-    branch = ruled.path / ".fusebackend/branches/work"
-    with fusebackend.connect(ruled.path) as files:
-        files.create_branch("work")
-    (branch / "sub/mine").write_text("mine")
-    os.rename(branch / "only", branch / "sub/only")
-    ruled.stop()
-    serve("", at=ruled.path.name, config=config(tmp_path), options=["snapshots=auto", "history=on"])
-    assert everything(branch) == {"/a", "/sub", "/sub/x", "/sub/mine", "/sub/only", "/sub/only/gone", "/ro", "/ro/r"}
-    refused(errno.ENOENT, lambda: os.stat(branch / "sub/.env"))
-    refused(errno.ENOENT, lambda: os.stat(branch / "sub/only/.env"))

@@ -74,10 +74,8 @@ class Watched:
 
 @pytest.fixture(scope="module", params=NATIVE_BY_DAY)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    tmp = tmp_path_factory.mktemp("watch")
-    (tmp / "files").mkdir()
-    url, routes = KINDS[request.param].url.format(tmp=tmp), {"/other": "memory:"}
-    with mounts.mounted(tmp / "mnt", url, routes=routes, options=mounts.OTHERS) as server:
+    url, routes = KINDS[request.param].url, {"/other": "memory:"}
+    with mounts.of_kind(request, tmp_path_factory, url, routes=routes, options=mounts.OTHERS) as server:
         yield server.path
 
 
@@ -236,28 +234,6 @@ def test_both_faces_at_once_are_followed(watched: Watched) -> None:
     together(*(partial(act, seed) for seed in range(2)))
     assert [process.wait(60) for process in processes] == [0, 0]
     follow(watched)
-
-
-def test_a_whole_file_backend(tmp_path: Path, serve: Serve) -> None:
-    server = serve("memory:", routes={"/s": "python:seed_backends:DuckBackend"})
-    watched = Watched(server.path)
-    try:
-        watched.sh("cd s; mkdir d; echo one > d/f; mv d/f g; rm g; rmdir d")
-        told = watched.told()
-        assert [event for event in told if event[0] != "modified"] == [
-            ("created", "/s/d/"),
-            ("created", "/s/d/f"),
-            ("moved", "/s/g", "/s/d/f"),
-            ("deleted", "/s/g"),
-            ("deleted", "/s/d/"),
-        ]
-        assert ("modified", "/s/d/f") in told
-        watched.agent.write("/s/h", "one")
-        watched.agent.upload_files([("/s/h", b"two")])
-        watched.agent.delete("/s/h")
-        assert watched.told() == [("created", "/s/h"), ("modified", "/s/h"), ("deleted", "/s/h")]
-    finally:
-        watched.close()
 
 
 @pytest.mark.alone

@@ -13,11 +13,9 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentTypeError
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import graphs
 import mounts
@@ -35,7 +33,6 @@ import bench_hosts
 import bench_many_hosts
 import bench_mount
 import bench_postgres
-import bench_s3
 import driver
 import peers
 import recorded_sql
@@ -60,17 +57,6 @@ def medians() -> driver.Medians:
 
 
 class TestTable:
-    def test_times_ratios_and_the_best_of_the_others(self) -> None:
-        heads, _, first, *_ = bench_mount.tables(medians())
-        assert driver.cells(heads)[-1] == "fusebackend ÷ best of rclone, JuiceFS, SeaweedFS"
-        assert driver.cells(first) == ["untar", "100.0", "200.0", "2.0", "1.0", "8.0", "6.0", "4.0", "0.50"]
-
-    def test_the_mean_is_geometric(self) -> None:
-        uneven = medians()
-        uneven["rg"] = {**uneven["rg"], "fusebackend": 1.6}
-        (line,) = [line for line in bench_mount.tables(uneven) if "geometric mean" in line]
-        assert driver.cells(line)[3:5] == ["4.00", "1.00"]
-
     def test_there_is_a_place_for_each(self) -> None:
         tables = {each.table for each in driver.REGISTERED.values()} - {"postgres"}
         for table in (*tables, *(f"postgres {part}" for part in bench_postgres.PARTS)):
@@ -122,19 +108,6 @@ class TestRounds:
 
 
 class TestStatistics:
-    @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
-    def test_the_exponent_of_growth(self, power: float) -> None:
-        found = {size: {"find": size**power / size} for size in bench_comparisons.SIZES}
-        assert bench_comparisons.exponent(found, "find") == pytest.approx(power)
-
-    def test_percentiles(self) -> None:
-        assert work.percentile(range(101), 50) == 50
-        assert work.percentile(range(101), 99) == 99
-
-    def test_throughput_counts_from_the_first_start_to_the_last_end(self) -> None:
-        done = [bench_comparisons.Done(1.0, 3.0, {}), bench_comparisons.Done(2.0, 6.0, {})]
-        assert bench_comparisons.throughput(done, 100) == 200 / 5
-
     def test_processes_at_once(self, tmp_path, no_caches) -> None:
         done = bench_comparisons.together(tmp_path / "place", 3, 30)
         assert len(done) == 3
@@ -194,85 +167,7 @@ def cell(place: str, scenario: str, count: int, rate: float, p99_s: float = 0.03
     return bench_many_hosts.Cell(place, scenario, count, rate, p50_s=0.001, p99_s=p99_s, **more)
 
 
-class TestManyHosts:
-    def judged(self, *cells: bench_many_hosts.Cell, idle=None, burst=None) -> dict[str, str]:
-        by_place = {(each.place, each.scenario, each.processes): each for each in cells}
-        return {row[0]: row[3] for row in bench_many_hosts.targets(by_place, idle, burst)}
-
-    def test_sixteen_are_held_against_one(self) -> None:
-        one, many = cell("slow", "own", 1, 100), cell("slow", "own", 16, 799)
-        words = "slow disk: 16 in volumes of their own, of one"
-        assert self.judged(one, many)[words] == "no"
-        assert self.judged(one, cell("slow", "own", 16, 800))[words] == "yes"
-        assert self.judged(one)[words] == "not measured"
-
-    def test_a_line_that_failed_reaches_nothing(self) -> None:
-        failed = cell("fast", "own", 16, 0, failure="15 could not open the volume: too many clients", p99_s=0)
-        judged = self.judged(cell("fast", "own", 1, 100), failed)
-        assert judged["16 in volumes of their own, of one"] == "no"
-        assert judged["p99 of 16 in volumes of their own, of p50 of one"] == "not measured"
-        assert failed.row()[2] == "–"
-        assert "too many clients" in failed.row()[-1]
-
-    def test_all_processes_make_one_line(self) -> None:
-        line = bench_many_hosts.Cell("fast", "own", 2)
-        done = [bench_many_hosts.Done(1.0, 3.0, [0.5, 0.5], 1.0), bench_many_hosts.Done(2.0, 5.0, [1.0], 1.0, ["why"])]
-        bench_many_hosts.summarise(line, done)
-        assert (line.rate, line.p50_s, line.client_cores) == (3 / 4, 0.5, 2 / 4)
-        assert line.failure == "1: why"
-
-    def test_one_that_can_not_open_its_volume_ends_all(self, monkeypatch) -> None:
-        def backend(dsn: str, volume: str) -> contextlib.AbstractContextManager[None]:
-            if volume == "host1":
-                raise OSError("connection failed: FATAL: sorry, too many clients")
-            return contextlib.nullcontext()
-
-        monkeypatch.setattr(bench_many_hosts, "PostgresBackend", backend)
-        monkeypatch.setattr(bench_many_hosts, "Work", mock.MagicMock())
-        line = bench_many_hosts.Cell("fast", "own", 3)
-        bench_many_hosts.together(bench_many_hosts.SCENARIOS["own"], "", serving.Server([]), 3, 1, line)
-        assert line.failure == "1 could not open the volume: sorry, too many clients"
-        assert line.rate == 0
-
-    @pytest.mark.parametrize(("words", "full"), [("sorry, too many clients already", True), ("no route", False)])
-    def test_a_server_without_a_free_connection_has_all_of_them(self, monkeypatch, words: str, full: bool) -> None:
-        psycopg = pytest.importorskip("psycopg")
-
-        def refuse(*_: object, **__: object) -> None:
-            raise psycopg.OperationalError(f"FATAL: {words}")
-
-        monkeypatch.setattr(psycopg, "connect", refuse)
-        with contextlib.nullcontext() if full else pytest.raises(psycopg.OperationalError):
-            with bench_many_hosts.most_connections("") as counted:
-                pass
-            assert counted == [bench_many_hosts.CONNECTIONS]
-
-
 class TestReplay:
-    def test_the_node_and_the_name_are_others_each_time(self) -> None:
-        statement = recorded_sql.Sent("SELECT %s, %s, %s", (77, [76, 77], b"name"), (20, 1016, 17))
-        script = recorded_sql.pgbench_script([[recorded_sql.Sent("BEGIN", (), ()), statement]], node=77, name=b"name")
-        assert "PREPARE a0(int8, int8[], bytea) AS SELECT $1, $2, $3;" in script
-        assert "BEGIN \\; EXECUTE a0(:anode, '{76,:anode}', 'f:anode');" in script
-
-    @pytest.mark.parametrize(
-        ("value", "words"),
-        [
-            (None, "NULL"),
-            (True, "true"),
-            (770, "770"),
-            ("it's 77 of 770", "'it''s :anode of 770'"),
-            (b"\x00'", "'\\x0027'"),
-            ([b"a b", b"\xff"], '\'{"a b","\\\\xff"}\''),
-        ],
-    )
-    def test_parameters(self, value: object, words: str) -> None:
-        assert recorded_sql.literal(value, 77, b"name", "a") == words
-
-    def test_what_it_can_not_write_down_is_an_error(self) -> None:
-        with pytest.raises(TypeError, match=r"a parameter 1\.5, which this can't write down"):
-            recorded_sql.literal(1.5, 0, b"", "a")
-
     @pytest.mark.services
     @pytest.mark.parametrize("scenario", bench_many_hosts.SCENARIOS)
     def test_pgbench_changes_what_the_operation_changes(self, postgres, tmp_path: Path, scenario: str) -> None:
@@ -292,12 +187,6 @@ class TestReplay:
                     assert backend.download_files([name])[0].content == bench_many_hosts.TEXT.encode()
 
 
-class TestPostgresWork:
-    def test_the_url_of_the_metadata(self) -> None:
-        url = bench_postgres.metadata_url("host=/tmp/x port=5 user=u dbname=d")
-        assert url == "postgres://u@/d?host=/tmp/x&port=5&sslmode=disable"
-
-
 def test_without_an_index_files_are_stored_and_none_is_marked(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("UNINDEXED_FILE", str(tmp_path / "off.db"))
     with monkeypatch.context() as patch:
@@ -308,11 +197,6 @@ def test_without_an_index_files_are_stored_and_none_is_marked(tmp_path, monkeypa
         assert db.execute("SELECT count(*) FROM unindexed").fetchone() == (0,)
     with SqliteBackend(tmp_path / "off.db") as backend:
         assert backend.download_files(["/file"])[0].content == b"text"
-
-
-def test_requests_are_told_by_their_kind() -> None:
-    assert bench_s3.shown(Counter(["HEAD", "LIST", "HEAD"])) == "3: 1 LIST, 2 HEAD"
-    assert bench_s3.shown(Counter()) == "0"
 
 
 class TestServer:

@@ -110,11 +110,6 @@ class TestScripts:
         shell = {"#!/usr/bin/env bash": "bash", "#!/bin/sh": "sh"}[script.read_text().splitlines()[0]]
         run(shell, "-n", script)
 
-    def test_make_knows_every_target(self) -> None:
-        makefile = (ROOT / "Makefile").read_text()
-        for target in ("mount", "umount", "demo", "test", "check", "bench", "clean"):
-            assert f"\n{target}:\n" in makefile
-
     @for_each("target", ["mount", "demo", "test", "check", "bench", "umount", "clean"])
     def test_make_would_run_scripts_that_are_there(self, target: str) -> None:
         scripts = re.findall(r"scripts/\w+", run("make", "-n", target))

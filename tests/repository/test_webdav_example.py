@@ -6,7 +6,6 @@ import contextlib
 import errno
 import itertools
 import os
-import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import quote
@@ -189,36 +188,6 @@ def test_its_schemes_are_registered(package):
 def mounted(webdav, package, serve):
     url = webdav.url.replace("http:", "dav:") + "?ttl_s=0"
     return serve("memory:", routes={"/team": url})
-
-
-def shell(command, cwd):
-    done = subprocess.run(["sh", "-ec", command], cwd=cwd, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.mounted
-def test_shell_tools_work_on_a_mount(mounted, webdav):
-    team = mounted.path / "team"
-    shell("mkdir -p src/deep; seq 1000 > src/deep/numbers; echo 'a b' > 'src/a file'; cp -r src copy", team)
-    assert shell("grep -c 7 src/deep/numbers; find . -type f | sort", team).split("\n") == [
-        "271", "./copy/a file", "./copy/deep/numbers", "./src/a file", "./src/deep/numbers", "",
-    ]  # fmt: skip
-    assert (webdav.root / "copy/deep/numbers").read_text() == "".join(f"{number}\n" for number in range(1, 1001))
-    shell("mv copy moved; sed -i s/b/c/ 'moved/a file'; echo more >> 'moved/a file'; rm -r src", team)
-    assert (webdav.root / "moved/a file").read_text() == "a c\nmore\n"
-    assert sorted(os.listdir(webdav.root)) == ["moved"]
-
-
-@pytest.mark.mounted
-def test_what_others_store_is_seen_on_a_mount(mounted, webdav):
-    team = mounted.path / "team"
-    (webdav.root / "theirs").write_text("one")
-    assert (team / "theirs").read_text() == "one"
-    (webdav.root / "theirs").write_text("two and more")
-    assert (team / "theirs").read_text() == "two and more"
-    (webdav.root / "theirs").unlink()
-    assert not (team / "theirs").exists()
 
 
 @pytest.mark.mounted

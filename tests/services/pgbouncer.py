@@ -10,7 +10,6 @@ starts it as the user `postgres`.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 
@@ -25,11 +24,7 @@ PORT = 54330
 
 def missing() -> str | None:
     """Return the reason why none can start on this machine, or None."""
-    return None if _program() else "PgBouncer is not installed (Debian: pgbouncer)"
-
-
-def _program() -> str | None:
-    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    return None if shutil.which("pgbouncer") else "PgBouncer is not installed (Debian: pgbouncer)"
 
 
 class PgBouncer(Program):
@@ -59,7 +54,7 @@ def running(
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
-    program = _program()
+    program = shutil.which("pgbouncer")
     assert program is not None
     bouncer = PgBouncer()
     settings = bouncer.directory / "pgbouncer.ini"

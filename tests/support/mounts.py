@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import warm
@@ -196,6 +197,24 @@ def mounted(
         server.kill()
         raise
     server.stop()
+
+
+@contextlib.contextmanager
+def of_kind(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    url: str,
+    routes: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Iterator[Mounted]:
+    """`mounted` for a fixture of several kinds of volumes. In a URL `{tmp}` is a new directory, in which there is an
+    empty one, `files`, and `{dsn}` an empty database."""
+    tmp = tmp_path_factory.mktemp("mount")
+    (tmp / "files").mkdir()
+    with contextlib.ExitStack() as stack:
+        dsn = stack.enter_context(request.getfixturevalue("postgres").database()) if "{dsn}" in url else ""
+        below = {prefix: each.format(tmp=tmp) for prefix, each in (routes or {}).items()}
+        yield stack.enter_context(mounted(tmp / "mnt", url.format(tmp=tmp, dsn=dsn), routes=below, **options))
 
 
 def _answers(mountpoint: Path) -> bool:

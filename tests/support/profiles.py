@@ -20,10 +20,16 @@ import hypothesis
 DAY_EXAMPLES = 100
 """hypothesis' own default; the night's profile is relative to it."""
 
-# No deadline for one example: a machine that is busy is slow at some of them. No database: runs do not depend on each
-# other, and workers write no common files.
-hypothesis.settings.register_profile("day", max_examples=DAY_EXAMPLES, deadline=None, database=None)
-hypothesis.settings.register_profile("night", max_examples=5 * DAY_EXAMPLES, deadline=None, database=None)
+# No deadline for one example, and none for making its values: a busy machine is slow at some of them. A fixture is for
+# all examples of a test, which makes what differs itself. No database: runs do not depend on each other, and workers
+# write no common files.
+_SETTINGS = hypothesis.settings(
+    deadline=None,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.register_profile("day", _SETTINGS, max_examples=DAY_EXAMPLES)
+hypothesis.settings.register_profile("night", _SETTINGS, max_examples=5 * DAY_EXAMPLES)
 
 
 _loaded = "day"

@@ -294,7 +294,7 @@ def as_plain_user(place: Path, default: str, actor: str, seconds: float, names: 
     module_path = os.pathsep.join(map(str, [mounts.ROOT, tests / "support", tests, packages]))
     inside = [
         "setpriv", f"--reuid={PLAIN_UID}", f"--regid={PLAIN_UID}", "--clear-groups", "--",
-        "env", "-i", f"PATH={os.environ['PATH']}:/usr/sbin", f"PYTHONPATH={module_path}", f"HOME={mine}",
+        "env", "-i", f"PATH={os.environ['PATH']}", f"PYTHONPATH={module_path}", f"HOME={mine}",
         f"TMPDIR={mine}",
         _system_python(), "-B", str(Path(__file__)), str(mine / "race"), default, actor, str(seconds), *names,
     ]  # fmt: skip

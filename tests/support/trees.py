@@ -164,3 +164,11 @@ GIT = {
 def git(directory: Path, *words: str | Path) -> str:
     """Run git in a directory, without the user's settings."""
     return run("git", *words, cwd=directory, env=GIT)
+
+
+def make_repository(root: Path, files: int) -> None:
+    """Make a git repository of `make_sources` with one commit."""
+    make_sources(root, files)
+    git(root, "init", "--quiet", "--initial-branch=main")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message=sources")

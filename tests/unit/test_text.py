@@ -76,11 +76,6 @@ class TestWindows:
         unified = content if not content.strip() else content.replace("\r\n", "\n")
         assert collected == unified
 
-    def test_numbers_of_a_window_in_the_middle(self):
-        result = text.read_window("a\nb\nc\nd\n", 1, 2)
-        assert (result.start_line, result.end_line, result.next_offset, result.total_lines) == (2, 3, 3, 4)
-        assert result.file_data == {"content": "b\nc\n", "encoding": "utf-8"}
-
     def test_a_line_that_comes_in_many_pieces(self):
         result = text.read_pieces([b"x" * 1000] * 1000 + [b"\nend"], 0, 1)
         assert len(result.file_data["content"]) == 1_000_001

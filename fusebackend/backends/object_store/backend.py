@@ -33,6 +33,8 @@ class ObjectStoreBackend(RemoteBackend):
         ttl: seconds for which a listing is believed.
         cache_mb: so many MiB of objects that were read stay in memory.
         on_exists: see `VolumeBackend`.
+        attributes: "off": modes, owners, times and links that are stored with objects are neither read nor shown, which
+            saves a request for each file that is looked at.
         extras: what the service can do beyond obstore, see `bucket/s3_extras.py`.
         clock: seconds that only grow, by which listings age.
     """
@@ -46,10 +48,13 @@ class ObjectStoreBackend(RemoteBackend):
         ttl: float = DEFAULT_TTL_S,
         cache_mb: int = CACHE_BYTES >> 20,
         on_exists: Literal["error", "replace"] = "error",
+        attributes: Literal["on", "off"] = "on",
         extras: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        volume = ObjectStoreVolume(store, ttl_s=ttl, cache_bytes=cache_mb << 20, extras=extras, clock=clock)
+        volume = ObjectStoreVolume(
+            store, ttl_s=ttl, cache_bytes=cache_mb << 20, extras=extras, attributes=attributes == "on", clock=clock
+        )
         super().__init__(volume, on_exists=on_exists)
         prefix = getattr(store, "prefix", None)
         self._store_shown = f"{type(store).__name__} {prefix}" if prefix else type(store).__name__
@@ -133,8 +138,8 @@ class S3Backend(ObjectStoreBackend):
         prefix: the directory in it that is the root.
         region: where it is; None: as the environment says.
         options: `endpoint`, `access_key_id`, `secret_access_key`, `session_token` for the service; what is not given
-            is taken from the environment as AWS's own programs do. `ttl`, `cache_mb` and `on_exists` as for
-            `ObjectStoreBackend`.
+            is taken from the environment as AWS's own programs do. `ttl`, `cache_mb`, `attributes` and `on_exists` as
+            for `ObjectStoreBackend`.
     """
 
     schemes: ClassVar = {"s3": opening.SCHEMES["s3"]}

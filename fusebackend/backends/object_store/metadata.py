@@ -26,8 +26,11 @@ _SECONDS = re.compile(r"(-?[0-9]{1,11})(?:\.([0-9]+))?")
 _BILLION = 1_000_000_000
 
 
-def read(attributes: Mapping[str, str], modified_ns: int, *, is_dir: bool) -> Stamp:
-    """The stamp of an object, with defaults."""
+def read(attributes: Mapping[str, str], modified_ns: int, *, is_dir: bool, is_shown: bool = True) -> Stamp:
+    """The stamp of an object, with defaults. Without `is_shown` these alone; all attributes are only carried along."""
+    if not is_shown:
+        extra = {name: value for name, value in attributes.items() if name not in (UPLOAD_ATTRIBUTE, "mtime")}
+        return read({}, modified_ns, is_dir=is_dir)._replace(extra=extra)
     mode = _mode(attributes.get("mode", ""), is_dir)
     uid, gid = (_number(attributes.get(word, "")) for word in ("uid", "gid"))
     mtime_ns = _time_ns(attributes.get("mtime", ""))
@@ -43,7 +46,7 @@ def read(attributes: Mapping[str, str], modified_ns: int, *, is_dir: bool) -> St
 def written(stamp: Stamp) -> dict[str, str]:
     """The attributes of an object with this stamp."""
     ours = {"mode": str(stamp.mode), "uid": str(stamp.uid), "gid": str(stamp.gid), "mtime": _text(stamp.mtime_ns)}
-    return {**{name: value for name, value in stamp.extra.items() if name not in OURS}, **ours}
+    return {**ours, **stamp.extra}
 
 
 def _mode(text: str, is_dir: bool) -> int:

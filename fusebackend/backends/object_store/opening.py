@@ -11,7 +11,7 @@ from typing import Any
 
 from fusebackend.backends.object_store.bucket.errors import told_by_caller
 from fusebackend.protocol import WHOLE_FILES
-from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, mask, positive
+from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, mask, one_of, positive
 
 
 def open_s3(url: Url) -> Any:
@@ -83,6 +83,10 @@ def _require(url: Url) -> None:
 OBJECTS = replace(WHOLE_FILES, symlinks=True, persistent_modes=True, blocking=True)
 
 PARAMETERS = {
+    "attributes": Parameter(
+        one_of("on", "off"),
+        "off: modes, owners, times and links that are stored with objects are neither read nor shown",
+    ),
     "cache_mb": Parameter(positive, "how many MiB of objects that were read stay in memory; 64 by default"),
     **ON_EXISTS,
     **TTL,

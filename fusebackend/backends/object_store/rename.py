@@ -160,10 +160,14 @@ class Moves:
 
     def file(self, old: str, new: str, etag: str | None, replaced: str | None, copied: Callable[[], None]) -> None:
         """Move an object; `copied` looks at the copy, and raises an OSError for a wrong one."""
-        with self._recorded(old, new, etag, replaced):
+        with self._recorded(old, new, etag, replaced) as (key, _):
             self._bucket.copy(old, new)
             copied()
             self._bucket.delete(old)
+        try:
+            self._journal.end(key)
+        except OSError as error:  # the rename is done: to carry it on does nothing
+            log.warning("the record of a rename stays: %s", error)
 
     def directory(self, old: str, new: str, copied: Callable[[], None]) -> None:
         """Move all objects below a prefix; `copied` as in `file`."""
@@ -175,7 +179,8 @@ class Moves:
             except OSError as error:
                 self._bucket.delete_all([copy for _, copy in pairs])
                 raise _TakenBack(error) from None
-            self._in_batches(self._bucket.delete_all, [source for source, _ in pairs], key, record)
+            # The record goes with the last of them, as the last.
+            self._in_batches(self._bucket.delete_all, [*(source for source, _ in pairs), key], key, record)
 
     def _pairs(self, record: Record) -> list[tuple[str, str, int, str | None]]:
         """Each object below a directory: its key, the one it is to have, its size and ETag."""
@@ -204,14 +209,13 @@ class Moves:
         except _TakenBack as taken_back:
             self._journal.end(key)
             raise taken_back.error from None
-        except BaseException:
+        except BaseException as error:
             with self._left_guard:
                 self._left[key] = record
+            if isinstance(error, OSError):  # the record may have gone before what could not be deleted
+                with contextlib.suppress(OSError):
+                    self._journal.renew(key, record)
             raise
-        try:
-            self._journal.end(key)
-        except OSError as error:  # the rename is done: to carry it on does nothing
-            log.warning("the record of a rename stays: %s", error)
 
     # -- carrying on -------------------------------------------------------------------------------------------
 

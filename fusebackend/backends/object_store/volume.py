@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fusebackend.backends.object_store import metadata
@@ -53,6 +54,7 @@ class BucketRemote(Remote):
         store: an obstore store; its prefix is where the tree begins.
         extras: does what obstore can't; None where there is no other way.
         cache_bytes: so many bytes of objects that were read stay in memory.
+        attributes: modes, owners, times and links are those that are stored with objects.
     """
 
     name = "bucket"
@@ -61,11 +63,15 @@ class BucketRemote(Remote):
         exact_sizes=True,
         keeps_attributes=True,
         keeps_directories=True,
+        flat_keys=True,
         concurrent=True,
         durable=True,
     )
 
-    def __init__(self, store: Any, extras: S3Extras | None = None, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, store: Any, extras: S3Extras | None = None, cache_bytes: int = CACHE_BYTES, attributes: bool = True
+    ) -> None:
+        self.abilities = replace(self.abilities, keeps_attributes=attributes)
         self.bucket = Bucket(store, extras)
         self._cache = self.byte_cache = BlockCache(cache_bytes, PACE)
         self._moves = Moves(self.bucket)
@@ -128,20 +134,25 @@ class BucketRemote(Remote):
         etag = _text(known)
         if etag is None or not 0 < fetch_bytes <= WHOLE_BYTES or self._cache.has(key, etag, 0):
             found = self.bucket.head(key)
-            return None if found is None else _head(found, is_dir=False)
+            return None if found is None else self._head(found, is_dir=False)
         fetched = self.bucket.fetch(key, WHOLE_BYTES)
         if fetched is None:
             return None
         found, content = fetched
         if content is not None and found.etag is not None:
             self._cache.put_whole(key, found.etag, content)
-        return _head(found, is_dir=False)
+        return self._head(found, is_dir=False)
+
+    def _head(self, found: Object, *, is_dir: bool) -> Head:
+        is_shown = self.abilities.keeps_attributes
+        stamp = metadata.read(found.attributes, found.modified_ns, is_dir=is_dir, is_shown=is_shown)
+        return Head(found.size, found.etag, (found.etag, found.modified_ns), found.modified_ns, stamp)
 
     def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
         def ask(key: str) -> Head | None:
             is_dir = not key or key.endswith("/")
             found = self.bucket.head(key + MARKER if is_dir else key)
-            return None if found is None else _head(found, is_dir=is_dir)
+            return None if found is None else self._head(found, is_dir=is_dir)
 
         return each(ask, [key for key, _ in wanted])
 
@@ -221,11 +232,6 @@ class BucketRemote(Remote):
             self.bucket.extras.close()
 
 
-def _head(found: Object, *, is_dir: bool) -> Head:
-    stamp = metadata.read(found.attributes, found.modified_ns, is_dir=is_dir)
-    return Head(found.size, found.etag, (found.etag, found.modified_ns), found.modified_ns, stamp)
-
-
 def _text(etag: Etag | None) -> str | None:
     assert not isinstance(etag, bytes), "a bucket's ETags are text"
     return etag
@@ -239,6 +245,7 @@ class ObjectStoreVolume(RemoteVolume):
         ttl_s: for how many seconds a listing is valid.
         cache_bytes: so many bytes of objects that were read stay in memory.
         extras: does what obstore can't, where there is such a thing.
+        attributes: see `BucketRemote`.
         clock: seconds that only grow.
     """
 
@@ -251,9 +258,10 @@ class ObjectStoreVolume(RemoteVolume):
         ttl_s: float = DEFAULT_TTL_S,
         cache_bytes: int = CACHE_BYTES,
         extras: S3Extras | None = None,
+        attributes: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        remote = BucketRemote(store, extras, cache_bytes)
+        remote = BucketRemote(store, extras, cache_bytes, attributes)
         super().__init__(remote, max_file_bytes=MAX_FILE_BYTES, ttl_s=ttl_s, clock=clock)
         self.bucket = remote.bucket
         self.ttl_s = ttl_s

@@ -26,7 +26,7 @@ from fusebackend.backends.postgres.shared_quota import Growing, SharedQuota
 from fusebackend.backends.postgres.statements import Guess, StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone, overtaken
 from fusebackend.backends.postgres.unsynced import Unsynced
-from fusebackend.backends.postgres.uses import Accesses, Uses
+from fusebackend.backends.postgres.uses import Accesses, BareNodes, Uses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.base.waiting import will_wait
@@ -96,6 +96,7 @@ class StoredTree(TreeVolume):
         self._known = KnownInodes()
         self._accesses = Accesses()
         self._guesses = Guesses()
+        self._bare = BareNodes()
         self._last_writer_wins = last_writer_wins
         self._shared_quota: SharedQuota | None = None
         self._log: KeptLog | None = None
@@ -145,7 +146,7 @@ class StoredTree(TreeVolume):
                     return self._noted(transaction, rule(*arguments))
             except BaseException:
                 if guessed is not None:
-                    self._guesses.wrong(guessed)
+                    self._guessed_wrong(guessed)
                 raise
 
         result = self._connections.run(attempt)
@@ -153,6 +154,12 @@ class StoredTree(TreeVolume):
         if self._log is not None:
             NOTE.set(None)  # it is of one change, and this was it
         return result
+
+    def _guessed_wrong(self, guess: Guess) -> None:
+        """The second attempt asks for what the first one took to be known, also where no host has told of a change."""
+        self._guesses.wrong(guess)
+        if guess.bare:
+            self._bare.changed(guess.bare)
 
     def _noted(self, transaction: Transaction, result: T) -> T:
         """Have a change add to the log what its thread has noted. Its locks are held, or its guess will be compared: so
@@ -375,7 +382,7 @@ class StoredTree(TreeVolume):
                 try:
                     return once(connection, guessed)
                 except BaseException:
-                    self._guesses.wrong(guessed)
+                    self._guessed_wrong(guessed)
                     raise
             return once(connection, None)
 

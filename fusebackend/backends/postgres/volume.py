@@ -39,7 +39,7 @@ from fusebackend.backends.postgres.snapshots import Snapshots
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.stored_tree import StoredTree, cut_out, missing
 from fusebackend.backends.postgres.transaction import Wanted, gone
-from fusebackend.backends.postgres.uses import BareNodes, Uses
+from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.pipeline import Rows
@@ -123,7 +123,6 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         self.conninfo = conninfo
         conninfo = at_primary(conninfo)
         uses = Uses()
-        self._bare = BareNodes()
         with contextlib.ExitStack() as undo:
             require_own_process(conninfo)
             pool = Connections(conninfo, connections, configure)

@@ -3,7 +3,8 @@
 backend.py namespaces.py   the agent's verbs: of one namespace, of all as one tree; from a URL to both
 files.py tree.py           the files of a namespace; which key is at which path
 items.py values.py         one namespace as keys and values; values as files
-searched_items.py sqlite_items.py postgres_items.py   of any store, and of those two queried by SQL
+searched_items.py sql_items.py   of any store, and of the two that are queried by SQL
+sqlite_database.py postgres_database.py   the connections and the SQL of those two
 feed.py                    the changes that PostgreSQL announces
 source.py                  from an object or a runtime to a store and a namespace
 """

@@ -34,9 +34,10 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from fusebackend.backends.store.files import FileFormat, StoreFiles, checked_file_format, depend, find_files, grep_files
-from fusebackend.backends.store.items import Conflict, Items, Settings, StoreDatabase
+from fusebackend.backends.store.items import Conflict, Items, Settings
 from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
 from fusebackend.backends.store.source import Namespace, StoreSource, checked_namespace
+from fusebackend.backends.store.sql_items import SqlDatabase, SqlItems
 from fusebackend.backends.store.values import Form
 from fusebackend.base import errors, paths
 from fusebackend.base.errors import code_of
@@ -353,7 +354,7 @@ def _places_of(key: str) -> tuple[AgentPath, ...]:
 def open_sqlite(url: Url) -> StoreBackend | NamespaceTree:
     """The backend of `store+sqlite:PATH?ns=NAME`. LangGraph makes the tables, and the file if its directory exists."""
     require_modules(url, "langgraph", "langgraph.store.sqlite", "sqlite3")
-    from fusebackend.backends.store.sqlite_items import SqliteDatabase
+    from fusebackend.backends.store.sqlite_database import SqliteDatabase
 
     parent = os.path.dirname(url.rest)
     if not os.path.isdir(parent):
@@ -373,7 +374,7 @@ def _sqlite_tables(connection: Any) -> None:
 def open_postgres(url: Url) -> StoreBackend | NamespaceTree:
     """The backend of `store+postgres:DSN?ns=NAME`. LangGraph makes the tables where they are missing."""
     require_modules(url, "langgraph", "langgraph.store.postgres", "psycopg", "psycopg_pool")
-    from fusebackend.backends.store.postgres_items import PostgresDatabase
+    from fusebackend.backends.store.postgres_database import PostgresDatabase
 
     conninfo = conninfo_of(url)
     with url_errors(url):
@@ -386,7 +387,7 @@ def _postgres_tables(connection: Any) -> None:
     PostgresStore(connection).setup()
 
 
-def _opened(url: Url, database: StoreDatabase) -> StoreBackend | NamespaceTree:
+def _opened(url: Url, database: SqlDatabase) -> StoreBackend | NamespaceTree:
     """The backend over a namespace of a database, or over all. It closes the database."""
     on_exists = url.parameters.get("on_exists", "error")
     namespace = url.parameters.get("ns")
@@ -401,5 +402,5 @@ def _opened(url: Url, database: StoreDatabase) -> StoreBackend | NamespaceTree:
         holds = f"; this store holds {', '.join(there)}" if there else ""
         how = "add ?ns=NAME, such as ?ns=memories, or ?tree=1 for all"
         raise UrlError(f"'{url.masked}' names no namespace; {how}{holds}")
-    items = database.items(namespace, Settings(feed=url.parameters.get("feed", True)))
+    items = SqlItems(database, namespace, Settings(feed=url.parameters.get("feed", True)))
     return StoreBackend.over(items, ttl_s=url.parameters.get("ttl"), on_exists=on_exists)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend import text
-from fusebackend.backends.store.items import Change, Conflict, Items, Record, Row, is_text
-from fusebackend.backends.store.tree import Node, StoreTree, is_name, may_be_shown_as
+from fusebackend.backends.store.items import Change, Conflict, Items, Record, Row
+from fusebackend.backends.store.tree import StoreTree
 from fusebackend.backends.store.values import Form, bytes_of, file_bytes, forms_of, written
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent
@@ -22,11 +22,14 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import FileInfo
 from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.agent_verbs import Loaded
+from fusebackend.remote.keyed import Keyed, is_path, is_text, may_be_shown_as
 
 FileFormat: TypeAlias = Literal["v1", "v2"]
 
 ATTEMPTS = 10
 """How often `put` is repeated when another program changes the file meanwhile."""
+
+SUFFIXES = tuple(form.value for form in Form)
 
 READ_ONLY = "It is a value of the store that is no file, and can be read only"
 
@@ -69,7 +72,7 @@ class StoreFiles:
             raise errors.oserror(errno.ENOENT)
         if not directory.is_dir:
             raise errors.oserror(errno.ENOTDIR)
-        return [node.info(paths.join(path, name)) for name, node in tree.children(directory).items()]
+        return [tree.info(paths.join(path, name), node) for name, node in tree.children(directory).items()]
 
     def load(self, path: AgentPath, tree: StoreTree | None = None) -> Loaded:
         file = self._kept(tree or self.tree(), path)
@@ -81,7 +84,7 @@ class StoreFiles:
         return Loaded(file.data, *(str(time) if time else None for time in times))
 
     def put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
-        """Write a file, also while others change it. EEXIST, EBUSY, and as `StoreTree.new_key`."""
+        """Write a file, also while others change it. EEXIST, EBUSY, and as `StoreTree.new_keys`."""
         for _ in range(ATTEMPTS):
             tree = self.tree()
             file = self._kept(tree, path)
@@ -114,7 +117,7 @@ class StoreFiles:
 
         Raises:
             OSError: Conflict, EEXIST, something is at one of the paths, or one is below another; as
-                `StoreTree.new_key`.
+                `StoreTree.new_keys`.
         """
         found = [path for path, _ in files]
         if depend(found, len(files)):
@@ -146,7 +149,7 @@ class StoreFiles:
         if tree.find(new) is not None:
             raise errors.oserror(errno.EEXIST)
         require_no_values(files)
-        stem = tree.new_key(new)
+        (stem,) = tree.new_keys([new], vacant=True)
         records = tree.items.fetch([node.key for _, node in files])
         changes = []
         for path, node in files:
@@ -178,8 +181,9 @@ class StoreFiles:
         if node.is_dir:
             raise errors.oserror(errno.EISDIR)
         record = tree.items.fetch([node.key]).get(node.key)
-        data = None if record is None else bytes_of(record.value, node.form)
-        return None if record is None or data is None else File(node.key, record, node.form, data)
+        form = Form(node.suffix)
+        data = None if record is None else bytes_of(record.value, form)
+        return None if record is None or data is None else File(node.key, record, form, data)
 
     def _change(self, tree: StoreTree, path: AgentPath, file: File | None, data: bytes) -> Change:
         """The change that makes a file, or replaces `file`."""
@@ -188,10 +192,10 @@ class StoreFiles:
         before = None if file is None else file.record.value
         value = written(data, before, file_format=self._file_format, takes_nul=tree.items.takes_nul)
         if file is None:
-            return Change(tree.new_key(path), value, None)
+            return Change(tree.new_keys([path], vacant=True)[0], value, None)
         return Change(file.key, value, file.record.version, file.record.ttl_minutes)
 
-    def _all(self, tree: StoreTree, path: AgentPath) -> list[tuple[AgentPath, Node]]:
+    def _all(self, tree: StoreTree, path: AgentPath) -> list[tuple[AgentPath, Keyed]]:
         """The file at a path, or all below it. ENOENT."""
         node = tree.find(path)
         files = [] if node is None else files_at(tree, path, node)
@@ -215,9 +219,9 @@ def _above(path: AgentPath) -> Iterator[AgentPath]:
         directory, _ = paths.parent_and_name(directory)
 
 
-def files_at(tree: StoreTree, path: AgentPath, node: Node) -> list[tuple[AgentPath, Node]]:
+def files_at(tree: StoreTree, path: AgentPath, node: Keyed) -> list[tuple[AgentPath, Keyed]]:
     """A file itself, of a directory all files below it."""
-    return tree.files_below(path, node, tree.rows_below(node)) if node.is_dir else [(path, node)]
+    return tree.paths_below(path, node, [row.key for row in tree.rows_below(node)]) if node.is_dir else [(path, node)]
 
 
 def require_file(file: File) -> None:
@@ -226,10 +230,10 @@ def require_file(file: File) -> None:
         raise OSError(errno.EACCES, READ_ONLY)
 
 
-def require_no_values(files: Sequence[tuple[AgentPath, Node]]) -> None:
+def require_no_values(files: Sequence[tuple[AgentPath, Keyed]]) -> None:
     """EACCES if one of these is a value that is no file."""
     for path, node in files:
-        if node.foreign:
+        if node.suffix:
             raise OSError(errno.EACCES, f"'{path}': {READ_ONLY}")
 
 
@@ -243,13 +247,14 @@ def find_files(tree: StoreTree, path: AgentPath, matcher: Matcher) -> Iterator[F
         return
     if not node.is_dir:
         if matcher.matches(paths.parent_and_name(path)[1]):
-            yield node.info(path)
+            yield tree.info(path, node)
         return
     rows = tree.rows_below(node)
-    wanted = {row.key for row in left.metered(rows) if _may_match(matcher, row.key, _base(node))}
-    for found, file in left.metered(tree.files_below(path, node, rows, wanted)):
+    keys = [row.key for row in rows]
+    wanted = [key for key in left.metered(keys) if _may_match(matcher, key, _base(node))]
+    for found, file in left.metered(tree.paths_below(path, node, keys, wanted)):
         if matcher.matches(_relative(found, path)):
-            yield file.info(found)
+            yield tree.info(found, file)
 
 
 def grep_files(
@@ -262,25 +267,25 @@ def grep_files(
     if not node.is_dir:
         if matcher is None or matcher.matches(paths.parent_and_name(path)[1]):
             for record in tree.items.fetch([node.key]).values():
-                yield path, text.grep_lines(bytes_of(record.value, node.form) or b"", pattern, limit)
+                yield path, text.grep_lines(bytes_of(record.value, Form(node.suffix)) or b"", pattern, limit)
         return
     rows = tree.rows_below(node)
     asked = rows if matcher is None else _matching(tree, rows, matcher, _base(node))
-    hits: dict[tuple[str, Form], list[tuple[int, str]]] = {}
+    hits: dict[tuple[str, str], list[tuple[int, str]]] = {}
     count, spent = 0, False
     try:
         for row, record in left.metered(tree.items.records(asked)):
             for form, data in forms_of(record.value).items():
                 lines = text.grep_lines(data, pattern, limit)
                 if lines:
-                    hits[row.key, form] = lines
+                    hits[row.key, form.value] = lines
                     count += len(lines)
             if limit is not None and count >= limit and matcher is None:
                 break
     except Spent:
         spent = True
-    for found, file in tree.files_below(path, node, rows, {key for key, _ in hits}):
-        lines = hits.get((file.key, file.form), [])
+    for found, file in tree.paths_below(path, node, [row.key for row in rows], {key for key, _ in hits}):
+        lines = hits.get((file.key, file.suffix), [])
         if lines and (matcher is None or matcher.matches(_relative(found, path))):
             yield found, lines
     if spent:
@@ -290,28 +295,25 @@ def grep_files(
 def _matching(tree: StoreTree, rows: list[Row], matcher: Matcher, base: str) -> list[Row]:
     """The rows that may match. Those that only the suffix of a form makes match are described, which is cached: else
     `*.md` would read the values of all other files, in search of long texts."""
-    left = [row for row in rows if not _may_match(matcher, row.key, base, FILE_FORM)]
+    left = [row for row in rows if not _may_match(matcher, row.key, base, [""])]
     described = tree.items.describe([row for row in left if _may_match(matcher, row.key, base)])
     passed = {row.key for row in left if row.key not in described or not described[row.key].foreign}
     return [row for row in rows if row.key not in passed]
 
 
-FILE_FORM = (Form.FILE,)
-
-
-def _base(node: Node) -> str:
+def _base(node: Keyed) -> str:
     """The prefix of the keys below a directory, as if all had a leading slash."""
     assert node.place is not None, "only directories have keys below them"
-    return node.place.rooted if node.place.rooted is not None else f"/{node.place.bare}"
+    return node.place.rooted
 
 
 def _relative(path: str, directory: AgentPath) -> str:
     return path[len(directory) :].lstrip("/")
 
 
-def _may_match(matcher: Matcher, key: str, base: str, forms: Iterable[Form] = tuple(Form)) -> bool:
-    """Whether this key, in one of these forms, may be shown under a path that matches; True when in doubt."""
+def _may_match(matcher: Matcher, key: str, base: str, suffixes: Iterable[str] = SUFFIXES) -> bool:
+    """Whether this key, with one of these suffixes, may be shown under a path that matches; True when in doubt."""
     relative = key[len(base) :] if key.startswith(base) else key[len(base) - 1 :]
-    if "%" in relative or not all(map(is_name, relative.split("/"))):
+    if "%" in relative or not is_path("/" + relative):
         return True
-    return any(map(matcher.matches, may_be_shown_as(relative, forms)))
+    return any(map(matcher.matches, may_be_shown_as(relative, suffixes)))

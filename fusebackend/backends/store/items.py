@@ -1,7 +1,7 @@
 """`Items`: one namespace of a LangGraph store, as keys with values; and ranges of keys.
 
-There are three kinds: `SearchedItems` (any `BaseStore`), `SqliteItems` and `PostgresItems` (the tables of those two
-stores, queried directly). `values.py` has what a value is as a file. Keys are in the order of their code points. Child
+There are two kinds: `SearchedItems` (any `BaseStore`) and `SqlItems` (the tables of a `SqliteStore` or `PostgresStore`,
+queried directly). `values.py` has what a value is as a file. Keys are in the order of their code points. Child
 namespaces are other namespaces: `(ns, "sub")` is no part of `(ns,)`, though a store's `search` finds both.
 
 `swap` changes values: each change has the version that it expects, from `fetch`. In SQL all changes of a call are made
@@ -12,7 +12,6 @@ errno, or EIO.
 from __future__ import annotations
 
 import abc
-import bisect
 import copy
 import errno
 import hashlib
@@ -20,7 +19,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.store.values import About, about
 from fusebackend.base.batches import by_size
@@ -103,81 +102,6 @@ class Conflict(OSError):
         super().__init__(errno.ESTALE, "It was changed by somebody else meanwhile; read it again", key)
 
 
-# -- keys ------------------------------------------------------------------------------------------------------------
-
-
-def is_text(path: str) -> bool:
-    """Whether it has no surrogates, which stand for bytes that are not UTF-8."""
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def bounds(prefix: str) -> tuple[tuple[str, str | None], ...]:
-    """The ranges of keys (from, to but without) that start with a prefix, which ends with `/` or is empty.
-
-    Keys are in the order of their code points, which is that of their bytes in UTF-8. The empty prefix stands for all
-    keys without a leading slash.
-    """
-    if prefix == "":
-        return (("", "/"), ("0", None))  # "0" comes after "/"
-    return ((prefix, prefix[:-1] + "0"),)
-
-
-def after(key: str, prefix: str) -> str:
-    """The smallest key that may follow in a level, in which the keys of a subdirectory count as one."""
-    segment, slash, _ = key[len(prefix) :].partition("/")
-    return f"{prefix}{segment}0" if slash else key + "\0"
-
-
-class KeyList:
-    """Keys in memory, in order."""
-
-    def __init__(self, found: Iterable[str]) -> None:
-        self._keys = sorted(found)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __contains__(self, key: str) -> bool:
-        place = bisect.bisect_left(self._keys, key)
-        return place < len(self._keys) and self._keys[place] == key
-
-    def below(self, prefix: str) -> list[str]:
-        """All keys that start with a prefix, as `bounds` has it."""
-        found: list[str] = []
-        for start, end in bounds(prefix):
-            found += self._keys[bisect.bisect_left(self._keys, start) : self._end(end)]
-        return found
-
-    def any_below(self, prefix: str) -> bool:
-        return any(bisect.bisect_left(self._keys, start) < self._end(end) for start, end in bounds(prefix))
-
-    def level(self, prefix: str) -> list[str]:
-        """The keys below a prefix without a further slash, and one of each subdirectory."""
-        found: list[str] = []
-        for start, end in bounds(prefix):
-            index, last = bisect.bisect_left(self._keys, start), self._end(end)
-            while index < last:
-                key = self._keys[index]
-                found.append(key)
-                index = bisect.bisect_left(self._keys, after(key, prefix), index + 1, last)
-        return found
-
-    def _end(self, end: str | None) -> int:
-        return len(self._keys) if end is None else bisect.bisect_left(self._keys, end)
-
-    def add(self, key: str) -> None:
-        if key not in self:
-            bisect.insort(self._keys, key)
-
-    def discard(self, key: str) -> None:
-        if key in self:
-            del self._keys[bisect.bisect_left(self._keys, key)]
-
-
 # -- a namespace -----------------------------------------------------------------------------------------------------
 
 
@@ -246,15 +170,11 @@ class Items(abc.ABC):
 
     @abc.abstractmethod
     def below(self, prefix: str) -> list[Row]:
-        """All keys that start with a prefix (`names.bounds`)."""
+        """All keys that start with a prefix (`keyed.bounds`)."""
 
     @abc.abstractmethod
     def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[list[Row], list[str]]:
         """The existing ones among `keys`, and those among `prefixes` that keys start with."""
-
-    @abc.abstractmethod
-    def twins(self) -> list[str]:
-        """Keys without a leading slash for which there is one with it as well."""
 
     @abc.abstractmethod
     def fetch(self, keys: Sequence[str]) -> dict[str, Record]:
@@ -350,26 +270,6 @@ class Settings(NamedTuple):
     """In PostgreSQL: hide expired items that are not swept yet. A `SqliteStore` shows them."""
     feed: bool = True
     """In PostgreSQL: allow to make a trigger and an index, and listen to the trigger."""
-
-
-class StoreDatabase(Protocol):
-    """The table of a `SqliteStore` or `PostgresStore`, queried directly."""
-
-    def items(self, namespace: tuple[str, ...], settings: Settings) -> Items:
-        """The items of a namespace."""
-
-    def namespaces(self) -> list[str]:
-        """The namespaces that hold items, with dots between the labels."""
-
-    def token(self) -> Hashable:
-        """Equal tokens mean that nothing was changed in between; None when unknown."""
-
-    @property
-    def trouble(self) -> tuple[float, str] | None:
-        """As `Volume.trouble`."""
-
-    def close(self) -> None:
-        """Close the connections that were opened here."""
 
 
 def require_columns(found: set[str]) -> None:

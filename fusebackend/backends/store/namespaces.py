@@ -4,7 +4,7 @@
     store+sqlite:PATH?tree=1        store+postgres:DSN?tree=1
 
 Layout:
-- the namespace `("users", "ada")` is the directory `/users/ada`; a label is escaped as in `remote/keys.py` (`a/b` is
+- the namespace `("users", "ada")` is the directory `/users/ada`; a label is escaped as in `remote/keyed.py` (`a/b` is
   `a%2Fb`, the empty label `%`);
 - in it are the directories of its child namespaces and the keys of the namespace itself, as `tree.py` shows them: a
   key with slashes makes directories, and a value that is no file is `NAME.json`, perhaps with a `NAME.md`, which can
@@ -44,9 +44,10 @@ from fusebackend.backends.store.files import (
     grep_files,
     require_no_values,
 )
-from fusebackend.backends.store.items import Change, Conflict, Hub, Items, Settings, StoreDatabase
+from fusebackend.backends.store.items import Change, Conflict, Hub, Items, Settings
 from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
-from fusebackend.backends.store.tree import FILE_MARK, ROOT_PLACE, Node, StoreTree
+from fusebackend.backends.store.sql_items import SqlDatabase, SqlItems
+from fusebackend.backends.store.tree import StoreTree
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
@@ -54,7 +55,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.langgraph import translate_errors
 from fusebackend.protocol import FileInfo, FileUploadResponse, OnExists
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
-from fusebackend.remote.keys import name_of, text_of
+from fusebackend.remote.keyed import MARK, ROOT_NODE, Keyed, name_of, text_of
 
 Namespace: TypeAlias = tuple[str, ...]
 
@@ -77,7 +78,7 @@ class Spaces:
     def __init__(
         self,
         store: Any,
-        database: StoreDatabase | None,
+        database: SqlDatabase | None,
         items_of: Callable[[Namespace], Items],
         close: Callable[[], None],
     ) -> None:
@@ -146,9 +147,9 @@ class Spaces:
         )
 
     @classmethod
-    def of_database(cls, database: StoreDatabase) -> Spaces:
+    def of_database(cls, database: SqlDatabase) -> Spaces:
         """The namespaces of a database, which `close` closes."""
-        return cls(None, database, lambda space: database.items(space, Settings(feed=False)), database.close)
+        return cls(None, database, lambda space: SqlItems(database, space, Settings(feed=False)), database.close)
 
 
 class _Owner:
@@ -208,10 +209,10 @@ class View:
             space = (*space, label)
         return Where(space, ROOT)
 
-    def node(self, where: Where) -> Node | None:
+    def node(self, where: Where) -> Keyed | None:
         """The file or directory that is there."""
         if where.is_space:
-            return Node(place=ROOT_PLACE)
+            return ROOT_NODE
         return self.tree(where.space).find(where.inner) if where.space else None
 
     def shown(self, space: Namespace, inner: str) -> str:
@@ -223,7 +224,7 @@ class View:
 
     def _given_way(self, space: Namespace, name: str) -> str:
         """The shown name of a key whose name is a namespace's as well."""
-        marked = name + FILE_MARK
+        marked = name + MARK
         while marked in self.children(space) or self.tree(space).find(AgentPath(f"/{marked}")) is not None:
             marked += "%"
         return marked
@@ -262,7 +263,7 @@ class View:
         return Where(space, paths.join(inner, "/".join([*missing, name])))
 
 
-_MARKED = re.compile(f"(.+){re.escape(FILE_MARK)}%*", re.DOTALL)
+_MARKED = re.compile(f"(.+){re.escape(MARK)}%*", re.DOTALL)
 
 
 def _label(space: Namespace, name: str) -> str | None:
@@ -430,7 +431,7 @@ class NamespaceTree(FileVerbs):
         if where.space:
             for name, child in view.tree(where.space).children(node).items():
                 shown = view.shown(where.space, name) if where.is_space else name
-                found.append(child.info(paths.join(path, shown)))
+                found.append(view.tree(where.space).info(paths.join(path, shown), child))
         return found
 
     def _load(self, path: AgentPath) -> Loaded:
@@ -479,7 +480,7 @@ class NamespaceTree(FileVerbs):
                 self._files(source.space).rename(source.inner, target.inner)
             else:
                 files = files_at(view.tree(source.space), source.inner, node)
-                stem = "" if target.is_space else view.tree(target.space).new_key(target.inner)
+                stem = "" if target.is_space else view.tree(target.space).new_keys([target.inner], vacant=True)[0]
                 keys = {file.key: stem + found[len(source.inner) :] for found, file in files}
                 self._carry(source.space, target.space, files, keys)
         self._tell(old, new)
@@ -501,7 +502,7 @@ class NamespaceTree(FileVerbs):
                 self._carry(found, (*above, label, *found[len(space) :]), files, keys)
 
     def _carry(
-        self, source: Namespace, target: Namespace, files: Sequence[tuple[AgentPath, Node]], keys: dict[str, str]
+        self, source: Namespace, target: Namespace, files: Sequence[tuple[AgentPath, Keyed]], keys: dict[str, str]
     ) -> None:
         """Move items from one namespace to another: copy them, then delete those that were copied."""
         require_no_values(files)
@@ -514,11 +515,11 @@ class NamespaceTree(FileVerbs):
         ])  # fmt: skip
         items.swap([Change(key, None, record.version) for key, record in records.items()])
 
-    def _all(self, view: View, space: Namespace) -> list[tuple[AgentPath, Node]]:
+    def _all(self, view: View, space: Namespace) -> list[tuple[AgentPath, Keyed]]:
         """The files of a namespace itself, by their paths in it."""
         if not space:
             return []
-        return files_at(view.tree(space), ROOT, Node(place=ROOT_PLACE))
+        return files_at(view.tree(space), ROOT, ROOT_NODE)
 
     # -- searching ---------------------------------------------------------------------------------------------
 

@@ -17,9 +17,10 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from fusebackend.backends.store.items import Anything, Change, Conflict, Items, KeyList, Record, Row
+from fusebackend.backends.store.items import Anything, Change, Conflict, Items, Record, Row
 from fusebackend.backends.store.values import About, about
 from fusebackend.databases.langgraph import translate_errors
+from fusebackend.remote.keyed import KeyList
 
 FIRST_PAGE, LAST_PAGE = 500, 16_000
 """Items in a page of a search. Pages grow, for a store counts its offset anew for each."""
@@ -151,10 +152,6 @@ class SearchedItems(Items):
         found = self._pass()
         there = [Row(key) for key in keys if key in found.records]
         return there, [prefix for prefix in prefixes if found.keys.any_below(prefix)]
-
-    def twins(self) -> list[str]:
-        found = self._pass()
-        return [key for key in found.keys.below("") if "/" + key in found.records]
 
     def describe(self, rows: Iterable[Row]) -> dict[str, About]:
         found = self._last.found

@@ -16,8 +16,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from fusebackend.backends.store.items import Items, Settings, StoreDatabase
+from fusebackend.backends.store.items import Items, Settings
 from fusebackend.backends.store.searched_items import SearchedItems
+from fusebackend.backends.store.sql_items import SqlDatabase, SqlItems
 from fusebackend.base.recent import Recent
 from fusebackend.databases.langgraph import loaded_class
 
@@ -228,24 +229,24 @@ def _of_graph(module: str, getter: str) -> Any:
         return None
 
 
-def database_of(store: Any) -> StoreDatabase | None:
+def database_of(store: Any) -> SqlDatabase | None:
     """The database of a store of LangGraph's own classes, to be queried directly; None for any other.
 
     Raises:
         OSError: the database can't be opened.
     """
     if _is_exactly(store, "langgraph.store.sqlite", "SqliteStore"):
-        from fusebackend.backends.store.sqlite_items import SqliteDatabase
+        from fusebackend.backends.store.sqlite_database import SqliteDatabase
 
         return SqliteDatabase.of_store(store)
     if _is_exactly(store, "langgraph.store.postgres", "PostgresStore"):
-        from fusebackend.backends.store.postgres_items import PostgresDatabase
+        from fusebackend.backends.store.postgres_database import PostgresDatabase
 
         return PostgresDatabase.of_store(store)
     return None
 
 
-def items_of(store: Any, database: StoreDatabase | None, namespace: tuple[str, ...], *, feed: bool = True) -> Items:
+def items_of(store: Any, database: SqlDatabase | None, namespace: tuple[str, ...], *, feed: bool = True) -> Items:
     """The items of a namespace. `database` is from `database_of`."""
     if database is None:
         in_memory = _is_exactly(store, "langgraph.store.memory", "InMemoryStore")
@@ -258,7 +259,7 @@ def items_of(store: Any, database: StoreDatabase | None, namespace: tuple[str, .
         omit_expired=bool(config.get("omit_expired")),
         feed=feed,
     )
-    return database.items(namespace, settings)
+    return SqlItems(database, namespace, settings)
 
 
 def _is_exactly(store: Any, module: str, name: str) -> bool:

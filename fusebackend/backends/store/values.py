@@ -46,13 +46,14 @@ class About(NamedTuple):
     """Bytes of the long text; None where there is none."""
 
     @property
-    def forms(self) -> tuple[Form, ...]:
+    def suffixes(self) -> tuple[str, ...]:
+        """The values of its forms."""
         if not self.foreign:
-            return (Form.FILE,)
-        return (Form.JSON,) if self.text_size is None else (Form.JSON, Form.TEXT)
+            return (Form.FILE.value,)
+        return (Form.JSON.value,) if self.text_size is None else (Form.JSON.value, Form.TEXT.value)
 
-    def size_of(self, form: Form) -> int:
-        return self.text_size or 0 if form is Form.TEXT else self.size
+    def size_of(self, suffix: str) -> int:
+        return self.text_size or 0 if suffix == Form.TEXT.value else self.size
 
 
 class Unreadable(bytes):

@@ -14,7 +14,7 @@ nothing from the database is called or imported.
 
 - The files of a checkpoint are those of LangGraph's `get_state` for it, and `head` has those of `get_state` without a
   checkpoint. `documents.py` describes the two documents.
-- Thread ids, namespaces and keys of files become names by the rule of `remote/keys.py`; a thread's id is also in the
+- Thread ids, namespaces and keys of files become names by the rule of `remote/keyed.py`; a thread's id is also in the
   extended attribute `user.fusebackend.thread`, a checkpoint's in `user.fusebackend.checkpoint`, and the keys of files
   that are shown under another path are in `state.json`.
 - A file has the time of its record, or 1970; a directory that of its checkpoint. A file that did not change between

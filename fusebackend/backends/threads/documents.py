@@ -17,7 +17,7 @@ from fusebackend.backends.threads.database.rows import Damaged, Raw, Saved, Writ
 from fusebackend.backends.threads.database.values import loads
 from fusebackend.backends.threads.json_text import compact, encoded, pretty
 from fusebackend.backends.threads.lineage import Lineage
-from fusebackend.remote.keys import arrange
+from fusebackend.remote.keyed import arrange
 
 _SHOWN_ELSEWHERE: Final = ("files", "messages")
 _STEERING: Final = ("branch:", "join:", "start:", "__")

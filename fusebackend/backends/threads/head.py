@@ -30,7 +30,7 @@ from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
 from fusebackend.protocol.versions import digest_of
-from fusebackend.remote.keys import arrange, is_too_deep, key_of
+from fusebackend.remote.keyed import arrange, is_too_deep, key_of
 
 BUSY = "A run of this thread is active. Try again when it has ended, or waits for an answer"
 NO_FILES = "The agent of this thread keeps no files in its state, and would not see this one"

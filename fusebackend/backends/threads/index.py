@@ -32,7 +32,7 @@ from fusebackend.backends.threads.patch import Header, patch
 from fusebackend.base.errors import oserror
 from fusebackend.base.recent import Recent
 from fusebackend.base.waiting import will_wait
-from fusebackend.remote.keys import arrange
+from fusebackend.remote.keyed import arrange
 
 PART: Final = "steps"
 """Of a line, in the cache."""

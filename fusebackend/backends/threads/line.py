@@ -61,7 +61,7 @@ from fusebackend.backends.threads.nodes import (
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
-from fusebackend.remote.keys import arrange
+from fusebackend.remote.keyed import arrange
 
 HEAD: Final = b"head"
 HISTORY: Final = b"history"
@@ -446,7 +446,7 @@ Wanted: TypeAlias = dict[bytes, Union["Wanted", Record, str]]
 
 
 def wanted(files: Mapping[str, Record]) -> Wanted:
-    """The tree that the keys of files make, as in `remote/keys.py`."""
+    """The tree that the keys of files make, as in `remote/keyed.py`."""
     root: Wanted = {}
     for names, key in arrange(files).items():
         directory = root

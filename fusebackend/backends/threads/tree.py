@@ -1,6 +1,6 @@
 """The tree of threads: `Root`, and a directory for each thread and each namespace of sub-graphs.
 
-The package's docstring has the layout. Names are escaped as in `remote/keys.py`.
+The package's docstring has the layout. Names are escaped as in `remote/keyed.py`.
 
 Directories are filled when they are first read. `Tree.poll` detects writes of others; the changes that follow in the
 cached parts of the tree are worked out when these are read again, or by `Tree.refresh`, and gather in `Tree.found`
@@ -28,7 +28,7 @@ from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.message_index import RecentFiles
 from fusebackend.backends.threads.nodes import UNTOLD, Difference, DirectoryNode, Node, Nodes, Records
 from fusebackend.base.waiting import will_wait
-from fusebackend.remote.keys import FILE_MARK, name_of, text_of
+from fusebackend.remote.keyed import FILE_MARK, name_of, text_of
 
 SUBGRAPHS: Final = b"subgraphs"
 

@@ -520,8 +520,8 @@ class Client(MountProtocol):
     async def _connect(self, waits: Waits) -> Connection:
         try:
             find = rendezvous.socket_at if self.is_mounted else rendezvous.socket_of
-            address = find(self.mountpoint)
-            connection = await Connection.made(waits, address, self.mountpoint, lambda: current_actor(self.actor))
+            actor = functools.partial(current_actor, self.actor)
+            connection = await Connection.made(waits, find(self.mountpoint), self.mountpoint, actor)
         except MountError as error:
             raise ServerLost(str(error.strerror)) from None
         if self.view is not None:

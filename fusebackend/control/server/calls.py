@@ -66,6 +66,7 @@ class RunningCall:
         self.place = brief
         if verb.command or verb.works:
             self.place = Place(connection.server.limiter, connection.client, ASLEEP if verb.command else WORK)
+        self.hold, self.rest = share.hold, self.place.rest  # for the budget
         self._subscribed: Subscription | None = None
 
     def carry_out(self) -> bool:
@@ -111,14 +112,6 @@ class RunningCall:
         if len(line) > self._share.held:  # the result, of which it is made, has been counted where it is large
             self._share.hold(len(line))
         return line
-
-    # -- for the budget ----------------------------------------------------------------------------------------
-
-    def hold(self, size: int) -> None:
-        self._share.hold(size)
-
-    def rest(self) -> None:
-        self.place.rest()
 
     # -- for verbs ---------------------------------------------------------------------------------------------
 

@@ -20,21 +20,6 @@ def text(*lines: str) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def test_changes_of_both_sides_are_taken() -> None:
-    merged = merge_lines(text("a", "b", "c", "d"), text("A", "b", "c", "d"), text("a", "b", "c", "D"))
-    assert merged == (text("A", "b", "c", "D"), True)
-
-
-def test_the_same_change_of_both_is_taken_once() -> None:
-    assert merge_lines(text("a", "b"), text("a", "x"), text("a", "x")) == (text("a", "x"), True)
-
-
-def test_a_conflict_is_told() -> None:
-    merged, clean = merge_lines(text("a"), text("b"), text("c"))
-    assert not clean
-    assert merged == b"<<<<<<< ours\nb\n=======\nc\n>>>>>>> theirs\n"
-
-
 def test_more_conflicts_than_an_exit_status_holds() -> None:
     def side(word: str) -> bytes:
         return text(*(line for number in range(300) for line in (f"{word}{number}", "x", "y", "z", f"same{number}")))

@@ -332,17 +332,6 @@ class TestLostServer:
         assert "bytes is not taken" in client.read("x" * (2 << 20)).error
         assert client.write("/x", "x").error is None
 
-    def test_a_large_upload_over_a_kept_connection_that_is_dead(self, client, server, files):
-        assert client.ls("/").error is None
-        for connection in list(server._connections):
-            connection.close()
-        assert client.send("/large", [b"1" * 100]).error is None
-
-    def test_a_piece_of_any_size(self, client, files):
-        content = bytes(range(256)) * (80 << 12)
-        assert client.send("/large", [content]).error is None
-        assert files.download_files(["/large"])[0].content == content
-
     def test_a_server_that_is_stopped_is_one_clear_error(self, tmp_path, monkeypatch):
         """It listens, and the kernel takes connections for it; nobody answers."""
         monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
@@ -360,23 +349,6 @@ class TestLostServer:
     def test_a_call_may_take_longer_than_a_server_may_be_silent(self, client, monkeypatch):
         monkeypatch.setattr(connection_module, "SILENCE_S", 0.02)
         assert client.run("nap").output == "slept"
-
-    def test_interrupting_a_call_leaves_the_client_usable(self, client, server):
-        ended = threading.Event()
-
-        def wait():
-            client.run("wait")
-            ended.set()
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        while not any(connection._calls for connection in list(server._connections)):
-            pass
-        for connection in list(server._connections):
-            connection.close()
-        assert ended.wait(LIMIT_S)
-        thread.join()
-        assert client.ls("/").error is None
 
 
 class TestWatch:
@@ -437,13 +409,3 @@ def test_a_search_that_is_cancelled_ends_at_once(tmp_path, kind, search):
     if answers["c"]["result"]:  # else it had ended
         assert answers["s"]["error"]["code"] == wire.CANCELLED
     assert took_s < 10, "long before the search would have ended"
-
-
-class TestRawCancel:
-    def test_cancelling_ends_a_call(self, server):
-        with Raw(server.address) as raw:
-            raw.send(b'{"jsonrpc":"2.0","id":"w","method":"execute","params":{"command":"wait"}}\n')
-            assert raw.ask("cancel", 2, call="w")["result"] is True
-            answer = raw.line()
-            assert (answer["id"], answer["error"]["code"]) == ("w", -32002)
-            assert raw.ask("cancel", 3, call="w")["result"] is False

@@ -87,12 +87,6 @@ def test_each_line_is_of_the_call_that_made_it(name: str, tmp_path: Path) -> Non
     story.recorded.close()
 
 
-def test_the_last_call_of_a_file(story: Story) -> None:
-    story.wrote("/f", "a")
-    second = story.did(("append", "/f", b"e\n"))
-    assert story.last("/f") == second
-
-
 def test_lines_that_were_there_before_the_log(story: Story) -> None:
     first = story.wrote("/f", "a", "b")
     second = story.wrote("/f", "a", "B")
@@ -101,13 +95,6 @@ def test_lines_that_were_there_before_the_log(story: Story) -> None:
     story.recorded.history.forget([int(second[1:])])
     assert story.blame("/f") == [("-", "a"), ("-", "B")]
     assert story.last("/f") is None
-
-
-def test_an_undo_is_blamed_for_the_lines_that_it_brought_back(story: Story) -> None:
-    first = story.wrote("/f", "a", "b")
-    second = story.wrote("/f", "a")
-    undo = story.recorded.undoing.undo([int(second[1:])]).undo
-    assert story.blame("/f") == [(first, "a"), (undo, "b")]
 
 
 def test_where_bytes_are_lost_there_are_candidates(story: Story) -> None:

@@ -1,18 +1,27 @@
-"""`Calls`: which call a change belongs to."""
+"""`Calls`: which call a change belongs to, the process that made it, and its command without secrets."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import sqlite3
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
+from eventually import eventually
+from for_each import for_each
 
 from fusebackend.base.paths import ROOT
+from fusebackend.history import processes as module
 from fusebackend.history.calls import QUIET_S, Calls
 from fusebackend.history.history_file import HistoryFile
-from fusebackend.history.processes import Process, read
+from fusebackend.history.masking import LogOptions, kept, masked
+from fusebackend.history.processes import Process, Processes, ancestors, read
 from fusebackend.protocol import Actor, acting
+from fusebackend.testing.each import each
 from fusebackend.vfs.calls import request
 
 
@@ -76,17 +85,6 @@ def test_another_user_in_a_session_has_a_call_of_their_own(calls):
     root = calls.of_process(process(calls, 11, uid=0), 0)  # of `sudo` in the same terminal
     assert root is not mine and (mine.actor.uid, root.actor.uid) == (5, 0)
     assert calls.of_process(process(calls, 12), 5) is mine
-
-
-def test_a_quiet_session_ends_by_itself(calls, clock, history):
-    number = changed(calls, calls.of_process(process(calls), 5))
-    calls.end_quiet()
-    assert history.call(number).ended_ns is None
-    assert [call.number for call in calls.open()] == [number]
-    clock.now_s += QUIET_S + 0.1
-    calls.end_quiet()
-    assert history.call(number).ended_ns is not None
-    assert calls.open() == []
 
 
 def test_processes_that_are_not_known_are_taken_for_no_other(calls):
@@ -192,12 +190,6 @@ def test_a_change_that_comes_late_still_has_a_call(calls, clock, history):
     assert history.call(number).ended_ns is not None
 
 
-def test_secrets_are_not_kept(calls, history):
-    with calls.inside("command", "psql postgres://me:secret@host/db\nselect") as call:
-        kept = history.call(changed(calls, call))
-    assert kept.title == "psql postgres://me:***@host/db select"
-
-
 def test_a_session_that_is_never_quiet_ends_in_time(calls, clock, history):
     first = calls.of_process(process(calls), 5)
     number = changed(calls, first)
@@ -207,3 +199,186 @@ def test_a_session_that_is_never_quiet_ends_in_time(calls, clock, history):
         calls.end_quiet()
     assert history.call(number).ended_ns is not None
     assert calls.of_process(process(calls), 5) is not first
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    processes = Processes()
+    yield processes
+    processes.close()
+
+
+def sleeping(session: bool = False) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "60"], start_new_session=session)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def test_this_process_by_any_of_its_threads(processes):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(processes.of(threading.get_native_id())))
+    thread.start()
+    thread.join()
+    (process,) = found
+    assert process == processes.of(os.getpid())
+    assert (process.pid, process.parent, process.session) == (os.getpid(), os.getppid(), os.getsid(0))
+    assert process.uid == os.geteuid()
+    assert process.namespace == processes.namespace == os.stat("/proc/self/ns/pid").st_ino
+
+
+def test_another_process(processes):
+    child = sleeping(session=True)
+    try:
+        eventually(lambda: read(child.pid).command == "sleep 60", 10)  # execve(2) sets the name before the words
+        process = processes.of(child.pid)
+        assert (process.session, process.command) == (child.pid, "sleep 60")
+        assert (os.getpid(), read(os.getpid()).began) in list(ancestors(process))
+    finally:
+        end(child)
+    assert processes.of(child.pid) is None
+
+
+def test_a_thread_outside_of_the_namespace_is_not_known(processes):
+    assert processes.of(0) is None
+    assert processes.of(-1) is None
+
+
+def test_an_id_that_is_given_again_is_another_process(processes, monkeypatch):
+    child = sleeping()
+    first = processes.of(child.pid)
+    end(child)
+    other = first._replace(began=first.began + 1)
+    monkeypatch.setattr(module, "read", lambda thread: other)
+    assert processes.of(child.pid) is not first  # it is asked for again, not taken from what was kept
+
+
+def test_what_is_kept_costs_a_bounded_number_of_descriptors(processes, monkeypatch):
+    monkeypatch.setattr(module, "MOST_KEPT", 3)
+    children = [sleeping() for _ in range(6)]
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        for child in children:
+            assert processes.of(child.pid).pid == child.pid
+        assert len(os.listdir("/proc/self/fd")) <= before + 3
+    finally:
+        for child in children:
+            end(child)
+
+
+# -- commands without their secrets ------------------------------------------------------------------------------------
+
+
+SECRET = "Zx81hunter2Qq"
+
+COMMANDS = [
+    "curl -H 'Authorization: Bearer {}' https://api.example.com",
+    'curl -H "Authorization: token {}" https://api.example.com',
+    "curl -H 'Cookie: session={}; other=1' x",
+    "curl -H 'X-Api-Key: {}' x",
+    "curl -u me:{} https://example.com",
+    "curl --user 'me:{}' https://example.com",
+    "git clone https://me:{}@github.com/a/b",
+    "git clone https://ghp_{}AAAAAAAAAAAA@github.com/a/b",
+    "psql postgres://me:{}@db/x?sslmode=require",
+    "psql 'host=db password={} user=me'",
+    "PGPASSWORD={} psql",
+    "export OPENAI_API_KEY={}; run",
+    "env A=1 GITHUB_TOKEN='{} and more' run",
+    'AWS_SECRET_ACCESS_KEY="{}" aws s3 ls',
+    "deploy --token {} --verbose",
+    "deploy --api-key={} --verbose",
+    "deploy --password '{} x' now",
+    "mysql -u root -p{} db",
+    "sshpass -p {} ssh host",
+    "docker login -u me -p {} registry",
+    "tool -p {}",
+    "echo sk-ant-{}-abcdefgh",
+    "echo xoxb-{}",
+    "echo AKIA{}",
+    "echo eyJhbGciOiJIUzI1NiJ9.{}.sig",
+    """python -c 'post({{"password": "{}", "user": "me"}})'""",
+    "echo '-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----' > key",
+    "curl 'https://x/?access_token={}&page=1'",
+    "curl https://me:{}",
+]
+
+
+@for_each("command", COMMANDS)
+def test_secrets_of_commands_are_masked(command: str) -> None:
+    text = masked(command.format(SECRET))
+    assert SECRET not in text
+    assert "***" in text
+    assert text.split()[0] == command.split()[0] or "=" in command.split()[0]
+
+
+def test_a_secret_that_the_end_cuts_is_masked(tmp_path: Path) -> None:
+    """A title has 200 characters at most: it is cut when it is masked."""
+    history = HistoryFile(str(tmp_path / "h/history.db"))
+    for case in each(itertools.product(COMMANDS, [150, 200, 260])):
+        with case as (command, length):
+            said = command.format(SECRET)
+            title = "x" * max(length - said.index(SECRET) - 5, 0) + " " + said
+            call = history.open_call("command", title, Actor(command=title))
+            history.add(call, ROOT, "create", b"/a")
+            found = history.call(call)
+            assert SECRET[:4] not in found.title + found.actor.command
+    history.close()
+    assert SECRET.encode() not in (tmp_path / "h/history.db").read_bytes()
+
+
+@for_each(
+    "command",
+    [
+        "rm -rf build && make -j4 all",
+        "ssh -p 2222 host uptime",
+        "mkdir -p a/b",
+        "cp -p file other",
+        "docker run -p 8080:80 nginx",
+        "curl http://localhost:8080",
+        "python -m pytest -k 'not slow' tests/unit",
+        "grep -rn token src/",
+        "git commit -m 'fix: the password dialog'",
+        "write /notes/passwords.md",
+        "for i in 1 2 3; do echo $i > f$i; done",
+        "sed -i s/a/b/ keys.txt",
+    ],
+)
+def test_what_is_no_secret_stays(command: str) -> None:
+    assert masked(command) == command
+
+
+def test_what_is_kept() -> None:
+    said = "A=1 /usr/bin/deploy --token x\n now"
+    assert kept(said, "full") == "A=1 /usr/bin/deploy --token x now"
+    assert kept(said, "masked") == "A=1 /usr/bin/deploy --token *** now"
+    assert kept(said, "none") == "deploy"
+    assert kept("Bash: rm -rf x", "none") == "Bash"
+    assert kept("", "none") == ""
+
+
+@pytest.mark.parametrize(
+    ("how", "title", "command"), [("full", f"deploy --token {SECRET}", f"run -p {SECRET}"), ("none", "deploy", "run")]
+)
+def test_the_options_of_a_history(how: str, title: str, command: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "h/history.db")
+    history = HistoryFile(path, options=LogOptions(how))
+    for kind in ("command", "verb"):
+        call = history.open_call(kind, f"deploy --token {SECRET}", Actor(command=f"run -p {SECRET}"))  # type: ignore[arg-type]
+        history.add(call, ROOT, "create", b"/a")
+    history.close()
+    with contextlib.closing(sqlite3.connect(path)) as kept:
+        rows = kept.execute("SELECT title, command FROM calls ORDER BY number").fetchall()
+    assert rows[0] == (title, command)
+    assert rows[1][0] == (title if how == "full" else "deploy --token ***"), "a verb is no command"
+
+
+def test_an_option_that_is_none() -> None:
+    with pytest.raises(ValueError, match="commands = 'all': give one of masked, full, none"):
+        LogOptions("all")

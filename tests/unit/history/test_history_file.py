@@ -196,31 +196,6 @@ def test_later_changes_that_touch_a_path(history, kind, at, to_path, touches):
     assert [record.number for record in history.later(number, ROOT, b"/d/f")] == [later] * touches
 
 
-def test_what_was_undone_is_no_later_change(history):
-    first = made(history, b"/f")
-    second = made(history, b"/f")
-    (record,) = history.records(first)
-
-    def later():
-        return [each.call for each in history.later(record.number, ROOT, b"/f")]
-
-    def undo(of):
-        undo = history.open_call("undo", "undo", NOBODY, undoes=[of])
-        history.add(undo, ROOT, "content", b"/f")
-        history.mark_undone([of], undo)
-        history.end_call(undo)
-        return undo
-
-    assert later() == [second]
-    third = undo(second)
-    assert later() == []
-    found = history.call(third)
-    assert found.undoes == (second,)
-    undo(third)
-    history.mark_undone([second], None)
-    assert later() == [second]
-
-
 def test_two_servers_do_not_share_a_history(history, path):
     with pytest.raises(HistoryLocked) as caught:
         HistoryFile(path)
@@ -351,15 +326,6 @@ def test_a_call_whose_records_are_too_many_for_memory_has_a_gap(history, path, m
     again.forget([call])
     assert again.gaps([call]) == {}
     again.close()
-
-
-def test_many_rows_are_not_kept_in_memory(history, monkeypatch):
-    monkeypatch.setattr("fusebackend.history.history_file.MOST_WAITING", 10)
-    call = history.open_call("verb", "write", NOBODY)
-    for number in range(100):
-        history.add(call, ROOT, "create", b"/%d" % number)
-        assert len(history._waiting) <= 12
-    assert len(history.records(call)) == 100
 
 
 def test_calls_of_another_backend_go(history, path):

@@ -175,32 +175,6 @@ def test_all_is_as_it_was(kind: str, name: str, tmp_path: Path) -> None:
             assert files.attr("/repo/one").node == node, "processes that have it open see the old bytes"
 
 
-def test_what_was_made_goes(recorded: Recorded, files: Files) -> None:
-    files.write("/theirs", b"theirs")
-    before = files.dump()
-    plant(recorded)
-    result = check(recorded)
-    assert files.dump() == before
-    assert {change.change for change in result.changes} == {"remove"}
-
-
-def test_an_undo_is_taken_back(recorded: Recorded, planted: Files) -> None:
-    with recorded.call("work"):
-        planted.write("/repo/one", b"new")
-        planted.remove_tree("/repo/sub")
-        planted.mkdir("/repo/made")
-        planted.rename("/repo/link", "/repo/made/link")
-    work, after = recorded.last(), planted.dump()
-    undone = check(recorded)
-    assert undone.undo == f"c{recorded.last()}" != f"c{work}"
-    assert recorded.history.call(work).undone_by == recorded.last()
-    check(recorded)
-    assert planted.dump() == after
-    assert recorded.history.call(work).undone_by is None, "so it can be undone again"
-    check_again = recorded.undoing.undo([work])
-    assert check_again.conflicts == [] and not planted.exists("/repo/made")
-
-
 def test_an_undo_of_an_undo_of_an_undo(recorded: Recorded, files: Files) -> None:
     """The call is undone again, so it can't be undone twice."""
     files.write("/one", b"one")
@@ -238,19 +212,6 @@ def test_by_whom(recorded: Recorded, files: Files) -> None:
     recorded.undoing.undo(by="planner")
     assert files.dump().keys() == {"/", "/coder"}
     assert recorded.undoing.undo(by="nobody").calls == []
-
-
-def test_several_calls_at_once(recorded: Recorded, planted: Files) -> None:
-    before, numbers = planted.dump(), []
-    for text in (b"first", b"second"):
-        with recorded.call() as call:
-            planted.write("/repo/one", text)
-            planted.write("/repo/" + text.decode(), text)
-        numbers.append(call.number)
-    assert recorded.undoing.undo(numbers[::-1]).conflicts == []
-    assert planted.dump() == before
-    check(recorded)
-    assert planted.read("/repo/one") == b"second"
 
 
 def test_what_others_changed_since_is_named(recorded: Recorded, planted: Files) -> None:
@@ -420,44 +381,6 @@ def restart(recorded: Recorded) -> None:
     recorded.open()
 
 
-def test_a_link_of_an_earlier_server_is_made_to_no_other_file(recorded: Recorded, files: Files) -> None:
-    with recorded.call():
-        for name in ("one", "two", "three"):
-            files.write(f"/{name}", name.encode())
-        files.link("/one", "/same")
-    with recorded.call():
-        files.rename("/two", "/three", RENAME_EXCHANGE)
-        files.remove("/one")
-    restart(recorded)
-    files = recorded.files
-    for name in ("two", "three", "same"):  # numbered in another order
-        files.attr(f"/{name}")
-    check(recorded)
-    assert [files.read(f"/{name}") for name in ("one", "two", "three", "same")] == [b"one", b"two", b"three", b"one"]
-
-
-def test_a_link_that_an_earlier_server_has_removed_is_one_again(recorded: Recorded, files: Files) -> None:
-    with recorded.call():
-        files.mkdir("/d")
-        files.write("/d/one", b"one")
-        files.link("/d/one", "/same")
-    before = files.dump()
-    with recorded.call():
-        files.remove("/same")
-    restart(recorded)
-    removed = recorded.files.dump()
-    undone = check(recorded)
-    files = recorded.files
-    assert files.dump() == before
-    assert files.attr("/d/one").node == files.attr("/same").node
-    restart(recorded)
-    recorded.undoing.undo([int(undone.undo[1:])])
-    assert recorded.files.dump() == removed
-    restart(recorded)
-    recorded.undoing.undo([recorded.last()])
-    assert recorded.files.attr("/d/one").node == recorded.files.attr("/same").node
-
-
 class Killed(BaseException):
     """The end of the server."""
 
@@ -584,24 +507,6 @@ def link(files: Files, old: str, new: str) -> None:
     files.link(old, new)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_what_was_written_by_a_name_that_was_removed(recorded: Recorded, files: Files, again: bool) -> None:
-    """`echo B > l; rm l`, where `f` is its other name; a later server knows `f` by another path and node."""
-    files.mkdir("/d")
-    link(files, "/d/f", "/d/l")
-    before = files.dump()
-    with recorded.call():
-        files.write("/d/l", b"after")
-        files.remove("/d/l")
-        if again:
-            files.rename("/d", "/e")
-    if again:
-        restart(recorded)
-    check(recorded)
-    assert recorded.files.dump() == before
-    assert recorded.files.read("/d/f") == b"before"
-
-
 @pytest.mark.parametrize("name", ["/file", "/fifo", "/symlink"])
 @pytest.mark.parametrize("replaces", [False, True])
 def test_names_that_a_call_each_has_removed_are_those_of_one_file(
@@ -627,22 +532,6 @@ def test_names_that_a_call_each_has_removed_are_those_of_one_file(
         assert recorded.undoing.undo([call]).conflicts == []
         assert recorded.files.dump() == states.pop()
     assert recorded.files.attr(name).node == recorded.files.attr("/other").node
-
-
-def test_a_file_that_was_brought_back_is_the_one_of_earlier_calls(recorded: Recorded, files: Files) -> None:
-    link(files, "/one", "/other")
-    before = files.dump()
-    with recorded.call():
-        files.change("/one", mode=0o600)
-        files.append("/other", b" and after")
-    changed = files.dump()
-    with recorded.call():
-        files.remove("/one")
-        files.remove("/other")
-    for state in (changed, before):
-        restart(recorded)
-        assert recorded.undoing.undo().conflicts == []
-        assert recorded.files.dump() == state
 
 
 @pytest.mark.parametrize("lasts", [True, False])
@@ -676,6 +565,24 @@ def test_a_change_by_another_name_since_is_a_conflict(recorded: Recorded, files:
     restart(recorded)
     after = recorded.files.dump()
     assert conflicts(recorded, call.number) == [("/one", "was changed since", f"c{recorded.last()}")]
+    assert recorded.files.dump() == after
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_name_that_went_beside_a_call_that_was_taken_back(recorded: Recorded, files: Files, replaces: bool) -> None:
+    """The record of it has the bytes of the call beside it, whose undo has removed the last name of the file."""
+    files.write("/one", b"before")
+    files.write("/new", b"new")
+    first, second = (Agent(recorded, "beside", each) for each in "ab")
+    first.do(lambda: files.write("/before", b""))
+    second.do(lambda: files.make(("link", "/one", "/other"), ("append", "/other", b" and after")))
+    first.do(lambda: files.rename("/new", "/one") if replaces else files.remove("/one"))
+    calls = [first.end(), second.end()]
+    assert recorded.undoing.undo(calls[1:]).conflicts == []
+    restart(recorded)
+    after = recorded.files.dump()
+    (conflict,) = recorded.undoing.undo(calls[:1]).conflicts
+    assert (conflict.path, conflict.reason.partition(",")[0]) == ("/one", "was one of several names of a file")
     assert recorded.files.dump() == after
 
 

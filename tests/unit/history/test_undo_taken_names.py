@@ -135,23 +135,6 @@ def test_a_name_that_is_taken_meanwhile(place: Place) -> None:
     assert place.names() == {NAMES[0]: THEIRS}
 
 
-def test_a_name_that_is_taken_while_the_undo_fails_elsewhere(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails before it gets to the name."""
-
-    def take() -> None:
-        place.write(NAMES[0], THEIRS)
-        patch.setattr(undo_module._Making, "_some", fail)
-
-    def fail(*_: object) -> None:
-        patch.undo()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    place.when_made("/repo", take)
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left on device"):
-        place.undo()
-    assert place.names() == {NAMES[0]: THEIRS}
-
-
 def test_a_name_that_is_taken_while_the_undo_is_cancelled(place: Place) -> None:
     cancelled = budget.Cancellation()
 
@@ -226,20 +209,6 @@ def test_a_service_that_fails_while_files_are_made_together(place: Place, monkey
         assert place.names() == {}
 
 
-@pytest.mark.parametrize("place", ["store", "s3"], indirect=True)
-def test_a_service_that_gives_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the error that stands for files which were not begun."""
-    remote: Any = place.volume.remote  # type: ignore[attr-defined]
-    monkeypatch.setattr(remote, "_upload_new", None, raising=False)
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="Operation canceled"):
-        patch.setattr(remote, "put", raising(OSError(errno.ECANCELED, "Operation canceled")))
-        place.undo()
-    assert place.names() == {}
-    assert place.undo().conflicts == []
-    assert place.files.dump() == place.before
-
-
 def measured(place: Place, monkeypatch: pytest.MonkeyPatch, measure: Callable[[Any], int]) -> list[int]:
     """Return a list that gets the measure of all files that are made together, each time."""
     remote: Any = place.volume.remote  # type: ignore[attr-defined]
@@ -251,15 +220,6 @@ def measured(place: Place, monkeypatch: pytest.MonkeyPatch, measure: Callable[[A
 
     monkeypatch.setattr(remote, "put_all", put)
     return sizes
-
-
-@pytest.mark.parametrize("place", ["store", "s3"], indirect=True)
-def test_files_are_made_together(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = measured(place, monkeypatch, len)
-    monkeypatch.setattr(undo_module, "MADE_AT_ONCE", 20)
-    place.undo()
-    assert sizes == [20, 10]
-    assert place.files.dump() == place.before
 
 
 @pytest.mark.parametrize("place", ["store", "s3"], indirect=True)

@@ -346,11 +346,6 @@ def test_a_composite_with_classes_and_lambdas_is_given_as_it_is():
     assert "is a factory and needs a runtime" in composite.read("/draft.md").error, "outside of a graph as before"
 
 
-def test_importing_fusebackend_imports_no_deepagents():
-    program = "import sys, fusebackend; fusebackend.CompositeBackend({}); assert 'deepagents' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": TREE[0]})
-
-
 def test_a_sub_agent_works_on_the_same_files():
     composite = CompositeBackend(StateBackend(), {"/shared/": InMemoryBackend()})
     script = [

@@ -1,23 +1,32 @@
-"""The agent face's defaults: aliases in both directions, and async twins."""
+"""The agent face: its defaults, the table of verbs that makes them, and who makes the changes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import errno
 import inspect
 import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 import trio
 from for_each import for_each
 
+from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.base import errors
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import PathError
+from fusebackend.composite.backend import CompositeBackend
+from fusebackend.control.client.client import Client
 from fusebackend.protocol import (
     AGENT_VERBS,
+    NOBODY,
     SEED_VERBS,
+    Actor,
     Attr,
     BackendProtocol,
     ExecuteResponse,
@@ -28,8 +37,12 @@ from fusebackend.protocol import (
     ReadResult,
     SandboxBackendProtocol,
     Volume,
+    acting,
+    current_actor,
     unsupported,
+    verbs,
 )
+from fusebackend.server.mounted import MountedBackend
 from fusebackend.testing.posix.case import fails
 
 MATCHES = [
@@ -206,3 +219,99 @@ def test_the_modules_of_the_agent_face_import_nothing_heavy():
     )
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert outcome.stdout.split() == []
+
+
+# -- the table of verbs ------------------------------------------------------------------------------------------------
+
+
+def test_sentences():
+    for verb, error, given, text in [
+        (verbs.LS, oserror(errno.ENOENT), ("/x",), "Path '/x': path_not_found"),
+        (verbs.LS, oserror(errno.EACCES), ("/x",), "Path '/x': permission_denied"),
+        (verbs.READ, oserror(errno.EISDIR), ("/{x}",), "File '/{x}': Is a directory"),
+        (verbs.EDIT, oserror(errno.ENOENT), ("/x",), "Error: File '/x' not found"),
+        (verbs.WRITE, OSError(errno.EIO, "the disk is gone"), ("/x",), "Error writing file '/x': the disk is gone"),
+        (verbs.MOVE, oserror(errno.EEXIST), ("/a", "/b"), "Cannot move to /b because it already exists."),
+        (verbs.GREP, PathError("Path is empty"), ("",), "Path is empty"),
+    ]:
+        assert verb.refused(error, *given) == verb.record(error=text)
+    decoding = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid")
+    assert "is not UTF-8 text" in (verbs.EDIT.refused(decoding, "/x").error or "")
+
+
+def test_a_batch_has_codes_and_paths():
+    refused = verbs.UPLOAD_FILES.refused(oserror(errno.EROFS), "/x")
+    assert (refused.path, refused.error) == ("/x", "permission_denied")
+    assert verbs.DOWNLOAD_FILES.refused(PathError("no"), "/x").error == "invalid_path"
+    told = verbs.DOWNLOAD_FILES.refused(OSError(errno.EIO, "the engine is gone"), "/x").error
+    assert told == "the engine is gone", "an errno that says nothing"
+
+
+@for_each("kind", [CompositeBackend, MountedBackend, Client, InMemoryBackend])
+@for_each("name", AGENT_VERBS)
+def test_every_class_shows_the_parameters_of_its_verbs(kind, name):
+    protocol = inspect.signature(getattr(BackendProtocol, name))
+    assert inspect.signature(getattr(kind, name)).parameters == protocol.parameters
+    assert list(inspect.signature(getattr(kind, f"a{name}")).parameters) == list(protocol.parameters)
+    assert inspect.iscoroutinefunction(getattr(kind, f"a{name}"))
+
+
+# -- who makes the changes ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_word_it_is_the_default() -> None:
+    assert current_actor() is NOBODY
+    assert current_actor(Actor(agent="a")) == Actor(agent="a")
+
+
+def test_a_block_names_the_actor() -> None:
+    with acting(Actor(agent="outer")):
+        with acting(Actor(agent="inner", call="1")):
+            assert current_actor(Actor(agent="default")) == Actor(agent="inner", call="1")
+        assert current_actor().agent == "outer"
+    assert current_actor() is NOBODY
+
+
+def test_a_block_ends_with_an_error() -> None:
+    with pytest.raises(KeyError), acting(Actor(agent="a")):
+        raise KeyError
+    assert current_actor() is NOBODY
+
+
+def test_a_thread_with_a_copy_of_the_context_is_in_the_block() -> None:
+    found: list[Actor] = []
+    with acting(Actor(agent="a")):
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=lambda: found.append(context.run(current_actor)))
+        thread.start()
+        thread.join()
+    assert found == [Actor(agent="a")]
+
+
+def test_a_tool_of_a_langgraph_run_is_a_call() -> None:
+    pytest.importorskip("langgraph")
+    from langchain_core.messages import AIMessage
+    from langchain_core.tools import tool
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode
+
+    found: list[Actor] = []
+
+    @tool
+    def look(word: str) -> str:
+        """Note who acts."""
+        found.append(current_actor(Actor(agent="default", uid=7)))
+        found.append(current_actor(Actor(agent="default", uid=7)))
+        return word
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("tools", ToolNode([look]))
+    graph.add_edge(START, "tools")
+    calls = [{"name": "look", "args": {"word": word}, "id": f"call_{word}"} for word in "ab"]
+    graph.compile().invoke(
+        {"messages": [AIMessage("", tool_calls=calls)]},
+        {"configurable": {"thread_id": "t1"}, "metadata": {"lc_agent_name": "planner"}},
+    )
+    assert {(each.agent, each.thread, each.uid) for each in found} == {("planner", "t1", 7)}
+    assert len({each.call for each in found}) == 2  # one for each tool call, the same for all verbs in it
+    assert "" not in {each.call for each in found}

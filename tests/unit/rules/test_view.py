@@ -147,22 +147,6 @@ def test_a_tree_that_is_the_same_below_two_names_has_the_same_decisions(seed):
     assert compared > 20
 
 
-def test_the_first_rule_that_matches_decides_and_none_allows():
-    view = View(
-        "v",
-        [
-            {"operations": ["read"], "paths": ["/secrets/public/**"]},
-            {"operations": ["read", "write"], "paths": ["/secrets/**"], "mode": "deny"},
-        ],
-    )
-    assert view.decide("read", "/secrets/public/a") == "allow"
-    assert view.decide("write", "/secrets/public/a") == "deny"
-    assert view.decide("read", "/secrets/.env") == "deny"
-    assert view.decide("read", "/elsewhere") == "allow"
-    assert view.explain("read", "//secrets/./x/") == ("deny", 2, "/secrets/x")
-    assert view.explain("read", "/elsewhere") == ("allow", None, "/elsewhere")
-
-
 def test_hidden_is_all_that_lies_below_whatever_later_and_earlier_rules_say():
     view = View(
         "v",

@@ -294,4 +294,7 @@ class TestTheChain:
     def test_forgets_contents(self, asked: HistoryFile) -> None:
         asked.forget_contents([AgentPath("/prod/b")], {})
         assert [each.change is None for each in asked.requests()] == [False, True]
+        found = Approvals(asked)
+        found.forget([AgentPath("/prod")], BY)
+        assert [(each.state, each.change) for each in map(found.find, (1, 2))] == [("made", None), ("denied", None)]
         assert asked.verify().problems == []

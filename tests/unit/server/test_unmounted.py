@@ -104,34 +104,6 @@ def test_verbs_of_every_route(files: Client, config: str) -> None:
     assert (Path(config).parent / "project/verbs.txt").read_text() == "monday\n"
 
 
-def test_trees_by_verbs(files: Client) -> None:
-    files.write("/trees.txt", "old\n")
-    files.create_snapshot("before-trees")
-    files.edit("/trees.txt", "old", "new")
-    assert str(files.read("/.fusebackend/snapshots/before-trees/trees.txt")).endswith("old")
-    assert files.write("/.fusebackend/snapshots/before-trees/x", "no").error is not None
-    restored = files.restore(["/trees.txt"], "before-trees")
-    assert files.download_files(["/trees.txt"])[0].content == b"old\n"
-    files.undo(restored.call or "")
-    assert files.download_files(["/trees.txt"])[0].content == b"new\n"
-    files.create_branch("work")
-    assert files.write("/.fusebackend/branches/work/project/made.txt", "branch").error is None
-    assert files.stat("/project/made.txt").code == "file_not_found"
-    assert [each.path for each in files.merge_branch("work").changes] == ["/project/made.txt"]
-    assert str(files.read("/project/made.txt")).endswith("branch")
-    files.delete_branches("work")
-    assert json.loads(files.download_files(["/.fusebackend/status.json"])[0].content or b"")["place"]
-
-
-def test_the_log_names_calls_and_undo_takes_one_back(files: Client) -> None:
-    files.write("/logged.txt", "one")
-    call = files.log(limit=1)[0]
-    assert call.title == "write /logged.txt"
-    assert "+one" in files.diff(call.call)
-    files.undo(call.call)
-    assert files.stat("/logged.txt").code == "file_not_found"
-
-
 def test_a_view_binds(server: rendezvous.Served) -> None:
     with fusebackend.connect(server.socket, view="reader") as viewed:
         assert viewed.write("/viewed.txt", "no").error is not None

@@ -109,19 +109,6 @@ class TestRoutes:
         assert names(branch) == [b"live", b"moved", b"way"] and names(branch, b"live") == [b"directory"]
         assert (read(branch, b"moved"), read(branch, b"live/directory/inner")) == (b"live", b"inner")
 
-    def test_links_are_copied_up_once(self, volumes: dict[AgentPath, Volume], opened: Opened) -> None:
-        for prefix in (ROOT, LIVE):
-            node = put(volumes[prefix], b"one", b"before")
-            volumes[prefix].mkdir(ROOT_NODE, b"directory", 0o755, ME)
-            volumes[prefix].link(node, node_at(volumes[prefix], b"directory"), b"other")
-        branch = opened()
-        for top in (b"", b"live/"):
-            write(branch, top + b"one", b"after!")
-        branch = opened()
-        for top in (b"", b"live/"):
-            assert read(branch, top + b"directory/other") == b"after!"
-            assert node_at(branch, top + b"one") == node_at(branch, top + b"directory/other")
-
     def test_a_node_that_does_not_fit_is_numbered(self) -> None:
         tree = LowerTree(Places([ROOT]), {0: InMemoryVolume()}, {0}, 0)
         assert tree.number(0, 5) == tree.number(0, 5) >= 1 << NODE_BITS
@@ -131,14 +118,6 @@ class TestRoutes:
 
 
 class TestForAMerge:
-    def test_nothing_is_changed_by_reading(self, volumes: dict[AgentPath, Volume], opened: Opened) -> None:
-        put(volumes[ROOT], b"file", b"root")
-        put(volumes[LIVE], b"file", b"live")
-        branch = opened()
-        assert (read(branch, b"file"), read(branch, b"live/file")) == (b"root", b"live")
-        assert branch.changed_names() == 0
-        assert [origin.node for origin in branch.origins()] == [ROOT_NODE]
-
     def test_what_a_branch_has_of_its_own(self, volumes: dict[AgentPath, Volume], opened: Opened) -> None:
         for name in (b"bytes", b"mode", b"moved", b"gone"):
             put(volumes[ROOT], name, name)

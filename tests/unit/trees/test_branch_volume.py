@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar, cast
 
 import failing
@@ -20,7 +22,7 @@ from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher, stored_tree
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.protocol import Volume
-from fusebackend.testing.branches import BranchMachine
+from fusebackend.testing.branches import BranchCases, BranchMachine
 from fusebackend.trees import branch_volume
 from fusebackend.trees.branch_volume import BranchVolume
 
@@ -119,3 +121,43 @@ for machine in (
     case.settings = FAILING if issubclass(machine, Failing) else SETTINGS
     globals()[f"Test{machine.__name__}"] = case
 del machine, case
+
+
+# -- the published cases -----------------------------------------------------------------------------------------------
+
+
+class TestMemory(BranchCases):
+    @pytest.fixture
+    def volume(self) -> Iterator[Volume]:
+        yield (made := InMemoryVolume())
+        made.close()
+
+
+class TestSqlite(BranchCases):
+    @pytest.fixture
+    def volume(self, tmp_path: Path) -> Iterator[Volume]:
+        yield (made := SqliteVolume(tmp_path / "volume.db"))
+        made.close()
+
+
+class TestDirectory(BranchCases):
+    """Live."""
+
+    @pytest.fixture
+    def volume(self, tmp_path: Path) -> Iterator[Volume]:
+        (tmp_path / "files").mkdir()
+        yield (made := DirectoryVolume(tmp_path / "files"))
+        made.close()
+
+
+class TestStore(BranchCases):
+    """Live, over files that are stored whole, without links, modes or extended attributes."""
+
+    @pytest.fixture
+    def volume(self) -> Iterator[Volume]:
+        memory = pytest.importorskip("langgraph.store.memory")
+        from fusebackend.backends import StoreBackend
+        from fusebackend.remote.volume import volume_of
+
+        yield (made := volume_of(StoreBackend(memory.InMemoryStore())))
+        made.close()

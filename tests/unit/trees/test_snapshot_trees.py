@@ -96,13 +96,6 @@ def test_a_snapshot_of_one_volume_has_all_of_it() -> None:
     }
 
 
-def test_nothing_is_there_before_the_first() -> None:
-    _, _, trees = made()
-    assert listing(trees, ROOT_NODE) == []
-    with fails(errno.ENOENT):
-        trees.lookup(ROOT_NODE, b"one")
-
-
 def test_nothing_can_be_changed() -> None:
     volumes, snapshots, trees = made("/a/b")
     write(volumes[ROOT], "/file", "x")

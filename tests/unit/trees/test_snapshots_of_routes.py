@@ -251,15 +251,6 @@ def test_a_route_that_does_not_delete_says_so() -> None:
     assert not bad.snapshots()
 
 
-def test_they_are_listed_by_time() -> None:
-    volume = InMemoryVolume()
-    snapshots = Snapshots({ROOT: volume})
-    for name in ("z", "b", "y"):
-        snapshots.create(name)
-    assert names(snapshots) == ["z", "b", "y"]
-    assert [each.info.time_ns for each in snapshots.all()] == [each.time_ns for each in volume.snapshots()]
-
-
 def test_routes_are_taken_at_one_moment() -> None:
     """A writer changes the first route before the second: no snapshot has the second change without the first."""
     volumes = [InMemoryVolume(), InMemoryVolume()]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 from fakekernel import FakeKernel
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onloop import listed, run, walk
@@ -21,10 +22,11 @@ from together import together
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.config import MountSettings
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features
 from fusebackend.rules.view import View
 from fusebackend.testing.posix.case import fails
-from fusebackend.vfs.coherence import twins
+from fusebackend.vfs.coherence import entry_cache, twins
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Entry, node_of, route_index
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.vfs.trees_options import TreesOptions
@@ -331,7 +333,7 @@ def test_what_the_agent_changes_is_told_of_both(filesystem: FileSystem, kernel: 
 
 
 @pytest.mark.fails_without("absent_names")
-def test_what_others_changed_unseen(kernel: FakeKernel) -> None:
+def test_what_others_changed_unseen(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """`invalidate` of a route that is believed for its TTL: files and absent names of both trees are dropped."""
 
     class Plain(InMemoryVolume):
@@ -351,6 +353,9 @@ def test_what_others_changed_unseen(kernel: FakeKernel) -> None:
     filesystem.invalidation.expire(filesystem.tree.routes[0])
     dropped = {notice[1:] for notice in told(kernel) if notice[0] == "entry"}
     assert dropped == {(directory, b"file"), (twin, b"file"), (twin, b"absent"), (ROOT_INODE, b"usr")}
+    monkeypatch.setattr(entry_cache, "MAX_NAMES", 1)
+    first, second = (run(filesystem.lookup(ROOT_INODE, name)).timeout_s for name in (b"one", b"two"))
+    assert first > 0 and second == 0, "more names than are remembered are asked for each time"
 
 
 @pytest.mark.trio
@@ -535,3 +540,32 @@ def test_both_trees_show_the_same_after_any_changes(seed: int) -> None:
             assert await shape(ROOT_INODE) == await shape(root)
 
     run(all_steps())
+
+
+# -- the options of the trees directory --------------------------------------------------------------------------------
+
+
+@for_each("name", [".mount", "a b", "ä" * 127, "\udcff", "a~", "..."])
+def test_names(name: str) -> None:
+    assert MountSettings(trees_name=name).shown_trees == ("hidden", name)
+
+
+@for_each(
+    ("options", "message"),
+    [
+        ({"trees": "no"}, "trees = 'no': give one of hidden, visible, off"),
+        ({"trees": True}, "trees = True: give one of hidden, visible, off"),
+        ({"trees_name": ""}, "trees_name = '' is no name of a directory; give one name, such as '.fusebackend'"),
+        ({"trees_name": ".."}, "trees_name = '..' is no name of a directory; give"),
+        ({"trees_name": "a/b"}, "trees_name = 'a/b' holds a slash; give"),
+        ({"trees_name": "a\0"}, "trees_name = 'a\\x00' holds a NUL; give"),
+        ({"trees_name": "~a"}, "trees_name = '~a' begins with '~', which no path of an agent does; give"),
+        ({"trees_name": "ä" * 128}, f"trees_name = {'ä' * 128!r} is longer than 255 bytes; give"),
+        ({"trees_name": "\ud800"}, "trees_name = '\\ud800' is no text; give"),
+        ({"trees_name": 7}, "trees_name = 7 is int and not text; give"),
+    ],
+)
+def test_refusals(options: dict, message: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        MountSettings(**options)
+    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)

@@ -301,19 +301,6 @@ def test_names_are_linked_renamed_and_removed(native: Held) -> None:
     ]  # fmt: skip
 
 
-def test_a_snapshot_is_a_source(tmp_path: Path) -> None:
-    with SqliteBackend(tmp_path / "files.db") as backend:
-        held = Held(backend)
-        node = put(held, "/file", b"before" * 100_000)
-        backend.volume.take_snapshot("one")
-        put(held, "/file", b"after")
-        source = NodeSource(backend.volume.snapshot("one"), node)
-        with placing.changing(backend.volume) as told:
-            placing.overwrite(backend.volume, node, source, told, "/file")
-        assert get(held, "/file") == b"before" * 100_000
-        assert attr_at(held, "/file").mtime_ns == source.state.mtime_ns
-
-
 RANGES = st.lists(st.tuples(st.integers(0, 6 << 16), st.integers(1, 3 << 16)), max_size=4)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from fusebackend.backends.sqlite import stored_tree as storedtree
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base import stamps
 from fusebackend.protocol import (
-    NAME_MAX_BYTES,
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
     ROOT_NODE,
@@ -52,21 +50,6 @@ def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TreeVolum
 
 
 # -- names ---------------------------------------------------------------------------------------------------------
-
-
-def test_thousands_of_names_go_and_then_their_directory(volume: TreeVolume) -> None:
-    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
-    count = 300 if isinstance(volume, PostgresVolume) else 3000  # there each is two round trips
-    every = [b"%05d" % number for number in range(count)]
-    for name in every:
-        volume.mknod(directory, name, stat.S_IFREG | 0o644, 0, ME)
-    volume.sync()
-    for name in every[:-1]:
-        volume.unlink(directory, name)
-    refused(errno.ENOTEMPTY, volume.rmdir, ROOT_NODE, b"d")
-    assert volume.readdir(directory, b"", 1)[0][0] == every[-1]
-    volume.unlink(directory, every[-1])
-    volume.rmdir(ROOT_NODE, b"d")
 
 
 def test_pages_of_a_directory_that_is_half_in_the_file(volume: TreeVolume) -> None:
@@ -106,16 +89,6 @@ def test_nothing_is_put_into_a_directory_that_is_gone_but_held(volume: TreeVolum
     refused(errno.ESTALE, volume.getattr, gone)
 
 
-def test_a_directory_does_not_move_below_itself(volume: TreeVolume) -> None:
-    upper = volume.mkdir(ROOT_NODE, b"upper", 0o755, ME).node
-    lower = volume.mkdir(upper, b"lower", 0o755, ME).node
-    refused(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", upper, b"x")
-    refused(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", lower, b"x")
-    refused(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", upper, b"lower", RENAME_EXCHANGE)
-    refused(errno.EINVAL, volume.rename, upper, b"lower", ROOT_NODE, b"upper", RENAME_EXCHANGE)
-    assert names(volume) == [b"upper"] and names(volume, upper) == [b"lower"]
-
-
 def test_a_deep_tree_moves(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk up from the new parent passes more directories than the cache holds."""
     monkeypatch.setattr(storedtree, "CACHE_INODES", 8)
@@ -128,17 +101,6 @@ def test_a_deep_tree_moves(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) 
     assert (volume.getattr(node).nlink, volume.getattr(ROOT_NODE).nlink) == (3, 3)
     assert volume.lookup(node, b"here").node == moving
     refused(errno.EINVAL, volume.rename, ROOT_NODE, b"d", moving, b"x")
-
-
-def test_names_of_any_bytes(volume: TreeVolume) -> None:
-    odd = sorted([b"\xff\xfe", b"new\nline", b"-rf", b"...", b" ", b"'\"%_", b"n" * NAME_MAX_BYTES, b"\xc3\xbc"])
-    for name in odd:
-        put(volume, name)
-    volume.sync()
-    assert names(volume) == odd
-    for name in odd:
-        volume.rename(ROOT_NODE, name, ROOT_NODE, name[::-1] + b"2" if len(name) < NAME_MAX_BYTES else name)
-    assert len(names(volume)) == len(odd)
 
 
 # -- life ----------------------------------------------------------------------------------------------------------

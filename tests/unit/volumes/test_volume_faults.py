@@ -16,6 +16,8 @@ from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE, AttrChanges, unsupported
 from fusebackend.volumes import agent_face as volume
 from fusebackend.volumes import contents, walk
+from fusebackend.volumes.damage import Damage
+from fusebackend.volumes.storage import Inode
 
 
 class TestUndoing:
@@ -290,3 +292,35 @@ class TestBounds:
         assert response.error == (None if length == 4096 else "invalid_path")
         if length == 4096:
             assert get(backend, path) == b"deep"
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+CHILDREN = [(b"one", 2), (b"other", 3)]
+
+
+def listed(error: OSError) -> list[bytes]:
+    damage = Damage("a volume")
+
+    def inode_of(node: int) -> Inode:
+        if node == 2:
+            raise error
+        inode = Inode(node, stat.S_IFREG | 0o644, parent=0)
+        inode.nlink = 1
+        return inode
+
+    return [name for name, _ in damage.entries(ROOT_NODE, CHILDREN, inode_of)]
+
+
+@pytest.mark.parametrize("error", [Damage("a volume").of_inode((2, *range(11))), oserror(errno.ESTALE)])
+def test_a_damaged_inode_is_left_out(error: OSError) -> None:
+    assert listed(error) == [b"other"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT])
+def test_a_disk_or_a_lower_tree_that_does_not_answer_fails_the_listing(number: int) -> None:
+    """Without that name in it `rsync --delete` would delete the file elsewhere."""
+    with pytest.raises(OSError) as caught:
+        listed(oserror(number))
+    assert caught.value.errno == number

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import obstore
@@ -180,8 +180,15 @@ class Bucket:
     def copy_all(self, pairs: Iterable[tuple[str, str]]) -> None:
         each(lambda pair: self.copy(*pair), pairs)
 
-    def delete_all(self, keys: Iterable[str]) -> None:
-        each(self.delete, keys)
+    def delete_all(self, keys: Sequence[str]) -> None:
+        """Delete objects, those that are there: many with one request, where the service can."""
+        if not keys:
+            return
+        try:
+            with object_errors(keys[0]):
+                patiently(lambda: obstore.delete(self.store, keys))
+        except FileNotFoundError:  # of one, where each is a request; whether the others were sent is not known
+            each(self.delete, keys)
 
 
 class ObjectVersion(NamedTuple):

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from fusebackend.remote.keys import cut_name, name_of
+from fusebackend.remote.keyed import cut_name, name_of
 from fusebackend.volumes.damage import DamageLog
 
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"

@@ -28,8 +28,6 @@ from fusebackend.protocol import (
 from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import fails
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-
 
 @pytest.fixture
 def volume(tmp_path):
@@ -342,14 +340,6 @@ def test_modes_are_as_asked_whatever_the_umask(volume, disk):
         os.umask(before)
     modes = {entry.name: stat.S_IMODE(entry.lstat().st_mode) for entry in disk.iterdir()}
     assert modes == {"file": 0o666, "dir": 0o1777, "fifo": 0o622, "plain": 0o640}
-
-
-@needs_root
-def test_owner_and_mode_in_one_change(volume):
-    node = put(volume, b"file", mode=0o755)
-    attr = volume.setattr(node, AttrChanges(uid=5, gid=6, mode=0o6755))
-    assert (attr.uid, attr.gid, stat.S_IMODE(attr.mode)) == (5, 6, 0o6755)
-    assert stat.S_IMODE(volume.setattr(node, AttrChanges(uid=7)).mode) == 0o755
 
 
 def test_xattrs(volume, disk):

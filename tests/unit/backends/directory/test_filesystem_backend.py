@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import tempfile
 from pathlib import Path
@@ -93,19 +92,6 @@ def test_a_directory_that_may_not_be_entered() -> None:
                 FilesystemBackend(closed, virtual_mode=True)
         finally:
             os.seteuid(0)
-
-
-def test_closing_twice_is_once_and_gives_every_descriptor_back(tmp_path):
-    gc.collect()  # what other tests have left closes its descriptors now
-    before = len(os.listdir("/proc/self/fd"))
-    for virtual_mode in (True, False):
-        backend = FilesystemBackend(tmp_path, virtual_mode=virtual_mode)
-        backend.write("a/b", "x")
-        backend.grep("x")
-        backend.close()
-        backend.close()
-        assert backend.read("/a/b").error
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 # -- virtual_mode=False ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from for_each import for_each
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
@@ -92,7 +92,7 @@ def plant(root: Path, tree: dict[str, bytes]) -> None:
 
 
 @given(TREES, PATTERNS, GLOBS, st.sampled_from([None, "/", "/a", "/src"]), st.sampled_from([None, 0, 1, 3]))
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150))
 def test_any_tree_is_searched_alike(tree, pattern, glob, path, max_count):
     with tempfile.TemporaryDirectory() as name, FilesystemBackend(name) as backend:
         root = Path(name)

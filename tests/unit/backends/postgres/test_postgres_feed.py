@@ -324,21 +324,6 @@ def third(there: Host, postgres_dsn: str) -> Iterator[Host]:
     yield from joined(there, postgres_dsn, 2)
 
 
-def test_of_three_hosts_one_wakes_the_others_for_all(
-    here: Host, there: Host, third: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
-    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
-    monkeypatch.setattr(there._feed, "_tell", lambda ask: pytest.fail("it was spoken for"))
-    there._feed._told_at = time.monotonic() + 1000
-    node = there.make(b"spoken for")
-    assert there._feed._pending
-    here.make(b"speaks")
-    for host in (here, third):
-        host.wait(Change(node, ROOT_NODE, b"spoken for"))
-    eventually(lambda: not there._feed._pending, LIMIT_S)
-
-
 def test_five_busy_hosts_hear_of_every_change_by_wake_ups(
     here: Host, there: Host, third: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,18 +126,6 @@ def test_a_host_alone_asks_for_small_files_together_and_then_nothing(one: Postgr
     assert names(one) == sorted({*nodes, b"new", b"moved"} - {b"01", b"02"})
 
 
-def test_a_new_directory_is_known_to_be_empty(one: PostgresVolume, trips: Trips) -> None:
-    has_lease(one)
-    directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
-    assert trips(lambda: is_absent(one, b"a", directory)) == 0
-    inner = one.mkdir(directory, b"a", 0o755, ME).node
-    assert trips(lambda: one.lookup(directory, b"a")) == 0
-    one.rmdir(directory, b"a")
-    assert is_absent(one, b"a", directory)
-    with fails(errno.ESTALE):
-        one.lookup(inner, b"x")
-
-
 def test_many_newcomers_at_once(database: str, one: PostgresVolume) -> None:
     node = put(one, b"file", b"0")
     has_lease(one)

@@ -178,23 +178,6 @@ def test_roots_of_volumes_have_lines_of_their_own(hosts: Hosts, database: str) -
         another.volume.mknod(ROOT_NODE, b"h", 0o100644, 0, ME)
 
 
-def test_a_frozen_volume_lets_nothing_change(hosts: Hosts) -> None:
-    one, two = hosts[:2]
-    ok(one.write("/a/file", "x"))
-    done = threading.Event()
-
-    def write() -> None:
-        ok(two.write("/b/file", "y"))
-        done.set()
-
-    with one.volume.changing():
-        thread = threading.Thread(target=write, daemon=True)
-        thread.start()
-        assert not done.wait(0.3)
-    assert done.wait(LIMIT_S)
-    thread.join()
-
-
 # -- round trips ---------------------------------------------------------------------------------------------------
 
 

@@ -116,18 +116,6 @@ def test_no_row_has_what_was_forgotten(volume: PostgresVolume) -> None:
     assert [name for name, _ in volume.snapshot("first").readdir(ROOT_NODE, b"", 9)] == []
 
 
-def test_without_a_snapshot_nothing_is_kept(volume: PostgresVolume) -> None:
-    node = put(volume, b"file", b"one")
-    volume.take_snapshot("s")
-    volume.delete_snapshot("s")
-    overwrite(volume, node, 0, b"two")
-    volume.setxattr(node, b"user.x", b"1")
-    volume.unlink(ROOT_NODE, b"file")
-    volume.forget([node])
-    prune(volume)
-    assert counts(volume) | {"chunk": 0} == dict.fromkeys((*OLD, "chunk"), 0)
-
-
 def test_what_is_newer_than_the_snapshot_is_not_kept(volume: PostgresVolume) -> None:
     volume.take_snapshot("s")
     directory = volume.mkdir(ROOT_NODE, b"new", 0o755, ME).node

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ from together import together
 from fusebackend.backends.postgres import host_session as session
 from fusebackend.backends.postgres import schema, transaction
 from fusebackend.databases import listener
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Change
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
 
 pytestmark = pytest.mark.services
 
@@ -82,27 +81,6 @@ def test_two_moves_never_make_a_ring(one: Host, two: Host) -> None:
         assert sorted(outcomes, key=str) == [errno.EINVAL, None]
     assert one._read_inode(ROOT_NODE).nlink == two._read_inode(ROOT_NODE).nlink == 2 + 15
     eventually(lambda: one.getattr(ROOT_NODE).nlink == two.getattr(ROOT_NODE).nlink == 2 + 15)  # when it is told
-
-
-def test_operations_that_want_the_same_rows_all_succeed(one: Host, two: Host) -> None:
-    """Names are exchanged between directories in every direction: what deadlocks is done once more."""
-    nodes = [one.mkdir(ROOT_NODE, b"d%d" % number, 0o755, ME).node for number in range(3)]
-    for node in nodes:
-        one.make(b"file", parent=node)
-        one.mkdir(node, b"sub", 0o755, ME)
-
-    def exchange(volume: Host, seed: int) -> None:
-        chance = random.Random(seed)
-        for _ in range(25):
-            here, there = chance.sample(nodes, 2)
-            name = chance.choice([b"file", b"sub"])
-            volume.rename(here, name, there, name, RENAME_EXCHANGE)
-
-    together(*(lambda volume=volume, seed=seed: exchange(volume, seed) for seed, volume in enumerate((one, two) * 2)))
-    for node in nodes:
-        assert [name for name, _ in two.readdir(node, b"", 10)] == [b"file", b"sub"]
-        assert two.getattr(node).nlink == 3
-    assert two.getattr(ROOT_NODE).nlink == 2 + len(nodes)
 
 
 def test_a_directory_is_not_removed_while_something_is_made_in_it(one: Host, two: Host) -> None:

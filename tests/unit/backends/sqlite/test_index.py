@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sqlite3
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import pytest
 from agentface import node_at, put
 from eventually import eventually
 from for_each import for_each
+from hypothesis import given
+from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from profiles import examples
 from search_machine import SearchMachine, scan
@@ -22,6 +26,7 @@ from search_machine import SearchMachine, scan
 from fusebackend.backends.sqlite import flusher, index, schema
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.backends.sqlite.check import check
+from fusebackend.backends.sqlite.flusher import OtherThreads
 from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.base import budget
 from fusebackend.volumes import search, trigram
@@ -405,3 +410,133 @@ def test_a_search_is_a_walk_like_any_other(backend: SqliteBackend) -> None:
         seen.append(path)
         backend.delete("/2.txt")
     assert seen == ["/0.txt", "/1.txt", "/3.txt", "/4.txt"] and not found.unreadable
+
+
+# -- what the index knows of a text ------------------------------------------------------------------------------------
+
+
+LETTERS = st.sampled_from([b"a", b"b", b"c", b"_", b"7", b" ", b"(", b"\n", b"\t", "é".encode(), "文".encode(), b"."])
+TEXTS = st.lists(LETTERS, max_size=40).map(b"".join)
+
+
+def asked(query: str) -> set[bytes]:
+    return {trigram.hidden(term.strip('"')) for term in query.split()}
+
+
+def known(data: bytes, common: set[bytes]) -> set[bytes]:
+    texts = [trigram.hidden(entry) for entry in trigram.entries(trigram.words(data) - common)]
+    return {text[at : at + 3] for text in texts for at in range(len(text) - 2)}
+
+
+@given(TEXTS, TEXTS, TEXTS, st.sets(st.sampled_from([b"aaa", b"abc", b"a_b", b"ccc7"])))
+def test_every_text_that_holds_a_pattern_is_found(
+    before: bytes, needle: bytes, after: bytes, common: set[bytes]
+) -> None:
+    data = before + needle + after
+    telling = [part for part in trigram.fragments(needle) if not any(part in word for word in common)]
+    assert asked(trigram.query(telling)) <= known(data, common)
+
+
+@given(st.binary())
+def test_every_byte_is_a_character_and_back(data: bytes) -> None:
+    shown = trigram.shown(data)
+    assert len(shown) == len(data) and trigram.hidden(shown) == data
+    assert not {'"', "\0", " "} & set(shown)
+
+
+def test_slices_cut_no_trigram(monkeypatch: pytest.MonkeyPatch) -> None:
+    word = bytes(range(ord("a"), ord("z") + 1)) * 10
+    monkeypatch.setattr(trigram, "SLICE_BYTES", 7)
+    assert known(word, set()) == {(word + word)[at : at + 3] for at in range(26)}
+    assert all(len(entry) <= 9 for entry in trigram.entries({word}))
+
+
+@for_each(
+    ("needle", "parts"),
+    [
+        (b"", []),
+        (b"ab", []),
+        (b"a b c", []),
+        (b"->);", []),
+        (b"abc", [b"abc"]),
+        (b"foo.bar(x, y)", [b"bar", b"foo"]),
+        (b"def main_loop():", [b"main_loop", b"def"]),
+        ("日本".encode(), ["日本".encode()]),
+        (b"abc abc", [b"abc"]),
+    ],
+)
+def test_the_fragments_of_a_pattern(needle: bytes, parts: list[bytes]) -> None:
+    assert trigram.fragments(needle) == parts
+
+
+def test_a_long_pattern_is_asked_for_in_part() -> None:
+    needle = b" ".join(b"word%d" % number * 20 for number in range(100))
+    parts = trigram.fragments(needle)
+    assert len(parts) == trigram.ASKED_FRAGMENTS
+    assert 0 < len(asked(trigram.query(parts))) <= trigram.ASKED_TRIGRAMS
+    assert trigram.query([]) == ""
+
+
+# -- waiting for other threads -----------------------------------------------------------------------------------------
+
+
+PATIENCE_S = 30.0
+
+
+def work_for(seconds: float) -> None:
+    """Keep a processor busy for so long, however long that takes."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_what_other_threads_do_counts_and_what_one_does_oneself_does_not() -> None:
+    others = OtherThreads()
+    start = time.monotonic()
+    work_for(0.1)
+    mine_s = time.monotonic() - start
+    assert others.share() * mine_s < 0.05
+    start = time.monotonic()
+    thread = threading.Thread(target=work_for, args=(0.1,))
+    thread.start()
+    thread.join()
+    theirs_s = time.monotonic() - start
+    assert others.share() * theirs_s > 0.09
+
+
+@pytest.mark.alone
+def test_each_question_is_about_the_time_since_the_one_before() -> None:
+    others = OtherThreads()
+    thread = threading.Thread(target=work_for, args=(0.05,))
+    thread.start()
+    thread.join()
+    assert others.share() > 0
+    start = time.monotonic()
+    time.sleep(0.05)
+    assert others.share() * (time.monotonic() - start) < 0.02
+
+
+def test_the_index_is_made_beside_others_that_never_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A portion at a time, each after a pause."""
+    monkeypatch.setattr(OtherThreads, "share", lambda self: 1.0)
+    monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 0.01)
+    monkeypatch.setattr(flusher, "BUSY_PAUSE_S", 0.1)
+    monkeypatch.setattr(index, "PORTION_S", 0.0)  # a file a portion
+    monkeypatch.setattr(Indexer.work, "__defaults__", (0.0,))
+    begun: list[float] = []
+    portion = Indexer._portion
+
+    def noted(self, db, until, quiet_ns):  # type: ignore[no-untyped-def]
+        begun.append(time.monotonic())
+        return portion(self, db, until, quiet_ns)
+
+    with SqliteBackend(tmp_path / "volume.db") as backend:
+        for number in range(5):
+            put(backend, f"/{number}", b"some words")
+        monkeypatch.setattr(Indexer, "_portion", noted)
+        give_up = time.monotonic() + PATIENCE_S
+        while len(begun) < 5 and time.monotonic() < give_up:
+            time.sleep(0.01)
+    pauses = [after - before for before, after in itertools.pairwise(begun)]
+    assert len(pauses) >= 4
+    assert min(pauses) >= 0.1

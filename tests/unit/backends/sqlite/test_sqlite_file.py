@@ -1,4 +1,4 @@
-"""Opening a volume file: what is none, who has it already, and what other programs may do to it meanwhile."""
+"""A volume file: what is none, who has it already, what other programs may do to it meanwhile, and what it can hold."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,11 +16,11 @@ import pytest
 from for_each import for_each
 
 from fusebackend.backends.sqlite import schema
-from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.backends.sqlite.backend import SqliteBackend, SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
-from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
 ME = Caller(0, 0)
 
@@ -63,17 +64,6 @@ def test_there_is_never_more_room_than_blocks(volume: SqliteVolume) -> None:
         assert 0 < room.blocks_free <= room.blocks and 0 < room.files_free <= room.files
     used_bytes = (large.blocks - large.blocks_free) * large.block_bytes
     assert 8 << 20 <= used_bytes < 12 << 20
-
-
-OPEN = """
-from fusebackend.backends.sqlite.backend import SqliteVolume
-try:
-    SqliteVolume(sys.argv[1]).close()
-except OSError as error:
-    print(f"{type(error).__name__}: {error.strerror}")
-else:
-    print("opened")
-"""
 
 
 def refused(path: Path) -> str:
@@ -254,16 +244,6 @@ def test_a_second_one_in_this_process_is_told_so_and_the_first_goes_on(volume: S
     reopened.close()
 
 
-def test_another_process_is_told_so(volume: SqliteVolume, path: Path) -> None:
-    other = elsewhere(OPEN, path)
-    wanted = f"VolumeFileError: '{path}' is in use by another fusebackend; unmount or close that one first\n"
-    assert other.stdout == wanted, other.stderr
-    volume.mkdir(ROOT_NODE, b"after", 0o755, ME)
-    volume.close()
-    assert elsewhere(OPEN, path).stdout == "opened\n"
-    assert check(path) == []
-
-
 def test_a_killed_process_has_no_claim_any_more(path: Path) -> None:
     code = """
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -287,13 +267,6 @@ sys.stdin.read()
     assert volume.lookup(ROOT_NODE, b"synced")
     volume.close()
     assert check(path) == []
-
-
-def test_closing_twice_is_once(path: Path) -> None:
-    volume = SqliteVolume(path)
-    volume.close()
-    volume.close()
-    SqliteVolume(path).close()
 
 
 # -- other programs ------------------------------------------------------------------------------------------------
@@ -340,3 +313,50 @@ def test_a_writer_from_outside_is_waited_for_and_then_an_error(
     reopened = SqliteVolume(path)
     assert reopened.lookup(ROOT_NODE, b"waits")
     reopened.close()
+
+
+# -- what a file can hold ----------------------------------------------------------------------------------------------
+
+
+YEAR_2300_NS = 10_413_792_000 * 10**9
+
+
+@pytest.mark.parametrize("beyond_ns", [YEAR_2300_NS, -YEAR_2300_NS])
+def test_a_time_that_no_integer_of_sqlite_holds_is_the_nearest_that_one_does(tmp_path, beyond_ns):
+    path = tmp_path / "volume.db"
+    with SqliteBackend(path) as backend:
+        changes = AttrChanges(atime_ns=beyond_ns, mtime_ns=beyond_ns, ctime_ns=beyond_ns)
+        backend.volume.setattr(ROOT_NODE, changes)
+    with SqliteBackend(path) as backend:
+        attr = backend.volume.getattr(ROOT_NODE)
+        nearest_ns = (1 << 63) - 1 if beyond_ns > 0 else -(1 << 63)
+        assert (attr.atime_ns, attr.mtime_ns, attr.ctime_ns) == (nearest_ns,) * 3
+
+
+def test_what_is_appended_in_small_pieces_counts_in_full(tmp_path):
+    """Else a disk that is nearly full is promised more than it can take."""
+    with SqliteBackend(tmp_path / "volume.db") as backend, backend.volume.lock:
+        node = backend.volume.create(ROOT_NODE, b"log", stat.S_IFREG | 0o644, os.O_WRONLY, Caller(0, 0)).node
+        for offset in range(0, 60_000, 100):
+            backend.volume.write(node, offset, bytes(100))
+        assert backend.volume._dirty.bytes == 60_000
+        backend.volume.release(node, os.O_WRONLY)
+
+
+def test_a_listing_reads_the_inodes_of_a_page_together(tmp_path):
+    """A query for each would be most of its time. Some entries are in memory, changed and removed since."""
+    me, path = Caller(0, 0), tmp_path / "volume.db"
+    with SqliteBackend(path) as backend:
+        for number in range(1000):
+            backend.volume.mknod(ROOT_NODE, b"%03d" % number, stat.S_IFREG | 0o600, 0, me)
+    with SqliteBackend(path) as backend:
+        volume, queries = backend.volume, []
+        changed = volume.lookup(ROOT_NODE, b"007")
+        volume.setattr(changed.node, AttrChanges(mode=0o640))
+        volume.unlink(ROOT_NODE, b"008")
+        volume._db.set_trace_callback(queries.append)
+        listed = dict(volume.readdir(ROOT_NODE, b"", 1000))
+        assert len(queries) <= 4
+        assert sorted(listed) == [b"%03d" % number for number in range(1000) if number != 8]
+        assert listed[b"007"].mode == stat.S_IFREG | 0o640
+        assert {attr.node for attr in listed.values()} == {volume.lookup(ROOT_NODE, name).node for name in listed}

@@ -82,18 +82,6 @@ def test_a_chunk_is_written_once(volume: SqliteVolume, path: Path) -> None:
     assert kept.read(node, 0, 10) == b"x" * 10 and volume.read(node, 0, 10) == b"xxxxxzxxxx"
 
 
-def test_without_a_snapshot_nothing_is_kept(volume: SqliteVolume, path: Path) -> None:
-    node = put(volume, b"file", b"one")
-    volume.take_snapshot("s")
-    volume.delete_snapshot("s")
-    volume.open(node, os.O_RDWR)
-    volume.write(node, 0, b"two")
-    volume.unlink(ROOT_NODE, b"file")
-    volume.release(node, os.O_RDWR)
-    volume.write_back()
-    eventually(lambda: not any(rows(path).values()), 30)
-
-
 def test_what_is_newer_than_the_snapshot_is_not_kept(volume: SqliteVolume, path: Path) -> None:
     volume.take_snapshot("s")
     directory = volume.mkdir(ROOT_NODE, b"new", 0o755, ME).node

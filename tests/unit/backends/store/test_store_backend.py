@@ -655,8 +655,8 @@ def test_what_is_shared_ends_with_the_store(tmp_path):
         database = backend.items._database
     del store, backend
     gc.collect()
-    with pytest.raises(OSError, match="closed database"), database.reading() as connection:
-        connection.execute("SELECT 1")
+    with pytest.raises(OSError, match="closed database"), database.asking() as ask:
+        ask("SELECT 1", [])
 
 
 # -- databases -------------------------------------------------------------------------------------------------

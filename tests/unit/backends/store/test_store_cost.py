@@ -14,8 +14,7 @@ from langgraph.store.memory import InMemoryStore
 from stores import NS
 
 from fusebackend.backends import StoreBackend, volume_of
-from fusebackend.backends.store import postgres_items as postgres
-from fusebackend.backends.store import sqlite_items as sqlite
+from fusebackend.backends.store import sql_items
 
 VALUE = {"content": "x" * 1000 + "\n", "encoding": "utf-8", "modified_at": "2026-01-01T00:00:00+00:00"}
 
@@ -42,18 +41,12 @@ def rows(monkeypatch):
     """Every key that is read, by whichever statement."""
     read = []
 
-    def ranged(connection, namespace, start, end, plain=sqlite._range):
-        for row in plain(connection, namespace, start, end):
-            read.append(row.key)
-            yield row
-
-    def fetched(cursor, plain=postgres._rows):
+    def fetched(cursor, plain=sql_items._rows):
         found = plain(cursor)
         read.extend(row.key for row in found)
         return found
 
-    monkeypatch.setattr(sqlite, "_range", ranged)
-    monkeypatch.setattr(postgres, "_rows", fetched)
+    monkeypatch.setattr(sql_items, "_rows", fetched)
     return read
 
 

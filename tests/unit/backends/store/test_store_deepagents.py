@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from deepagents.backends import StoreBackend as Theirs
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from profiles import examples
 from stores import KINDS
@@ -29,9 +29,7 @@ def is_tree(files):
 
 
 TREES = st.dictionaries(PATHS, DATA, min_size=1, max_size=6).filter(is_tree)
-SETTINGS = settings(
-    max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SETTINGS = settings(max_examples=examples(15))
 
 
 @pytest.fixture(scope="module")

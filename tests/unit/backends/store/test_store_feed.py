@@ -284,9 +284,9 @@ def test_a_pool_serves_as_well_as_a_connection(postgres_dsn, tmp_path):
 
 
 def test_where_no_connection_of_our_own_can_be_made_the_stores_is_shared(store, monkeypatch):
-    from fusebackend.backends.store import postgres_items
+    from fusebackend.backends.store import postgres_database
 
-    monkeypatch.setattr(postgres_items, "dsn_of", lambda connection: "host=/nowhere")
+    monkeypatch.setattr(postgres_database, "dsn_of", lambda connection: "host=/nowhere")
     with StoreBackend(store, namespace=NS) as backend:
         assert backend.write("/a", "x").error is None
         assert backend.edit("/a", "x", "y").error is None

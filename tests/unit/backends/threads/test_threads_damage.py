@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 import graphs
 import msgspec
-import ormsgpack
 import pytest
 import threadcases
 from eventually import eventually
@@ -156,14 +155,6 @@ def test_a_record_that_cannot_be_stored_again_stays_where_it_is(tmp_path: Path) 
             assert backend.move("/t/head/odd.txt", "/t/head/moved.txt").error is None
             assert names(backend, "/t/head") == ["moved.txt"]
         assert list(graphs.state_at(agent, thread("t"))["files"]) == ["/moved.txt"]
-
-
-@pytest.mark.parametrize("value", [5, [1, 2]])
-def test_files_that_are_no_mapping(path: str, value: Any) -> None:
-    statement = "UPDATE writes SET value = ? WHERE rowid = (SELECT min(rowid) FROM writes WHERE channel = 'files')"
-    packed = ormsgpack.packb(value, option=ormsgpack.OPT_NON_STR_KEYS)
-    with changed(path, statement, values=(packed,)) as backend:
-        assert names(backend, "/plain/head") == ["ERROR.txt"]
 
 
 def test_a_history_that_was_pruned_is_as_langgraph_finds_it_and_says_so(path: str) -> None:
@@ -612,27 +603,6 @@ def test_a_server_without_the_tables_or_not_there(postgres_dsn: str) -> None:
     assert "hunter2" not in str(caught.value)
     with pytest.raises(UrlError, match="missing"):
         open_backend("threads+postgres:no words of libpq")
-
-
-@pytest.mark.services
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ("UPDATE checkpoint_writes SET blob = '\\xc1' WHERE channel = 'files'", "not valid MessagePack"),
-        ("UPDATE checkpoint_writes SET type = 'msgpack+aes' WHERE channel = 'files'", "encrypted"),
-    ],
-)
-def test_damage_in_postgres_is_told_in_its_place(postgres_dsn: str, change: str, says: str) -> None:
-    import psycopg
-
-    with graphs.postgres_saver(postgres_dsn) as saver:
-        threadcases.plain(saver)
-    with psycopg.connect(postgres_dsn) as connection:
-        connection.execute(change)
-    with ThreadsBackend.from_postgres(postgres_dsn) as backend:
-        assert names(backend, "/plain/head") == ["ERROR.txt"]
-        assert says in read(backend, "/plain/head/ERROR.txt")
-        assert names(backend, f"/plain/history/{history(backend, '/plain')[0]}") == []
 
 
 @pytest.mark.services

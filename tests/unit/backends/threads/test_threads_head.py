@@ -8,21 +8,27 @@ import os
 import sqlite3
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import graphs
 import pytest
 import threadcases
+from deepagents.middleware.filesystem import _file_data_delta_reducer
 from graphs import delete, edit, say, thread, use, user, write
+from langgraph.channels import DeltaChannel
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command
+from rooted import Rooted
 from test_threads_follow import Listener
 from threadcases import APPROVE, KINDS, Bench, bench, record, shown, where_of
 
 from fusebackend import text
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.protocol import Caller
+from fusebackend.testing.conformance import BackendConformance, Probe
 
 ME = Caller(0, 0)
 
@@ -357,11 +363,80 @@ def test_a_name_that_no_key_has_is_refused(desk: Bench) -> None:
     desk.put("/plain/head/100%.txt", "fine")
 
 
-def test_deleting_a_directory_deletes_what_is_in_it(desk: Bench) -> None:
-    agent = graphs.deep_agent(desk.saver, [use(write("/d/a.txt", "1"), write("/d/e/b.txt", "2"), write("/f.txt", "3"))])
-    agent.invoke(user("go"), thread("t"))
-    assert desk.backend.delete("/t/head/d").error is None
-    assert state(agent, "t") == {"/f.txt": b"3"}
-    agent.model.script = [use(delete("/f.txt")), say("ok")]
-    agent.invoke(user("go"), thread("t"))
-    assert state(agent, "t") == {}
+# -- the published suite -----------------------------------------------------------------------------------------------
+
+
+class State(TypedDict):
+    files: Annotated[dict[str, Any], DeltaChannel(_file_data_delta_reducer, snapshot_frequency=50)]
+
+
+class Place:
+    """A checkpoint database with a thread for each case."""
+
+    def __init__(self, kind: str, where: str, saver: Any) -> None:
+        graph = StateGraph(State)
+        graph.add_node("rest", lambda state: {})
+        graph.add_edge(START, "rest")
+        self.graph = graph.compile(checkpointer=saver)
+        self.open = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
+        self.where = where
+
+    def thread(self) -> str:
+        name = uuid.uuid4().hex
+        self.graph.invoke({"files": {}}, graphs.thread(name))
+        return f"/{name}/head"
+
+
+# By day the suite runs in full over SQLite alone.
+SUITE_KINDS = ["sqlite", pytest.param("postgres", marks=[pytest.mark.services, pytest.mark.configuration])]
+
+
+@pytest.fixture(scope="module", params=SUITE_KINDS)
+def place(request, tmp_path_factory):
+    with contextlib.ExitStack() as stack:
+        if request.param == "sqlite":
+            where = str(tmp_path_factory.mktemp("conformance") / "threads.db")
+            saver = stack.enter_context(graphs.sqlite_saver(where))
+        else:
+            where = stack.enter_context(request.getfixturevalue("postgres").database())
+            saver = stack.enter_context(graphs.postgres_saver(where))
+        yield Place(request.param, where, saver)
+
+
+class HeadConformance(BackendConformance):
+    def test_a_name_may_be_bytes_that_are_no_text(self, b: Probe) -> None:
+        """Keys are texts."""
+        (response,) = b.upload_files([("/dir/\udcff", b"x")])
+        assert response.error == "Invalid or incomplete multibyte or wide character"
+        assert b.read("/\udcff").error == "File '/\udcff' not found"
+
+
+class TestWritable(HeadConformance):
+    @pytest.fixture
+    def backend(self, place):
+        with place.open(place.where, write="head") as backend:
+            yield Rooted(place.thread(), backend, backend)
+
+
+@pytest.mark.configuration
+class TestReplacing(HeadConformance):
+    replaces_existing = True
+
+    @pytest.fixture
+    def backend(self, place):
+        with place.open(place.where, write="head", on_exists="replace") as backend:
+            yield Rooted(place.thread(), backend, backend)
+
+
+@pytest.mark.configuration
+class TestReadOnly(HeadConformance):
+    """What one backend writes, another one reads that can do nothing else."""
+
+    keeps_empty_directories = False
+
+    @pytest.fixture
+    def backend(self, place, monkeypatch):
+        with place.open(place.where, write="head") as writer, place.open(place.where) as reader:
+            poll = reader.volume._tree.poll
+            monkeypatch.setattr(reader.volume._tree, "poll", lambda: poll(now=True))
+            yield Rooted(place.thread(), writer, reader)

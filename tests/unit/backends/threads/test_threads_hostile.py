@@ -26,7 +26,7 @@ from profiles import amount
 from threadview import View, steps
 
 from fusebackend.backends.threads import ThreadsBackend
-from fusebackend.remote.keys import name_of
+from fusebackend.remote.keyed import name_of
 from fusebackend.testing.each import each
 
 

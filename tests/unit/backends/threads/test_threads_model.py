@@ -14,7 +14,7 @@ import graphs
 import pytest
 from deepagents.middleware.filesystem import _file_data_delta_reducer
 from graphs import thread
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
@@ -118,7 +118,7 @@ def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) 
             yield stack.enter_context(bench("sqlite", str(tmp_path_factory.mktemp("model") / "threads.db")))
 
 
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150))
 @given(deeds=DEEDS)
 def test_any_history_is_as_langgraph_finds_it(b: Bench, deeds: list[Any]) -> None:
     name = uuid.uuid4().hex

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,17 +18,13 @@ from hypothesis import strategies as st
 from merging import (
     OWNER,
     Branched,
-    File,
     at,
-    chmod,
     content,
     links,
     mkdir,
     remove,
     rename,
-    replace,
     shown,
-    symlink,
     write,
 )
 from profiles import examples
@@ -107,30 +102,6 @@ def test_more_files_than_a_directory_keeps_nodes_of(branched: Any, monkeypatch: 
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestKinds:
-    def test_everything_that_a_branch_changed(self, branched: Any, kind: str) -> None:
-        trees = branched(kind)
-        write(trees.branch, b"a", b"changed\n")
-        replace(trees.branch, b"b", b"replaced\n")
-        rename(trees.branch, b"d", b"e")
-        write(trees.branch, b"e/deep/new", b"new\n")
-        remove(trees.branch, b"e/y")
-        symlink(trees.branch, b"l", b"a")
-        chmod(trees.branch, b"e/x", 0o600)
-        write(trees.main, b"d/main", b"main\n")
-        outcome = trees.merge()
-        assert conflicts(outcome) == {}
-        found = shown(trees.main)
-        assert found.pop(b"e/main").data == b"main\n"
-        in_branch = shown(trees.branch)
-        in_branch.pop(b"e/main", None)  # of a route that is live below the branch
-        assert found == in_branch
-        assert found[b"e/x"].mode == 0o600
-        assert found[b"e/deep/new"].data == b"new\n"
-        assert b"e/y" not in found and b"d" not in found
-        assert found[b"a"].data == b"changed\n" and found[b"b"].data == b"replaced\n"
-        again = trees.plan()
-        assert not again.steps and not again.conflicts
-
     def test_a_tree_deeper_than_pythons_stack(self, branched: Any, kind: str, tmp_path: Path) -> None:
         trees = branched(kind)
         main, deep = trees.main, b"d/deep" + b"/e" * LEVELS
@@ -153,17 +124,6 @@ class TestKinds:
         finally:
             # Python's `rmtree` can't, and then no run of pytest could clear its old directories any more.
             subprocess.run(["rm", "-rf", tmp_path / "files/d/deep"], check=True)
-
-    def test_a_branch_that_was_opened_again(self, branched: Any, kind: str) -> None:
-        trees = branched(kind)
-        write(trees.branch, b"d/x", b"changed\n")
-        rename(trees.branch, b"d/deep", b"deep")
-        trees.close()
-        trees.open()
-        trees.merge()
-        assert shown(trees.main)[b"d/x"].data == b"changed\n"
-        assert b"deep/z" in shown(trees.main)
-        assert b"d/deep" not in shown(trees.main)
 
 
 TOLD = [
@@ -250,24 +210,6 @@ def test_bytes_that_main_has_deleted_are_named(branched: Any) -> None:
 
 class Killed(BaseException):
     """The server is gone: nothing is tidied."""
-
-
-@pytest.mark.parametrize("at", range(4))
-def test_a_directory_that_a_killed_merge_has_replaced(branched: Any, at: int) -> None:
-    """The base has it by its name, and the route has something else there by then."""
-    trees = branched("dir")
-    perform(trees.branch, [("supplant", b"a", b"d"), ("rename", b"b", b"z")])
-    trees.branch.sync()
-    with killed_at(at, before=False):
-        trees.merge()
-    trees.close()
-    trees.open()
-    trees.merge("branch")
-    assert shown(trees.main) == {b"d": trees_file(b"a\n"), b"z": trees_file(b"b\n")}
-
-
-def trees_file(data: bytes) -> File:
-    return File(stat.S_IFREG, 0o644, data)
 
 
 @settings(max_examples=examples(60))

@@ -7,7 +7,7 @@ from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusebackend.remote.keys import arrange, key_of, name_of, names_of, text_of
+from fusebackend.remote.keyed import arrange, key_of, name_of, names_of, text_of
 
 TEXTS = st.text(st.sampled_from(list("ab./%\0~=25F é\n")) | st.characters(exclude_categories=["Cs"]), max_size=12)
 LONG = st.integers(240, 600).flatmap(lambda size: st.text(st.sampled_from("aé/%漢"), min_size=size, max_size=size))
