@@ -110,6 +110,7 @@ class RemoteVolume(NativeVolume):
             self.lock = Lock() if self.at_once else threading.RLock()
         self._ranges = abilities.ranges
         self._max_file_bytes = max_file_bytes
+        self.ttl_s = ttl_s
         self._gate = Gate(needed=abilities.concurrent)
         self._tree = Tree(remote, ttl_s, clock)
         self._files = Files(remote, self._tree, self._gate)

@@ -264,4 +264,3 @@ class ObjectStoreVolume(RemoteVolume):
         remote = BucketRemote(store, extras, cache_bytes, attributes)
         super().__init__(remote, max_file_bytes=MAX_FILE_BYTES, ttl_s=ttl_s, clock=clock)
         self.bucket = remote.bucket
-        self.ttl_s = ttl_s
