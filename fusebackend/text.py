@@ -30,6 +30,8 @@ KEPT_FACTOR = 4
 
 _BASE64_BYTES = 3 << 18
 
+_Decoder = codecs.getincrementaldecoder("utf-8")
+
 BINARY_EXTENSIONS = frozenset({
     "png", "jpeg", "jpg", "webp", "gif", "heic", "heif",
     "mp4", "mpeg", "mov", "avi", "flv", "mpg", "webm", "wmv", "3gpp", "mkv",
@@ -167,7 +169,7 @@ def read_pieces(
     Raises:
         UnicodeDecodeError: the text is not UTF-8; read such a file with `read_binary`.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = _Decoder()
     window = LineWindow(offset, limit, kept)
     for piece in pieces:
         window.add(decoder.decode(piece))
@@ -336,7 +338,7 @@ def grep_pieces(
         needle = pattern.encode("utf-8")
     except UnicodeEncodeError:
         return []  # a lone surrogate, which UTF-8 can't hold
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = _Decoder()
     found: list[tuple[int, str]] = []
     unfinished: list[bytes] = []
     line = 1

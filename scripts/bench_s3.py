@@ -284,7 +284,7 @@ class Operations:
     def list_all(self, directory: str) -> None:
         """Do what `ls -l` makes the kernel ask for: pages of names, then each inode's attributes."""
         node, after = self._node(directory), b""
-        while page := self._volume.readdir(node, after, 128):
+        while page := self._volume.readdir_brief(node, after, 128):
             after = page[-1][0]
             for name, _ in page:
                 found = self._volume.getattr(self._volume.lookup(node, name).node)

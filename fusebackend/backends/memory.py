@@ -2,7 +2,7 @@
 
 Nothing outlives the process; `fsync` promises nothing beyond that (`Features.durable` is False).
 
-Snapshots: taking one copies nothing. A node's inode, names and chunks are each kept (`History`) when they are first
+Taking a snapshot copies nothing. A node's inode, names and chunks are each kept (`EarlierValues`) when they are first
 changed afterwards; until then a snapshot reads those of the live volume. The bytes of a chunk are shared until one
 side is written to. A directory with a million names takes 0.3 s to keep, once for each snapshot that it is changed
 after.
@@ -39,7 +39,7 @@ Bytes = dict[int, bytes]
 """The chunks of a file by their index, each an object that never changes."""
 
 
-class History(Generic[T]):
+class EarlierValues(Generic[T]):
     """Earlier values of a table: one for each node and snapshot, where the table has another one by now.
 
     A value that is kept after a snapshot serves the earlier ones too, back to the last one with a value of its own.
@@ -137,9 +137,9 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
         self._taken = 0  # snapshots, ever
         self._newest_ns = 0  # the time of the newest
         self._unsnapped = True  # something has changed since
-        self._old_inodes: History[Inode] = History()
-        self._old_names: History[Names] = History()
-        self._old_chunks: History[Bytes] = History()
+        self._old_inodes: EarlierValues[Inode] = EarlierValues()
+        self._old_names: EarlierValues[Names] = EarlierValues()
+        self._old_chunks: EarlierValues[Bytes] = EarlierValues()
         root = self._new_inode(stat.S_IFDIR | 0o755, ROOT_NODE)
         root.nlink, root.size, root.blocks = 2, DIRECTORY_BYTES, allocated_blocks(DIRECTORY_BYTES)
         root.uid, root.gid = os.geteuid(), os.getegid()

@@ -26,7 +26,7 @@ OPENINGS: Final = 10
 """How often something is opened whose path leads elsewhere afterwards, before that is an error."""
 
 
-class State(NamedTuple):
+class FileState(NamedTuple):
     """Another one after a file was written to, or another file took its place."""
 
     device: int
@@ -39,13 +39,13 @@ class State(NamedTuple):
         return self.device, self.inode
 
 
-def state_at(path: str) -> State | None:
+def state_at(path: str) -> FileState | None:
     """The state of what is at a path now; None where nothing is, or nothing that may be looked at."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return State(found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
+    return FileState(found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 class AtPath:
@@ -116,7 +116,7 @@ class Followed(Generic[T]):
         self._follows = follows
         self._failed: tuple[float, str] | None = None
         self._opened: T | None = None
-        self._state: State
+        self._state: FileState
         self._open()
 
     def get(self) -> T:

@@ -1,4 +1,5 @@
-"""Calls into a volume that may wait for a network, made on a thread that must not: `at_once`, `will_wait`, `Lock`.
+"""Calls into a volume that may wait for a network, made on a thread that must not: `at_once`, `will_wait`, `Lock`; and
+`Turns`, for what many threads wait for.
 
 Most calls into such a volume find what they need in memory, and a hop to a thread and back costs more than they do. So
 the mount tries them on its own thread first: before it waits, the volume calls `will_wait()`, which ends the attempt,
@@ -9,6 +10,7 @@ safe to repeat.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -49,3 +51,40 @@ class Lock:
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
+
+
+class Turns:
+    """So many may have a place at once; those that wait for one get it first come, first served.
+
+    A `threading.Semaphore` gives a free place to whoever asks next. Who waits is woken, finds it taken, and waits again
+    at the end of the queue: of 200 that count up in one file, 25 threads a process, some waited for 25 s.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._guard = threading.Lock()
+        self._free = places
+        self._waiting: deque[threading.Event] = deque()
+
+    def take(self, timeout_s: float) -> bool:
+        """Take a place; False if there was none for so long."""
+        with self._guard:
+            if self._free:
+                self._free -= 1
+                return True
+            given = threading.Event()
+            self._waiting.append(given)
+        if given.wait(timeout_s):
+            return True
+        with self._guard:
+            if given.is_set():  # just now
+                return True
+            self._waiting.remove(given)
+            return False
+
+    def leave(self) -> None:
+        """Give the place to the one that has waited longest."""
+        with self._guard:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._free += 1

@@ -36,7 +36,7 @@ FILE_MODE = 0o644
 
 
 @dataclass
-class Item:
+class Download:
     """A file of the mount, and where it is to go."""
 
     source: Target
@@ -46,7 +46,7 @@ class Item:
 
 
 @dataclass
-class Plan:
+class Downloads:
     """The files to be copied.
 
     Attributes:
@@ -54,7 +54,7 @@ class Plan:
         skipped: files that are not copied, with the reason.
     """
 
-    items: list[Item] = field(default_factory=list)
+    items: list[Download] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     locals: set[str] = field(default_factory=set)
@@ -65,7 +65,7 @@ class Plan:
             raise Failed(f"'{source.shown(source.path)}' would go to '{local}', as another one does")
         self.locals.add(local)
         mode = FILE_MODE if found.mode is None else found.mode
-        self.items.append(Item(source, local, found.size or 0, mode))
+        self.items.append(Download(source, local, found.size or 0, mode))
 
 
 @click.command()
@@ -85,13 +85,13 @@ def download(sources: Sequence[str], destination: str, force: bool, as_json: boo
     into = os.path.isdir(destination) or destination.endswith("/") or len(sources) > 1
     if into and os.path.exists(destination.rstrip("/") or "/") and not os.path.isdir(destination):
         raise Failed(f"'{destination}' is not a directory")
-    plan = Plan()
+    plan = Downloads()
     for given in sources:
         with complaints:
             name = base_name(given)
             source = target.locate(given, mount)
             _add(plan, source, os.path.join(destination, name) if into and name else destination, complaints)
-    copied: list[tuple[Item, int]] = []
+    copied: list[tuple[Download, int]] = []
     if into:
         os.makedirs(destination, exist_ok=True)
     for directory in plan.directories:
@@ -105,7 +105,7 @@ def download(sources: Sequence[str], destination: str, force: bool, as_json: boo
     complaints.finish()
 
 
-def _shown(item: Item) -> str:
+def _shown(item: Download) -> str:
     return item.source.shown(item.source.path)
 
 
@@ -114,7 +114,7 @@ def _shown(item: Item) -> str:
 # --------------------------------------------------------------------------------------------------------------
 
 
-def _add(plan: Plan, source: Target, local: str, complaints: Complaints) -> None:
+def _add(plan: Downloads, source: Target, local: str, complaints: Complaints) -> None:
     """Plan for something that was named: a symbolic link is followed. Raises `Failed`."""
     found = source.stat()
     if found.type == "directory":
@@ -125,7 +125,7 @@ def _add(plan: Plan, source: Target, local: str, complaints: Complaints) -> None
         raise Failed(f"'{source.given}' is a {found.type}, and neither a file nor a directory")
 
 
-def _add_tree(plan: Plan, directory: Target, destination: str, complaints: Complaints) -> None:
+def _add_tree(plan: Downloads, directory: Target, destination: str, complaints: Complaints) -> None:
     left = [(directory, destination)]
     while left:
         source, local = left.pop()
@@ -164,17 +164,17 @@ def name_in(directory: str, path: str) -> str:
 # --------------------------------------------------------------------------------------------------------------
 
 
-def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:
+def _batches(items: Sequence[Download]) -> Iterator[list[Download]]:
     """Files that are asked for at once: a request for each would take most of the time of small ones."""
     for _, of_mount in itertools.groupby(items, lambda item: id(item.source.files)):
         yield from by_size(of_mount, attrgetter("size"), BATCH_FILES, BATCH_BYTES)
 
 
-def _fetch(batch: list[Item], force: bool, advance: Advance, complaints: Complaints) -> list[tuple[Item, int]]:
+def _fetch(batch: list[Download], force: bool, advance: Advance, complaints: Complaints) -> list[tuple[Download, int]]:
     """Copy files; returns those that could be copied, with their sizes."""
-    copied: list[tuple[Item, int]] = []
+    copied: list[tuple[Download, int]] = []
     with contextlib.ExitStack() as stack:
-        begun: list[tuple[Item, IO[bytes]]] = []
+        begun: list[tuple[Download, IO[bytes]]] = []
         failures: dict[int, OSError] = {}
         for item in batch:
             with complaints:

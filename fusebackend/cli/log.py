@@ -108,7 +108,7 @@ def log(
         asked = _Asked(place.files, by, _since_ns(since), list(words), limit, branch)
         with in_a_line():
             found = asked.calls()
-            Shown(Output(), place, as_json=as_json, with_changes=with_changes, branch=branch).show(found)
+            Printed(Output(), place, as_json=as_json, with_changes=with_changes, branch=branch).show(found)
             if not found and not as_json:
                 note("no call has changed anything there")
         return
@@ -120,7 +120,7 @@ def log(
     if any(each.files is not place.files for each in places):
         raise Failed("the paths lie in different mounts; ask for those of one")
     asked = _Asked(place.files, by, _since_ns(since), [each.path for each in places], limit)
-    shown = Shown(Output(), place, as_json=as_json, with_changes=with_changes)
+    shown = Printed(Output(), place, as_json=as_json, with_changes=with_changes)
     with in_a_line():
         if follow:
             until_end(partial(_follow, asked, shown), asked.files.has_ended)
@@ -179,7 +179,7 @@ class _Asked(NamedTuple):
         return not self.paths or any(is_below(each, path) for each in named for path in self.paths)
 
 
-def _follow(asked: _Asked, shown: Shown) -> None:
+def _follow(asked: _Asked, shown: Printed) -> None:
     """Show the calls that have ended, then each when it ends; with changes, these as they come."""
     number = max((each.number for each in asked.files.changes(after=-1)), default=0)
     begin_ns = time.time_ns()
@@ -194,7 +194,7 @@ def _follow(asked: _Asked, shown: Shown) -> None:
         shown.output.flush()
 
 
-def _follow_changes(asked: _Asked, shown: Shown, number: int, done: set[str]) -> None:
+def _follow_changes(asked: _Asked, shown: Printed, number: int, done: set[str]) -> None:
     """Show the changes after one, but those of calls that are done. Ends with an error, as when the mount ends."""
     files = asked.files
     calls: dict[str, CallInfo] = {}
@@ -220,7 +220,7 @@ def _one(files: Client, call: str) -> list[CallInfo]:
     return []
 
 
-class Shown:
+class Printed:
     """Calls and changes as they are printed.
 
     Args:

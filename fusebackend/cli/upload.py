@@ -30,7 +30,7 @@ PIECE_BYTES = 512 << 10
 
 
 @dataclass
-class Item:
+class Upload:
     """A local file, and where it is to go."""
 
     local: str
@@ -39,14 +39,14 @@ class Item:
 
 
 @dataclass
-class Plan:
+class Uploads:
     """The files to be copied.
 
     Attributes:
         skipped: files that the agent face can't store, with the reason.
     """
 
-    items: list[Item] = field(default_factory=list)
+    items: list[Upload] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     goals: set[str] = field(default_factory=set)
 
@@ -55,7 +55,7 @@ class Plan:
         if goal.path in self.goals:
             raise Failed(f"'{local}' would go to '{goal.shown(goal.path)}', as another one does")
         self.goals.add(goal.path)
-        self.items.append(Item(local, goal, size))
+        self.items.append(Upload(local, goal, size))
 
 
 @click.command()
@@ -77,7 +77,7 @@ def upload(sources: Sequence[str], destination: str, force: bool, as_json: bool,
     into = kind == "directory" or destination.endswith("/") or len(sources) > 1
     if into and kind not in (None, "directory"):
         raise Failed(f"'{destination}' is not a directory")
-    plan = Plan()
+    plan = Uploads()
     for local in sources:
         with complaints:
             name = base_name(local)
@@ -95,7 +95,7 @@ def upload(sources: Sequence[str], destination: str, force: bool, as_json: bool,
     complaints.finish()
 
 
-def _shown(item: Item) -> str:
+def _shown(item: Upload) -> str:
     return item.goal.shown(item.goal.path)
 
 
@@ -104,7 +104,7 @@ def _shown(item: Item) -> str:
 # --------------------------------------------------------------------------------------------------------------
 
 
-def _add(plan: Plan, local: str, goal: Target, complaints: Complaints) -> None:
+def _add(plan: Uploads, local: str, goal: Target, complaints: Complaints) -> None:
     """Plan for something that was named: a symbolic link is followed. Raises `Failed`, `OSError`."""
     found = os.stat(local)
     if stat_module.S_ISDIR(found.st_mode):
@@ -115,7 +115,7 @@ def _add(plan: Plan, local: str, goal: Target, complaints: Complaints) -> None:
         raise Failed(f"'{local}' is neither a file nor a directory")
 
 
-def _add_tree(plan: Plan, directory: str, goal: Target, complaints: Complaints) -> None:
+def _add_tree(plan: Uploads, directory: str, goal: Target, complaints: Complaints) -> None:
     left = [(directory, goal)]
     while left:
         local, place = left.pop()
@@ -137,7 +137,7 @@ def _add_tree(plan: Plan, directory: str, goal: Target, complaints: Complaints) 
         left += reversed(below)
 
 
-def _is_free(item: Item, complaints: Complaints) -> bool:
+def _is_free(item: Upload, complaints: Complaints) -> bool:
     """Return True if it replaces nothing. Otherwise that is a complaint."""
     with complaints:
         if item.goal.kind(follow=False) is None:
@@ -151,7 +151,7 @@ def _is_free(item: Item, complaints: Complaints) -> bool:
 # --------------------------------------------------------------------------------------------------------------
 
 
-def _send(items: Sequence[Item], advance: Advance, complaints: Complaints) -> Iterator[tuple[Item, str | None]]:
+def _send(items: Sequence[Upload], advance: Advance, complaints: Complaints) -> Iterator[tuple[Upload, str | None]]:
     """Send all, and give each item with its error, if there is one. Unreadable files are complaints."""
     for batch in by_size(items, attrgetter("size"), BATCH_FILES, BATCH_BYTES):
         if batch[0].size > BATCH_BYTES:
@@ -162,20 +162,20 @@ def _send(items: Sequence[Item], advance: Advance, complaints: Complaints) -> It
             yield from _send_batch([(item, content) for item, content in contents if content is not None], advance)
 
 
-def _content(item: Item, complaints: Complaints) -> bytes | None:
+def _content(item: Upload, complaints: Complaints) -> bytes | None:
     with complaints, open(item.local, "rb") as file:
         return file.read()
     return None
 
 
-def _send_large(item: Item, advance: Advance, complaints: Complaints) -> list[FileUploadResponse]:
+def _send_large(item: Upload, advance: Advance, complaints: Complaints) -> list[FileUploadResponse]:
     """The answer; none when the file can't be read, which is a complaint."""
     with complaints, open(item.local, "rb") as file:
         return [item.goal.files.send(item.goal.path, _pieces(file, advance))]
     return []
 
 
-def _send_batch(batch: list[tuple[Item, bytes]], advance: Advance) -> Iterator[tuple[Item, str | None]]:
+def _send_batch(batch: list[tuple[Upload, bytes]], advance: Advance) -> Iterator[tuple[Upload, str | None]]:
     if not batch:
         return
     files = batch[0][0].goal.files

@@ -36,7 +36,7 @@ from fusebackend.base.deadline import together
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.composite.router import Routed, Routing, face_of
+from fusebackend.composite.router import RoutedPath, Routing, face_of
 from fusebackend.composite.search import MAX_AWAITED, TreeSearch
 from fusebackend.databases.graph_state import GraphRuntime, graph_config
 from fusebackend.dialects.agent_face import AgentFace, Guard, accepted, has_agent_face, is_factory, is_named_factory
@@ -74,7 +74,7 @@ NO_EXECUTION = (
 )
 """The seeds' words."""
 
-Group = list[tuple[int, Routed]]
+Group = list[tuple[int, RoutedPath]]
 """The items of a batch that one backend is asked for, with their places in the batch."""
 
 RUNTIME_NAMES = ("runtime", "rt", "store_or_runtime")
@@ -107,7 +107,7 @@ class CompositeBackend(BackendProtocol):
         parts = [unwrapped(part) for part in (default, *(routes or {}).values())]
         bases = [
             *([_Unmade] if any(is_factory(part) for part in parts) else []),
-            *([_Executing] if supports_execution(parts[0]) else []),
+            *([_ExecutingComposite] if supports_execution(parts[0]) else []),
             *([_InGraph] if any(keeps_in_graph(part) for part in parts) else []),
         ]
         return super().__new__(_class((*bases, cls)) if bases else cls)
@@ -212,22 +212,22 @@ class CompositeBackend(BackendProtocol):
         *,
         if_version: str | None = None,
     ) -> EditResult:
-        def ask(routed: Routed) -> EditResult:
+        def ask(routed: RoutedPath) -> EditResult:
             return routed.face.edit(routed.inner, old_string, new_string, replace_all, if_version=if_version)
 
         return self._at(verbs.EDIT, file_path, ask, besides=old_string)
 
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
-        def ask(routed: Routed) -> DeleteResult:
+        def ask(routed: RoutedPath) -> DeleteResult:
             return routed.face.delete(routed.inner, is_directory=file_path.endswith("/"), if_version=if_version)
 
         return self._at(verbs.DELETE, file_path, ask)
 
-    def _at(self, verb: Verb[Record], path: str, ask: Callable[[Routed], Record], besides: str = "") -> Record:
+    def _at(self, verb: Verb[Record], path: str, ask: Callable[[RoutedPath], Record], besides: str = "") -> Record:
         """Ask the backend of a path; its record comes back with the agent's paths, and its update merged.
 
         Args:
-            besides: text of the agent's that an error may quote, see `Routed.words`.
+            besides: text of the agent's that an error may quote, see `RoutedPath.words`.
         """
         try:
             routed = self._routing.route(path)
@@ -275,7 +275,9 @@ class CompositeBackend(BackendProtocol):
         moved.version = result.version
         return moved
 
-    def _transfer(self, old: Routed, new: Routed, source: str, destination: str, when: Conditions) -> MoveResult:
+    def _transfer(
+        self, old: RoutedPath, new: RoutedPath, source: str, destination: str, when: Conditions
+    ) -> MoveResult:
         """Conditions are compared before the first copy; what comes later is a conflict of the copy (`transfer.py`)."""
         from fusebackend.composite.transfer import transfer
 
@@ -295,7 +297,7 @@ class CompositeBackend(BackendProtocol):
         return moved
 
     def _moved(
-        self, old: Routed, new: Routed, removed: dict[str, Any], stored: dict[str, Any], error: str | None
+        self, old: RoutedPath, new: RoutedPath, removed: dict[str, Any], stored: dict[str, Any], error: str | None
     ) -> MoveResult:
         update = {**self._merged(old, removed), **self._merged(new, stored)}
         return MoveResult(error=error, path=new.outer if error is None else None, files_update=update or None)
@@ -383,7 +385,7 @@ class CompositeBackend(BackendProtocol):
     def _grouped(self, verb: Verb[Response], wanted: list[str]) -> tuple[list[Any], list[Group]]:
         """Return the answers for paths that no backend is asked for (None elsewhere), and the others by backend."""
         answers: list[Response | None] = [None] * len(wanted)
-        groups: dict[int, list[tuple[int, Routed]]] = {}
+        groups: dict[int, list[tuple[int, RoutedPath]]] = {}
         for index, path in enumerate(wanted):
             try:
                 routed = self._routing.route(path)
@@ -398,7 +400,7 @@ class CompositeBackend(BackendProtocol):
     def real_paths(self, wanted: list[str]) -> list[str | None]:
         """One question for each backend. A link leads nowhere out of its route."""
         answers: list[str | None] = [None] * len(wanted)
-        groups: dict[AgentPath | None, list[tuple[int, Routed]]] = {}
+        groups: dict[AgentPath | None, list[tuple[int, RoutedPath]]] = {}
         for index, path in enumerate(wanted):
             with contextlib.suppress(PathError):
                 routed = self._routing.route(path)
@@ -450,7 +452,7 @@ class CompositeBackend(BackendProtocol):
 
     # -- changes -----------------------------------------------------------------------------------------------
 
-    def _merged(self, routed: Routed, update: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _merged(self, routed: RoutedPath, update: Mapping[str, Any] | None) -> dict[str, Any]:
         """An update with the agent's paths, merged into the default's state if it has one."""
         if not update or getattr(routed.face.backend, "is_table", False):  # a named table is no part of a state
             return {}
@@ -578,7 +580,7 @@ def supports_execution(backend: Any) -> bool:
 
 
 @registered_with("deepagents.backends.protocol", "SandboxBackendProtocol")
-class _Executing:
+class _ExecutingComposite:
     """The default runs commands: `create_deep_agent` gives the agent a tool for them."""
 
 

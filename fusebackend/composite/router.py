@@ -26,7 +26,7 @@ from fusebackend.remote.volume import ForeignVolume, foreign_volume
 from fusebackend.volumes.walk import resolve
 
 
-class Routed(NamedTuple):
+class RoutedPath(NamedTuple):
     """Where a path leads: its route (None: the default), and the path inside the route's backend."""
 
     prefix: AgentPath | None
@@ -57,7 +57,7 @@ class Routed(NamedTuple):
 class Scope(NamedTuple):
     """The files of a search: a backend from a path on, and all routes below `top`, as a rule the same path."""
 
-    own: Routed
+    own: RoutedPath
     top: AgentPath
 
 
@@ -68,14 +68,14 @@ class Routing:
         self.table = table
         self.faces = faces
 
-    def route(self, path: str) -> Routed:
+    def route(self, path: str) -> RoutedPath:
         """Raises `PathError` for a path that no backend may be asked for."""
         start = self.faces[None].start
         if start != ROOT and path and not path.startswith(("/", "~")):
             path = f"{start}/{path}"
         outer = paths.normalise(path)
         prefix, inner = self.table.route(outer)
-        return Routed(prefix, self.faces[prefix], inner, outer)
+        return RoutedPath(prefix, self.faces[prefix], inner, outer)
 
     def scope(self, path: str | None) -> Scope:
         """Return the files of a search. Without a path that is everything, and the default from where it begins."""
@@ -83,15 +83,15 @@ class Routing:
             routed = self.route(path)
             return Scope(routed, routed.outer)
         face = self.faces[None]
-        return Scope(Routed(None, face, face.start, face.start), ROOT)
+        return Scope(RoutedPath(None, face, face.start, face.start), ROOT)
 
-    def below(self, directory: AgentPath) -> Iterator[tuple[Routed, tuple[str, ...]]]:
+    def below(self, directory: AgentPath) -> Iterator[tuple[RoutedPath, tuple[str, ...]]]:
         """The roots of the routes strictly below a directory, each with its segments from there."""
         for prefix in self.table.prefixes_below(directory):
             segments = tuple(segment for segment in prefix[len(directory) :].split("/") if segment)
-            yield Routed(prefix, self.faces[prefix], ROOT, prefix), segments
+            yield RoutedPath(prefix, self.faces[prefix], ROOT, prefix), segments
 
-    def outer_keys(self, routed: Routed, update: Mapping[str, Any]) -> dict[str, Any]:
+    def outer_keys(self, routed: RoutedPath, update: Mapping[str, Any]) -> dict[str, Any]:
         """A `files_update` with the paths an agent sees."""
         prefix = routed.prefix or ""
         return {prefix + (key if key.startswith("/") else f"/{key}"): record for key, record in update.items()}

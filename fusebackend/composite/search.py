@@ -28,7 +28,7 @@ from fusebackend.base import asked, budget, caller, paths
 from fusebackend.base.deadline import Pending, together
 from fusebackend.base.globs import Matcher, compile_glob
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.composite.router import Routed, Routing, Scope
+from fusebackend.composite.router import RoutedPath, Routing, Scope
 from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, LsResult
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class TreeSearch:
         self._routing = routing
         self._table = routing.table
 
-    def ls(self, routed: Routed) -> LsResult:
+    def ls(self, routed: RoutedPath) -> LsResult:
         result = routed.face.ls(routed.inner)
         entries = routed.shown(result.entries)
         covered = {paths.join(routed.outer, name) for name in self._table.names_below(routed.outer)}
@@ -121,7 +121,7 @@ class TreeSearch:
 
         more = None if limit is None else limit + 1  # so that hidden matches alone don't say `truncated`
 
-        def ask(part: Routed, at_most: int | None = more) -> GrepResult:
+        def ask(part: RoutedPath, at_most: int | None = more) -> GrepResult:
             with _asking(tree_glob, scope, part):
                 result = part.face.grep(pattern, part.inner, broad, at_most)
             visible = self._visible(part, scope, tree_glob)
@@ -154,7 +154,7 @@ class TreeSearch:
                 missing=result.missing,
             )
 
-        def ask(part: Routed) -> GlobResult:
+        def ask(part: RoutedPath) -> GlobResult:
             with _asking(tree_glob, scope, part):
                 result = part.face.glob(tree_glob.broad, part.inner)
             visible = self._visible(part, scope, tree_glob)
@@ -176,7 +176,7 @@ class TreeSearch:
         )
 
     def _ask_all(
-        self, scope: Scope, pattern: TreePattern | None, verb: str, ask: Callable[[Routed], Found], unasked: Found
+        self, scope: Scope, pattern: TreePattern | None, verb: str, ask: Callable[[RoutedPath], Found], unasked: Found
     ) -> list[Found] | str:
         """The answers of all that have something below a path; or the failures, when nothing else was found.
 
@@ -201,14 +201,14 @@ class TreeSearch:
             return "; ".join(failures)
         return results
 
-    def _parts(self, scope: Scope, pattern: TreePattern | None) -> Iterator[Routed]:
+    def _parts(self, scope: Scope, pattern: TreePattern | None) -> Iterator[RoutedPath]:
         """The backend that is searched, and each route below that may hold a match."""
         yield scope.own
         for part, segments in self._routing.below(scope.top):
             if pattern is None or pattern.may_match_below(segments):
                 yield part
 
-    def _visible(self, part: Routed, scope: Scope, pattern: TreePattern | None) -> Callable[[str], bool]:
+    def _visible(self, part: RoutedPath, scope: Scope, pattern: TreePattern | None) -> Callable[[str], bool]:
         start = len((part.outer if part is scope.own else scope.top).rstrip("/")) + 1
 
         def visible(path: str) -> bool:
@@ -218,7 +218,7 @@ class TreeSearch:
         return visible
 
 
-def _asking(pattern: TreePattern | None, scope: Scope, part: Routed) -> contextlib.AbstractContextManager[None]:
+def _asking(pattern: TreePattern | None, scope: Scope, part: RoutedPath) -> contextlib.AbstractContextManager[None]:
     """Give a part the arguments of the search: it is given `TreePattern.broad`, which names less."""
     if pattern is None:
         return contextlib.nullcontext()
@@ -226,7 +226,9 @@ def _asking(pattern: TreePattern | None, scope: Scope, part: Routed) -> contextl
     return asked.for_pattern(pattern.text, pattern.cut(below))
 
 
-def _answers(parts: list[Routed], verb: str, ask: Callable[[Routed], Found]) -> Iterator[tuple[Routed, Found | None]]:
+def _answers(
+    parts: list[RoutedPath], verb: str, ask: Callable[[RoutedPath], Found]
+) -> Iterator[tuple[RoutedPath, Found | None]]:
     """Return the answer of each part; None for those that the budget does not reach. A guard sees to it that a part
     ends."""
     left = budget.current()
@@ -247,7 +249,7 @@ def _missing(results: Iterable[GrepResult | GlobResult]) -> str | None:
     return "; ".join(result.missing for result in results if result.missing is not None) or None
 
 
-def _has_directory(routed: Routed) -> bool:
+def _has_directory(routed: RoutedPath) -> bool:
     """Return True if the backend has this directory, which the routes need anyway. As the nearest directory above says
     that can be listed: an error of its own is no answer."""
     path = routed.inner
@@ -260,7 +262,7 @@ def _has_directory(routed: Routed) -> bool:
     return True
 
 
-def _outer_match(routed: Routed, match: GrepMatch) -> GrepMatch:
+def _outer_match(routed: RoutedPath, match: GrepMatch) -> GrepMatch:
     if routed.prefix is None:
         return match
     return {**match, "path": routed.prefix + match["path"]}

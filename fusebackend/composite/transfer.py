@@ -305,7 +305,7 @@ def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Vo
             raise OSError(errno.ENOTSUP, f"{shown!r} is {kind}, which {target.name} can't hold")
 
 
-class _Digest:
+class _SparseDigest:
     """Of a file, whichever of its zeros are holes."""
 
     def __init__(self) -> None:
@@ -327,14 +327,14 @@ class _Digest:
 
 
 def _digest(volume: Volume, node: int) -> bytes:
-    digest = _Digest()
+    digest = _SparseDigest()
     for offset, piece in data_pieces(volume, node):
         digest.add(offset, piece)
     return digest.value()
 
 
 def _digest_of(data: bytes) -> bytes:
-    digest = _Digest()
+    digest = _SparseDigest()
     for offset in range(0, len(data), PIECE_BYTES):
         digest.add(offset, data[offset : offset + PIECE_BYTES])
     return digest.value()
@@ -479,7 +479,7 @@ class _NodeCopy(_Copy):
         return self._calls.mknod(parent, name, stat.S_IFMT(item.mode) | 0o600, item.rdev, self._caller).node
 
     def _fill(self, source: Volume, item: Item, node: int) -> bytes:
-        digest = _Digest()
+        digest = _SparseDigest()
         with opened(self._calls, node, os.O_WRONLY):
             for offset, piece in data_pieces(source, item.node):
                 if digest.add(offset, piece):  # a hole stays one

@@ -71,7 +71,7 @@ class Receiver(Protocol):
 
 
 @dataclass
-class _Job:
+class _ListenerJob:
     future: Future[Any]
     work: Callable[[Connection[Any]], Any]
     until: float | None = None
@@ -96,7 +96,7 @@ class Listener:
         self._ended = False
         self._early: deque[str] = deque()  # arrived together with the answer to LISTEN
         self._guard = threading.Lock()
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_ListenerJob] = deque()
         self._woken = False  # there is a byte in the socket
         self._socket = -1  # of the connection that listens
         connection = self._connect()
@@ -149,7 +149,7 @@ class Listener:
         with self._guard:
             if self._ended:
                 raise psycopg.OperationalError("the connection was closed")
-            self._jobs.append(_Job(future, work))
+            self._jobs.append(_ListenerJob(future, work))
             self._rouse()
         return future.result()
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.base import jitter
-from fusebackend.base.waiting import will_wait
+from fusebackend.base.waiting import Turns, will_wait
 from fusebackend.databases.pipeline import Rows, is_lost, rollback, send
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ class Connections:
         self.conninfo = conninfo
         self._set_up = set_up
         self._options = options
-        self._places = threading.BoundedSemaphore(size)
+        self._places = Turns(size)
         self._broken: tuple[type[Exception], ...] = (psycopg.OperationalError, psycopg.InterfaceError)
         self._changed = threading.Condition()  # guards all below
         self._idle: list[tuple[float, Connection[Any]]] = []  # until when; the last used is the last
@@ -361,12 +361,12 @@ class Connections:
     def _place(self) -> Iterator[None]:
         """Wait for a free connection."""
         will_wait()
-        if not self._places.acquire(timeout=BUSY_S):
+        if not self._places.take(BUSY_S):
             raise OSError(errno.ETIMEDOUT, f"PostgreSQL: all connections have been busy for {BUSY_S} s")
         try:
             yield
         finally:
-            self._places.release()
+            self._places.leave()
 
     def _begin(self, work: Callable[[Connection[Any]], T]) -> tuple[Connection[Any], T]:
         with translate_errors():

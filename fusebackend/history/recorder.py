@@ -358,7 +358,7 @@ def _is_as_planned(volume: Volume, found: Stamp | None, planned: Stamp) -> bool:
     return found.mtime_ns == planned.mtime_ns or not volume.features.persistent_modes
 
 
-class _Pending:
+class _PendingChange:
     """A change of the kernel's, until it is recorded: a `Note` for volumes that keep a log.
 
     Args:
@@ -496,7 +496,7 @@ class RecordingVolume:
         is_branch = isinstance(volume, SnapshotVolume) and not volume.takes_snapshots
         waits = (volume.features.blocking and not is_branch) or volume.features.shared
         self._lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if waits else volume.lock
-        self.recording = _Recording(recorder, route.prefix)
+        self.recording = _FailuresLogged(recorder, route.prefix)
         self._is_logged = route.prefix in recorder.logged
         self._turns: Callable[[], _Turns] = partial(_Turns, [threading.Lock() for _ in range(TURNS)])
         if not self._is_logged:
@@ -519,13 +519,13 @@ class RecordingVolume:
 
     def _make(self, function: Callable[..., Attr], parent: int, name: bytes, *args: object) -> Attr:
         with self._lock:
-            pending = _Pending(self, self._current(), "create", lambda: self._path(parent, name), own=MADE)
+            pending = _PendingChange(self, self._current(), "create", lambda: self._path(parent, name), own=MADE)
             return self._change(pending, function, parent, name, *args)
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         with self._lock:
             path = partial(self._path, new_parent, new_name)
-            pending = _Pending(self, self._current(), "create", path, node=node, linked=True)
+            pending = _PendingChange(self, self._current(), "create", path, node=node, linked=True)
             return self._change(pending, self._volume.link, node, new_parent, new_name)
 
     def unlink(self, parent: int, name: bytes) -> None:
@@ -542,7 +542,7 @@ class RecordingVolume:
                 turns.take(attr)
                 kept = self.recorder.keep(call, self._volume, attr)
                 path, linked = partial(self._path, parent, name), kept.is_linked
-                pending = _Pending(self, call, "remove", path, kept, node=kept.node, linked=linked)
+                pending = _PendingChange(self, call, "remove", path, kept, node=kept.node, linked=linked)
                 if linked:
                     self.records.part(call, kept.node)
             self._change(pending, remove, parent, name)
@@ -572,7 +572,7 @@ class RecordingVolume:
                     self.records.part(call, kept.node)
                 # Two names of one file: POSIX leaves both.
                 if replaced is None or replaced.node != attr.node:
-                    pending = _Pending(
+                    pending = _PendingChange(
                         self, call, kind, lambda: path, kept, node=attr.node, to_path=to_path, linked=linked
                     )
             self._change(pending, self._volume.rename, parent, name, new_parent, new_name, flags)
@@ -632,7 +632,7 @@ class RecordingVolume:
         mark = self._marks.get(node)
         return mark is not None and mark.call is call and (how == ATTRIBUTES or bool(mark.how & (CONTENT | MADE)))
 
-    def _first(self, call: OpenCall, node: int, how: int) -> _Pending | None:
+    def _first(self, call: OpenCall, node: int, how: int) -> _PendingChange | None:
         """Return the record of the first change of a file by a call, or of the first one after another call's."""
         done = self.records.how(call, node)
         if how == CONTENT and done & (CONTENT | MADE):
@@ -650,11 +650,11 @@ class RecordingVolume:
         else:
             kept = self.recorder.keep(call, self._volume, attr)
         kind: RecordKind = "attributes" if how == ATTRIBUTES else "content"
-        return _Pending(self, call, kind, lambda: path, kept, own=how, node=node, linked=not leads)
+        return _PendingChange(self, call, kind, lambda: path, kept, own=how, node=node, linked=not leads)
 
     # -- how -------------------------------------------------------------------------------------------------------
 
-    def _change(self, pending: _Pending | None, function: Callable[..., T], *args: Any) -> T:
+    def _change(self, pending: _PendingChange | None, function: Callable[..., T], *args: Any) -> T:
         """Make a change, and record it."""
         token = NOTE.set(pending) if self._is_logged else None
         try:
@@ -696,7 +696,7 @@ class RecordingVolume:
         return to_name(last), path is not None
 
 
-class _Recording:
+class _FailuresLogged:
     """Logs what fails in a block and lets the change go on. It has no state: a `contextlib` one takes 2 µs."""
 
     __slots__ = ("_prefix", "_recorder")

@@ -94,7 +94,7 @@ def file_tools(backend: Any, *names: str, root: str = "/", agent: str = "") -> l
     Raises:
         ValueError: there is no such tool.
     """
-    known = [name for name, tool in TOOLS.items() if not tool.of_all]
+    known = [name for name, tool in TOOLS.items() if tool.verb.in_view]
     if wrong := set(names).difference(known):
         raise ValueError(f"there is no tool '{min(wrong)}'; there are {', '.join(known)}")
     place = _Place(backend, root, agent)

@@ -20,7 +20,7 @@ import msgspec
 
 from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.control.client.client import Client
-from fusebackend.protocol import SERVED, UndoConflict, UndoneChange
+from fusebackend.protocol import SERVED, Declared, UndoConflict, UndoneChange
 
 PAGE_CHARACTERS = 30_000
 """Of an answer, about 10,000 tokens. Claude Code takes 25,000 of them by default."""
@@ -60,16 +60,20 @@ class Tool:
     Attributes:
         name, text: as the client shows them.
         call: the function. Its parameters are what the schema shows.
-        changes, destroys: hints of the protocol: it changes something; something may be gone afterwards.
-        of_all: it is about what all readers have, so a view has no such tool.
+        verb: whose work it does. A view has no tool for one that it does not have.
+        destroys: a hint of the protocol: something may be gone afterwards.
     """
 
     name: str
     text: str
     call: Callable[..., Awaitable[Iterable[str]]]
-    changes: bool
+    verb: Declared
     destroys: bool
-    of_all: bool
+
+    @property
+    def changes(self) -> bool:
+        """A hint of the protocol: it changes something."""
+        return self.verb.changes or self.verb.command
 
     @functools.cached_property
     def _arguments(self) -> type[msgspec.Struct]:
@@ -117,9 +121,8 @@ def _tool(verb: str = "", *, destroys: bool = False) -> Callable[[Call], Call]:
     """Make a tool of a function that calls a verb: the one of its name, unless another is named."""
 
     def register(call: Call) -> Call:
-        known, text = SERVED[verb or call.__name__], " ".join((call.__doc__ or "").split())
-        changes = known.changes or known.command
-        TOOLS[call.__name__] = Tool(call.__name__, text, call, changes, destroys, of_all=not known.in_view)
+        name, text = call.__name__, " ".join((call.__doc__ or "").split())
+        TOOLS[name] = Tool(name, text, call, SERVED[verb or name], destroys)
         return call
 
     return register

@@ -1,8 +1,8 @@
 """A command while it runs: its output read as it comes, its input fed, its end awaited, all by the thread that asks.
 
-`Process` belongs to one thread. Output is kept up to a limit and read beyond it, so that a full pipe never stops a
-command. `LocalShellBackend`, `DockerBackend` and the shell of a mount all answer with `response`, in the seeds' format:
-stdout, the lines of stderr after `[stderr] `, and 124 for a time-out.
+`StartedProcess` belongs to one thread. Output is kept up to a limit and read beyond it, so that a full pipe never
+stops a command. `LocalShellBackend`, `DockerBackend` and the shell of a mount all answer with `response`, in the seeds'
+format: stdout, the lines of stderr after `[stderr] `, and 124 for a time-out.
 
 A command ends when its caller no longer waits for it (`budget.Cancellation`), wherever it was asked for.
 """
@@ -133,7 +133,7 @@ class Kept:
         return kept
 
 
-class _Stream(Kept):
+class _OutputStream(Kept):
     """One stream of a process."""
 
     def __init__(self, pipe: IO[bytes], keep_bytes: int, told: Callable[[bytes], None] | None) -> None:
@@ -175,7 +175,7 @@ class _Input:
         return bool(self._left)
 
 
-class Process:
+class StartedProcess:
     """A started process. Its streams are read until it ends, not until they do, for others may hold them open.
 
     Args:
@@ -200,8 +200,12 @@ class Process:
         if stdin is not None:
             assert process.stdin is not None
             self._input = _Input(process.stdin, stdin)
-        self.stdout = _Stream(process.stdout, keep_bytes, on_output and (lambda piece: on_output("stdout", piece)))
-        self.stderr = _Stream(process.stderr, keep_bytes, on_output and (lambda piece: on_output("stderr", piece)))
+        self.stdout = _OutputStream(
+            process.stdout, keep_bytes, on_output and (lambda piece: on_output("stdout", piece))
+        )
+        self.stderr = _OutputStream(
+            process.stderr, keep_bytes, on_output and (lambda piece: on_output("stderr", piece))
+        )
 
     def wait(self, deadline: float, stopped: Callable[[], bool] | None = None) -> End:
         """Read and write until the process has ended, `deadline` (monotonic) has come, `stopped` returns True, or the

@@ -2,7 +2,7 @@
 
 `/proc/self/mountinfo` (proc_pid_mountinfo(5)) is the only record of what is mounted: there are no state files to grow
 stale. Reading it never waits for a server. Asking a mount for its status may, for ever, when the server hangs; and a
-thread that waits for a request the server has taken can't be ended, not even by the end of its process. So `Probe`
+thread that waits for a request the server has taken can't be ended, not even by the end of its process. So `MountProbe`
 asks from a process of its own, which can be left behind.
 """
 
@@ -174,7 +174,7 @@ _STATES: dict[int, Literal["dead", "denied"]] = {
 }
 
 
-class Probe:
+class MountProbe:
     """One question to one mount. Start several, then collect: they wait at the same time."""
 
     def __init__(self, mountpoint: str) -> None:
@@ -211,12 +211,12 @@ class Probe:
 
 def probe(mountpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> MountState:
     """Ask one mount how it is."""
-    return Probe(mountpoint).state(timeout_s)
+    return MountProbe(mountpoint).state(timeout_s)
 
 
 def probe_all(entries: list[MountEntry], timeout_s: float = PROBE_TIMEOUT_S) -> list[MountState]:
     """Ask many at once; all together take no longer than `timeout_s` and a little."""
-    probes = [Probe(entry.mountpoint) for entry in entries]
+    probes = [MountProbe(entry.mountpoint) for entry in entries]
     deadline = time.monotonic() + timeout_s
     return [each.state(max(deadline - time.monotonic(), 0.01)) for each in probes]
 

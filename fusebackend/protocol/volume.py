@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import stat as stat_module
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -510,11 +510,9 @@ class Volume(abc.ABC):
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def viewing(self) -> Iterator[None]:
+    def viewing(self) -> AbstractContextManager[object]:
         """Reads of this thread in the block see one state of the volume. It must change nothing meanwhile."""
-        with self.lock:
-            yield
+        return self.lock
 
     def walking(self, names: Sequence[bytes]) -> AbstractContextManager[object]:
         """The lookups of this thread in the block go down these names from the root: it may fetch them at once."""

@@ -23,7 +23,11 @@ _PIECE_BYTES = 1 << 20
 
 
 class Buffer:
-    """Bytes that can be read, written and resized anywhere. What was never written reads as zeros."""
+    """Bytes that can be read, written and resized anywhere. What was never written reads as zeros.
+
+    Attributes:
+        tail_from: the size from which on it holds what the remote does not, if it was only appended to.
+    """
 
     def __init__(self, data: bytes | memoryview = b"", *, spill_bytes: int = MEMORY_BYTES) -> None:
         self._spill_bytes = spill_bytes
@@ -31,6 +35,7 @@ class Buffer:
         self._memory = bytearray()
         self._file: BinaryIO | None = None
         self.size = 0
+        self.tail_from: int | None = None
         self.write(0, data)
 
     @classmethod

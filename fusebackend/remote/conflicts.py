@@ -21,7 +21,7 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import NAME_MAX_BYTES
 from fusebackend.protocol.remote import Etag, Remote
 from fusebackend.remote.buffer import Buffer
-from fusebackend.remote.entry import OWN, Content, Entry
+from fusebackend.remote.entry import OWN, ContentState, Entry
 from fusebackend.remote.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Uploads:
                 raise oserror(errno.ESTALE, key) from None
             etag = found
         with self._tree.lock:
-            entry.content = Content.CLEAN
+            entry.content = ContentState.CLEAN
             self.is_stored(entry, etag)
         return differs
 
@@ -87,15 +87,14 @@ class Uploads:
         entry.etag = entry.base = etag
         entry.seen = OWN
         entry.stamped = True
-        entry.tail_from = None
         self._tree.stored(entry)
 
     def _give_up(self, entry: Entry) -> None:
         """Drop the buffer of a file. A new file that was never stored loses its name."""
         with self._tree.lock:
-            entry.content = Content.CLEAN
+            entry.content = ContentState.CLEAN
             entry.stamped = False
-            entry.seen = entry.etag = entry.base = entry.tail_from = None
+            entry.seen = entry.etag = entry.base = None
             entry.version += 1
             entry.drop_content()
             if entry.local:
@@ -106,7 +105,7 @@ class Uploads:
         """Append the buffer's new end to the current file. None unless the buffer was only appended to."""
         buffer = entry.buffer
         assert buffer is not None
-        if entry.tail_from is None or entry.local or entry.is_gone or not self._remote.abilities.conditional:
+        if buffer.tail_from is None or entry.local or entry.is_gone or not self._remote.abilities.conditional:
             return None
         for _ in range(ATTEMPTS):
             head = self._remote.head(key)
@@ -114,7 +113,7 @@ class Uploads:
                 return None
             try:
                 there = self._remote.load(key, head.etag) if head.content is None else (head.content,)
-                theirs = Buffer.of(chain(there, buffer.pieces(entry.tail_from)))
+                theirs = Buffer.of(chain(there, buffer.pieces(buffer.tail_from)))
             except OSError as error:
                 if error.errno not in (errno.ESTALE, errno.ENOENT):
                     raise
@@ -128,7 +127,7 @@ class Uploads:
                 # It may have arrived: what is tried again must hold their bytes too.
                 self._adopt(entry, theirs)
                 entry.etag = entry.base = head.etag
-                entry.tail_from = head.size
+                theirs.tail_from = head.size
                 raise
             self._adopt(entry, theirs)
             return etag
@@ -150,7 +149,7 @@ class Uploads:
             log.error("%s: /%s was changed by others; what was written here is in %s", self._remote.name, key, beside)
         with self._tree.lock:
             entry.stamped = False
-            entry.content = Content.CONFLICTED if entry.opens else Content.CLEAN
+            entry.content = ContentState.CONFLICTED if entry.opens else ContentState.CLEAN
             if entry.local and not entry.gone:
                 self._tree.detach(entry)
             entry.local = False

@@ -42,26 +42,28 @@ FILE_MODE = stat.S_IFREG | 0o644
 DIRECTORY_MODE = stat.S_IFDIR | 0o755
 
 
-class Content(enum.Enum):
+class ContentState(enum.Enum):
     CLEAN = "clean"
     DIRTY = "dirty"  # the buffer holds what the remote does not
     CONFLICTED = "conflicted"  # handles that are open get ESTALE
 
 
-class Name(enum.Enum):
+class NameState(enum.Enum):
     LINKED = "linked"
     UNLINKED = "unlinked"
     GONE = "gone"
 
 
-_LINKED, _DIRTY, _CONFLICTED = Name.LINKED, Content.DIRTY, Content.CONFLICTED  # members of an enum are slow to find
+# Members of an enum are slow to find.
+_LINKED, _DIRTY, _CONFLICTED = NameState.LINKED, ContentState.DIRTY, ContentState.CONFLICTED
 
 
 class Listing:
     """The names in a directory, in the order of their bytes, and how old they are."""
 
     __slots__ = (
-        "_sorted", "ahead", "changes", "ghosts", "infos", "large", "listed_at", "looked_to", "token", "took_s",
+        "_sorted", "ahead", "changes", "descended", "ghosts", "infos", "large", "listed_at", "looked_to", "token",
+        "took_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -73,7 +75,8 @@ class Listing:
         self.changes: dict[bytes, int] = {}  # names that were made or taken away here, and when, by the tree's count
         self.ghosts: set[str] = set()  # directories removed here, and still listed for a while
         self.looked_to: bytes | None = None  # up to this name, attributes were asked for one name after the other, …
-        self.ahead = 1  # … this many the last time
+        self.ahead = 1  # … and four times how many the last time
+        self.descended = False  # a directory in it was read since the last one was looked at
         self._sorted: list[bytes] | None = None
 
     def replace(self, infos: dict[bytes, Info]) -> None:
@@ -99,8 +102,8 @@ class Listing:
         """The names to ask attributes for with this one: the next ones, and more each time, while they are asked for in
         the order of names, as `ls -l` does, which waits for each."""
         is_next = self.looked_to is not None and self.after(self.looked_to, 1) == [name]
-        self.ahead = min(2 * self.ahead, limit) if is_next else 1
-        following = self.after(name, self.ahead - 1)
+        self.ahead = min(2 * self.ahead, 4 * limit) if is_next else 1  # three names in order may be chance
+        following = self.after(name, max(0, self.ahead // 4 - 1))
         self.looked_to = following[-1] if following else name
         return following
 
@@ -111,7 +114,7 @@ class Entry(Attr):
     __slots__ = (
         "base", "buffer", "checked_at", "children", "content", "doubted", "etag", "extra", "forgotten_at", "held",
         "keeps_attributes", "kept", "link", "listing", "local", "lock", "marker", "name", "opens", "parent", "queued",
-        "read_only", "reader", "seen", "segment", "stamped", "tail_from", "target", "tried", "writers",
+        "read_only", "reader", "seen", "segment", "stamped", "target", "tried", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -122,8 +125,8 @@ class Entry(Attr):
         self.name = name
         self.segment = segment  # the last part of its key
         self.lock: AbstractContextManager[Any] = Lock() if abilities.concurrent else threading.RLock()
-        self.link = Name.LINKED
-        self.content = Content.CLEAN
+        self.link = NameState.LINKED
+        self.content = ContentState.CLEAN
 
         # In the kernel.
         self.held = False
@@ -154,7 +157,6 @@ class Entry(Attr):
         self.base: Etag | None = None  # for those: the version that the first of them has opened
         self.buffer: Buffer | None = None
         self.reader: Reader | None = None
-        self.tail_from: int | None = None  # if the dirty buffer was only appended to: from this size on
         self.target: tuple[Etag, bytes] | None = None  # of a symbolic link: the version, and where it leads
 
     @property
@@ -182,7 +184,7 @@ class Entry(Attr):
 
     @property
     def unlinked(self) -> bool:
-        return self.link is Name.UNLINKED
+        return self.link is NameState.UNLINKED
 
     @property
     def is_gone(self) -> bool:

@@ -28,7 +28,7 @@ from fusebackend.base.waiting import will_wait
 from fusebackend.protocol.remote import Etag, Head, Reader, Remote
 from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.conflicts import ATTEMPTS, Uploads
-from fusebackend.remote.entry import OWN, Content, Entry
+from fusebackend.remote.entry import OWN, ContentState, Entry
 from fusebackend.remote.gate import Gate
 from fusebackend.remote.parallel import each
 from fusebackend.remote.tree import Tree
@@ -118,7 +118,7 @@ class Files:
 
     def create(self, entry: Entry, flags: int) -> None:
         """Open a new file, which is in this volume alone until it is flushed."""
-        entry.buffer, entry.content, entry.opens = Buffer(), Content.DIRTY, 1
+        entry.buffer, entry.content, entry.opens = Buffer(), ContentState.DIRTY, 1
         self.admit(entry, flags)
 
     def release(self, entry: Entry, flags: int) -> None:
@@ -135,7 +135,7 @@ class Files:
                 except OSError as error:
                     log.error("%s: /%s was closed unsaved: %s", self._remote.name, entry.key, error)
                 if entry.conflicted:
-                    entry.content = Content.CLEAN
+                    entry.content = ContentState.CLEAN
             with self._tree.lock:
                 entry.opens -= 1
             self._let_go(entry)
@@ -204,16 +204,16 @@ class Files:
                 return
             only_appended = not entry.writers and offset == buffer.size
             if not entry.dirty:
-                entry.tail_from = buffer.size if only_appended else None
+                buffer.tail_from = buffer.size if only_appended else None
             elif not only_appended:
-                entry.tail_from = None
+                buffer.tail_from = None
             buffer.write(offset, data)
             self._changed(entry, buffer)
 
     def _changed(self, entry: Entry, buffer: Buffer) -> None:
         """The buffer has other bytes now. Those of a file that was unlinked here go when it is closed."""
         with self._tree.lock:
-            entry.content = Content.CLEAN if entry.unlinked else Content.DIRTY
+            entry.content = ContentState.CLEAN if entry.unlinked else ContentState.DIRTY
             entry.resize(buffer.size)
             entry.touch()
 
@@ -227,7 +227,7 @@ class Files:
                 entry.buffer = Buffer()
             buffer = self.buffer(entry)
             buffer.resize(size)
-            entry.tail_from = None
+            buffer.tail_from = None
             self._changed(entry, buffer)
             if entry.opens:
                 return
@@ -235,7 +235,7 @@ class Files:
                 self.uploads.store(entry)
             except OSError:
                 if not was_dirty and entry.dirty:
-                    entry.content = Content.CLEAN
+                    entry.content = ContentState.CLEAN
                     entry.resize(before[0])
                     entry.mtime_ns = before[1]
                     entry.drop_content()
@@ -329,7 +329,7 @@ class Files:
                     continue
                 with self._tree.lock:
                     entry.drop_content()
-                    entry.content = Content.CLEAN
+                    entry.content = ContentState.CLEAN
                     entry.resize(len(data))
                     entry.ctime_ns = entry.mtime_ns
                     entry.version += 1

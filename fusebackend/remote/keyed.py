@@ -1,4 +1,5 @@
-"""Keys that others chose, as file names: thread ids, namespaces, and the paths of files in states and stores.
+"""Keys that others chose, as file names: thread ids, namespaces, and the paths of files in states and stores; and the
+tree that flat keys make (`KeyedTree`).
 
 A database takes any string; a directory entry is 1 to 255 bytes without `/` and NUL, and not `.` or `..`. So one
 string becomes one name (`name_of`), and back (`text_of`):
@@ -16,6 +17,13 @@ is a directory as well, because of a longer key, gets `%=` at its end.
 
 A key with more than `MAX_SEGMENTS` segments is one name at the top, cut as above: no path is that long, and an agent
 may write 100,000 slashes, each of them a directory.
+
+A `KeyedTree` has keys of any number, which it asks for by ranges, and paths that are written as well: there a key that
+is a path (it starts with `/`, and every segment is a name that Linux takes) is the file at that path, letter for
+letter. Only a segment that is no name is escaped as above. A name that is taken gives way, with `%=` (and `%` more
+often, if need be) at the end, before a suffix: so does a key without a leading slash if there is one with it, a file
+whose key has others below it, and a second file of a key to all first ones. Plain paths never give way to anything
+else. A key over 4,096 bytes is listed as far as its directories go: no path is that long.
 
 Nothing is hidden and nothing is shown twice: different keys have different paths.
 """
@@ -280,12 +288,15 @@ def is_path(key: str) -> bool:
     return len(key) * 3 <= NAME_MAX_BYTES or (len(key) <= PATH_MAX_BYTES and all(map(is_name, key[1:].split("/"))))
 
 
-def arranged(place: Prefixes, keys: Iterable[str], suffixes: Mapping[str, Sequence[str]]) -> dict[str, Keyed]:
+def arranged(
+    place: Prefixes, keys: Iterable[str], suffixes: Mapping[str, Sequence[str]], taken: Collection[str] = ()
+) -> dict[str, Keyed]:
     """The names in a directory, each with its file or subdirectory.
 
     Args:
         keys: those of the level, and at least one of each subdirectory. Others are passed over.
         suffixes: of the files of the keys, where that is not one by the key's own name; none for a key that is gone.
+        taken: names that these give way to.
     """
     directories: set[str] = set()
     files: list[tuple[str, str]] = []
@@ -305,12 +316,13 @@ def arranged(place: Prefixes, keys: Iterable[str], suffixes: Mapping[str, Sequen
     children: dict[str, Keyed] = {}
     waiting: list[tuple[str, Keyed]] = []
     for segment, node in wanted:
-        if not node.suffix and segment not in children and is_name(segment):
+        if not node.suffix and segment not in children and segment not in taken and is_name(segment):
             children[segment] = node
         else:
             waiting.append((segment, node))
     for segment, node in waiting:
-        children[next(name for name in _names(segment, node.suffix) if name not in children)] = node
+        names = (name for name in _names(segment, node.suffix) if name not in children and name not in taken)
+        children[next(names)] = node
     return children
 
 
@@ -345,6 +357,8 @@ class KeyedTree(abc.ABC):
     """The suffixes that files may have."""
     text_only = False
     """Keys must be UTF-8."""
+    taken: Collection[str] = ()
+    """Names in the root that are others', and are not asked for."""
 
     @abc.abstractmethod
     def level(self, prefix: str) -> Iterable[str]:
@@ -451,7 +465,10 @@ class KeyedTree(abc.ABC):
         keys = [key for prefix in place.all for key in self.level(prefix)]
         files = [key for key in keys if "/" not in (place.rest(key) or "")]
         known = self.suffixes(files)
-        return arranged(place, keys, {key: known.get(key, ()) for key in files})
+        return arranged(place, keys, {key: known.get(key, ()) for key in files}, self._taken(directory))
+
+    def _taken(self, directory: Keyed) -> Collection[str]:
+        return self.taken if directory == ROOT_NODE else ()
 
     def paths_below(
         self, path: AgentPath, directory: Keyed, keys: Collection[str], wanted: Collection[str] | None = None
@@ -465,13 +482,14 @@ class KeyedTree(abc.ABC):
         assert directory.place is not None, "only directories have something below them"
         asked = list(keys if wanted is None else wanted)
         suffixes = self.suffixes(asked)
-        above = _directories(keys)
+        above, taken = _directories(keys), self._taken(directory)
         start = len(directory.place.rooted)
         found: list[tuple[AgentPath, Keyed]] = []
         others: list[str] = []
         for key in asked:
             known = suffixes.get(key, ())
-            if known == _ONE and key not in above and is_path(key):
+            gives_way = taken and key[1:].partition("/")[0] in taken
+            if known == _ONE and key not in above and not gives_way and is_path(key):
                 found.append((AgentPath(f"{'' if path == ROOT else path}/{key[start:]}"), Keyed(key)))
             elif known:
                 others.append(key)
@@ -499,7 +517,7 @@ class KeyedTree(abc.ABC):
             above, node = left.pop()
             assert node.place is not None
             level = [key for prefix in node.place.all for key in keys.level(prefix)]
-            for name, child in arranged(node.place, level, suffixes).items():
+            for name, child in arranged(node.place, level, suffixes, self._taken(node)).items():
                 inner = paths.join(above, name)
                 if child.place is None:
                     if child.key in others:

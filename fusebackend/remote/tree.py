@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
+from fusebackend.base.waiting import will_wait
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.protocol.remote import Contents, Head, Info, Remote
-from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, Content, Entry, Listing, Name
+from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, ContentState, Entry, Listing, NameState
 
 PAGE_TTLS = 10
 """A listing that is read page by page may grow this much older before it is read anew: a long one would never end."""
@@ -181,8 +182,8 @@ class Tree:
             assert old is not None
             self._left(entry)
             entry.parent, entry.name, entry.segment = directory, name, segment
-            if entry.link is Name.GONE:  # a listing has shown that its old name is gone
-                entry.link, entry.nlink = Name.LINKED, 1
+            if entry.link is NameState.GONE:  # a listing has shown that its old name is gone
+                entry.link, entry.nlink = NameState.LINKED, 1
                 self._entries[entry.node] = entry
                 self._queue(entry)
             directory.children[name] = entry
@@ -198,10 +199,10 @@ class Tree:
         """An entry has lost its name through this volume, and with it what was not stored."""
         with self.lock:
             if entry.dirty:
-                entry.content = Content.CLEAN
-            if entry.link is Name.LINKED:
+                entry.content = ContentState.CLEAN
+            if entry.link is NameState.LINKED:
                 self._left(entry)
-            entry.link, entry.nlink = Name.UNLINKED, 0
+            entry.link, entry.nlink = NameState.UNLINKED, 0
             self.reap(entry)
 
     def _left(self, entry: Entry) -> None:
@@ -247,8 +248,8 @@ class Tree:
         with self.lock:
             parent = entry.parent
             assert parent is not None
-            if entry.link is Name.LINKED:
-                entry.link = Name.GONE
+            if entry.link is NameState.LINKED:
+                entry.link = NameState.GONE
             entry.nlink = 0
             if parent.children.get(entry.name) is entry:
                 del parent.children[entry.name]
@@ -361,9 +362,12 @@ class Tree:
                 left.popleft()
             else:
                 return  # all of these are known, or a listing tells of the next one
+            last: Entry | None = directory
+            for name in left:
+                last = last.children.get(name) if last is not None else None
             count, began = self._count, self.now()
             segments = [self._remote.segment(name) for name in left]
-        if None in segments:
+        if None in segments or (last is not None and last.listing.large):
             return
         contents = self._remote.contents(directory.key + "".join(f"{segment}/" for segment in segments))
         if not contents.infos and contents.marker is None:
@@ -384,11 +388,22 @@ class Tree:
             self._merge(directory, contents, count, began)
 
     def looked_at(self, entry: Entry) -> list[Entry]:
-        """The entries whose attributes are asked for with those of one: itself, and perhaps the next ones."""
+        """The entries whose attributes are asked for with those of one: itself, and perhaps the next ones.
+
+        A directory is listed instead in a walk, which lists it next: one without a sign has no attributes.
+        """
+        parent = entry.parent
+        if parent is None or not entry.is_brief:
+            return [entry]
+        will_wait()  # before anything is noted: the call would be made once more
         with self.lock:
-            parent = entry.parent
-            if parent is None or not entry.is_brief or parent not in self._listed:
+            if parent not in self._listed:
                 return [entry]
+            descends, parent.listing.descended = parent.listing.descended, parent.listing.descended and not entry.is_dir
+        if entry.is_dir and descends:
+            self.refresh(entry)
+            return [entry]
+        with self.lock:
             names = parent.listing.ahead_of(entry.name, MAX_AHEAD)
             following = (self._entry_for(parent, name) for name in names)
             return [entry, *(each for each in following if each is not None)]
@@ -400,6 +415,8 @@ class Tree:
             raise oserror(errno.ENOTDIR)
         self.refresh(directory, PAGE_TTLS if after else 1)
         with self.lock:
+            if directory.parent is not None:
+                directory.parent.listing.descended = True
             if directory.is_gone:
                 return []
             if directory in self._listed:
@@ -487,6 +504,7 @@ class Tree:
             self._drop_listing(next(iter(self._listed)))
         if self._abilities.keeps_directories:
             directory.marker = contents.marker is not None
+            directory.stamped = directory.stamped or not directory.marker
         if contents.marker is not None:
             self._saw_marker(directory, contents.marker)
 

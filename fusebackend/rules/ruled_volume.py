@@ -27,7 +27,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -346,6 +346,14 @@ class RuledVolume(NativeVolume):
             return self._shown(attr, bits)
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        return self._page(node, after, limit, self.below.readdir)
+
+    def readdir_brief(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        return self._page(node, after, limit, self.below.readdir_brief)
+
+    def _page(
+        self, node: int, after: bytes, limit: int, read: Callable[[int, bytes, int], Sequence[tuple[bytes, Attr]]]
+    ) -> Sequence[tuple[bytes, Attr]]:
         with self.lock:
             path = self._path(node)
             if self.view.decide("read", path) != "allow":
@@ -353,7 +361,7 @@ class RuledVolume(NativeVolume):
             found: list[tuple[bytes, Attr]] = []
             ruled, inside = self.view.ruled_names(path), "/" if path == "/" else path + "/"
             give, is_directory = found.append, stat.S_ISDIR
-            while not found and (page := self.below.readdir(node, after, limit)):  # an empty page would be the end
+            while not found and (page := read(node, after, limit)):  # an empty page would be the end
                 for entry in page:
                     name, attr = entry
                     if (
@@ -367,8 +375,10 @@ class RuledVolume(NativeVolume):
                     shown = AgentPath(inside + to_text(name))
                     bits = self._bits(shown)
                     if bits is not None and not bits & NO_READ:
-                        self._found(node, name, attr)
-                        give((name, self._shown(attr, bits)))
+                        with suppress(FileNotFoundError):  # it went meanwhile
+                            attr = self.below.lookup(node, name) if attr.is_brief else attr
+                            self._found(node, name, attr)
+                            give((name, self._shown(attr, bits)))
                 after = page[-1][0]
             return found
 
@@ -620,7 +630,7 @@ class RuledVolume(NativeVolume):
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def viewing(self) -> AbstractContextManager[None]:  # type: ignore[override]
+    def viewing(self) -> AbstractContextManager[object]:
         return self.below.viewing()
 
     @contextmanager

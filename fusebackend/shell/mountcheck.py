@@ -24,7 +24,7 @@ COVERS_OF_PROC = ("sys", "sysrq-trigger", "irq", "bus")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedMount:
     """One mount that must be there."""
 
     path: str
@@ -60,7 +60,7 @@ class MountCheck:
 
     def __init__(self, mounts: Iterable[Bind | Fresh], table: Sequence[MountEntry]) -> None:
         self._known = frozenset(entry.device for entry in table)
-        self._wanted: dict[str, list[Wanted]] = defaultdict(list)  # from the lowest to the one on top
+        self._wanted: dict[str, list[WantedMount]] = defaultdict(list)  # from the lowest to the one on top
         for mount in mounts:
             for wanted in _wanted(mount, table):
                 self._wanted[wanted.path].append(wanted)
@@ -95,20 +95,20 @@ class MountCheck:
         return said
 
 
-def _wanted(mount: Bind | Fresh, table: Sequence[MountEntry]) -> list[Wanted]:
+def _wanted(mount: Bind | Fresh, table: Sequence[MountEntry]) -> list[WantedMount]:
     if isinstance(mount, Fresh):
-        return [Wanted(mount.path, mount.fstype, None, "/", frozenset(mount.flags))]
+        return [WantedMount(mount.path, mount.fstype, None, "/", frozenset(mount.flags))]
     flags = {"nosuid"} | ({"ro"} if mount.read_only else set()) | (set() if mount.devices else {"nodev"})
     holder = _at(table, mount.source)
     inside = _joined(holder.root, os.path.relpath(mount.source, holder.mountpoint))
-    wanted = [Wanted(mount.path, holder.fstype, holder.device, inside, frozenset(flags))]
+    wanted = [WantedMount(mount.path, holder.fstype, holder.device, inside, frozenset(flags))]
     if mount.of is not None:
         if not holder.is_ours or holder.mountpoint != mount.of:
             raise SandboxError(f"something else is mounted on '{holder.mountpoint}', over the sandbox's files")
     else:
         for entry in _mounted_on(holder, mount.source, table):
             path = _joined(mount.path, os.path.relpath(entry.mountpoint, mount.source))
-            wanted.append(Wanted(path, entry.fstype, entry.device, entry.root, frozenset(flags)))
+            wanted.append(WantedMount(path, entry.fstype, entry.device, entry.root, frozenset(flags)))
     return wanted
 
 
@@ -118,9 +118,9 @@ def _mounted_on(holder: MountEntry, source: str, table: Sequence[MountEntry]) ->
     return found + [deeper for entry in found for deeper in _mounted_on(entry, source, table) if entry.id != holder.id]
 
 
-def _cover(path: str, proc: MountEntry) -> list[Wanted]:
+def _cover(path: str, proc: MountEntry) -> list[WantedMount]:
     name = path.removeprefix("/proc/")
-    return [Wanted(path, "proc", proc.device, "/" + name, frozenset({"ro"}))] if name in COVERS_OF_PROC else []
+    return [WantedMount(path, "proc", proc.device, "/" + name, frozenset({"ro"}))] if name in COVERS_OF_PROC else []
 
 
 def _at(table: Sequence[MountEntry], path: str) -> MountEntry:

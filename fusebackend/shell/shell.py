@@ -30,7 +30,7 @@ from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
-from fusebackend.linux.command import Command, End, Process, Running, nothing_to_run
+from fusebackend.linux.command import Command, End, Running, StartedProcess, nothing_to_run
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
 from fusebackend.shell.bubblewrap import SandboxError, View
@@ -58,7 +58,7 @@ REFUSED = 126
 
 
 @dataclass(frozen=True)
-class _Job:
+class _CommandJob:
     """A command that is about to run."""
 
     command: Command
@@ -122,7 +122,7 @@ class Shell:
         if refusal is not None:
             return refusal
         try:
-            job = _Job(command, paths.normalise(command.cwd), deadline, seconds)
+            job = _CommandJob(command, paths.normalise(command.cwd), deadline, seconds)
             with self._running.command(SandboxError), MountWatch(self.mountpoint) as watch:
                 return self._execute(job, watch)
         except (SandboxError, PathError) as error:
@@ -172,7 +172,7 @@ class Shell:
 
     # -- one command -------------------------------------------------------------------------------------------
 
-    def _execute(self, job: _Job, watch: MountWatch) -> ExecuteResponse:
+    def _execute(self, job: _CommandJob, watch: MountWatch) -> ExecuteResponse:
         def stopped() -> bool:
             return self._running.closed or watch.look() or job.command.is_cancelled
 
@@ -180,7 +180,7 @@ class Shell:
             raise SandboxError(f"nothing is mounted on '{self.mountpoint}' any more")
         with self._start(job) as launch:
             stdin, on_output = job.command.stdin or b"", job.command.on_output
-            output = Process(launch.process, self.options.max_output_bytes, stdin=stdin, on_output=on_output)
+            output = StartedProcess(launch.process, self.options.max_output_bytes, stdin=stdin, on_output=on_output)
             group = None
             try:
                 first = launch.wait_for_first(job.deadline, stopped)
@@ -209,7 +209,7 @@ class Shell:
             raise SandboxError(f"the command's memory and processes can't be limited: {error}") from None
 
     @contextlib.contextmanager
-    def _start(self, job: _Job) -> Iterator[Launch]:
+    def _start(self, job: _CommandJob) -> Iterator[Launch]:
         """Start the command, which waits at its gate."""
         options = self.options
         if options.sandbox == "none":

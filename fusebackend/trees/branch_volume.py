@@ -132,7 +132,7 @@ class LowerEntry:
     stamp: Stamp
 
 
-class _Fresh(set[int]):
+class _LookedAt(set[int]):
     """Live files that were looked at in the call that is being made, and need not be once more: so in a `with` block,
     elsewhere it stays empty."""
 
@@ -150,7 +150,7 @@ class _Fresh(set[int]):
         self.clear()
 
 
-class _Buffer(DirtyBuffer):
+class _BranchBuffer(DirtyBuffer):
     """The dirty buffer of a branch."""
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class BranchVolume(SqliteVolume):
     has_sync_log = False
     keeps_patches = False
     takes_snapshots = False
-    _dirty: _Buffer
+    _dirty: _BranchBuffer
 
     def __init__(self, path: str | os.PathLike[str], lower: LowerTree, routes: Sequence[BranchRoute] = ()) -> None:
         self.lower = lower
@@ -209,7 +209,7 @@ class BranchVolume(SqliteVolume):
         """When the branch was made, since the epoch."""
         self._origins: dict[int, Origin] = {}
         self._seen: dict[int, Stamp] = {}  # of live files, in this session
-        self._fresh = _Fresh()
+        self._fresh = _LookedAt()
         self._gone: set[int] = set()  # nodes of the lower tree that were deleted in this session
         self._handles: dict[int, tuple[Volume, int]] = {}  # files of the lower tree that are open, see `open`
         is_live = any(route not in lower.frozen for route in lower.views)
@@ -235,8 +235,8 @@ class BranchVolume(SqliteVolume):
     def _workers(self) -> Sequence[Worker]:
         return ()  # no snapshots, and no index: most files are below
 
-    def _new_buffer(self) -> _Buffer:
-        return _Buffer()
+    def _new_buffer(self) -> _BranchBuffer:
+        return _BranchBuffer()
 
     def _load(self) -> None:
         with sqlite_errors():
@@ -952,7 +952,7 @@ class BranchVolume(SqliteVolume):
 def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns: int) -> None:
     """Make the file of a new branch, whose root is that of the lower tree. It is durable when this returns; after a
     crash it is whole, or not there."""
-    buffer = _Buffer()
+    buffer = _BranchBuffer()
     attr = lower.attr_of(ROOT_NODE)
     inode = Inode(ROOT_NODE, attr.mode, parent=ROOT_NODE)
     _copy_attributes(attr, inode)

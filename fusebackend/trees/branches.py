@@ -69,7 +69,7 @@ MAX_BRANCHES: Final = 256
 """Each has a connection, a thread, and some MiB of caches."""
 
 
-class Past(Protocol):
+class EarlierStates(Protocol):
     """What knows states before the present: `MountedBackend`."""
 
     @property
@@ -119,7 +119,7 @@ class Branches:
         self._open: dict[str, BranchVolume] = {}
         self._broken: dict[str, str] = {}
         self._needs: dict[str, frozenset[str]] = {}  # branch → the snapshots below it
-        self.past: Past | None = None
+        self.past: EarlierStates | None = None
         """Knows states before the present; None while nothing does."""
         self.compare: Callable[[str], tuple[int, int]] | None = None
         """Returns how many files of a branch have changed in the mount as well, and how many changes a merge would

@@ -49,7 +49,7 @@ def git_refuses(path: bytes, *, is_link: bool) -> bool:
 
 def patch(result: Differences) -> Iterator[bytes]:
     """Return the git patch of differences in pieces, and below it what git can't say as comment lines."""
-    said = _Said(result)
+    said = _PatchParts(result)
     changing = []
     for each in said.differences:
         try:
@@ -66,7 +66,7 @@ def patch(result: Differences) -> Iterator[bytes]:
         yield from (f"# {note}\n".encode() for note in notes)
 
 
-class _Said:
+class _PatchParts:
     """Which differences the patch has, and which are comments.
 
     `git apply` deletes before it creates. It can't create a file where something is that it did not delete, and then

@@ -66,7 +66,7 @@ class _Directory(NamedTuple):
     """The directory that has the path now; 0 if none has."""
 
 
-class _Bytes(NamedTuple):
+class _OpenBytes(NamedTuple):
     """A file that is open: in a volume, or as a copy."""
 
     volume: Volume | None
@@ -125,7 +125,7 @@ class EarlierVolume(Volume):
         self._directories = {ROOT_NODE: _Directory(b"", ROOT_NODE)}
         if (root := self._versions.get(b"")) is not None:
             self._own[ROOT_NODE] = root
-        self._open: dict[int, _Bytes] = {}
+        self._open: dict[int, _OpenBytes] = {}
         self._where: dict[int, bytes] = {ROOT_NODE: b"/"}
 
     def _records(self) -> dict[int, Record]:
@@ -269,10 +269,10 @@ class EarlierVolume(Volume):
         assert source is not None, "its bytes are known"
         if isinstance(source, NodeSource):
             handle = closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
-            self._open[node] = _Bytes(source.volume, handle, source.state.size, closing)
+            self._open[node] = _OpenBytes(source.volume, handle, source.state.size, closing)
         else:
             handle = closing.enter_context(_copied(source))
-            self._open[node] = _Bytes(None, handle, source.state.size, closing)
+            self._open[node] = _OpenBytes(None, handle, source.state.size, closing)
         return None
 
     def require(self, node: int) -> None:

@@ -103,7 +103,9 @@ class Restores:
             for _ in range(ATTEMPTS):
                 state, main = self._states.at(ref, [source for source, _ in pairs]), self._states.at(MAIN_REF)
                 left_alone.update(_lacking(state.kept, self._volumes, sources))
-                found = _Planner(state.tree, main.tree, ref.name, state.kept, pairs, to is None, self._covered()).plan
+                found = _RestorePlanner(
+                    state.tree, main.tree, ref.name, state.kept, pairs, to is None, self._covered()
+                ).plan
                 for step in found.steps:
                     if step.item is not None:
                         state.require(step.item)
@@ -168,7 +170,7 @@ class Restores:
                 state = self._states.at(ref, [to_name(prefix).strip(b"/") for prefix in prefixes])
                 pairs = [(path, path) for path in state.touched(prefixes)]
                 there = MergeTree(volumes, volumes, lambda _, node: base.main_file(node))
-                found = _Planner(state.tree, there, ref.name, volumes, pairs, True, (), removes=True).plan
+                found = _RestorePlanner(state.tree, there, ref.name, volumes, pairs, True, (), removes=True).plan
                 for step in found.steps:
                     if step.item is not None:
                         state.require(step.item)
@@ -217,7 +219,9 @@ def mirror(source: Volume, target: Volume, journal: str, *, changed_after_ns: in
 
     def plan() -> Plan:
         main = MergeTree(volumes, volumes)
-        found = _Planner(MergeTree({ROOT: source}, volumes), main, "the source", volumes, [(b"", b"")], True, ()).plan
+        found = _RestorePlanner(
+            MergeTree({ROOT: source}, volumes), main, "the source", volumes, [(b"", b"")], True, ()
+        ).plan
         if changed_after_ns is not None:
             for step in found.steps:
                 item = main.find(step.path) if step.word in ("replace", "link", "remove") else None
@@ -276,7 +280,7 @@ class _Leaf(NamedTuple):
     there: Item | None
 
 
-class _Planner:
+class _RestorePlanner:
     """One plan: steps that make the paths of main what they are in the source.
 
     Args:

@@ -244,18 +244,19 @@ class FileSystem:
         entry = await self.resolver.create_entry(route, node, new_parent, new_name, make, source_node, node, new_name)
         if place is not None and route_index(place[0]) != SYNTHETIC_INDEX:
             await self.twins.linked(source.files, node_of(place[0]), place[1], new_parent)
-        if entry.attr is not None:
+        if entry.attr is not None and route.is_ruled:
             await self.twins.file_changed(route, entry.attr.node)
         return self.overtaken.unordered(entry)
 
     async def unlink(self, parent: int, name: bytes) -> None:
         route, node = await self.resolver.place_for_name(parent, name)
-        file = await self._viewed_file(route, node, name)
+        file = await self._viewed_file(route, node, name) if route.is_ruled else 0
         await route.call(route.changing.unlink, node, name)
         self.dentries.removed((parent, name))
         if self.inodes.beside:
             await self.twins.names_changed(route, (node, name))
-        await self.twins.file_changed(route, file)
+        if route.is_ruled:
+            await self.twins.file_changed(route, file)
 
     async def _viewed_file(self, route: Route, node: int, name: bytes) -> int:
         """Return the node of a file that is about to lose a name, where a view may have a number of its own for it."""
@@ -277,21 +278,25 @@ class FileSystem:
         if route is not new_route:
             raise oserror(errno.EXDEV)
         old, new = (parent, node), (new_parent, new_node)
-        replaced = 0 if flags & RENAME_EXCHANGE else await self._viewed_file(route, new_node, new_name)
+        replaced = 0
+        if route.is_ruled and not flags & RENAME_EXCHANGE:
+            replaced = await self._viewed_file(route, new_node, new_name)
         if not route.shared:
             renamed = await route.call(self.names.rename, route, old, name, new, new_name, flags)
             if renamed.crossed:
                 self.invalidation.drop((parent, name), (new_parent, new_name))
             if self.inodes.beside:
                 await self.twins.names_changed(route, (node, name), (new_node, new_name), moved=renamed.directory)
-            await self.twins.file_changed(route, replaced)
+            if route.is_ruled:
+                await self.twins.file_changed(route, replaced)
             return
         await route.call(route.changing.rename, node, name, new_node, new_name, flags)
         for inode, before, after in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
             self.inodes.moved(inode, before, after)
         if self.inodes.beside:
             await self.twins.names_changed(route, (node, name), (new_node, new_name))
-        await self.twins.file_changed(route, replaced)
+        if route.is_ruled:
+            await self.twins.file_changed(route, replaced)
 
     # -- attributes --------------------------------------------------------------------------------------------
 
@@ -334,7 +339,8 @@ class FileSystem:
         entry = self._attributes(route, inode, node, attr, generation)
         if self.inodes.beside and attr.is_dir:
             self.twins.attributes_changed(route, node)
-        await self.twins.file_changed(route, node)
+        if route.is_ruled:
+            await self.twins.file_changed(route, node)
         return entry
 
     async def _is_directory(self, route: Route, node: int) -> bool:
@@ -472,7 +478,8 @@ class FileSystem:
             self.append_end.wrote(inode, known, offset + written, appending)
         if inode in self.set_id.marked and not handle.privileged:
             await self.set_id.written(inode, handle.route, handle.node, handle.opener)
-        await self.twins.file_changed(handle.route, handle.node)
+        if handle.route.is_ruled:
+            await self.twins.file_changed(handle.route, handle.node)
         return written
 
     async def _write_in_order(

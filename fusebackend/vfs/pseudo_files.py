@@ -43,7 +43,7 @@ MAX_OPENED = 4096
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 
 
-class Content(NamedTuple):
+class ContentSince(NamedTuple):
     """The content of a file at one moment."""
 
     data: bytes
@@ -57,8 +57,8 @@ class PseudoFile:
     def __init__(self, node: int, compute: Callable[[], bytes]) -> None:
         self.node = node
         self.compute = compute
-        self.last = Content(b"", 0)
-        self.opened: dict[int, Content] = {}  # by the handle's node, in the order of the opens
+        self.last = ContentSince(b"", 0)
+        self.opened: dict[int, ContentSince] = {}  # by the handle's node, in the order of the opens
 
 
 class PseudoFiles(NativeVolume):
@@ -123,7 +123,7 @@ class PseudoFiles(NativeVolume):
             raise oserror(errno.ESTALE)
         return file
 
-    def _attr_of(self, node: int, content: Content) -> Attr:
+    def _attr_of(self, node: int, content: ContentSince) -> Attr:
         return self._attr(node, stat.S_IFREG | FILE_MODE, content.since_ns, len(content.data))
 
     def _attr(self, node: int, mode: int, since_ns: int, size: int = 0) -> Attr:
@@ -133,11 +133,11 @@ class PseudoFiles(NativeVolume):
             node, mode, nlink=1 + stat.S_ISDIR(mode), **owner, size=size, blocks=-(-size // BLOCK_BYTES), **times
         )
 
-    def _computed(self, file: PseudoFile) -> Content:
+    def _computed(self, file: PseudoFile) -> ContentSince:
         data = file.compute()
         with self.lock:
             if data != file.last.data or not file.last.since_ns:
-                file.last = Content(data, time.time_ns())
+                file.last = ContentSince(data, time.time_ns())
             return file.last
 
     # -- data --------------------------------------------------------------------------------------------------

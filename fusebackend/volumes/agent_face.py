@@ -71,7 +71,7 @@ from fusebackend.volumes.contents import (
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.removal import Doomed, remove_tree
 from fusebackend.volumes.search import file_info, glob_files, grep_files
-from fusebackend.volumes.walk import Place, entries, resolve, resolve_from
+from fusebackend.volumes.walk import Needs, Place, entries, resolve, resolve_from
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -190,24 +190,24 @@ class VolumeBackend(BackendProtocol):
         result.version = version
         return result
 
-    def _versioned(self, attr: Attr, take: Callable[[Iterable[bytes]], R]) -> tuple[R, str]:
+    def _versioned(self, attr: Attr, take: Callable[[Iterable[bytes]], R]) -> tuple[R, str | None]:
         """Return the result of `take` for all bytes of a file, with the version of these; see `read_with`."""
         version: str | None = None
-        digest = Digest()
 
         def seen(attr: Attr) -> None:
             nonlocal version
             version = self.volume.version_of(attr)
 
         def passed(pieces: Iterable[bytes]) -> R:
-            nonlocal digest
+            nonlocal version
             if version is not None:
                 return take(pieces)
             digest = Digest()
-            return take(digest.passing(pieces))
+            outcome = take(digest.passing(pieces))
+            version = digest.version
+            return outcome
 
-        outcome = read_with(self.volume, attr, self.max_file_bytes, passed, seen)
-        return outcome, version or digest.version
+        return read_with(self.volume, attr, self.max_file_bytes, passed, seen), version
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -546,9 +546,9 @@ class VolumeBackend(BackendProtocol):
 
     def _move(self, source: str, destination: str, condition: Condition, *, is_absent: bool) -> None:
         def move(changes: Changes) -> None:
-            old = resolve(self.volume, source, follow=False)
+            old = resolve(self.volume, source, follow=False, needs="name")
             moved = old.found
-            new = resolve(self.volume, destination, follow=False)
+            new = resolve(self.volume, destination, follow=False, needs="name")
             if moved.node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be moved")
             self._require(condition, moved)
@@ -575,7 +575,8 @@ class VolumeBackend(BackendProtocol):
     def _delete(self, path: str, condition: Condition = ANY) -> None:
         def delete(changes: Changes) -> Doomed | None:
             """Returns a directory, which is left to be deleted."""
-            place = resolve(self.volume, path, follow=False)
+            needs: Needs = "attributes" if path.endswith("/") else "name"
+            place = resolve(self.volume, path, follow=False, needs=needs)
             node = place.found.node
             if node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be deleted")

@@ -93,11 +93,15 @@ def state_of(volume: Volume, attr: Attr) -> State:
 def xattrs_of(volume: Volume, node: int) -> dict[bytes, bytes]:
     """Return the extended attributes of a node that this process may read."""
     found: dict[bytes, bytes] = {}
-    if volume.features.xattrs:
-        with passing(UNREAD):
-            for name in volume.listxattr(node):
-                with passing(UNREAD):  # removed since, or not for this user
-                    found[name] = volume.getxattr(node, name)
+    try:
+        names = volume.listxattr(node) if volume.features.xattrs else ()
+    except OSError as error:
+        if error.errno not in UNREAD:
+            raise
+        return found
+    for name in names:
+        with passing(UNREAD):  # removed since, or not for this user
+            found[name] = volume.getxattr(node, name)
     return found
 
 

@@ -172,7 +172,7 @@ def _leaves_volume() -> OSError:
     return OSError(errno.EXDEV, "Symbolic link leads out of its volume")
 
 
-def entries(volume: Volume, directory: int, *, is_brief: bool = False) -> Iterator[tuple[bytes, Attr]]:
+def entries(volume: Volume, directory: int, is_brief: bool = False) -> Iterator[tuple[bytes, Attr]]:
     """All entries of a directory, page by page, in the order of their names as bytes. With brief attributes, where that
     is enough (`Attr.is_brief`)."""
     after, read = b"", volume.readdir_brief if is_brief else volume.readdir
@@ -360,7 +360,7 @@ class FileWalk:
 
     def _entries(self, directory: int) -> Iterator[tuple[bytes, Attr]]:
         """All entries of a directory, in the order of names. A subclass may leave some out."""
-        return entries(self._volume, directory, is_brief=self._is_brief)
+        return entries(self._volume, directory, self._is_brief)
 
     def _listing(self, directory: int) -> list[tuple[str, Attr]]:
         """Regular files and directories; `/` ends the text of a directory, which makes the order that of paths."""

@@ -8,17 +8,16 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import mounts
 import pytest
+import warm
 
-SERVER = Path(__file__).with_name("execute_server.py")
+SERVER = "import sys\nimport execute_server\nexecute_server.main(*sys.argv[1:])"
 ANSWER_LIMIT_S = 120.0
 
 
@@ -52,9 +51,10 @@ class Pending:
 class Commands:
     """A mount, its shell, and its agent face."""
 
-    def __init__(self, mounted: mounts.Mounted) -> None:
+    def __init__(self, mounted: mounts.Mounted, requests: IO[bytes], answers: IO[bytes]) -> None:
         self.mounted = mounted
         self.path = mounted.path
+        self.requests, self.answers = requests, answers
         self.status = 0  # the exit status the server must end with
         self._pending: dict[int, Pending] = {0: Pending(0)}
         self._numbers = itertools.count(1)
@@ -108,16 +108,12 @@ class Commands:
     def _send(self, what: str, **more: Any) -> Pending:
         pending = Pending(next(self._numbers))
         self._pending[pending.number] = pending
-        stdin = self.mounted.process.stdin
-        assert stdin is not None
-        stdin.write(json.dumps({"id": pending.number, "do": what, **more}).encode() + b"\n")
-        stdin.flush()
+        self.requests.write(json.dumps({"id": pending.number, "do": what, **more}).encode() + b"\n")
+        self.requests.flush()
         return pending
 
     def _read(self) -> None:
-        stdout = self.mounted.process.stdout
-        assert stdout is not None
-        for line in stdout:
+        for line in self.answers:
             message = json.loads(line)
             self._pending[message["id"]].told(message)
 
@@ -131,26 +127,24 @@ def commands(mountpoint: Path, default: str, *routes: str, **options: Any) -> It
     mountpoint.mkdir(parents=True)
     log = mountpoint.with_name(mountpoint.name + ".log")
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, str(SERVER), str(mountpoint), json.dumps(options), default, *routes],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(mounts._module_path()), "SERVER_SECRET": "in the clear"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=output,
-        )
+        given, requests = os.pipe()
+        answers, said = os.pipe()
+        words = ["-c", SERVER, str(mountpoint), json.dumps(options), default, *routes]
+        process = warm.start(words, mounts.module_environment() | warm.SECRET, (given, said, output.fileno()))
+        os.close(given)
+        os.close(said)
     server = mounts.Mounted(mountpoint, process, log, mounts.LIFE_LIMIT_S)
-    assert process.stdin is not None and process.stdout is not None
+    faces = Commands(server, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
     try:
-        faces = Commands(server)
         faces.wait_until_ready()
         yield faces
-        process.stdin.close()
+        faces.requests.close()
         assert process.wait(mounts.STOP_LIMIT_S) == faces.status, server.log_text()
     finally:
         server.kill()
         faces._reader.join(10)
-        process.stdin.close()
-        process.stdout.close()
+        faces.requests.close()
+        faces.answers.close()
     server.check_log()
 
 

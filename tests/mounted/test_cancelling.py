@@ -3,15 +3,13 @@ at once do not delay others. Under asyncio and trio."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import anyio
 import mounts
 import pytest
 from eventually import eventually
-from programs import runs
+from programs import python, runs
 
 import fusebackend
 
@@ -38,26 +36,25 @@ def files(mountpoint):
 def test_a_cancelled_command_leaves_the_others(files, mountpoint, library):
     """They share a connection, and the first call that waits reads for all of them."""
     seconds = [f"8640{number}.{time.monotonic_ns()}" for number in range(2)]
-    scopes = [anyio.CancelScope() for _ in seconds]
-    answers = []
+    scopes = {}
 
-    async def run(number):
-        with scopes[number]:
-            await files.aexecute(f"touch /{seconds[number]}; sleep {seconds[number]}")
+    async def run(length):
+        with anyio.CancelScope() as scopes[length]:
+            await files.aexecute(f"touch /{length}; sleep {length}")
 
     async def main():
         async with anyio.create_task_group() as group:
-            for number in range(2):
-                group.start_soon(run, number)
+            for length in seconds:
+                group.start_soon(run, length)
             with anyio.fail_after(30):
-                while not all((mountpoint / each).exists() for each in seconds):
+                while not all((mountpoint / length).exists() for length in seconds):
                     await anyio.sleep(0.01)
-                scopes[0].cancel()
-                answers.append(await files.aexecute("echo after"))
+                scopes[seconds[0]].cancel()
+                assert (await files.aexecute("echo after")).output == "after\n"
                 while runs("sleep", seconds[0]):
                     await anyio.sleep(0.01)
-            assert runs("sleep", seconds[1]) and answers[0].output == "after\n"
-            scopes[1].cancel()
+            assert runs("sleep", seconds[1])
+            scopes[seconds[1]].cancel()
 
     anyio.run(main, backend=library)
     eventually(lambda: not runs("sleep", seconds[1]), LIMIT_S)
@@ -81,7 +78,8 @@ assert threading.active_count() == 1, threading.enumerate()
 @both
 def test_a_process_can_exit_after_cancelling(mountpoint, library):
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", SCRIPT, mountpoint, library], check=True, timeout=30)
+    done = python(SCRIPT, mountpoint, library)
+    assert (done.returncode, done.stderr) == (0, "")
     assert time.monotonic() - began < 20
 
 
@@ -165,5 +163,6 @@ def test_a_mount_of_this_process(tmp_path, library):
     mounts.require()
     (tmp_path / "own").mkdir()
     argument = f"86411.{time.monotonic_ns()}"
-    subprocess.run([sys.executable, "-c", OWN, tmp_path / "own", library, argument], check=True, timeout=60)
+    done = python(OWN, tmp_path / "own", library, argument)
+    assert (done.returncode, done.stderr) == (0, "")
     assert not runs("sleep", argument)

@@ -20,7 +20,7 @@ import pytest
 import served
 from click.testing import CliRunner
 from eventually import eventually
-from programs import command
+from programs import command, has_ended
 
 from fusebackend import config
 from fusebackend.cli.umount import umount
@@ -117,14 +117,6 @@ def servers(directory: Path) -> list[int]:
 
 def is_mounted(path: Path) -> bool:
     return table.mount_at(str(path)) is not None
-
-
-def has_ended(pid: int) -> bool:
-    """Return whether the process is gone, or a zombie that its parent has not waited for yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def wait_until_ended(pid: int) -> None:
@@ -592,10 +584,10 @@ def test_sigterm_in_the_first_moments(tmp_path: Path, delay_s: float) -> None:
 
 def test_a_crash_in_c_code_leaves_the_stacks_in_the_log(serve: mounts.Serve) -> None:
     mounted = serve("memory:")
+    eventually(lambda: f"mounted {mounted.path} (process {mounted.pid})\n" in mounted.log_text(), LIMIT_S)
     mounted.process.send_signal(signal.SIGSEGV)
     assert mounted.process.wait(30) == -signal.SIGSEGV
     text = mounted.log_text()
-    assert f"mounted {mounted.path} (process {mounted.pid})\n" in text
     assert "Fatal Python error: Segmentation fault" in text
     assert "in serve" in text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -435,36 +436,16 @@ def test_stopping_the_server_ends_the_commands(tmp_path: Path) -> None:
 
 
 def test_a_killed_server_takes_its_commands_along(tmp_path: Path) -> None:
-    server = mounts.ROOT / "tests/mounted/execute_server.py"
-    (tmp_path / "mnt").mkdir()
-    process = subprocess.Popen(
-        [mounts.sys.executable, server, tmp_path / "mnt", "{}", "memory:"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(mounts._module_path())},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        process.stdout.readline()
-        request = {"id": 1, "do": "execute", "command": TREE, "options": {"stream": True}}
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.flush()
+    with commands(tmp_path / "mnt", "memory:") as killed:
+        killed.start(TREE)
         wait_for_sleepers(4)
-        process.kill()
-        process.wait()
-        deadline = time.monotonic() + 10
-        while processes_with(LONG) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert processes_with(LONG) == []
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-        subprocess.run(["fusermount3", "-u", "-z", tmp_path / "mnt"], check=True)
+        killed.mounted.process.kill()
+        killed.status = -signal.SIGKILL
+        eventually(lambda: processes_with(LONG) == [], 10)
     with commands(tmp_path / "other", "memory:") as next_one:
         next_one.run("true")
-        assert executing.own_groups(process.pid) == set(), "the next one tidies up"
-        assert not [name for name in os.listdir("/dev") if f"-{process.pid}-" in name]
+        assert executing.own_groups(killed.mounted.pid) == set(), "the next one tidies up"
+        assert not [name for name in os.listdir("/dev") if f"-{killed.mounted.pid}-" in name]
 
 
 def test_a_hung_route_does_not_keep_its_command_for_ever(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import trees
 from mounts import Serve
 from profiles import amount
 
@@ -102,7 +103,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_fio_reads_what_it_has_written(directory: Path, tmp_path: Path) -> None:
-    fio = _program("fio")
+    fio = trees.tool("fio")
     job = tmp_path / "job.fio"
     job.write_text(FIO.format(directory=directory, kib=round(1024 * max(1.0, SECONDS))))
     said = _run(fio, "--minimal", str(job))
@@ -110,7 +111,7 @@ def test_fio_reads_what_it_has_written(directory: Path, tmp_path: Path) -> None:
 
 
 def test_stress_ng_finds_nothing_wrong(directory: Path, request: pytest.FixtureRequest) -> None:
-    stress = _program("stress-ng")
+    stress = trees.tool("stress-ng")
     together = TOGETHER if "postgres" in request.node.name else TOGETHER + MANY_NAMES
     if SECONDS:
         runs = [[f"--{name}", "2", "--timeout", f"{SECONDS:.0f}"] for name in STRESSORS]
@@ -125,13 +126,6 @@ def test_stress_ng_finds_nothing_wrong(directory: Path, request: pytest.FixtureR
         wrong += [line for line in said.splitlines() if ": fail:" in line or ": error:" in line]
         shutil.rmtree(home)
     assert not wrong, "\n".join(wrong[:20])
-
-
-def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed (Debian: {name})")
-    return found
 
 
 def _run(*command: str, failing: list[str] | None = None) -> str:

@@ -24,8 +24,7 @@ from hosts import RandomChanges, SharedVolume
 from mounts import Serve
 from postgres_check import check
 from profiles import amount
-from services import postgres as service
-from services.postgres import Server
+from services.postgres import Server, running
 
 from fusebackend.backends.postgres.volume import PostgresVolume
 
@@ -45,13 +44,8 @@ CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_ba
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A server that waits for the disk, for this test alone."""
-    service.require()
-    server = Server(durable=True)
-    try:
-        server.start()
+    with running(durable=True) as server:
         yield server
-    finally:
-        server.remove()
 
 
 def mounted(serve: Serve, server: Server, count: int) -> list[mounts.Mounted]:
@@ -70,7 +64,7 @@ def restart(server: Server) -> None:
 def crash(server: Server, paths: Sequence[Path]) -> None:
     """All that was closed is on the disk by then: else the server might lose it."""
     for path in paths:
-        sync(path)
+        mounts.sync(path)
     server.crash()
     server.start()
 
@@ -78,21 +72,13 @@ def crash(server: Server, paths: Sequence[Path]) -> None:
 def crash_within(server: Server, paths: Sequence[Path]) -> None:
     """One of its processes is killed, as by the kernel for want of memory: it recovers, and has no other start time."""
     for path in paths:
-        sync(path)
+        mounts.sync(path)
     with psycopg.connect(server.dsn()) as connection:
         os.kill(connection.info.backend_pid, signal.SIGKILL)
         with contextlib.suppress(psycopg.OperationalError):
             while True:
                 connection.execute("SELECT 1")
     server.wait()
-
-
-def sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def cut(server: Server) -> None:
@@ -142,7 +128,7 @@ class Writer(threading.Thread):
                     file.flush()
                     os.fsync(file.fileno())
                 os.rename(self.directory / "new", self.directory / name)
-                sync(self.directory)
+                mounts.sync(self.directory)
                 self.synced[name] = content
                 self.confirmed += 1
             except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import mounts
 import pytest
+from programs import python
 
 from fusebackend.linux import mount_table as table
 
@@ -37,19 +38,18 @@ class Script:
 
     def __init__(self, point: Path, directory: Path) -> None:
         self.point = point
-        self.command = [sys.executable, "-W", "error", "-c"]
         self.directory = directory
-        self.env = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def words(self, code: str) -> list[str]:
-        return [*self.command, PRELUDE + textwrap.dedent(code), str(self.point), str(self.directory)]
+        return [PRELUDE + textwrap.dedent(code), str(self.point), str(self.directory)]
 
-    def __call__(self, code: str, *, logged: str = "") -> str:
-        """Run the code and return its output; it must succeed, log nothing but `logged`, and leave no mount."""
-        done = subprocess.run(self.words(code), env=self.env, capture_output=True, text=True, timeout=LIMIT_S)
-        assert done.returncode == 0, done.stderr
+    def __call__(self, code: str, *, logged: str = "", status: int = 0) -> str:
+        """Run the code and return its output; it must log nothing but `logged`, and leave no mount unless it ends by a
+        signal."""
+        done = python(*self.words(code))
+        assert done.returncode == status, done.stderr
         assert re.fullmatch(logged, done.stderr, re.DOTALL), done.stderr
-        assert table.mount_at(str(self.point)) is None
+        assert status < 0 or table.mount_at(str(self.point)) is None
         return done.stdout
 
 
@@ -197,14 +197,18 @@ class TestLife:
 
     def test_ctrl_c_unmounts(self, script: Script) -> None:
         process = subprocess.Popen(
-            script.words("""
+            [
+                sys.executable,
+                "-c",
+                *script.words("""
                 import signal, time
                 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
                 with fusebackend.mount(InMemoryBackend(), point):
                     print("ready", flush=True)
                     time.sleep(50)
             """),
-            env=script.env,
+            ],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -226,15 +230,13 @@ class TestLife:
         """)
 
     def test_a_dead_mount_is_replaced(self, script: Script) -> None:
-        done = subprocess.run(
-            script.words("""
-                fusebackend.mount(InMemoryBackend(), point)
-                os.kill(os.getpid(), 9)
-            """),
-            env=script.env,
-            timeout=LIMIT_S,
+        script(
+            """
+            fusebackend.mount(InMemoryBackend(), point)
+            os.kill(os.getpid(), 9)
+            """,
+            status=-signal.SIGKILL,
         )
-        assert done.returncode == -signal.SIGKILL
         assert table.mount_at(str(script.point)) is not None
         script("""
             with fusebackend.mount(InMemoryBackend(), point):

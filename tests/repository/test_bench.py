@@ -24,6 +24,7 @@ import threadcases
 from eventually import eventually
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import has_ended
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
@@ -207,7 +208,7 @@ class TestServer:
             pids = server.pids()
             assert 0 < server.memory_mib() <= server.peak_mib()
             assert server.processor_s() < 60
-        eventually(lambda: not any(is_running(pid) for pid in pids), 60)
+        eventually(lambda: all(has_ended(pid) for pid in pids), 60)
         assert server.memory_mib() == 0
 
     def test_one_that_does_not_end_is_killed(self, tmp_path, monkeypatch, capsys) -> None:
@@ -225,14 +226,6 @@ class TestServer:
             serving.mounted(command, tmp_path / "mount", tmp_path / "log"),
         ):
             pytest.fail("it has started")
-
-
-def is_running(pid: int) -> bool:
-    """Is it there, and more than the entry its parent has not read yet?"""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 class TestBootstrap:

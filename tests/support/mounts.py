@@ -16,7 +16,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -156,7 +155,8 @@ def start(
     for option in options:
         command += ["-o", option]
     log = mountpoint.with_name(mountpoint.name + ".log")
-    process = _started(command, log)
+    with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
+        process = warm.start(command, module_environment(), (nothing.fileno(), output.fileno(), output.fileno()))
     mounted = Mounted(mountpoint, process, log, limit_s)
     deadline = time.monotonic() + START_LIMIT_S
     while not (os.path.ismount(mountpoint) and _answers(mountpoint)):
@@ -166,17 +166,6 @@ def start(
             pytest.fail(f"no mount within {START_LIMIT_S:.0f} s; the server said:\n{said}", pytrace=False)
         time.sleep(0.005)
     return mounted
-
-
-def _started(command: list[str], log: Path) -> subprocess.Popen[bytes] | warm.Forked:
-    """Start a server. When the tests themselves are killed, it gets SIGTERM and unmounts."""
-    environment = module_environment()
-    with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
-        parent = warm.parent(environment)
-        if parent is not None:
-            return parent.start(command, environment, (nothing.fileno(), output.fileno(), output.fileno()))
-        words = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, "-m", "fusebackend.cli.main", *command]
-        return subprocess.Popen(words, env=environment, stdin=nothing, stdout=output, stderr=output)
 
 
 @contextlib.contextmanager

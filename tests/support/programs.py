@@ -63,19 +63,12 @@ def command(
     *words: object, cwd: Path | None = None, stdin: str = "", limit_s: float = LIMIT_S
 ) -> subprocess.CompletedProcess[str]:
     """Run `fusebackend` without a terminal: a process of its own, forked from one that has imported all."""
-    arguments, environment = [str(word) for word in words], mounts.module_environment()
     with contextlib.ExitStack() as stack:
         given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         given.write(os.fsencode(stdin))
         given.seek(0)
-        parent = warm.parent(environment)
-        process: subprocess.Popen[bytes] | warm.Forked
-        if parent is None:
-            line = [sys.executable, "-m", "fusebackend", *arguments]
-            process = subprocess.Popen(line, env=environment, stdin=given, stdout=out, stderr=err, cwd=cwd)
-        else:
-            streams = given.fileno(), out.fileno(), err.fileno()
-            process = parent.start(arguments, environment, streams, str(cwd) if cwd is not None else None)
+        arguments, streams = [str(word) for word in words], (given.fileno(), out.fileno(), err.fileno())
+        process = warm.start(arguments, mounts.module_environment(), streams, cwd)
         try:
             status = process.wait(limit_s)
         finally:
@@ -83,6 +76,11 @@ def command(
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(arguments, status, os.fsdecode(out.read()), os.fsdecode(err.read()))
+
+
+def python(code: str, *words: object, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+    """Run a program that uses the library, likewise. A warning in it is an error."""
+    return command("-c", "import warnings\nwarnings.simplefilter('error')\n" + code, *words, limit_s=limit_s)
 
 
 def on_a_terminal(*words: object, cwd: Path | None = None, typed: str = "") -> tuple[int, str]:
@@ -110,3 +108,11 @@ def runs(*words: str) -> bool:
             if wanted in process.read_bytes():
                 return True
     return False
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process is gone, or a zombie that its parent has not waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

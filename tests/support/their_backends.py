@@ -135,8 +135,3 @@ def make() -> Any:
     return CompositeBackend(
         DictState({"/a.txt": {"content": "one\n", "encoding": "utf-8"}}), {"/deep/er/": DictState()}
     )
-
-
-def make_state() -> Any:
-    """Make a backend that can't be mounted, for `python:their_backends:make_state`."""
-    return StateBackend()

@@ -25,4 +25,4 @@ def together(*calls: Callable[[], Any], limit_s: float = LIMIT_S) -> None:
     for thread in threads:
         thread.join(limit_s)
         assert not thread.is_alive(), "a call does not end"
-    assert failures == []
+    assert not failures, failures

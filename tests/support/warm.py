@@ -1,12 +1,12 @@
 """Commands for tests without the time that Python takes to import them: forked from a process that has imported all.
 
 A server needs 0.5 s of a processor until it serves, most of it imports; a forked one a tenth of that. It is the same
-for the other commands (`programs.command`). `start` gives a process with the methods of `Popen` that tests use. One
-process of imported modules serves a worker of the test run: it gets a command line, an environment, a directory and
-three descriptors over a socket, forks, and reports each child's end.
+for the other commands, and for programs of tests that use the library (`-c CODE`). `start` gives a process with the
+methods of `Popen` that tests use. One process of imported modules serves a worker of the test run: it gets a command
+line, an environment, a directory and three descriptors over a socket, forks, and reports each child's end.
 
 A command whose interpreter would start differently (its limits, its user, a `PYTHON…` variable) can't be forked:
-`parent` says so, and `mounts.start` then starts it as a user would.
+`parent` says so, and `start` starts it as a user would.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ def _rights() -> object:
 
 
 RIGHTS = _rights()
+
+SECRET = {"SERVER_SECRET": "in the clear"}
+"""What /proc/PID/environ tells of a forked process: a command in a mount must not see it."""
 
 
 class Forked:
@@ -94,7 +97,7 @@ class Parent:
         # As any server of a test, it goes with the tests, and its children go with it.
         command = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, __file__, str(theirs.fileno())]
         self.process = subprocess.Popen(
-            command, env=dict(environment), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            command, env={**environment, **SECRET}, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )
         theirs.close()
         atexit.register(self.close, os.getpid())
@@ -158,6 +161,23 @@ def parent(environment: Mapping[str, str]) -> Parent | None:
         _parent = os.getpid(), Parent(environment)
     found = _parent[1]
     return found if found.environment == _read_at_start(environment) else None
+
+
+def start(
+    arguments: list[str],
+    environment: Mapping[str, str],
+    descriptors: tuple[int, int, int],
+    cwd: str | os.PathLike[str] | None = None,
+) -> subprocess.Popen[bytes] | Forked:
+    """Start `fusebackend` with these arguments, or Python where they are `-c CODE …`. When the tests themselves are
+    killed, it gets SIGTERM: a server unmounts."""
+    found = parent(environment)
+    if found is not None:
+        return found.start(arguments, environment, descriptors, os.fspath(cwd) if cwd is not None else None)
+    module = [] if arguments[:1] == ["-c"] else ["-m", "fusebackend"]
+    words = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, *module, *arguments]
+    given, out, err = descriptors
+    return subprocess.Popen(words, env=environment, stdin=given, stdout=out, stderr=err, cwd=cwd)
 
 
 # -- the warm process ------------------------------------------------------------------------------------------------
@@ -232,7 +252,12 @@ def _main() -> None:
 
     gc.freeze()  # these objects stay shared
     arguments = _serve(channel)
-    if arguments is not None:
+    if arguments is None:
+        return
+    if arguments[:1] == ["-c"]:
+        sys.argv = ["-c", *arguments[2:]]
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
         sys.argv = ["fusebackend", *arguments]
         main()
 

@@ -27,7 +27,7 @@ from fusebackend.backends.directory.agent_face import DirectoryFace
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import paths
 from fusebackend.base.paths import PathError
-from fusebackend.linux.command import End, Process, nothing_to_run, require_positive
+from fusebackend.linux.command import End, StartedProcess, nothing_to_run, require_positive
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
     BackendProtocol,
@@ -421,7 +421,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
         except (OSError, ValueError, UnicodeError) as error:  # the directory is gone; a NUL; longer than 128 KiB
             return ExecuteResponse(output=f"Error executing command: {error}", exit_code=1)
         with process:
-            run = Process(process, self.max_output_bytes)
+            run = StartedProcess(process, self.max_output_bytes)
             end = None
             try:
                 end = run.wait(time.monotonic() + seconds)

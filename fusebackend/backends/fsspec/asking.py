@@ -40,7 +40,7 @@ Fetch: TypeAlias = Callable[[int, int], Iterable["bytes | memoryview"]]
 """Yields the bytes from one offset to another, in pieces."""
 
 
-class Standing(Protocol):
+class StandingRequest(Protocol):
     """A request that stays open for what follows, and that no other may overtake on its connection."""
 
     def end(self) -> None: ...
@@ -57,7 +57,7 @@ class Asking:
         self.at_once = bool(fs.async_impl)
         self.is_smb = "smb" in fs.protocol
         self.pace = LOOP_PACE if self.at_once else SMB_PACE if self.is_smb else CONNECTION_PACE
-        self.standing: Standing | None = None
+        self.standing: StandingRequest | None = None
         """Ended before anything else is asked."""
         self.is_lost = False
         self.connections = 1

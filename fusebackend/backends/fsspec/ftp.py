@@ -21,7 +21,7 @@ PIECE_BYTES = 1 << 20
 
 
 class Transfer:
-    """A `Fetch` of one open file, and a `Standing` request.
+    """A `Fetch` of one open file, and a `StandingRequest`.
 
     Args:
         file: an `FTPFile`.

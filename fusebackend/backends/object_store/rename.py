@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 BATCH = 256
 """So many objects are copied or deleted before the record is renewed, if it is time."""
 
+RECORD_BYTES = 1 << 16
+"""More than two keys and what names a process."""
+
 STALE_S = 300.0
 
 RENEW_S = 60.0
@@ -62,7 +65,7 @@ class Record:
         return self.source.endswith("/")
 
 
-class Journal:
+class RenameJournal:
     """The renames that are under way, as objects in the bucket, so that a crash leaves none half done.
 
     A record is written before the first copy and deleted after the last deletion. It names the process: one of this
@@ -90,23 +93,20 @@ class Journal:
 
     def abandoned(self) -> list[tuple[str, Record]]:
         """The records of dead processes."""
-        found: list[tuple[str, Record, int]] = []
-        for page in self._bucket.keys_below(JOURNAL + "/"):
-            for key, _, _ in page:
-                record = self._read(key)
-                head = self._bucket.head(key) if record is not None else None
-                if record is not None and head is not None:
-                    found.append((key, record, head.modified_ns))
-        return [(key, record) for key, record, written_ns in found if self._is_dead(record, written_ns)]
+        keys = [key for page in self._bucket.keys_below(JOURNAL + "/") for key, _, _ in page]
+        return [(key, record) for key in keys if (record := self._abandoned(key)) is not None]
 
-    def _read(self, key: str) -> Record | None:
-        try:
-            return Record(**json.loads(self._bucket.get_small(key)))
-        except FileNotFoundError:
+    def _abandoned(self, key: str) -> Record | None:
+        fetched = self._bucket.fetch(key, RECORD_BYTES)
+        if fetched is None:
             return None  # it has ended
+        head, content = fetched
+        try:
+            record = Record(**json.loads(bytes(content or b"")))
         except (ValueError, TypeError):
             log.error("%s is no record of a rename, and is left alone", key)
             return None
+        return record if self._is_dead(record, head.modified_ns) else None
 
     def _is_dead(self, record: Record, written_ns: int) -> bool:
         if record.host != _host():
@@ -154,7 +154,7 @@ class Moves:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._journal = Journal(bucket)
+        self._journal = RenameJournal(bucket)
         self._left: dict[str, Record] = {}  # ours that have failed half-way
         self._left_guard = threading.Lock()
 

@@ -109,8 +109,7 @@ class BucketRemote(Remote):
         return None if name.endswith(object_keys.FILE_MARK) else object_keys.segment_of(name)
 
     def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
-        store = self.bucket.put_small if replace else self.bucket.make
-        return store(directory + MARKER, b"", metadata.written(stamp))
+        return self.bucket.put_small(directory + MARKER, b"", metadata.written(stamp), not replace)
 
     def delete(self, key: str) -> None:
         if key.endswith("/"):

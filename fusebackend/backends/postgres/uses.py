@@ -127,7 +127,7 @@ class Accesses:
                     del self._times[node]
 
 
-class Opened:
+class OpenNode:
     """A node that is open here."""
 
     __slots__ = ("contents", "contents_before", "count", "emptied", "emptied_before", "is_changed_elsewhere", "writers")
@@ -148,7 +148,7 @@ class Uses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._opened: dict[int, Opened] = {}
+        self._opened: dict[int, OpenNode] = {}
         self._held: set[int] = set()
         self._nameless: set[int] = set()  # registered in the table as used by this session, for they have no name
         self._unused: set[int] = set()  # nodes to be unregistered
@@ -164,7 +164,7 @@ class Uses:
     def open(self, node: int, flags: int, contents: int) -> None:
         """One more handle; `contents` is the version of the file's bytes, where the handle is to write."""
         with self._lock:
-            opened = self._opened.setdefault(node, Opened())
+            opened = self._opened.setdefault(node, OpenNode())
             opened.count += 1
             if flags & WRITING:
                 opened.writers += 1

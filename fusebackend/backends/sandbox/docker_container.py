@@ -317,7 +317,7 @@ def get_file(api: Any, container: str, path: str) -> bytes:
     with engine_errors():
         stream, _ = api.get_archive(container, path)
         try:
-            with tarfile.open(fileobj=_Stream(stream), mode="r|") as archive:  # type: ignore[call-overload]
+            with tarfile.open(fileobj=_PiecesFile(stream), mode="r|") as archive:  # type: ignore[call-overload]
                 for member in archive:
                     content = archive.extractfile(member) if member.isreg() else None
                     if content is not None:
@@ -329,7 +329,7 @@ def get_file(api: Any, container: str, path: str) -> bytes:
     raise OSError(errno.ENXIO, "Not a regular file")
 
 
-class _Stream:
+class _PiecesFile:
     """Pieces of bytes as a file that is read from the beginning to the end."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:

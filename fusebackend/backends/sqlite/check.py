@@ -63,7 +63,7 @@ LOST_NAMES = f"""node IS NOT NULL AND NOT EXISTS (SELECT 1 FROM inode WHERE inod
     AND {is_needed("old_dentry", ("parent", "name"), "old_dentry")}"""
 
 
-class Rule(NamedTuple):
+class RowRule(NamedTuple):
     """A query whose rows break the rule, and the sentence that a row's columns fill in."""
 
     sentence: str
@@ -71,56 +71,56 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule(
+    RowRule(
         "the root (inode {}) is not a directory that is its own parent",
         f"SELECT node FROM inode WHERE node = {ROOT_NODE} AND NOT ({DIRECTORY} AND parent = node AND nlink > 1)",
     ),
-    Rule(
+    RowRule(
         "inode {} has a number that no inode can have",
         f"SELECT node FROM inode WHERE node NOT BETWEEN 1 AND {schema.LAST_NODE}",
     ),
-    Rule(
+    RowRule(
         "inode {} has a field that is not a number",
         "SELECT node FROM inode WHERE " + " OR ".join(f"typeof({field}) != 'integer'" for field in INODE_NUMBERS),
     ),
-    Rule(
+    RowRule(
         "inode {} has owner {}, group {} and device {}, of which one is out of range",
         f"""SELECT node, uid, gid, rdev FROM inode
             WHERE uid NOT BETWEEN 0 AND {_MAX_ID} OR gid NOT BETWEEN 0 AND {_MAX_ID}
             OR rdev NOT BETWEEN 0 AND {_MAX_ID}""",
     ),
-    Rule(
+    RowRule(
         "inode {} has mode {}, which is no type of file",
         f"SELECT node, printf('%o', mode) FROM inode WHERE {TYPE} NOT IN ({KNOWN_TYPES}) OR mode > 65535",
     ),
-    Rule(
+    RowRule(
         "inode {} has a size of {} and a link count of {}",
         "SELECT node, size, nlink FROM inode WHERE size < 0 OR nlink < 0",
     ),
-    Rule(
+    RowRule(
         "name {!r} in inode {} leads to inode {}, which does not exist",
         "SELECT name, dentry.parent, node FROM dentry WHERE node NOT IN (SELECT node FROM inode)",
     ),
-    Rule(
+    RowRule(
         "name {!r} is in inode {}, which is no directory",
         f"""SELECT name, parent FROM dentry
             WHERE parent NOT IN (SELECT node FROM inode WHERE {DIRECTORY} AND nlink > 0)""",
     ),
-    Rule(
+    RowRule(
         "name {!r} in inode {} is no name that Linux allows",
         f"SELECT name, parent FROM dentry WHERE {INVALID_NAME}",
     ),
-    Rule("the root has the name {!r} in inode {}", f"SELECT name, parent FROM dentry WHERE node = {ROOT_NODE}"),
-    Rule(
+    RowRule("the root has the name {!r} in inode {}", f"SELECT name, parent FROM dentry WHERE node = {ROOT_NODE}"),
+    RowRule(
         "inode {} can't be reached from the root and has a link count of {}",
         f"{REACHED} SELECT node, nlink FROM inode WHERE nlink != 0 AND node NOT IN reached",
     ),
-    Rule(
+    RowRule(
         "inode {} has a link count of {} and {} names",
         f"""SELECT inode.node, nlink, coalesce(names, 0) FROM inode LEFT JOIN ({_NAMES}) ON named = inode.node
             WHERE NOT {DIRECTORY} AND nlink != coalesce(names, 0)""",
     ),
-    Rule(
+    RowRule(
         "directory inode {} has a link count of {} and {} subdirectories",
         f"""SELECT directory.node, nlink, coalesce(children, 0) FROM inode AS directory LEFT JOIN (
                 SELECT dentry.parent AS holder, count(*) AS children FROM dentry JOIN inode ON inode.node = dentry.node
@@ -128,100 +128,100 @@ RULES = (
             ) ON holder = directory.node
             WHERE {DIRECTORY} AND nlink != 0 AND nlink != 2 + coalesce(children, 0)""",
     ),
-    Rule(
+    RowRule(
         "directory inode {} has {} names",
         f"""SELECT inode.node, coalesce(names, 0) FROM inode LEFT JOIN ({_NAMES}) ON named = inode.node
             WHERE {DIRECTORY} AND inode.node != {ROOT_NODE} AND coalesce(names, 0) != (nlink > 0)""",
     ),
-    Rule(
+    RowRule(
         "directory inode {} is in inode {} and says its parent is inode {}",
         f"""SELECT inode.node, dentry.parent, inode.parent FROM inode JOIN dentry ON dentry.node = inode.node
             WHERE {DIRECTORY} AND dentry.parent != inode.parent""",
     ),
-    Rule(
+    RowRule(
         "inode {} is no directory and says its parent is inode {}",
         f"SELECT node, parent FROM inode WHERE NOT {DIRECTORY} AND parent != 0",
     ),
-    Rule(
+    RowRule(
         "chunk {} of inode {} belongs to no file and no link",
         f"SELECT idx, node FROM place WHERE node NOT IN (SELECT node FROM inode WHERE {FILE} OR {LINK})",
     ),
-    Rule(
+    RowRule(
         "chunk {} of inode {} has no bytes",
         "SELECT idx, node FROM place WHERE chunk NOT IN (SELECT id FROM chunk)",
     ),
-    Rule(
+    RowRule(
         "chunk {} of inode {} holds {} bytes",
         f"""SELECT place.idx, place.node, length(data) FROM {BYTES}
             WHERE typeof(data) != 'blob' OR length(data) > {CHUNK_BYTES} OR place.idx NOT BETWEEN 0 AND {LAST_CHUNK}""",
     ),
-    Rule(
+    RowRule(
         "chunk {} of inode {} holds {} bytes, beyond the end of the file at {}",
         f"""SELECT place.idx, place.node, length(data), size FROM {BYTES} JOIN inode ON inode.node = place.node
             WHERE (place.idx << {CHUNK_SHIFT}) + length(data) > size""",
     ),
-    Rule("the bytes in row {} of chunk are no file's", f"SELECT id FROM chunk WHERE id NOT IN {PLACED}"),
-    Rule(
+    RowRule("the bytes in row {} of chunk are no file's", f"SELECT id FROM chunk WHERE id NOT IN {PLACED}"),
+    RowRule(
         "the bytes in row {} of chunk are in {} places",
         f"SELECT chunk, count(*) AS places FROM {PLACED} GROUP BY chunk HAVING places > 1",
     ),
-    Rule(
+    RowRule(
         "inode {} says it has {} blocks and its chunks have {}",
         f"""SELECT inode.node, blocks, coalesce(sum({CHUNK_BLOCKS}), 0) AS allocated
             FROM inode LEFT JOIN place ON place.node = inode.node LEFT JOIN chunk ON chunk.id = place.chunk
             WHERE NOT {DIRECTORY} GROUP BY inode.node HAVING blocks != allocated""",
     ),
-    Rule(
+    RowRule(
         "directory inode {} has a size of {} and {} blocks",
         f"""SELECT node, size, blocks FROM inode WHERE {DIRECTORY}
             AND (size != {DIRECTORY_BYTES} OR blocks != {allocated_blocks(DIRECTORY_BYTES)})""",
     ),
-    Rule(
+    RowRule(
         "link inode {} has a target of {} bytes, and {} of them are there",
         f"""SELECT inode.node, size, coalesce(length(data), 0) FROM inode
             LEFT JOIN place ON place.node = inode.node AND place.idx = 0 LEFT JOIN chunk ON chunk.id = place.chunk
             WHERE {LINK} AND size != coalesce(length(data), 0)""",
     ),
-    Rule(
+    RowRule(
         "link inode {} has no target",
         f"""SELECT node FROM inode WHERE {LINK} AND nlink != 0
             AND node NOT IN (SELECT place.node FROM {BYTES} WHERE length(data) > 0)""",
     ),
-    Rule(
+    RowRule(
         "extended attribute {!r} of inode {}, which does not exist",
         "SELECT name, node FROM xattr WHERE node NOT IN (SELECT node FROM inode)",
     ),
-    Rule(
+    RowRule(
         "extended attribute {!r} of inode {} is not kept as bytes",
         "SELECT name, node FROM xattr WHERE typeof(name) != 'blob' OR typeof(value) != 'blob'",
     ),
-    Rule(
+    RowRule(
         "inode {} waits to be indexed, and does not exist",
         "SELECT node FROM unindexed WHERE node NOT IN (SELECT node FROM inode)",
     ),
-    Rule(
+    RowRule(
         "snapshot {} has a field that can't be",
         f"SELECT number FROM snapshot WHERE {BROKEN_SNAPSHOT}",
     ),
-    Rule(
+    RowRule(
         "snapshot {} was taken after {}, which should be the newest",
         """SELECT number, coalesce((SELECT value FROM meta WHERE key = 'snapshot'), 'nothing') AS newest FROM snapshot
            WHERE NOT coalesce(number <= newest, 0)""",
     ),
-    Rule(
+    RowRule(
         "inode {} has a field that is not a number, in snapshots up to {}",
         "SELECT node, until FROM old_inode WHERE "
         + " OR ".join(f"typeof({field}) != 'integer'" for field in INODE_NUMBERS),
     ),
-    Rule(
+    RowRule(
         "name {!r} in inode {} leads to inode {}, which does not exist, in snapshots up to {}",
         f"SELECT name, parent, node, until FROM old_dentry WHERE {LOST_NAMES}",
     ),
-    Rule(
+    RowRule(
         "chunk {} of inode {} has no bytes, in snapshots up to {}",
         "SELECT idx, node, until FROM old_place WHERE chunk IS NOT NULL AND chunk NOT IN (SELECT id FROM chunk)",
     ),
-    Rule(
+    RowRule(
         "the next inode would be {}, and there is an inode {}",
         f"""SELECT coalesce((SELECT value FROM meta WHERE key = 'next_node'), 'nothing'), max(node) FROM inode
             HAVING NOT coalesce((SELECT value FROM meta WHERE key = 'next_node') > max(node), 0)

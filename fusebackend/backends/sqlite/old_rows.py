@@ -193,7 +193,7 @@ def is_needed(table: str, key: Sequence[str], row: str) -> str:
             SELECT max(until) FROM {table} AS before WHERE {same} AND before.until < {row}.until), 0))"""
 
 
-class _Table(NamedTuple):
+class _OldRows(NamedTuple):
     name: str
     key: tuple[str, ...]
     free: Callable[[sqlite3.Connection, Sequence[tuple[object, ...]]], None]
@@ -219,9 +219,9 @@ def _free_places(db: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> 
 
 
 _TABLES: Final = (  # names before what they lead to
-    _Table("old_dentry", ("parent", "name"), _free_names),
-    _Table("old_inode", ("node",), _free_inodes),
-    _Table("old_place", ("node", "idx"), _free_places),
+    _OldRows("old_dentry", ("parent", "name"), _free_names),
+    _OldRows("old_inode", ("node",), _free_inodes),
+    _OldRows("old_place", ("node", "idx"), _free_places),
 )
 
 
@@ -277,7 +277,7 @@ class Pruner:
             db.execute("DELETE FROM pruning WHERE first = ?", row[:1])
         return True
 
-    def _look(self, db: sqlite3.Connection, table: _Table, span: tuple[int, int]) -> list[tuple[object, ...]]:
+    def _look(self, db: sqlite3.Connection, table: _OldRows, span: tuple[int, int]) -> list[tuple[object, ...]]:
         """Rows with `until` in a range, after the last ones: until, key, and whether a snapshot needs it."""
         columns = ", ".join(("until", *table.key))
         later = "" if self._after is None else f"AND ({columns}) > ({', '.join('?' * (1 + len(table.key)))})"

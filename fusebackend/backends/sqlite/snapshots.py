@@ -32,7 +32,7 @@ CACHE_BYTES = 4 << 20
 """Bounds of the caches of one snapshot: some 2 MiB of inodes, and 4 MiB of chunks."""
 
 
-class Reader:
+class SnapshotReader:
     """The connection that all snapshots of a volume are read on, made when it is first needed, and its lock."""
 
     def __init__(self, path: str) -> None:
@@ -58,7 +58,7 @@ class Reader:
 class SqliteSnapshot(FrozenTree):
     """A snapshot of a volume file. ESTALE once it is deleted."""
 
-    def __init__(self, snapshot: Snapshot, reader: Reader) -> None:
+    def __init__(self, snapshot: Snapshot, reader: SnapshotReader) -> None:
         super().__init__()
         self.lock = reader.lock
         self.taken = snapshot
@@ -158,7 +158,7 @@ class Snapshots:
 
     def __init__(self, db: sqlite3.Connection, path: str) -> None:
         self._db = db
-        self._reader = Reader(path)
+        self._reader = SnapshotReader(path)
         self._views: dict[str, SqliteSnapshot] = {}
         with sqlite_errors():
             rows = db.execute("SELECT name, number, time_ns FROM snapshot ORDER BY number").fetchall()

@@ -273,11 +273,11 @@ class StateBackend(FileVerbs):
     def _over(self, files: StateFiles) -> StateBackend:
         """This backend for these files alone."""
         view = copy.copy(self)
-        view._view = _Moment(files)
+        view._view = _StateMoment(files)
         return view
 
 
-class _Moment(StateView):
+class _StateMoment(StateView):
     """The files of one moment, or in the middle of a change, of which each change of them is a part."""
 
     def __init__(self, files: StateFiles) -> None:

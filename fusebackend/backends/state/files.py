@@ -9,59 +9,43 @@ other under one lock for the whole process, so two backends over one state lose 
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from fusebackend import text
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.remote.files_update import CHANGING, files_of, replace_files
+from fusebackend.remote.keyed import KeyList
+
+_NOT_NORMALISED = re.compile(r"/\.{0,2}(?:/|\Z)")
 
 
-class KeyIndex:
-    """The keys of a state in order, so that a directory is a range of them."""
+class KeyIndex(KeyList):
+    """The keys of a state: normalised paths in order, so that a directory is a range of them; and `odd`, all others."""
 
-    def __init__(self, keys: tuple[Any, ...], plain: list[str], odd: list[Any]) -> None:
-        self._keys = keys
-        self.plain = plain  # normalised paths, sorted
-        self.odd = odd  # anything else
-
-    @classmethod
-    def of(cls, files: Mapping[str, Any]) -> KeyIndex:
-        keys = tuple(files)
-        return cls(keys, sorted(key for key in keys if not _is_odd(key)), [key for key in keys if _is_odd(key)])
+    def __init__(self, keys: Iterable[Any]) -> None:
+        self.keys = tuple(keys)
+        super().__init__(key for key in self.keys if not _is_odd(key))
+        self.odd = [key for key in self.keys if _is_odd(key)]
 
     def fits(self, files: Mapping[str, Any]) -> bool:
         """True while these are the keys: others may change the dict in place. Some 10 ns a key."""
-        return len(self._keys) == len(files) and self._keys == tuple(files)
+        return len(self.keys) == len(files) and self.keys == tuple(files)
 
     def copy(self) -> KeyIndex:
-        return KeyIndex((), list(self.plain), list(self.odd))
+        index = KeyIndex(())
+        index._keys, index.odd = list(self._keys), list(self.odd)
+        return index
 
-    def add(self, key: str) -> None:
-        bisect.insort(self.plain, key)
-
-    def remove(self, key: Any) -> None:
+    def discard(self, key: Any) -> None:
         if _is_odd(key):
             self.odd.remove(key)
         else:
-            del self.plain[bisect.bisect_left(self.plain, key)]
-
-    def sealed(self, files: Mapping[str, Any]) -> KeyIndex:
-        """This index, after a change, for these files."""
-        return KeyIndex(tuple(files), self.plain, self.odd)
-
-    def below(self, directory: str) -> list[str]:
-        """The plain keys below a directory, which is given without a slash at its end."""
-        start = bisect.bisect_left(self.plain, directory + "/")
-        return self.plain[start : bisect.bisect_left(self.plain, directory + "0", start)]  # "0" comes after "/"
-
-    def any_below(self, directory: str) -> bool:
-        start = bisect.bisect_left(self.plain, directory + "/")
-        return start < len(self.plain) and self.plain[start].startswith(directory + "/")
+            super().discard(key)
 
 
 class StateView:
@@ -73,7 +57,7 @@ class StateView:
     def __init__(self, runtime: Any, prefix: str | Callable[[], str] = "") -> None:
         self.runtime = runtime
         self._prefix = prefix
-        self._index = KeyIndex((), [], [])
+        self._index = KeyIndex(())
 
     @property
     def prefix(self) -> str:
@@ -84,7 +68,7 @@ class StateView:
         files = files_of(self.runtime)
         index = self._index
         if not index.fits(files):
-            index = self._index = KeyIndex.of(files)
+            index = self._index = KeyIndex(files)
         return StateFiles(files, self.prefix, index)
 
     @contextlib.contextmanager
@@ -93,12 +77,13 @@ class StateView:
         with CHANGING:
             draft = dict(files_of(self.runtime))
             index = self._index  # another thread may put another in its place, of another state even
-            index = index.copy() if index.fits(draft) else KeyIndex.of(draft)
+            index = index.copy() if index.fits(draft) else KeyIndex(draft)
             files = StateFiles(draft, self.prefix, index)
             yield files
             if files.update:
                 replace_files(self.runtime, draft)
-                self._index = files.index.sealed(draft)
+                files.index.keys = tuple(draft)
+                self._index = files.index
 
 
 class StateFiles:
@@ -120,7 +105,7 @@ class StateFiles:
         """The file at a path and all below it, sorted by path, with their keys."""
         start = len(self._prefix)
         whole = self._prefix + ("" if path == ROOT else path)
-        found = [(AgentPath(key[start:]), key) for key in self.index.below(whole)]
+        found = [(AgentPath(key[start:]), key) for key in self.index.below(whole + "/")]
         if path != ROOT and whole in self._files:
             found.insert(0, (path, whole))
         odd: dict[AgentPath, str] = {}
@@ -141,7 +126,7 @@ class StateFiles:
         return next((key for key in self.index.odd if self._meaning(key) == path), None)
 
     def is_directory(self, path: AgentPath) -> bool:
-        if path == ROOT or self.index.any_below(self._prefix + path):
+        if path == ROOT or self.index.any_below(f"{self._prefix}{path}/"):
             return True
         return any(paths.is_below(self._meaning(key) or ROOT, path) for key in self.index.odd)
 
@@ -185,7 +170,7 @@ class StateFiles:
 
     def remove(self, key: str) -> None:
         del self._draft[key]
-        self.index.remove(key)
+        self.index.discard(key)
         self.update[key.removeprefix(self._prefix)] = None
 
     @property
@@ -196,8 +181,4 @@ class StateFiles:
 
 def _is_odd(key: Any) -> bool:
     """True for a key that may not be a normalised path."""
-    if not isinstance(key, str):
-        return True
-    if "/." in key and ("/./" in key or "/../" in key or key.endswith(("/.", "/.."))):
-        return True
-    return not key.startswith("/") or "//" in key or key.endswith("/")
+    return not isinstance(key, str) or not key.startswith("/") or _NOT_NORMALISED.search(key) is not None

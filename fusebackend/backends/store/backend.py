@@ -28,32 +28,25 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from fusebackend.backends.store.files import FileFormat, StoreFiles, checked_file_format, depend, find_files, grep_files
-from fusebackend.backends.store.items import Conflict, Items, Settings
-from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
+from fusebackend.backends.store.files import FileFormat, StoreFiles
+from fusebackend.backends.store.items import Items, Settings
+from fusebackend.backends.store.namespaces import AllSpaces, OneSpace, Spaces, require_place_at_root
 from fusebackend.backends.store.source import Namespace, StoreSource, checked_namespace
 from fusebackend.backends.store.sql_items import SqlDatabase, SqlItems
 from fusebackend.backends.store.values import Form
-from fusebackend.base import errors, paths
-from fusebackend.base.errors import code_of
-from fusebackend.base.globs import Matcher
-from fusebackend.base.paths import AgentPath
+from fusebackend.base import paths
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
 from fusebackend.protocol import (
     WHOLE_FILES,
-    FileDownloadResponse,
-    FileInfo,
-    FileUploadResponse,
     OnExists,
-    version_of_bytes,
 )
 from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 
 LISTED = 100
 """Namespaces that an error names."""
@@ -78,7 +71,7 @@ PARAMETERS = {
 }
 
 
-class StoreBackend(FileVerbs):
+class StoreBackend(StoreFiles):
     """See the module's docstring.
 
     Args:
@@ -136,39 +129,43 @@ class StoreBackend(FileVerbs):
         feed: bool = True,
         ttl_s: float | None = None,
     ) -> None:
-        super().__init__(on_exists=on_exists)
-        self.file_format = checked_file_format(file_format)
+        super().__init__(file_format=file_format, on_exists=on_exists)
         self.ttl_s = ttl_s
         self._source = StoreSource(store_or_runtime, store, namespace, feed=feed)
-        self._items: Items | None = None  # fixed on a mount, and for a URL
+        self._spaces: Spaces | None = None  # fixed on a mount, and for a URL
 
     @classmethod
-    def over(cls, items: Items, **options: Any) -> StoreBackend:
-        """A backend of open items, which it closes."""
+    def over(cls, found: Items | Spaces, **options: Any) -> StoreBackend:
+        """A backend of open items, or of the namespaces of a store, which it closes."""
         backend = cls(namespace=("-",), **options)
-        backend._items = items
+        backend._spaces = found if isinstance(found, Spaces) else OneSpace(found)
         return backend
 
     def _where(self) -> str:
         return self._source.where()
 
     @classmethod
-    def tree(cls, store: Any, **options: Any) -> NamespaceTree:
+    def tree(cls, store: Any, **options: Any) -> StoreBackend:
         """The whole store, each namespace a directory, as `namespaces.py` describes.
 
         Options: `file_format`, `on_exists` and `ttl_s`, as for the constructor.
         """
-        return NamespaceTree(Spaces.of_store(store), **options)
+        return cls.over(AllSpaces.of_store(store), **options)
+
+    @property
+    def spaces(self) -> Spaces:
+        """The current namespace, or all of them."""
+        return self._spaces if self._spaces is not None else OneSpace(self._source.items())
 
     @property
     def items(self) -> Items:
         """The items of the current namespace."""
-        return self._items if self._items is not None else self._source.items()
+        return self.spaces.items(self.spaces.root)
 
     def close(self) -> None:
         """Close the connections that were opened here. The store itself belongs to the caller."""
-        if self._items is not None:
-            self._items.close()
+        if self._spaces is not None:
+            self._spaces.close()
         self._source.close()
 
     def __enter__(self) -> Self:
@@ -191,7 +188,7 @@ class StoreBackend(FileVerbs):
             OSError, TypeError, ValueError: there is no store or no namespace outside of a graph.
         """
         side = copy.copy(self)
-        side._items = self.items.for_mount(ttl_s)
+        side._spaces = self.spaces.for_mount(ttl_s)
         return side
 
     @property
@@ -209,15 +206,16 @@ class StoreBackend(FileVerbs):
     def token(self) -> Hashable:
         """Equal tokens mean that nothing was changed in between except through this object; None when unknown."""
         try:
-            token = self.items.token()
+            spaces = self.spaces
+            token = spaces.token()
         except OSError:  # the next access will raise it
             return None
-        return None if token is None else (token, self.items.hub.count(self.items.origin))
+        return None if token is None else (token, spaces.hub.count(spaces.origin))
 
     @property
     def trouble(self) -> tuple[float, str] | None:
         """As `Volume.trouble`."""
-        return self.items.trouble
+        return self.spaces.trouble
 
     def follow(self, changed: Callable[..., None]) -> Callable[[], None]:
         """Call `changed(*paths, elsewhere=…)` after each change that is not made through this object.
@@ -228,12 +226,15 @@ class StoreBackend(FileVerbs):
         Returns:
             a function that ends it.
         """
-        items = self.items
+        spaces = self.spaces
 
         def elsewhere(key: str | None) -> None:
             changed(*(_places_of(key) if key is not None else ()), elsewhere=True)
 
-        ends = (items.hub.watch(items.origin, lambda paths: changed(*paths, elsewhere=False)), items.watch(elsewhere))
+        ends = (
+            spaces.hub.watch(spaces.origin, lambda paths: changed(*paths, elsewhere=False)),
+            spaces.items(spaces.root).watch(elsewhere),
+        )
 
         def end() -> None:
             for stop in ends:
@@ -241,101 +242,11 @@ class StoreBackend(FileVerbs):
 
         return end
 
-    def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
-        """Write a file in one step, if the present one has this digest (`digest_of`; None: if there is none).
-
-        The error is `conflict` if not.
-        """
-        try:
-            self._files.put_if(checked(path), content, digest)
-        except (Conflict, FileExistsError):
-            return FileUploadResponse(path=path, error=errors.CONFLICT)
-        except Refusal as error:
-            return FileUploadResponse(path=path, error=code_of(error))
-        return FileUploadResponse(path=path)
-
-    def upload_new(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Make new files in one transaction, or none of them: then each response has the same error, `conflict` if
-        there is something at one of the paths, or one is below another. A store without transactions may have made
-        some."""
-        error: str | None = None
-        try:
-            self._files.put_new([(checked(path), content) for path, content in files])
-        except (Conflict, FileExistsError):
-            error = errors.CONFLICT
-        except Refusal as refusal:
-            error = code_of(refusal)
-        return [FileUploadResponse(path=path, error=error) for path, _ in files]
-
-    # -- primitives --------------------------------------------------------------------------------------------
-
-    @property
-    def _files(self) -> StoreFiles:
-        return StoreFiles(self.items, self.file_format)
-
-    def _list(self, path: AgentPath) -> list[FileInfo]:
-        return self._files.entries(path)
-
-    def _load(self, path: AgentPath) -> Loaded:
-        return self._files.load(path)
-
-    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
-        self._files.put(path, data, replace=replace)
-
-    def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
-        self._files.rewrite(path, change)
-
-    def _remove(self, path: AgentPath) -> None:
-        self._files.remove(path)
-
-    def _rename(self, old: AgentPath, new: AgentPath) -> None:
-        self._files.rename(old, new)
-
-    def upload_files(
-        self,
-        files: list[tuple[str, bytes]],
-        *,
-        if_version: Sequence[str | None] | None = None,
-        if_absent: Sequence[bool] | None = None,
-    ) -> list[FileUploadResponse]:
-        """Upload all in one transaction if possible; else one by one, so that each has its own error."""
-        if len(files) < 2 or if_version or if_absent or not self._upload_together(files):
-            return super().upload_files(files, if_version=if_version, if_absent=if_absent)
-        return [FileUploadResponse(path=path) for path, _ in files]
-
-    def _upload_together(self, files: list[tuple[str, bytes]]) -> bool:
-        """Upload all, or nothing and False."""
-        try:
-            found = {checked(path): bytes(memoryview(content)) for path, content in files}
-            if depend(list(found), len(files)):
-                return False
-            self._files.put_all(found)
-        except (TypeError, *Refusal):
-            return False
-        return True
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        try:
-            files = self._files
-            tree = files.tree()
-        except OSError as error:
-            return [FileDownloadResponse(path=path, error=code_of(error)) for path in paths]
-        responses = []
-        for path in paths:
-            try:
-                data = files.load(checked(path), tree).data
-                responses.append(FileDownloadResponse(path=path, content=data, version=version_of_bytes(data)))
-            except Refusal as error:
-                responses.append(FileDownloadResponse(path=path, error=code_of(error)))
-        return responses
-
-    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-        return find_files(self._files.tree(), path, matcher)
-
-    def _grep(
-        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
-    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-        return grep_files(self._files.tree(), pattern, path, matcher, limit)
+    def admits(self, path: AgentPath, *, is_dir: bool) -> None:
+        """Raise the error of any file or directory at this path, before it is written in vain. Queries nothing."""
+        directory, name = paths.parent_and_name(path)
+        if directory == ROOT and not self.spaces.root:
+            require_place_at_root(name, is_dir)
 
 
 def _places_of(key: str) -> tuple[AgentPath, ...]:
@@ -351,10 +262,10 @@ def _places_of(key: str) -> tuple[AgentPath, ...]:
 # -- URLs -------------------------------------------------------------------------------------------------------------
 
 
-def open_sqlite(url: Url) -> StoreBackend | NamespaceTree:
+def open_sqlite(url: Url) -> StoreBackend:
     """The backend of `store+sqlite:PATH?ns=NAME`. LangGraph makes the tables, and the file if its directory exists."""
     require_modules(url, "langgraph", "langgraph.store.sqlite", "sqlite3")
-    from fusebackend.backends.store.sqlite_database import SqliteDatabase
+    from fusebackend.backends.store.sqlite_database import SqliteStoreDatabase
 
     parent = os.path.dirname(url.rest)
     if not os.path.isdir(parent):
@@ -362,7 +273,7 @@ def open_sqlite(url: Url) -> StoreBackend | NamespaceTree:
     if os.path.exists(url.rest) and not os.path.isfile(url.rest):
         raise UrlError(f"'{url.masked}': '{url.rest}' is not a file")
     with url_errors(url):
-        return _opened(url, SqliteDatabase.of_file(url.rest, setup=_sqlite_tables))
+        return _opened(url, SqliteStoreDatabase.of_file(url.rest, setup=_sqlite_tables))
 
 
 def _sqlite_tables(connection: Any) -> None:
@@ -371,14 +282,14 @@ def _sqlite_tables(connection: Any) -> None:
     SqliteStore(connection).setup()
 
 
-def open_postgres(url: Url) -> StoreBackend | NamespaceTree:
+def open_postgres(url: Url) -> StoreBackend:
     """The backend of `store+postgres:DSN?ns=NAME`. LangGraph makes the tables where they are missing."""
     require_modules(url, "langgraph", "langgraph.store.postgres", "psycopg", "psycopg_pool")
-    from fusebackend.backends.store.postgres_database import PostgresDatabase
+    from fusebackend.backends.store.postgres_database import PostgresStoreDatabase
 
     conninfo = conninfo_of(url)
     with url_errors(url):
-        return _opened(url, PostgresDatabase.of_url(conninfo, setup=_postgres_tables))
+        return _opened(url, PostgresStoreDatabase.of_url(conninfo, setup=_postgres_tables))
 
 
 def _postgres_tables(connection: Any) -> None:
@@ -387,7 +298,7 @@ def _postgres_tables(connection: Any) -> None:
     PostgresStore(connection).setup()
 
 
-def _opened(url: Url, database: SqlDatabase) -> StoreBackend | NamespaceTree:
+def _opened(url: Url, database: SqlDatabase) -> StoreBackend:
     """The backend over a namespace of a database, or over all. It closes the database."""
     on_exists = url.parameters.get("on_exists", "error")
     namespace = url.parameters.get("ns")
@@ -395,7 +306,7 @@ def _opened(url: Url, database: SqlDatabase) -> StoreBackend | NamespaceTree:
         if namespace is not None:
             database.close()
             raise UrlError(f"'{url.masked}': tree=1 shows all namespaces; leave ns out")
-        return NamespaceTree(Spaces.of_database(database), on_exists=on_exists, ttl_s=url.parameters.get("ttl"))
+        return StoreBackend.over(AllSpaces.of_database(database), on_exists=on_exists, ttl_s=url.parameters.get("ttl"))
     if namespace is None:
         there = database.namespaces()[:LISTED]
         database.close()

@@ -1,4 +1,4 @@
-"""`StoreFiles`: reading, changing and searching the files of one namespace.
+"""`StoreFiles`: reading, changing and searching the files of a store.
 
 Searches read all keys below a directory at once, in one range, and only the values that may match. A key may be shown
 under another name than its own, but mostly is not: so keys are filtered by the names they may have, and only the names
@@ -7,24 +7,29 @@ of the rest are worked out. When the budget is spent (`base/budget.py`), the fil
 
 from __future__ import annotations
 
+import abc
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fusebackend import text
-from fusebackend.backends.store.items import Change, Conflict, Items, Record, Row
+from fusebackend.backends.store.items import Change, Conflict, Record, Row
+from fusebackend.backends.store.namespaces import At, Namespace, Spaces, SpaceTree
 from fusebackend.backends.store.tree import StoreTree
 from fusebackend.backends.store.values import Form, bytes_of, file_bytes, forms_of, written
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent
+from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
-from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import FileInfo
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse, OnExists, version_of_bytes
 from fusebackend.protocol.versions import digest_of
-from fusebackend.remote.agent_verbs import Loaded
-from fusebackend.remote.keyed import Keyed, is_path, is_text, may_be_shown_as
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
+from fusebackend.remote.keyed import ROOT_NODE, Keyed, is_path, is_text, may_be_shown_as
 
 FileFormat: TypeAlias = Literal["v1", "v2"]
+Placed: TypeAlias = tuple[Namespace, Change]
 
 ATTEMPTS = 10
 """How often `put` is repeated when another program changes the file meanwhile."""
@@ -34,59 +39,52 @@ SUFFIXES = tuple(form.value for form in Form)
 READ_ONLY = "It is a value of the store that is no file, and can be read only"
 
 
-def checked_file_format(value: FileFormat) -> FileFormat:
-    """ValueError for any other format."""
-    if value not in ("v1", "v2"):
-        raise ValueError(f"file_format must be 'v1' or 'v2', not {value!r}")
-    return value
-
-
 class File(NamedTuple):
     """A file as it was found."""
 
+    space: Namespace
     key: str
     record: Record
     form: Form
     data: bytes
 
 
-class StoreFiles:
-    """See the module's docstring. Its changes notify the other backends over the same items (`Items.hub`).
+class StoreFiles(FileVerbs):
+    """See the module's docstring. Changes notify the other backends over the same items (`Items.hub`).
 
     Args:
         file_format: the format of new values, `"v2"` or `"v1"`.
     """
 
-    def __init__(self, items: Items, file_format: FileFormat) -> None:
-        self._items = items
-        self._file_format: FileFormat = file_format
+    def __init__(self, *, file_format: FileFormat, on_exists: OnExists) -> None:
+        super().__init__(on_exists=on_exists)
+        if file_format not in ("v1", "v2"):
+            raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
+        self.file_format = file_format
 
-    def tree(self) -> StoreTree:
+    @property
+    @abc.abstractmethod
+    def spaces(self) -> Spaces:
+        """The current namespace, or all of them."""
+
+    def _tree(self) -> SpaceTree:
         """The tree for one verb."""
-        return StoreTree(self._items.moment())
+        return SpaceTree(self.spaces)
 
-    def entries(self, path: AgentPath) -> list[FileInfo]:
-        tree = self.tree()
-        directory = tree.find(path)
-        if directory is None:
-            raise errors.oserror(errno.ENOENT)
-        if not directory.is_dir:
-            raise errors.oserror(errno.ENOTDIR)
-        return [tree.info(paths.join(path, name), node) for name, node in tree.children(directory).items()]
+    def _list(self, path: AgentPath) -> list[FileInfo]:
+        return self._tree().entries(path)
 
-    def load(self, path: AgentPath, tree: StoreTree | None = None) -> Loaded:
-        file = self._kept(tree or self.tree(), path)
-        if file is None:
-            raise errors.oserror(errno.ENOENT)
+    def _load(self, path: AgentPath, tree: SpaceTree | None = None) -> Loaded:
+        file = self._there(tree or self._tree(), path)
         if file.form is not Form.FILE:
             return Loaded(file.data, None, file.record.updated_at)
         times = (file.record.value.get(name) for name in ("created_at", "modified_at"))
         return Loaded(file.data, *(str(time) if time else None for time in times))
 
-    def put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
-        """Write a file, also while others change it. EEXIST, EBUSY, and as `StoreTree.new_keys`."""
+    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
+        """Write a file, also while others change it. EEXIST, EBUSY, and as `SpaceTree.new_keys`."""
         for _ in range(ATTEMPTS):
-            tree = self.tree()
+            tree = self._tree()
             file = self._kept(tree, path)
             if file is not None and not replace:
                 raise errors.oserror(errno.EEXIST)
@@ -97,111 +95,220 @@ class StoreFiles:
             return
         raise errors.oserror(errno.EBUSY)
 
-    def put_if(self, path: AgentPath, data: bytes, digest: bytes | None) -> None:
+    def _put_if(self, path: AgentPath, data: bytes, digest: bytes | None) -> None:
         """Write a file if the present one has this digest (None: if there is none). Conflict if not."""
-        tree = self.tree()
+        tree = self._tree()
         file = self._kept(tree, path)
         before = None if file is None else digest_of(file.data)
         if before != digest:
             raise Conflict(path)
         self._swap(tree, [self._change(tree, path, file, data)], path)
 
-    def put_all(self, files: Mapping[AgentPath, bytes]) -> None:
-        """Write files in one transaction. An error means that none was written."""
-        tree = self.tree()
+    def _put_all(self, files: Mapping[AgentPath, bytes]) -> None:
+        """Write files in one transaction. An error means that none was written. Conflict for several namespaces."""
+        tree = self._tree()
         changes = [self._change(tree, path, self._kept(tree, path), data) for path, data in files.items()]
+        if len({space for space, _ in changes}) > 1:
+            raise Conflict(next(iter(files)))
         self._swap(tree, changes, *files)
 
-    def put_new(self, files: Sequence[tuple[AgentPath, bytes]]) -> None:
+    def _put_new(self, files: Sequence[tuple[AgentPath, bytes]]) -> None:
         """Make new files in one transaction. After an error none was made, but in a store without transactions.
 
         Raises:
             OSError: Conflict, EEXIST, something is at one of the paths, or one is below another; as
-                `StoreTree.new_keys`.
+                `SpaceTree.new_keys`.
         """
         found = [path for path, _ in files]
         if depend(found, len(files)):
             raise Conflict(found[0])
-        tree = self.tree()
-        takes_nul = tree.items.takes_nul
-        values = [written(data, None, file_format=self._file_format, takes_nul=takes_nul) for _, data in files]
-        keys = tree.new_keys(found)
-        self._swap(tree, [Change(key, value, None) for key, value in zip(keys, values, strict=True)], *found)
+        tree = self._tree()
+        space, keys = tree.new_keys(found)
+        values = [self._value(tree, space, data) for _, data in files]
+        self._swap(tree, [(space, Change(key, value, None)) for key, value in zip(keys, values, strict=True)], *found)
 
-    def rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
-        tree = self.tree()
-        file = self._kept(tree, path)
-        if file is None:
-            raise errors.oserror(errno.ENOENT)
+    def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
+        tree = self._tree()
+        file = self._there(tree, path)
         require_file(file)
         self._swap(tree, [self._change(tree, path, file, change(file.data))], path)
 
-    def remove(self, path: AgentPath) -> None:
+    def _remove(self, path: AgentPath) -> None:
         """Delete a file or directory. EACCES where a value below it is no file."""
-        tree = self.tree()
-        files = self._all(tree, path)
-        require_no_values(files)
-        self._swap(tree, [Change(node.key, None) for _, node in files], path, *(found for found, _ in files))
+        tree = self._tree()
+        at = tree.find(path)
+        files = self._all(tree, path, at)
+        self._swap(
+            tree, [(file.space, Change(file.node.key, None)) for _, file in files], path, *(found for found, _ in files)
+        )
 
-    def rename(self, old: AgentPath, new: AgentPath) -> None:
-        tree = self.tree()
-        files = self._all(tree, old)
+    def _rename(self, old: AgentPath, new: AgentPath) -> None:
+        """Move a file or directory; from one namespace to another by copy and delete."""
+        tree = self._tree()
+        at = tree.find(old)
+        files = self._all(tree, old, at)
         if tree.find(new) is not None:
             raise errors.oserror(errno.EEXIST)
-        require_no_values(files)
-        (stem,) = tree.new_keys([new], vacant=True)
-        records = tree.items.fetch([node.key for _, node in files])
-        changes = []
-        for path, node in files:
-            record = records.get(node.key)
+        assert at is not None, "it has files"
+        if at.node == ROOT_NODE:  # a namespace: the keys stay
+            moved = tree.moved_space(new)
+            places = [((*moved, *file.space[len(at.space) :]), file.node.key) for _, file in files]
+        else:
+            space, inner = tree.target(new, is_dir=at.is_dir)
+            (stem,) = ("",) if inner == ROOT else tree.tree(space).new_keys([inner], vacant=True)
+            places = [(space, stem + found[len(old) :]) for found, _ in files]
+        keys: dict[Namespace, list[str]] = {}
+        for _, file in files:
+            keys.setdefault(file.space, []).append(file.node.key)
+        records = {space: tree.spaces.items(space).fetch(some) for space, some in keys.items()}
+        made, gone = [], []
+        for (target, key), (_, file) in zip(places, files, strict=True):
+            record = records[file.space].get(file.node.key)
             if record is None:
-                raise Conflict(node.key)
-            changes.append(Change(stem + path[len(old) :], record.value, None, record.ttl_minutes))
-            changes.append(Change(node.key, None, record.version))
-        self._swap(tree, changes, old, new, *(path for path, _ in files))
+                raise Conflict(file.node.key)
+            made.append((target, Change(key, record.value, None, record.ttl_minutes)))
+            gone.append((file.space, Change(file.node.key, None, record.version)))
+        self._swap(tree, made + gone, old, new, *(path for path, _ in files))
 
-    def _swap(self, tree: StoreTree, changes: list[Change], *changed: AgentPath) -> None:
-        tree.items.swap(changes)
-        tree.items.hub.notify(tree.items.origin, changed)
+    def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
+        """Write a file in one step, if the present one has this digest (`digest_of`; None: if there is none).
 
-    def _kept(self, tree: StoreTree, path: AgentPath) -> File | None:
+        The error is `conflict` if not.
+        """
+        try:
+            self._put_if(checked(path), content, digest)
+        except (Conflict, FileExistsError):
+            return FileUploadResponse(path=path, error=errors.CONFLICT)
+        except Refusal as error:
+            return FileUploadResponse(path=path, error=code_of(error))
+        return FileUploadResponse(path=path)
+
+    def upload_new(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Make new files in one transaction, or none of them: then each response has the same error, `conflict` if
+        there is something at one of the paths, one is below another, or they are of several namespaces. A store without
+        transactions may have made some."""
+        error: str | None = None
+        try:
+            self._put_new([(checked(path), content) for path, content in files])
+        except (Conflict, FileExistsError):
+            error = errors.CONFLICT
+        except Refusal as refusal:
+            error = code_of(refusal)
+        return [FileUploadResponse(path=path, error=error) for path, _ in files]
+
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        """Upload all in one transaction if possible; else one by one, so that each has its own error."""
+        if len(files) < 2 or if_version or if_absent or not self._upload_together(files):
+            return super().upload_files(files, if_version=if_version, if_absent=if_absent)
+        return [FileUploadResponse(path=path) for path, _ in files]
+
+    def _upload_together(self, files: list[tuple[str, bytes]]) -> bool:
+        """Upload all, or nothing and False."""
+        try:
+            found = {checked(path): bytes(memoryview(content)) for path, content in files}
+            if depend(list(found), len(files)):
+                return False
+            self._put_all(found)
+        except (TypeError, *Refusal):
+            return False
+        return True
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        try:
+            tree = self._tree()
+        except OSError as error:
+            return [FileDownloadResponse(path=path, error=code_of(error)) for path in paths]
+        responses = []
+        for path in paths:
+            try:
+                data = self._load(checked(path), tree).data
+                responses.append(FileDownloadResponse(path=path, content=data, version=version_of_bytes(data)))
+            except Refusal as error:
+                responses.append(FileDownloadResponse(path=path, error=code_of(error)))
+        return responses
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def _swap(self, tree: SpaceTree, changes: Sequence[Placed], *changed: AgentPath) -> None:
+        """Make changes, those of each namespace in one transaction."""
+        by_space: dict[Namespace, list[Change]] = {}
+        for space, change in changes:
+            by_space.setdefault(space, []).append(change)
+        spaces = tree.spaces
+        for space, some in by_space.items():
+            spaces.items(space).swap(some)
+        spaces.hub.notify(spaces.origin, changed)
+
+    def _kept(self, tree: SpaceTree, path: AgentPath) -> File | None:
         """The file at a path, None where there is nothing. EISDIR.
 
         A key that is the path, letter for letter, is found at once, even where a directory has the path as well:
         deepagents reads and writes it by that path.
         """
-        if is_text(path) or not tree.items.text_only:
-            record = tree.items.fetch([path]).get(path)
+        space, inner = tree.where(path)
+        if not space and inner != ROOT:
+            return None
+        if inner == ROOT:
+            raise errors.oserror(errno.EISDIR)
+        items = tree.tree(space).items
+        if is_text(inner) or not items.text_only:
+            record = items.fetch([inner]).get(inner)
             data = None if record is None else file_bytes(record.value)
             if record is not None and data is not None:
-                return File(path, record, Form.FILE, data)
-        node = tree.find(path)
+                return File(space, inner, record, Form.FILE, data)
+        node = tree.tree(space).find(inner)
         if node is None:
             return None
         if node.is_dir:
             raise errors.oserror(errno.EISDIR)
-        record = tree.items.fetch([node.key]).get(node.key)
-        form = Form(node.suffix)
+        form, record = Form(node.suffix), items.fetch([node.key]).get(node.key)
         data = None if record is None else bytes_of(record.value, form)
-        return None if record is None or data is None else File(node.key, record, form, data)
+        return None if record is None or data is None else File(space, node.key, record, form, data)
 
-    def _change(self, tree: StoreTree, path: AgentPath, file: File | None, data: bytes) -> Change:
-        """The change that makes a file, or replaces `file`."""
-        if file is not None:
-            require_file(file)
-        before = None if file is None else file.record.value
-        value = written(data, before, file_format=self._file_format, takes_nul=tree.items.takes_nul)
+    def _there(self, tree: SpaceTree, path: AgentPath) -> File:
+        """The file at a path. ENOENT, EISDIR."""
+        file = self._kept(tree, path)
         if file is None:
-            return Change(tree.new_keys([path], vacant=True)[0], value, None)
-        return Change(file.key, value, file.record.version, file.record.ttl_minutes)
+            raise errors.oserror(errno.ENOENT)
+        return file
 
-    def _all(self, tree: StoreTree, path: AgentPath) -> list[tuple[AgentPath, Keyed]]:
-        """The file at a path, or all below it. ENOENT."""
-        node = tree.find(path)
-        files = [] if node is None else files_at(tree, path, node)
+    def _change(self, tree: SpaceTree, path: AgentPath, file: File | None, data: bytes) -> Placed:
+        """The change that makes a file, or replaces `file`."""
+        if file is None:
+            space, (key,) = tree.new_keys([path], vacant=True)
+            return space, Change(key, self._value(tree, space, data), None)
+        require_file(file)
+        value = self._value(tree, file.space, data, file.record.value)
+        return file.space, Change(file.key, value, file.record.version, file.record.ttl_minutes)
+
+    def _value(self, tree: SpaceTree, space: Namespace, data: bytes, before: Any = None) -> dict[str, Any]:
+        return written(data, before, file_format=self.file_format, takes_nul=tree.spaces.items(space).takes_nul)
+
+    def _all(self, tree: SpaceTree, path: AgentPath, at: At | None) -> list[tuple[AgentPath, At]]:
+        """The file at a path, or all below it. ENOENT; EACCES if one of them is a value that is no file."""
+        files = [] if at is None else tree.files(path, at)
         if not files:
             raise errors.oserror(errno.ENOENT)
+        for found, file in files:
+            if file.node.suffix:
+                raise OSError(errno.EACCES, f"'{found}': {READ_ONLY}")
         return files
+
+    # -- searching ---------------------------------------------------------------------------------------------
+
+    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
+        return find_files(self._tree(), path, matcher)
+
+    def _grep(
+        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
+    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
+        return grep_files(self._tree(), pattern, path, matcher, limit)
 
 
 def depend(found: Iterable[AgentPath], count: int) -> bool:
@@ -219,62 +326,66 @@ def _above(path: AgentPath) -> Iterator[AgentPath]:
         directory, _ = paths.parent_and_name(directory)
 
 
-def files_at(tree: StoreTree, path: AgentPath, node: Keyed) -> list[tuple[AgentPath, Keyed]]:
-    """A file itself, of a directory all files below it."""
-    return tree.paths_below(path, node, [row.key for row in tree.rows_below(node)]) if node.is_dir else [(path, node)]
-
-
 def require_file(file: File) -> None:
     """EACCES if it is a value that is no file."""
     if file.form is not Form.FILE:
         raise OSError(errno.EACCES, READ_ONLY)
 
 
-def require_no_values(files: Sequence[tuple[AgentPath, Keyed]]) -> None:
-    """EACCES if one of these is a value that is no file."""
-    for path, node in files:
-        if node.suffix:
-            raise OSError(errno.EACCES, f"'{path}': {READ_ONLY}")
-
-
 # -- searching -----------------------------------------------------------------------------------------------------
 
 
-def find_files(tree: StoreTree, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
+def find_files(tree: SpaceTree, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
     """The files at or below a path that match, sorted by path; `Spent` may end it. A single file is matched by name."""
-    left, node = budget.current(), tree.find(path)
-    if node is None:
+    at = tree.find(path)
+    if at is None:
         return
-    if not node.is_dir:
+    if not at.is_dir:
         if matcher.matches(paths.parent_and_name(path)[1]):
-            yield tree.info(path, node)
+            yield tree.info(path, at)
         return
-    rows = tree.rows_below(node)
-    keys = [row.key for row in rows]
-    wanted = [key for key in left.metered(keys) if _may_match(matcher, key, _base(node))]
-    for found, file in left.metered(tree.paths_below(path, node, keys, wanted)):
+    parts = list(tree.parts(path, at))
+    found = (info for part in parts for info in _found_below(tree, path, *part, matcher))
+    yield from found if len(parts) == 1 else sorted(found, key=itemgetter("path"))
+
+
+def _found_below(tree: SpaceTree, path: AgentPath, base: AgentPath, at: At, matcher: Matcher) -> Iterator[FileInfo]:
+    left, space = budget.current(), tree.tree(at.space)
+    keys = [row.key for row in space.rows_below(at.node)]
+    may = _Candidates(space, at.node, _relative(base, path), matcher)
+    wanted = [key for key in left.metered(keys) if may.match(key)]
+    for found, file in left.metered(space.paths_below(base, at.node, keys, wanted)):
         if matcher.matches(_relative(found, path)):
-            yield tree.info(found, file)
+            yield space.info(found, file.key, file.suffix)
 
 
 def grep_files(
-    tree: StoreTree, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
+    tree: SpaceTree, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
 ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
     """The lines with a literal in these files, file by file; about `limit` of them is enough."""
-    left, node = budget.current(), tree.find(path)
-    if node is None:
+    at = tree.find(path)
+    if at is None:
         return
-    if not node.is_dir:
+    if not at.is_dir:
         if matcher is None or matcher.matches(paths.parent_and_name(path)[1]):
-            for record in tree.items.fetch([node.key]).values():
-                yield path, text.grep_lines(bytes_of(record.value, Form(node.suffix)) or b"", pattern, limit)
+            for record in tree.tree(at.space).items.fetch([at.node.key]).values():
+                yield path, text.grep_lines(bytes_of(record.value, Form(at.node.suffix)) or b"", pattern, limit)
         return
-    rows = tree.rows_below(node)
-    asked = rows if matcher is None else _matching(tree, rows, matcher, _base(node))
+    parts = list(tree.parts(path, at))
+    found = (hit for part in parts for hit in _hits_below(tree, pattern, path, *part, matcher, limit))
+    yield from found if len(parts) == 1 else sorted(found, key=itemgetter(0))
+
+
+def _hits_below(
+    tree: SpaceTree, pattern: str, path: AgentPath, base: AgentPath, at: At, matcher: Matcher | None, limit: int | None
+) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
+    left, space = budget.current(), tree.tree(at.space)
+    rows = space.rows_below(at.node)
+    asked = rows if matcher is None else _Candidates(space, at.node, _relative(base, path), matcher).of(rows)
     hits: dict[tuple[str, str], list[tuple[int, str]]] = {}
     count, spent = 0, False
     try:
-        for row, record in left.metered(tree.items.records(asked)):
+        for row, record in left.metered(space.items.records(asked)):
             for form, data in forms_of(record.value).items():
                 lines = text.grep_lines(data, pattern, limit)
                 if lines:
@@ -284,7 +395,7 @@ def grep_files(
                 break
     except Spent:
         spent = True
-    for found, file in tree.paths_below(path, node, [row.key for row in rows], {key for key, _ in hits}):
+    for found, file in space.paths_below(base, at.node, [row.key for row in rows], {key for key, _ in hits}):
         lines = hits.get((file.key, file.suffix), [])
         if lines and (matcher is None or matcher.matches(_relative(found, path))):
             yield found, lines
@@ -292,28 +403,37 @@ def grep_files(
         raise Spent
 
 
-def _matching(tree: StoreTree, rows: list[Row], matcher: Matcher, base: str) -> list[Row]:
-    """The rows that may match. Those that only the suffix of a form makes match are described, which is cached: else
-    `*.md` would read the values of all other files, in search of long texts."""
-    left = [row for row in rows if not _may_match(matcher, row.key, base, [""])]
-    described = tree.items.describe([row for row in left if _may_match(matcher, row.key, base)])
-    passed = {row.key for row in left if row.key not in described or not described[row.key].foreign}
-    return [row for row in rows if row.key not in passed]
+class _Candidates:
+    """The keys below a directory that may be shown under a path that matches.
 
+    Args:
+        relative: the path of the directory in which the search began.
+    """
 
-def _base(node: Keyed) -> str:
-    """The prefix of the keys below a directory, as if all had a leading slash."""
-    assert node.place is not None, "only directories have keys below them"
-    return node.place.rooted
+    def __init__(self, tree: StoreTree, directory: Keyed, relative: str, matcher: Matcher) -> None:
+        assert directory.place is not None, "only directories have keys below them"
+        self._tree, self._matcher = tree, matcher
+        self._base = directory.place.rooted
+        self._taken = tree.taken if directory == ROOT_NODE else ()
+        self._above = relative and relative + "/"
+
+    def match(self, key: str, suffixes: Iterable[str] = SUFFIXES) -> bool:
+        """Whether this key may match, with one of these suffixes; True when in doubt."""
+        relative = key[len(self._base) :] if key.startswith("/") else key[len(self._base) - 1 :]
+        if "%" in relative or not is_path("/" + relative):
+            return True
+        if self._taken and relative.partition("/")[0] in self._taken:
+            return True
+        return any(map(self._matcher.matches, may_be_shown_as(self._above + relative, suffixes)))
+
+    def of(self, rows: list[Row]) -> list[Row]:
+        """The rows that may match. Those that only the suffix of a form makes match are described, which is cached:
+        else `*.md` would read the values of all other files, in search of long texts."""
+        left = [row for row in rows if not self.match(row.key, ("",))]
+        described = self._tree.items.describe([row for row in left if self.match(row.key)])
+        passed = {row.key for row in left if row.key not in described or not described[row.key].foreign}
+        return [row for row in rows if row.key not in passed]
 
 
 def _relative(path: str, directory: AgentPath) -> str:
     return path[len(directory) :].lstrip("/")
-
-
-def _may_match(matcher: Matcher, key: str, base: str, suffixes: Iterable[str] = SUFFIXES) -> bool:
-    """Whether this key, with one of these suffixes, may be shown under a path that matches; True when in doubt."""
-    relative = key[len(base) :] if key.startswith(base) else key[len(base) - 1 :]
-    if "%" in relative or not is_path("/" + relative):
-        return True
-    return any(map(matcher.matches, may_be_shown_as(relative, suffixes)))

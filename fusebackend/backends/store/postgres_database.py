@@ -1,4 +1,4 @@
-"""`PostgresDatabase`: the database of LangGraph's `PostgresStore`.
+"""`PostgresStoreDatabase`: the database of LangGraph's `PostgresStore`.
 
 The order of keys is that of the primary key where the database compares text by its bytes (C, POSIX, C.UTF-8).
 Elsewhere an index of our own has that order:
@@ -67,7 +67,7 @@ DIALECT = Dialect(
 )
 
 
-class PostgresDatabase(SqlDatabase):
+class PostgresStoreDatabase(SqlDatabase):
     """The connections to the database of a store, and the schema that is found or made there.
 
     Args:
@@ -93,7 +93,7 @@ class PostgresDatabase(SqlDatabase):
         """The mark of changes that are made here: the feed does not repeat them to their makers."""
 
     @classmethod
-    def of_store(cls, store: Any) -> PostgresDatabase:
+    def of_store(cls, store: Any) -> PostgresStoreDatabase:
         """The database of a `PostgresStore`. Makes its tables if they are missing.
 
         Raises:
@@ -110,7 +110,7 @@ class PostgresDatabase(SqlDatabase):
         return database
 
     @classmethod
-    def of_url(cls, conninfo: str, setup: Callable[[Connection[Any]], None]) -> PostgresDatabase:
+    def of_url(cls, conninfo: str, setup: Callable[[Connection[Any]], None]) -> PostgresStoreDatabase:
         """Connect; `setup` makes the tables if they are missing. OSError when that fails."""
         database = cls(conninfo)
         try:

@@ -236,13 +236,13 @@ def database_of(store: Any) -> SqlDatabase | None:
         OSError: the database can't be opened.
     """
     if _is_exactly(store, "langgraph.store.sqlite", "SqliteStore"):
-        from fusebackend.backends.store.sqlite_database import SqliteDatabase
+        from fusebackend.backends.store.sqlite_database import SqliteStoreDatabase
 
-        return SqliteDatabase.of_store(store)
+        return SqliteStoreDatabase.of_store(store)
     if _is_exactly(store, "langgraph.store.postgres", "PostgresStore"):
-        from fusebackend.backends.store.postgres_database import PostgresDatabase
+        from fusebackend.backends.store.postgres_database import PostgresStoreDatabase
 
-        return PostgresDatabase.of_store(store)
+        return PostgresStoreDatabase.of_store(store)
     return None
 
 

@@ -28,7 +28,7 @@ from fusebackend.backends.store.items import (
     Settings,
 )
 from fusebackend.backends.store.searched_items import PutOneByOne
-from fusebackend.backends.store.values import About, Unreadable
+from fusebackend.backends.store.values import About, UnreadableValue
 from fusebackend.remote.keyed import after, bounds, is_text
 
 if TYPE_CHECKING:
@@ -166,8 +166,9 @@ class SqlItems(Items):
         return self._database.order(may_install=self._settings.feed)
 
     def level(self, prefix: str) -> list[Row]:
+        order = self._order  # which may ask, and a shared connection is locked
         with self._database.asking() as ask:
-            if not self._order.indexed:
+            if not order.indexed:
                 return self._grouped(ask, prefix)
             return [row for start, end in bounds(prefix) for row in _texts(self._walked(ask, prefix, start, end))]
 
@@ -235,14 +236,14 @@ class SqlItems(Items):
         return _rows(ask(f"SELECT {self._sql.row} FROM store {where}", parameters))
 
     def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[list[Row], list[str]]:
-        size, found = self._sql.at_a_time, []
+        size, order, found = self._sql.at_a_time, self._order, []
         with self._database.asking() as ask:
             for begin in range(0, max(len(keys), len(prefixes)), size):
                 among, parameters = self._sql.among(keys[begin : begin + size])
                 statement = f"SELECT {self._sql.row} FROM store WHERE prefix = ? AND key {among}{self._alive}"
                 parameters.insert(0, self._namespace)
                 for number, prefix in enumerate(prefixes[begin : begin + size], begin):
-                    where, more = self._order.within(prefix)
+                    where, more = order.within(prefix)
                     statement += (
                         f" UNION ALL SELECT '', '', '', {-1 - number} WHERE EXISTS"
                         f" (SELECT 1 FROM store WHERE prefix = ? AND {where}{self._alive})"
@@ -374,7 +375,7 @@ def _decoded(raw: bytes) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return Unreadable(raw)
+        return UnreadableValue(raw)
 
 
 def _iso(moment: Any) -> str:

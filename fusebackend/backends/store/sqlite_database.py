@@ -1,4 +1,4 @@
-"""`SqliteDatabase`: the database of LangGraph's `SqliteStore`.
+"""`SqliteStoreDatabase`: the database of LangGraph's `SqliteStore`.
 
 `token` is cheap: SQLite counts the commits of other connections (`PRAGMA data_version`), and on a shared connection the
 rows that others changed.
@@ -48,7 +48,7 @@ DIALECT = Dialect(
 ORDER = Order(open_end=" AND key < x''")  # a BLOB comes after all text, and is no key
 
 
-class SqliteDatabase(SqlDatabase):
+class SqliteStoreDatabase(SqlDatabase):
     """A connection to the database of a store, and the lock for its use."""
 
     dialect = DIALECT
@@ -63,7 +63,7 @@ class SqliteDatabase(SqlDatabase):
         """Rows that were changed here, among those that the connection has counted."""
 
     @classmethod
-    def of_store(cls, store: Any) -> SqliteDatabase:
+    def of_store(cls, store: Any) -> SqliteStoreDatabase:
         """The database of a `SqliteStore`: a connection of its own where it is a file. The store goes on with the file
         that it has, and so does this.
 
@@ -80,7 +80,7 @@ class SqliteDatabase(SqlDatabase):
     @classmethod
     def of_file(
         cls, path: str, setup: Callable[[sqlite3.Connection], None] | None = None, *, follows: bool = True
-    ) -> SqliteDatabase:
+    ) -> SqliteStoreDatabase:
         """Open a file; `setup` makes the tables if they are missing. `follows` is as for `DatabaseFile`.
 
         Raises:
@@ -122,22 +122,21 @@ class SqliteDatabase(SqlDatabase):
     def trouble(self) -> tuple[float, str] | None:
         return self._file.trouble if self._file is not None else None
 
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[sqlite3.Connection]:
-        with translate_errors(), self._lock:
-            connection = self._file.get() if self._file is not None else self._shared
-            assert connection is not None, "neither a file nor a connection"
-            yield connection
+    def _connection(self) -> sqlite3.Connection:
+        connection = self._file.get() if self._file is not None else self._shared
+        assert connection is not None, "neither a file nor a connection"
+        return connection
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[Ask]:
-        with self._using() as connection:
-            yield connection.execute
+        with translate_errors(), self._lock:
+            yield self._connection().execute
 
     @contextlib.contextmanager
     def writing(self, origin: str) -> Iterator[Ask]:
         """One transaction, or nothing. EIO where the file is not at its path any more."""
-        with self._using() as connection:
+        with translate_errors(), self._lock:
+            connection = self._connection()
             before = connection.total_changes
             self._require_file()
             with transaction(connection):
@@ -155,7 +154,8 @@ class SqliteDatabase(SqlDatabase):
         return ORDER
 
     def token(self) -> tuple[tuple[int, int], int]:
-        with self._using() as connection:
+        with translate_errors(), self._lock:
+            connection = self._connection()
             looked = self._file.look() if self._file is not None else (0, data_version(connection))
             return looked, connection.total_changes
 

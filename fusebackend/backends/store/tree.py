@@ -49,12 +49,10 @@ class StoreTree(KeyedTree):
         self._seen(rows)
         return rows
 
-    def info(self, path: str, node: Keyed) -> FileInfo:
-        """A file or directory that was found in this tree."""
-        if node.is_dir:
-            return FileInfo(path=path + "/", is_dir=True, size=0)
-        about = self._about[node.key]
-        info = FileInfo(path=path, is_dir=False, size=about.size_of(node.suffix))
+    def info(self, path: str, key: str, suffix: str) -> FileInfo:
+        """A file that was found in this tree."""
+        about = self._about[key]
+        info = FileInfo(path=path, is_dir=False, size=about.size_of(suffix))
         if about.modified_at:
             info["modified_at"] = about.modified_at
         if about.foreign:

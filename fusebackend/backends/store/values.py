@@ -56,7 +56,7 @@ class About(NamedTuple):
         return self.text_size or 0 if suffix == Form.TEXT.value else self.size
 
 
-class Unreadable(bytes):
+class UnreadableValue(bytes):
     """A value that is no JSON, or is nested too deeply to be decoded, as it is stored."""
 
 
@@ -130,7 +130,7 @@ def long_text(value: Any) -> str | None:
 
 
 def _json(value: Any) -> bytes:
-    return bytes(value) if isinstance(value, Unreadable) else (pretty(value) + "\n").encode("utf-8")
+    return bytes(value) if isinstance(value, UnreadableValue) else (pretty(value) + "\n").encode("utf-8")
 
 
 def _utf8(found: str) -> bytes:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, NamedTuple
 
-from fusebackend.backends.threads.nodes import Difference, DirectoryNode, FileNode, Node, Nodes, TextFile
+from fusebackend.backends.threads.nodes import DirectoryNode, FileNode, Node, Nodes, TextFile, TreeDifference
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 
@@ -215,7 +215,7 @@ class ComputedDirectory(DirectoryNode):
         shown = self._current()
         return [(name, self._node(name, shown[name])) for name in self._names_after(shown, after, limit)]
 
-    def refresh(self, difference: Difference, *, everything: bool) -> None:
+    def refresh(self, difference: TreeDifference, *, everything: bool) -> None:
         """Update the names, if somebody has seen them. With `everything`, any node may have changed."""
         if self._shown is None:
             return
@@ -264,7 +264,7 @@ class ComputedDirectory(DirectoryNode):
         number = self._made.get(name)
         return None if number is None else self._nodes.known(number)
 
-    def _changed(self, name: bytes, node: Node, item: Hashable, difference: Difference) -> None:
+    def _changed(self, name: bytes, node: Node, item: Hashable, difference: TreeDifference) -> None:
         """An item has changed whose node is held."""
         del self._made[name]
         difference.replaced(self, name, self._node(name, item))

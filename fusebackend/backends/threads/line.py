@@ -50,13 +50,13 @@ from fusebackend.backends.threads.message_index import MessageIndex, RecentFiles
 from fusebackend.backends.threads.nodes import (
     FILE_MODE,
     UNTOLD,
-    Difference,
     DirectoryNode,
     FileNode,
     Node,
     Nodes,
     Record,
     TextFile,
+    TreeDifference,
 )
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
@@ -128,7 +128,7 @@ class Shared(NamedTuple):
     """What the lines of one database have in common."""
 
     nodes: Nodes
-    found: Difference
+    found: TreeDifference
     cache: IndexCache | None
     ahead: IndexAhead | None
     conversations: Conversations
@@ -392,7 +392,7 @@ class History(ComputedDirectory):
             return None
         return Link(self._nodes, step.name.encode("utf-8", "surrogateescape") + suffix, step.time_ns)
 
-    def refresh(self, difference: Difference, *, everything: bool) -> None:
+    def refresh(self, difference: TreeDifference, *, everything: bool) -> None:
         super().refresh(difference, everything=everything)
         if self._shown is not None:
             for name in (LATEST, PREVIOUS, FIRST):
@@ -430,7 +430,7 @@ class History(ComputedDirectory):
         make = documents.messages_at if item[0] == "messages" else documents.state_at
         return make(self.line.lineage, item[1])
 
-    def _changed(self, name: bytes, node: Node, item: Hashable, difference: Difference) -> None:
+    def _changed(self, name: bytes, node: Node, item: Hashable, difference: TreeDifference) -> None:
         if isinstance(node, Checkpoint):
             node.refresh(difference)
         else:
@@ -505,7 +505,7 @@ class FilesDirectory(DirectoryNode):
         """Drop the entries, unless the kernel holds one of them."""
         self._entries = None
 
-    def refresh(self, difference: Difference) -> None:
+    def refresh(self, difference: TreeDifference) -> None:
         """Update the entries, if they are cached."""
         entries = self._known()
         if entries is not None:
@@ -525,7 +525,7 @@ class FilesDirectory(DirectoryNode):
         except Damaged as error:
             return {ERROR_NAME: f"The files of this checkpoint can't be shown. {error}\n"}
 
-    def _update(self, directory: DirectoryNode, entries: Entries, target: Wanted, difference: Difference) -> None:
+    def _update(self, directory: DirectoryNode, entries: Entries, target: Wanted, difference: TreeDifference) -> None:
         for name in [name for name, node in entries.items() if not _same_kind(node, target.get(name))]:
             gone = entries.pop(name)
             gone.nlink = 0
@@ -545,7 +545,7 @@ class FilesDirectory(DirectoryNode):
                 self._changed(directory, entries, name, node, item, difference)
 
     def _added(
-        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, difference: Difference
+        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, difference: TreeDifference
     ) -> None:
         entries[name] = node
         directory.renamed()
@@ -557,7 +557,7 @@ class FilesDirectory(DirectoryNode):
 
     def _changed(
         self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record | str,
-        difference: Difference,
+        difference: TreeDifference,
     ) -> None:  # fmt: skip
         """A file takes the place of a file."""
         if isinstance(item, str):
@@ -681,7 +681,7 @@ class Head(FilesDirectory):
 
     def _changed(
         self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record | str,
-        difference: Difference,
+        difference: TreeDifference,
     ) -> None:  # fmt: skip
         if isinstance(node, HeadFile) and isinstance(item, Record):
             if node.record is not item:

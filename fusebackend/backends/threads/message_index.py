@@ -106,7 +106,7 @@ class IndexedMessage(NamedTuple):
     """The names and sizes of its files in `messages/`."""
 
 
-class _Read(NamedTuple):
+class _LastMessage(NamedTuple):
     """A message of the conversation that was added last."""
 
     message: Message
@@ -148,7 +148,7 @@ class MessageIndex:
 
     def _unread(self) -> None:
         self._conversation: Mapping[str, Message] | None = None  # that was added last …
-        self._read: list[_Read] = []  # … and its messages
+        self._read: list[_LastMessage] = []  # … and its messages
 
     @property
     def title(self) -> str:
@@ -254,7 +254,7 @@ class MessageIndex:
                 if message.get("type") == "tool" and message.get("name"):
                     tools[str(message["name"])] = None
             used.add(number)
-            read.append(_Read(message, number, size))
+            read.append(_LastMessage(message, number, size))
         return list(tools)
 
     def _same(self, messages: Sequence[Message]) -> int:

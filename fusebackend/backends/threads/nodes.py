@@ -1,4 +1,4 @@
-"""`Node`: a file or directory of the tree of threads; `Nodes` finds one by its number; `Difference` gathers changes.
+"""`Node`: a file or directory of the tree of threads; `Nodes` finds one by its number; `TreeDifference` has changes.
 
 A node lives while it is referenced: the kernel holds it, it is open, its directory is cached, or a caller has its
 attributes. A node that is made again gets another number, so its owner holds it where that must not happen.
@@ -372,7 +372,7 @@ def _mtime_ns(source: Any) -> int:
 # -- changes ---------------------------------------------------------------------------------------------------------
 
 
-class Difference:
+class TreeDifference:
     """The changes of the tree that follow from writes of others, for caches and watchers."""
 
     def __init__(self) -> None:
@@ -419,11 +419,11 @@ def _path(parent: DirectoryNode, name: bytes, node: Node) -> str:
     return path + "/" if node.is_dir else path
 
 
-class Untold(Difference):
+class UntoldDifference(TreeDifference):
     """Drops changes: of a part of the tree that is shown for the first time nothing is cached. Recording them all the
     same took a sixth of a search through all heads."""
 
     def _entry(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None: ...
 
 
-UNTOLD: Final = Untold()
+UNTOLD: Final = UntoldDifference()

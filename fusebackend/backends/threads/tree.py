@@ -26,7 +26,7 @@ from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.line import Conversations, Entries, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.message_index import RecentFiles
-from fusebackend.backends.threads.nodes import UNTOLD, Difference, DirectoryNode, Node, Nodes, Records
+from fusebackend.backends.threads.nodes import UNTOLD, DirectoryNode, Node, Nodes, Records, TreeDifference
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keyed import FILE_MARK, name_of, text_of
 
@@ -53,7 +53,7 @@ class Tree:
         self.database = database
         self.nodes = Nodes()
         self.records = Records(self.nodes)
-        self.found = Difference()
+        self.found = TreeDifference()
         self.used_at = 0.0  # by a call of the volume; in the seconds of `time.monotonic`
         self.cache = IndexCache(database.identity) if cache and database.identity is not None else None
         file = database.file if self.cache is not None and len(os.sched_getaffinity(0)) > 1 else None
@@ -143,9 +143,9 @@ class Tree:
             found = ""
         return time_ns_of(order[0]) or 0, found
 
-    def take(self) -> Difference:
+    def take(self) -> TreeDifference:
         """The changes that were found since the last call."""
-        found = Difference()
+        found = TreeDifference()
         found.changes, self.found.changes = self.found.changes, []
         return found
 
@@ -240,7 +240,7 @@ class Subgraphs(DirectoryNode):
             self._list(self._tree.found)
             self.stale = False
 
-    def _list(self, difference: Difference) -> None:
+    def _list(self, difference: TreeDifference) -> None:
         spaces = {name_of(space): space for space in self._tree.database.namespaces(self._thread) if space}
         before = bool(self._entries)
         for name in [name for name in self._entries if name not in spaces]:
@@ -353,7 +353,7 @@ class Root(DirectoryNode):
         while self._written:
             self._written.pop().watch()
 
-    def _list(self, difference: Difference) -> None:
+    def _list(self, difference: TreeDifference) -> None:
         start = time.monotonic()
         newest = {_name_of(thread): (thread, checkpoint) for thread, checkpoint in self._tree.database.threads()}
         for name in [name for name in self._entries if name not in newest]:
@@ -396,14 +396,14 @@ class Root(DirectoryNode):
         thread, mtime_ns = item
         return Link(self._tree.nodes, b"../" + thread, mtime_ns)
 
-    def _add(self, name: bytes, thread: str, checkpoint: str | None, difference: Difference) -> ThreadDirectory:
+    def _add(self, name: bytes, thread: str, checkpoint: str | None, difference: TreeDifference) -> ThreadDirectory:
         time_ns = (time_ns_of(checkpoint) if checkpoint is not None else None) or 0
         node = self._entries[name] = ThreadDirectory(self._tree, self, name, thread, time_ns)
         difference.created(self, name, node)
         self.renamed()
         return node
 
-    def _remove(self, name: bytes, difference: Difference) -> None:
+    def _remove(self, name: bytes, difference: TreeDifference) -> None:
         node = self._entries.pop(name)
         node.gone = True
         node.nlink = 0

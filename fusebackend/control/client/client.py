@@ -33,7 +33,7 @@ import msgspec
 
 from fusebackend.base.batches import by_size
 from fusebackend.control import rendezvous, wire
-from fusebackend.control.client.client_connection import Connection, Refused, ServerLost
+from fusebackend.control.client.client_connection import AnsweredError, Connection, ServerLost
 from fusebackend.control.client.pool import Pool, Take
 from fusebackend.control.client.remote_watch import RemoteWatch
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
@@ -84,7 +84,7 @@ STAGED_CHARACTERS = 128 << 10
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 T = TypeVar("T")
-Failures = (Refused, ServerLost)
+Failures = (AnsweredError, ServerLost)
 
 
 def connect(path: str | os.PathLike[str] | None = None, *, actor: Actor = NOBODY, view: str | None = None) -> Client:
@@ -108,7 +108,7 @@ def connect(path: str | os.PathLike[str] | None = None, *, actor: Actor = NOBODY
     client = Client(path, actor=actor, view=view)
     try:
         client.hello()
-    except Refused as error:
+    except AnsweredError as error:
         raise MountError(error.data.get("errno", errno.EPERM), str(error)) from None
     except ServerLost as error:
         raise MountError(errno.ENOTCONN, str(error)) from None
@@ -170,7 +170,7 @@ class Client(MountProtocol):
         params = {"file_path": file_path, "offset": offset, "limit": limit}
         try:
             return await self._call(ReadResult, "read", params)
-        except Refused as error:
+        except AnsweredError as error:
             downloaded = await self._read_here(file_path, offset, limit) if error.code == wire.BUSY else None
             return downloaded or ReadResult(error=str(error))
         except ServerLost as error:
@@ -233,7 +233,7 @@ class Client(MountProtocol):
             async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
                 await _stage(connection, waits, token, pieces)
                 await connection.call(waits, type(None), "append", {"path": path, "staged": token})
-        except Refused as error:
+        except AnsweredError as error:
             raise error.as_exception(path) from None
 
     async def aupload_files(
@@ -425,13 +425,13 @@ class Client(MountProtocol):
         """Call a verb of the mount; it raises what the same call raises in the server's own process."""
         try:
             return await self._call(kind, verb, params, take)
-        except Refused as error:
+        except AnsweredError as error:
             raise error.as_exception(params.get("path")) from None
 
     async def _subscribe(self, path: str) -> Connection:
         try:
             connection, _ = await self._pool.ask(self._waits, str, "subscribe", {"path": path})
-        except Refused as error:
+        except AnsweredError as error:
             raise error.as_exception() from None
         return connection
 
@@ -537,7 +537,7 @@ async def _ran(call: Awaitable[ExecuteResponse]) -> ExecuteResponse:
     """The answer to a command; errors become its output."""
     try:
         return await call
-    except Refused as error:
+    except AnsweredError as error:
         if error.code == wire.INVALID_PARAMS:
             raise ValueError(str(error)) from None
         return ExecuteResponse(output=f"Error: {error}", exit_code=1)

@@ -56,7 +56,7 @@ class TurnedAway(NotSent):
     """It has no room for this connection, or not any more: nothing has been done."""
 
 
-class Refused(Exception):
+class AnsweredError(Exception):
     """The server answered with an error."""
 
     def __init__(self, error: wire.ErrorObject) -> None:
@@ -257,7 +257,7 @@ class Connection:
                 raise TurnedAway(self._turned_away(message.error))
             if message.error.code == wire.NOT_SUPPORTED:
                 raise NotImplementedError(message.error.message)
-            raise Refused(message.error)
+            raise AnsweredError(message.error)
         if message.result is msgspec.UNSET:
             raise self._strange("no result")
         try:

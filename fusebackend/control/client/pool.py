@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from fusebackend.base import jitter
-from fusebackend.control.client.client_connection import Connection, NotSent, Refused, ServerLost, TurnedAway
+from fusebackend.control.client.client_connection import AnsweredError, Connection, NotSent, ServerLost, TurnedAway
 from fusebackend.control.client.waits import Waits
 from fusebackend.protocol import PLAIN, SERVED
 
@@ -102,7 +102,7 @@ class Pool:
             connection = await self._borrow(waits)
             try:
                 return connection, await connection.call(waits, kind, verb, params, take)
-            except (Refused, NotImplementedError):
+            except (AnsweredError, NotImplementedError):
                 self._give_back(connection)
                 raise
             except TurnedAway:

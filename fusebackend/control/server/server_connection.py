@@ -40,7 +40,7 @@ from fusebackend.control.limits import (
     NoRoom,
 )
 from fusebackend.control.server.calls import RunningCall, Subscription
-from fusebackend.control.server.limiter import ARRIVING, BRIEF, COMMANDS, LONG, Client, Place, Share
+from fusebackend.control.server.limiter import ARRIVING, BRIEF, COMMANDS, LONG, LimitedClient, Place, Share
 from fusebackend.control.staging import Staging
 from fusebackend.control.verbs import OfPing, ServedMount
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Lines, WireError
@@ -86,7 +86,7 @@ class Connection:
         self._may_choose = view is None  # a view, which then is one for good
         self.staging = Staging()
         self.actor = peer(stream)
-        self.client = Client(number)
+        self.client = LimitedClient(number)
         self.active_at = self.since = time.monotonic()
         self.stream = stream
         self._lines = Lines(functools.partial(stream.recv, wire.RECEIVE_BYTES), held=self._hold)

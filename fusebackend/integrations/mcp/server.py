@@ -38,9 +38,10 @@ log = logging.getLogger(__name__)
 
 SCHEME = "fusebackend://"
 RESOURCE_BYTES = 4 << 20
+"""Of a file that is read as a resource. A larger one is read in parts, with the tool `read`."""
+
 VERSION = "fusebackend/version"
 """The key in `_meta` of a resource for the version of its file."""
-"""Of a file that is read as a resource. A larger one is read in parts, with the tool `read`."""
 
 PROGRESS_S = 1.0
 """How often the client is told that a call goes on."""
@@ -78,7 +79,7 @@ class MountServer:
     def __init__(self, files: Client) -> None:
         self._files = files
         self._in_view = bool(files.status().get("view"))  # chosen here, by its socket, or the mount's default
-        self._tools = {name: tool for name, tool in TOOLS.items() if not (tool.of_all and self._in_view)}
+        self._tools = {name: tool for name, tool in TOOLS.items() if tool.verb.in_view or not self._in_view}
         self._bus = _Bus(self._watch)
         self._subscribers: dict[str, set[ServerSession]] = {}
         self._tasks: TaskGroup | None = None

@@ -183,12 +183,12 @@ def drop_capabilities() -> None:
 
 
 def in_child(action: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """Run `action` in a forked child; return its result or raise its exception. See `Child.result` for the time-out."""
+    """Run `action` in a forked child; return its result or raise its exception, as `ForkedChild.result`."""
     child = fork(action)
     return child.result(timeout_s)
 
 
-class Child:
+class ForkedChild:
     """A forked process that runs one function and sends its result to the parent through a pipe."""
 
     def __init__(self, pid: int, pipe: int) -> None:
@@ -220,15 +220,15 @@ class Child:
         return value
 
 
-def fork(action: Callable[[], Any]) -> Child:
-    """Start `action` in a child process; `Child.result` waits for it."""
+def fork(action: Callable[[], Any]) -> ForkedChild:
+    """Start `action` in a child process; `ForkedChild.result` waits for it."""
     sys.stdout.flush()
     sys.stderr.flush()
     reader, writer = os.pipe()
     pid = os.fork()
     if pid:
         os.close(writer)
-        return Child(pid, reader)
+        return ForkedChild(pid, reader)
     try:
         os.close(reader)
         try:

@@ -228,8 +228,8 @@ class Merge:
                     found.append(AgentPath("/" + to_text(step.path)))
         return found
 
-    def _route(self, prefix: AgentPath, number: int = 0) -> _Route:
-        return _Route(prefix, self._volumes[prefix], self._staging, number)
+    def _route(self, prefix: AgentPath, number: int = 0) -> _ChangingRoute:
+        return _ChangingRoute(prefix, self._volumes[prefix], self._staging, number)
 
     def _make(self, plan: Plan, done: list[Step], partly: list[str], records: MergeRecords) -> None:
         by_route: dict[AgentPath, list[Step]] = {}
@@ -285,7 +285,7 @@ def _not_merged(path: AgentPath, error: OSError) -> OSError:
     return OSError(error.errno, f"'{path}' can't be merged: {error.strerror}")
 
 
-def _made(route: _Route, lines: Iterable[dict[str, Any]]) -> list[tuple[bytes, bytes]]:
+def _made(route: _ChangingRoute, lines: Iterable[dict[str, Any]]) -> list[tuple[bytes, bytes]]:
     """Return the renames of a route's lines that were made. Of the last line that is not known from the journal."""
     noted = [[(os.fsencode(old), os.fsencode(new)) for old, new in line["moves"]] for line in lines]
     with route.volume.lock:
@@ -301,7 +301,7 @@ def _ends(step: Step) -> tuple[bytes, bytes]:
     return (step.path, step.to_path) if step.word == "move" else (b"", b"")
 
 
-class _Route:
+class _ChangingRoute:
     """A route that changes, and the names in it that are known. Call it with the lock held, but for `clear`."""
 
     def __init__(self, prefix: AgentPath, volume: Volume, staging: bytes, number: int) -> None:
@@ -455,14 +455,14 @@ class _Route:
                 changes += [Change(node=directory), Change(node, directory, name)]
 
 
-class _Steps:
+class _RouteSteps:
     """Steps in one route.
 
     Attributes:
         partly: what could not be kept.
     """
 
-    def __init__(self, route: _Route, steps: Sequence[Step], records: MergeRecords) -> None:
+    def __init__(self, route: _ChangingRoute, steps: Sequence[Step], records: MergeRecords) -> None:
         self.route = route
         self.records = records
         self.volume = route.volume
@@ -564,11 +564,11 @@ _MAKES = frozenset({"make", "link", "move", "replace"})
 _MOVES = frozenset({"move", "park", "remove"})
 
 
-class _OneByOne(_Steps):
+class _OneByOne(_RouteSteps):
     """Steps that are made one after the other."""
 
     def __init__(
-        self, route: _Route, steps: Sequence[Step], records: MergeRecords, journal: Journal, done: list[Step]
+        self, route: _ChangingRoute, steps: Sequence[Step], records: MergeRecords, journal: Journal, done: list[Step]
     ) -> None:
         super().__init__(route, steps, records)
         self._journal = journal
@@ -650,11 +650,11 @@ class _OneByOne(_Steps):
             self.route.forget()
 
 
-class _AtOnce(_Steps):
+class _AtOnce(_RouteSteps):
     """Steps of which a reader sees all or none. What they replace goes into the staging directory, so that each can be
     taken back under the same lock, and is removed afterwards."""
 
-    def __init__(self, route: _Route, steps: Sequence[Step], records: MergeRecords) -> None:
+    def __init__(self, route: _ChangingRoute, steps: Sequence[Step], records: MergeRecords) -> None:
         super().__init__(route, steps, records)
         self._back: list[Callable[[Changes], None]] = []
 

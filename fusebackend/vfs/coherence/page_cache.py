@@ -49,7 +49,7 @@ MAX_OPENED = 1_000
 """Of so many, those are dropped for which nothing waits."""
 
 
-class _Opened:
+class _ChangedOpen:
     """A file that was opened and had changed."""
 
     __slots__ = ("until", "version")
@@ -76,7 +76,7 @@ class HoldBack:
 
     def __init__(self, on: bool) -> None:
         self._on = on
-        self._opened: dict[int, _Opened] = {}
+        self._opened: dict[int, _ChangedOpen] = {}
         self._waiting: dict[int, Callable[[], None]] = {}  # the last notice of each inode: they say the same
         self._telling: Counter[int] = Counter()  # inodes with a notice on its way
         self._guard = threading.Lock()
@@ -88,7 +88,7 @@ class HoldBack:
         with self._guard:
             if len(self._opened) >= MAX_OPENED:
                 self._drop_expired()
-            self._opened[inode] = _Opened(version)
+            self._opened[inode] = _ChangedOpen(version)
         while self._telling[inode]:
             await trio.sleep(POLL_S)
 
@@ -119,7 +119,7 @@ class HoldBack:
             if opened.until <= now and inode not in self._waiting:
                 del self._opened[inode]
 
-    def _later(self, inode: int, opened: _Opened) -> None:
+    def _later(self, inode: int, opened: _ChangedOpen) -> None:
         timer = threading.Timer(max(0.0, opened.until - time.monotonic()), self._now, [inode])
         timer.daemon = True
         timer.start()

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import trio
 
 
-class _Write(NamedTuple):
+class _WriteUnderWay(NamedTuple):
     start: int
     end: int
     done: trio.Event
@@ -29,7 +29,7 @@ class RangeOrder:
 
     def __init__(self, on: bool) -> None:
         self._on = on
-        self._under_way: dict[int, list[_Write]] = {}  # by inode
+        self._under_way: dict[int, list[_WriteUnderWay]] = {}  # by inode
 
     async def wait_for_writes(self, inode: int, start: int, end: int) -> None:
         """Wait until earlier writes to these bytes are done, or have failed."""
@@ -39,7 +39,7 @@ class RangeOrder:
     async def write(self, inode: int, offset: int, size: int, call: Callable[[], Awaitable[int]]) -> int:
         """Write bytes of a file by `call`, after earlier writes that overlap; returns its result."""
         earlier = self._meeting(inode, offset, offset + size)
-        mine = _Write(offset, offset + size, trio.Event())
+        mine = _WriteUnderWay(offset, offset + size, trio.Event())
         writes = self._under_way.setdefault(inode, [])
         writes.append(mine)
         try:
@@ -52,7 +52,7 @@ class RangeOrder:
                 del self._under_way[inode]
             mine.done.set()
 
-    def _meeting(self, inode: int, start: int, end: int) -> list[_Write]:
+    def _meeting(self, inode: int, start: int, end: int) -> list[_WriteUnderWay]:
         if not self._on:
             return []
         return [write for write in self._under_way.get(inode, ()) if write.start < end and start < write.end]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fusebackend.vfs.watch.queue import Watch
 
 
-class Source(Protocol):
+class ChangeSource(Protocol):
     """Where the changes come from: `RemoteWatch`, and `ThreadedWatch` in the server's own process."""
 
     async def aget(self) -> FileEvent | None:
@@ -41,9 +41,9 @@ class AsyncWatch:
             step.
     """
 
-    def __init__(self, source: Source | Callable[[], Awaitable[Source]]) -> None:
+    def __init__(self, source: ChangeSource | Callable[[], Awaitable[ChangeSource]]) -> None:
         self._begin = source if callable(source) else None
-        self._source: Source | None = None if callable(source) else source
+        self._source: ChangeSource | None = None if callable(source) else source
         self._stepping = False
         self._closed = False
 
@@ -92,7 +92,7 @@ class AsyncWatch:
     def __del__(self) -> None:
         self.close()
 
-    async def _begun(self) -> Source:
+    async def _begun(self) -> ChangeSource:
         if self._source is None:
             assert self._begin is not None
             self._source = await self._begin()

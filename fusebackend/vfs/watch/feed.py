@@ -7,7 +7,7 @@ never wait: they put events into queues with a bound.
 A watcher that looks at the mount because of an event must not see the state before it:
 
 - An event of the agent face gets its place in the queues at once, and is released after the kernel was notified
-  (`Gate`).
+  (`ChangeGate`).
 - The kernel applies its own change when it has the answer, and then lets go of the directory or file. `Watch.get` waits
   for that (`_wait_for_kernel`).
 """
@@ -38,7 +38,7 @@ from fusebackend.protocol import (
 from fusebackend.vfs.coherence.page_cache import KernelCache
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.vfs.watch.node_paths import NodePaths
-from fusebackend.vfs.watch.queue import Gate, Queued, Watch
+from fusebackend.vfs.watch.queue import ChangeGate, Queued, Watch
 
 NO_NAME = b"/"
 """A name that no directory has."""
@@ -162,7 +162,7 @@ class ChangeFeed:
     def _changed_by_others(self, routes: list[Route], changes: Sequence[Change]) -> Callable[[], None]:
         """Queue changes that an agent, or another host, has made to the volume of these routes."""
         watches = self._watches
-        gate = Gate(watches)
+        gate = ChangeGate(watches)
         for change in changes:
             if change.moved_from is not None:
                 self._names.adopt(routes, change.node, change.moved_from, change.path)
@@ -176,7 +176,7 @@ class ChangeFeed:
         change: Change,
         source: EventSource,
         watches: tuple[Watch, ...],
-        gate: Gate | None,
+        gate: ChangeGate | None,
         wait: Callable[[], None] | None = None,
     ) -> None:
         now = time.time_ns()

@@ -1,7 +1,7 @@
 """`Watch`: the queue of events between the mounted tree and one watcher, which may be slow and in any thread.
 
 `feed.py` puts events in while a volume's lock is held, so `put` never waits: the queue has a bound. An event may have
-to wait in its place for a `Gate`, and those behind it with it.
+to wait in its place for a `ChangeGate`, and those behind it with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WHOLE_TREES = frozenset({"deleted", "moved", "exchanged", "unknown"})
 """For a directory, these concern everything below it too."""
 
 
-class Gate:
+class ChangeGate:
     """Shut from the moment of a change until both faces show it."""
 
     __slots__ = ("_watches", "is_open")
@@ -46,7 +46,7 @@ class Gate:
 
 class Queued(NamedTuple):
     event: FileEvent
-    gate: Gate | None
+    gate: ChangeGate | None
     wait: Callable[[], None] | None = None
     """Called without any lock when the event is taken; returns when the kernel has applied the answer."""
 

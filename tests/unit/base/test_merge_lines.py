@@ -56,7 +56,7 @@ def _edited(rng: random.Random, lines: list[str]) -> list[str]:
 def test_random_cases_are_equal_to_git(tmp_path: Path) -> None:
     rng = random.Random(17)
     unclean = 0
-    for _ in range(500):
+    for _ in range(200):
         base = [rng.choice("abcdef") for _ in range(rng.randrange(12))]
         sides = [base, _edited(rng, base), _edited(rng, base)]
         end = "" if rng.random() < 0.2 else "\n"
@@ -71,4 +71,4 @@ def test_random_cases_are_equal_to_git(tmp_path: Path) -> None:
         unclean += not clean
         if data[1] == data[0] or data[1] == data[2]:
             assert (merged, clean) == (data[2], True)
-    assert 50 < unclean < 450, "both outcomes were seen"
+    assert 20 < unclean < 180, "both outcomes were seen"

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from eventually import eventually
 
 from fusebackend.base.deadline import is_readable
-from fusebackend.base.waiting import Lock, WouldWait, at_once, will_wait
+from fusebackend.base.waiting import Lock, Turns, WouldWait, at_once, will_wait
 from fusebackend.protocol import Features, Volume
 from fusebackend.vfs.calls.executor import RouteExecutor
 
@@ -134,6 +135,28 @@ async def test_nothing_is_tried_on_the_loop_for_a_volume_that_does_not_say_so() 
     route_executor = RouteExecutor(True, volume=volume)
     await route_executor.ask(volume.read, 1, 0, 4)
     assert threading.current_thread().name not in volume.threads
+
+
+def test_a_place_goes_to_the_one_that_has_waited_longest() -> None:
+    turns, order = Turns(1), list[int]()
+
+    def wait(number: int) -> None:
+        assert turns.take(60.0)
+        order.append(number)
+        turns.leave()
+
+    assert turns.take(0)
+    waiting = [threading.Thread(target=wait, args=(number,)) for number in range(3)]
+    for number, thread in enumerate(waiting, 1):
+        thread.start()
+        eventually(lambda number=number: len(turns._waiting) == number)
+    turns.leave()
+    assert order or not turns.take(0), "whoever asks next is not before those that wait"
+    for thread in waiting:
+        thread.join()
+    assert order == [0, 1, 2]
+    assert turns.take(0)
+    assert not turns.take(0.01), "there is one place, and it is taken"
 
 
 # -- a wait for one descriptor -----------------------------------------------------------------------------------------

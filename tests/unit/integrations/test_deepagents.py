@@ -568,19 +568,6 @@ with fusebackend.mount(their_backends.make(), sys.argv[1]) as files:
     assert (done.returncode, done.stdout) == (0, "from the kernel one\n\n"), done.stderr
 
 
-@pytest.mark.mounted
-def test_a_graphs_state_on_a_mount_is_one_clear_line(tmp_path):
-    mounts.require()
-    (tmp_path / "mnt").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "fusebackend.cli.main", "mount", str(tmp_path / "mnt"), "--foreground",
-         "--default", "python:their_backends:make_state"],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(TREE)},
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert "has files only inside of a running graph" in done.stderr and "Traceback" not in done.stderr
-
-
 def test_a_state_that_is_a_graphs_can_not_be_mounted():
     with pytest.raises(TypeError, match="has files only inside of a running graph"):
         volume_of(TheirState())

@@ -94,6 +94,7 @@ class Pair:
         if kind == "store":
             return InMemoryStore()
         connection = sqlite3.connect(directory + "/store.db", check_same_thread=False, isolation_level=None)
+        connection.execute("PRAGMA synchronous = OFF")  # each example has a file of its own
         store = SqliteStore(connection)
         store.setup()
         self.release.append(connection.close)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -216,37 +215,6 @@ def _change_within_a_tick(backend: Any) -> None:
         backend.upload_files([("/f", text.encode())])
         found = version(backend, "/f")
         assert seen.setdefault(found, text) == text
-
-
-@for_each("kind", KINDS)
-def test_no_update_is_lost_between_threads(kind, tmp_path):
-    directory = tmp_path / kind
-    directory.mkdir(exist_ok=True)
-    with opened(kind, directory) as backend:
-        _count(backend)
-
-
-def _count(backend: Any) -> None:
-    backend.write("/n", "0")
-    threads, each_counts = 8, 12
-
-    def count() -> None:
-        left = each_counts
-        while left:
-            result = backend.read("/n")
-            number = int(result.file_data["content"])
-            answer = backend.edit("/n", str(number), str(number + 1), if_version=result.version)
-            if answer.error is None:
-                left -= 1
-            else:
-                assert answer.error.startswith("changed"), answer.error
-
-    workers = [threading.Thread(target=count) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert content(backend, "/n") == str(threads * each_counts).encode()
 
 
 def test_a_backend_that_knows_no_conditions_is_compared_before():

@@ -6,6 +6,7 @@ Thread-safe, and nothing is locked.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -107,14 +108,17 @@ class Bucket:
 
     # -- objects -----------------------------------------------------------------------------------------------
 
+    def _ask(self, key: str, request: Callable[..., Any], *args: Any, **words: Any) -> Any:
+        """Send one of obstore's requests, and again while the service gets too many."""
+        with object_errors(key):
+            return patiently(lambda: request(self.store, *args, **words))
+
     def head(self, key: str) -> Object | None:
         """An object, None when there is none."""
         try:
-            with object_errors(key):
-                answer = patiently(lambda: obstore.get(self.store, key, options={"head": True}))
+            return _head(self._ask(key, obstore.get, key, options={"head": True}))
         except FileNotFoundError:
             return None
-        return _head(answer)
 
     def fetch(self, key: str, most: int) -> tuple[Object, memoryview | None] | None:
         """An object, and its content if that is at most so many bytes. None when there is no object."""
@@ -133,43 +137,23 @@ class Bucket:
             for piece in answer.stream(min_chunk_size=PIECE_BYTES):
                 yield bytes(piece)
 
-    def get_small(self, key: str) -> bytes:
-        """The content of a small object. ENOENT."""
-        with object_errors(key):
-            return bytes(patiently(lambda: obstore.get(self.store, key)).bytes())
-
-    def make(self, key: str, data: bytes, attributes: Mapping[str, str]) -> str | None:
-        """A new small object; its ETag. EEXIST."""
+    def put_small(self, key: str, data: bytes, attributes: Mapping[str, str], create: bool = False) -> str | None:
+        """Put a small object, in place of any other one unless `create`, which is EEXIST then; its ETag."""
+        words: dict[str, Any] = {"attributes": dict(attributes), "mode": "create" if create else "overwrite"}
         try:
-            with object_errors(key):
-                answer = patiently(
-                    lambda: obstore.put(self.store, key, data, mode="create", attributes=dict(attributes))
-                )
+            etag: str | None = self._ask(key, obstore.put, key, data, use_multipart=False, **words)["e_tag"]
         except OSError as error:
-            raise oserror(errno.EEXIST, key) if error.errno == errno.ESTALE else error from None
-        return answer["e_tag"]
-
-    def put_small(self, key: str, data: bytes, attributes: Mapping[str, str]) -> str | None:
-        """Put a small object without a condition; its ETag."""
-        with object_errors(key):
-            return patiently(
-                lambda: obstore.put(
-                    self.store, key, data, attributes=dict(attributes), use_multipart=False, mode="overwrite"
-                )
-            )["e_tag"]
+            raise oserror(errno.EEXIST, key) if create and error.errno == errno.ESTALE else error from None
+        return etag
 
     def copy(self, key: str, new: str) -> None:
         """Copy an object with its attributes in the store, without a condition. ENOENT."""
-        with object_errors(key):
-            patiently(lambda: obstore.copy(self.store, key, new))
+        self._ask(key, obstore.copy, key, new)
 
     def delete(self, key: str) -> None:
         """Delete an object, if it is there."""
-        try:
-            with object_errors(key):
-                patiently(lambda: obstore.delete(self.store, key))
-        except FileNotFoundError:
-            return
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(key, obstore.delete, key)
 
     def delete_directory(self, directory: str) -> None:
         """Delete what keeps an empty directory: our sign, and another tool's where there are extras."""
@@ -185,8 +169,7 @@ class Bucket:
         if not keys:
             return
         try:
-            with object_errors(keys[0]):
-                patiently(lambda: obstore.delete(self.store, keys))
+            self._ask(keys[0], obstore.delete, keys)
         except FileNotFoundError:  # of one, where each is a request; whether the others were sent is not known
             each(self.delete, keys)
 

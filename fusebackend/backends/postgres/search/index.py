@@ -213,7 +213,7 @@ SELECT gin_clean_pending_list(oid) FROM pg_class WHERE oid = to_regclass('{INDEX
 _LEFT: Final = "SELECT EXISTS (SELECT FROM fusebackend.unindexed WHERE volume = %s AND NOT large)"
 
 
-class Changed(NamedTuple):
+class ChangedFile(NamedTuple):
     """A file to be indexed. `bytes` are in its chunks."""
 
     node: int
@@ -289,7 +289,7 @@ class SearchIndexer:
         if locked == [(False,)]:
             send(connection, [COMMIT])
             return LOOK_S
-        portion = _portion([Changed(*row) for row in rows])
+        portion = _portion([ChangedFile(*row) for row in rows])
         if portion:
             self._unsorted = True
             send(connection, [*self._indexing(connection, portion), COMMIT])
@@ -298,7 +298,7 @@ class SearchIndexer:
         self._unsorted = False
         return quiet_s if left == [(True,)] else None
 
-    def _indexing(self, connection: Connection[Any], portion: list[Changed]) -> list[Statement]:
+    def _indexing(self, connection: Connection[Any], portion: list[ChangedFile]) -> list[Statement]:
         """The statements. Last come those that lock rows which writers of these files need."""
         large = [file for file in portion if file.is_file and file.bytes > INDEXED_BYTES]
         entries = self._entries(connection, [file.node for file in portion if file.is_file and file not in large])
@@ -329,9 +329,9 @@ class SearchIndexer:
         return {node: words_of(text) for node, text in texts if text is not None}
 
 
-def _portion(waiting: list[Changed]) -> list[Changed]:
+def _portion(waiting: list[ChangedFile]) -> list[ChangedFile]:
     """The first of them, as many as fit `PORTION_BYTES`."""
-    portion: list[Changed] = []
+    portion: list[ChangedFile] = []
     size = 0
     for file in waiting:
         size += file.bytes if file.bytes <= INDEXED_BYTES else 0

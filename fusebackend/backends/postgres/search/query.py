@@ -57,7 +57,7 @@ IDLE_S = 1.0
 """How long the watching thread stays without a query."""
 
 
-class Watch:
+class QueryWatch:
     """Cancels queries whose budget is spent. Any thread may use it."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class SearchQueries:
         self._volume = volume
         self.indexed = indexed
         self._places = threading.BoundedSemaphore(QUERIES_AT_ONCE)
-        self._watch = Watch()
+        self._watch = QueryWatch()
 
     def rows(self, query: str, **parameters: object) -> list[tuple[Any, ...]]:
         """The rows of one statement, which is one moment of the volume; `%(volume)s` is the volume's id.

@@ -78,7 +78,7 @@ SELECT id, parent, type, checkpoint FROM chain
 """)
 
 
-class _Seen(NamedTuple):
+class _SeenUpTo(NamedTuple):
     """How far a table was read."""
 
     rows: int
@@ -207,7 +207,7 @@ class SqliteDatabase(SqlDatabase):
     def _may_count(self) -> bool:
         return self._clock() - self._counted_at >= self._count_s / COUNTING_SHARE
 
-    def _count(self, seen: Mapping[str, _Seen]) -> dict[str, int]:
+    def _count(self, seen: Mapping[str, _SeenUpTo]) -> dict[str, int]:
         """The rows up to the last one seen of each table. Others may add rows meanwhile: only a deletion changes it."""
         began = self._clock()
         counted = {table: self._count_rows(table, last) for table, (_, last, _) in seen.items()}
@@ -232,9 +232,9 @@ class SqliteDatabase(SqlDatabase):
             start = end
         return rows
 
-    def _look(self, table: str, rows: int) -> _Seen:
+    def _look(self, table: str, rows: int) -> _SeenUpTo:
         last = self._ask(f"SELECT max(rowid) FROM {table}")[0][0] or 0
-        return _Seen(rows, last, self._key(table, last))
+        return _SeenUpTo(rows, last, self._key(table, last))
 
     def _key(self, table: str, rowid: int) -> object:
         extra = ", task_id, idx" if table == "writes" else ""

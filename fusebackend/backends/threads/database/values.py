@@ -128,7 +128,7 @@ _IN_OBJECT: Final = 4
 """The same of an object: its parts, its arguments, and a channel in an `Overwrite`."""
 
 
-class _Room:
+class _PiecesLeft:
     """How much all pieces of a value together may still have, and how many they may be."""
 
     def __init__(self, left: int) -> None:
@@ -167,9 +167,9 @@ class _Format(NamedTuple):
         except Damaged as error:
             if not levels:
                 raise
-            return self._members(data, levels, _Room(self.most * ALL_PIECES), error)
+            return self._members(data, levels, _PiecesLeft(self.most * ALL_PIECES), error)
 
-    def _members(self, data: bytes, levels: int, room: _Room, error: Damaged) -> Any:
+    def _members(self, data: bytes, levels: int, room: _PiecesLeft, error: Damaged) -> Any:
         """Raises the error of the whole where that has no members."""
         try:
             members = self.split(data)
@@ -184,7 +184,7 @@ class _Format(NamedTuple):
             found[key] = self._member(bytes(member), levels - 1, room)
         return found if isinstance(members, dict) else list(found.values())
 
-    def _member(self, data: bytes, levels: int, room: _Room) -> Any:
+    def _member(self, data: bytes, levels: int, room: _PiecesLeft) -> Any:
         size = self.size(data)
         try:
             if size > self.most:

@@ -80,7 +80,7 @@ def test_a_directory_is_whole_in_one_place_after_a_crash(monkeypatch, at, after)
         # One request after the other, so that each number is one moment.
         patch.setattr(Bucket, "copy_all", lambda self, pairs: [self.copy(*pair) for pair in pairs])
         patch.setattr(Bucket, "delete_all", lambda self, keys: [self.delete(key) for key in keys])
-        patch.setattr("fusebackend.backends.object_store.rename.Journal.end", killed_too(fate))
+        patch.setattr("fusebackend.backends.object_store.rename.RenameJournal.end", killed_too(fate))
         try:
             backend.move("/from", "/to")
         except Killed:
@@ -96,7 +96,7 @@ def test_a_directory_is_whole_in_one_place_after_a_crash(monkeypatch, at, after)
 
 def killed_too(fate):
     """A process that was killed does not tidy up on its way out."""
-    original = rename.Journal.end
+    original = rename.RenameJournal.end
 
     def end(self, key):
         if fate.left is not None and fate.left < 0:

@@ -482,3 +482,63 @@ def test_agents_and_kernel_share_one_truth(store):
             assert backend.volume.read(node, 0, 100) == b"agent\n"
             assert backend.volume.getattr(node).size == 6
             backend.volume.release(node, READ)
+
+
+# -- what a listing does not say -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def links(store):
+    """Links to a file and to a directory, which nobody has looked at yet."""
+    with ObjectStoreBackend(store) as maker:
+        maker.upload_files([("/d/file", b"needle"), ("/d/needle", b"")])
+        node = maker.volume.lookup(ROOT_NODE, b"d").node
+        maker.volume.symlink(node, b"link", b"file", ME)
+        maker.volume.symlink(node, b"up", b"../d", ME)
+    return store
+
+
+LINK_VERBS = {
+    "read": (lambda backend: backend.read("/d/link").file_data["content"], "needle"),
+    "download": (lambda backend: backend.download_files(["/d/link"])[0].content, b"needle"),
+    "read by a directory's": (lambda backend: backend.read("/d/up/up/link").file_data["content"], "needle"),
+    "ls": (lambda backend: len(backend.ls("/d/up").entries), 4),
+    "edit": (lambda backend: backend.edit("/d/link", "needle", "pin").error, None),
+    "upload": (lambda backend: backend.upload_files([("/d/link", b"new")])[0].error, None),
+    "write": (lambda backend: backend.write("/d/link", "new").error is None, False),
+    "grep": (lambda backend: [match["path"] for match in backend.grep("e", "/d").matches], ["/d/file"]),
+    "delete": (lambda backend: backend.delete("/d/link").error, None),
+    "move": (lambda backend: backend.move("/d/link", "/d/moved").error, None),
+    "stat": (lambda backend: stat.S_ISLNK(backend.volume.lookup(2, b"link").mode), True),
+}
+
+
+@pytest.mark.parametrize("verb", LINK_VERBS)
+def test_a_link_that_a_listing_takes_for_a_file_is_one_for_each_verb(links, verb):
+    work, expected = LINK_VERBS[verb]
+    with ObjectStoreBackend(links) as backend:
+        node = backend.volume.lookup(ROOT_NODE, b"d").node
+        shown = {name: attr.mode for name, attr in backend.volume.readdir_brief(node, b"", 10)}
+        assert stat.S_ISREG(shown[b"link"]), "nobody has looked at it"
+        assert work(backend) == expected
+    assert verb == "delete" or content(links, "d/moved" if verb == "move" else "d/link") == b"file"
+
+
+def test_without_attributes_they_are_neither_shown_nor_lost(store, links):
+    store.put("d/script", b"#!", attributes={"Content-Type": "text/x-mine", "mode": str(0o100755), "uid": "7"})
+    with ObjectStoreBackend(links, attributes="off") as backend:
+        volume = backend.volume
+        node = volume.lookup(ROOT_NODE, b"d").node
+        shown = {name: attr.mode for name, attr in volume.readdir(node, b"", 10)}
+        assert shown == dict.fromkeys((b"file", b"link", b"needle", b"script", b"up"), 0o100644)
+        assert backend.edit("/d/script", "#!", "#!/bin/sh").error is None
+        script = volume.lookup(node, b"script").node
+        volume.setattr(script, AttrChanges(mode=0o600))
+        volume.open(script, READ)
+        volume.release(script, READ)
+        assert volume.getattr(script).mode == 0o100600, "kept in memory"
+        with fails(errno.EPERM):
+            volume.symlink(node, b"new", b"file", ME)
+    kept = obstore.get(store, "d/script", options={"head": True}).attributes
+    assert (kept["Content-Type"], kept["mode"], kept["uid"]) == ("text/x-mine", str(0o100755), "7")
+    assert content(store, "d/script") == b"#!/bin/sh"

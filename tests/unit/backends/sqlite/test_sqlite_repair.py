@@ -111,6 +111,13 @@ def test_a_file_named_lost_and_found_stays(volume_file: Path) -> None:
     assert {"lost+found", "lost+found-2", "lost+found-2/#5"} <= set(visit(volume_file))
 
 
+def test_an_index_that_cannot_be_read_is_made_anew(volume_file: Path) -> None:
+    damage(volume_file, "DELETE FROM unindexed; DELETE FROM trigram_data")
+    assert check(volume_file)
+    assert repair(volume_file).left == []
+    assert check(volume_file) == []
+
+
 def test_damaged_pages_are_not_written_to(volume_file: Path) -> None:
     page_bytes = 16384
     with volume_file.open("r+b") as file:

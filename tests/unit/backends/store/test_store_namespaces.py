@@ -12,7 +12,6 @@ import stores
 from eventually import eventually
 
 from fusebackend.backends import StoreBackend
-from fusebackend.backends.store.namespaces import NamespaceTree
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.protocol.scheme import UrlError
 from fusebackend.remote.volume import ForeignVolume
@@ -23,7 +22,7 @@ CALLER = Caller(os.getuid(), os.getgid())
 
 
 @pytest.fixture
-def tree(store: Any) -> Iterator[NamespaceTree]:
+def tree(store: Any) -> Iterator[StoreBackend]:
     with StoreBackend.tree(store) as backend:
         yield backend
 
@@ -32,13 +31,13 @@ def put(store: Any, namespace: tuple[str, ...], key: str, text: str) -> None:
     store.put(namespace, key, dict(encode_file_data(text.encode())))
 
 
-def ls(tree: NamespaceTree, path: str) -> list[str]:
+def ls(tree: StoreBackend, path: str) -> list[str]:
     result = tree.ls(path)
     assert result.error is None
     return [info["path"] for info in result.entries or ()]
 
 
-def files(tree: NamespaceTree) -> dict[str, bytes | None]:
+def files(tree: StoreBackend) -> dict[str, bytes | None]:
     result = tree.glob("**/*")
     assert result.error is None
     names = [info["path"] for info in result.matches or ()]
@@ -50,7 +49,7 @@ def items(store: Any, namespace: tuple[str, ...]) -> dict[str, Any]:
     return {item.key: item.value["content"] for item in store.search(namespace) if item.namespace == namespace}
 
 
-def test_namespaces_are_directories_and_keys_are_files(store: Any, tree: NamespaceTree) -> None:
+def test_namespaces_are_directories_and_keys_are_files(store: Any, tree: StoreBackend) -> None:
     put(store, ("users", "ada"), "/notes.md", "of ada")
     put(store, ("users", "ada"), "/deep/er.md", "deep")
     put(store, ("users",), "all.md", "of all")
@@ -74,7 +73,7 @@ def test_namespaces_are_directories_and_keys_are_files(store: Any, tree: Namespa
     assert tree.download_files(["/top.md"])[0].error == "file_not_found"
 
 
-def test_a_long_text_gives_way_to_a_namespace(store: Any, tree: NamespaceTree) -> None:
+def test_a_long_text_gives_way_to_a_namespace(store: Any, tree: StoreBackend) -> None:
     text = "one\ntwo\n"
     store.put(("users",), "ada", {"text": text})
     store.put(("users",), "bob", {"text": text})
@@ -93,7 +92,7 @@ def test_a_long_text_gives_way_to_a_namespace(store: Any, tree: NamespaceTree) -
     assert tree.move("/users/bob.md", "/users/ada/bob.md").error is not None
 
 
-def test_a_key_that_is_called_as_a_namespace_gives_way(store: Any, tree: NamespaceTree) -> None:
+def test_a_key_that_is_called_as_a_namespace_gives_way(store: Any, tree: StoreBackend) -> None:
     put(store, ("a",), "/b", "a file")
     put(store, ("a", "b"), "/c", "of the namespace")
     put(store, ("d",), "/e/f", "below a key")
@@ -118,7 +117,7 @@ def test_a_key_that_is_called_as_a_namespace_gives_way(store: Any, tree: Namespa
     assert items(store, ("a", "b")) == {"/c": "of the namespace"}
 
 
-def test_odd_labels_are_escaped(store: Any, tree: NamespaceTree) -> None:
+def test_odd_labels_are_escaped(store: Any, tree: StoreBackend) -> None:
     for label in ("a/b", "%", "%2F", "ü" * 200, "x y"):
         put(store, ("odd", label), "/f", label)
     assert set(files(tree).values()) == {label.encode() for label in ("a/b", "%", "%2F", "ü" * 200, "x y")}
@@ -127,7 +126,7 @@ def test_odd_labels_are_escaped(store: Any, tree: NamespaceTree) -> None:
     assert items(store, ("odd", "c/d")) == {"/g": "new"}
 
 
-def test_new_directories_are_namespaces(store: Any, tree: NamespaceTree) -> None:
+def test_new_directories_are_namespaces(store: Any, tree: StoreBackend) -> None:
     assert tree.write("/users/bob/deep/n.md", "n").error is None
     assert items(store, ("users", "bob", "deep")) == {"/n.md": "n"}
     put(store, ("users", "ada"), "/keys/old.md", "old")
@@ -146,7 +145,7 @@ def test_new_directories_are_namespaces(store: Any, tree: NamespaceTree) -> None
     assert "directory" in (tree.write("/users/ada", "x").error or "")
 
 
-def test_files_are_moved_between_namespaces(store: Any, tree: NamespaceTree) -> None:
+def test_files_are_moved_between_namespaces(store: Any, tree: StoreBackend) -> None:
     put(store, ("a",), "/one.md", "1")
     put(store, ("a",), "/dir/two.md", "2")
     put(store, ("b",), "/three.md", "3")
@@ -162,7 +161,7 @@ def test_files_are_moved_between_namespaces(store: Any, tree: NamespaceTree) -> 
     assert "not found" in (tree.move("/c/none", "/b/none").error or "")
 
 
-def test_namespaces_are_renamed_and_deleted_with_all_in_them(store: Any, tree: NamespaceTree) -> None:
+def test_namespaces_are_renamed_and_deleted_with_all_in_them(store: Any, tree: StoreBackend) -> None:
     put(store, ("a", "b"), "/k/x", "x")
     put(store, ("a", "b", "c"), "/y", "y")
     put(store, ("other",), "/z", "z")
@@ -182,7 +181,7 @@ def test_namespaces_are_renamed_and_deleted_with_all_in_them(store: Any, tree: N
     assert files(tree) == {"/other/z": b"z", "/other/values/v.json": b'{\n  "no": "file"\n}\n'}
 
 
-def test_searches_begin_anywhere(store: Any, tree: NamespaceTree) -> None:
+def test_searches_begin_anywhere(store: Any, tree: StoreBackend) -> None:
     put(store, ("a", "b"), "/k/x.md", "needle one")
     put(store, ("a",), "/y.md", "needle two")
     put(store, ("c",), "/z.txt", "needle three")
@@ -195,7 +194,7 @@ def test_searches_begin_anywhere(store: Any, tree: NamespaceTree) -> None:
     assert tree.grep("needle", max_count=2).truncated
 
 
-def test_a_mount_of_it(store: Any, tree: NamespaceTree) -> None:
+def test_a_mount_of_it(store: Any, tree: StoreBackend) -> None:
     put(store, ("a",), "/f", "one")
     volume = ForeignVolume(tree, ttl_s=0)
     node = volume.lookup(ROOT_NODE, b"a").node
@@ -254,7 +253,7 @@ def test_urls(tmp_path: Path) -> None:
         StoreBackend.tree(object())
 
 
-def test_new_files_of_a_namespace_are_made_together(store: Any, tree: NamespaceTree) -> None:
+def test_new_files_of_a_namespace_are_made_together(store: Any, tree: StoreBackend) -> None:
     put(store, ("a", "b"), "/taken", "theirs")
     new = [("/a/b/d/one", b"1"), ("/a/b/d/two", b"2")]
     assert [answer.error for answer in tree.upload_new(new)] == [None, None]

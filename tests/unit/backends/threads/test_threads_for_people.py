@@ -236,7 +236,7 @@ def test_copies_of_threads_are_as_real_as_their_seeds(
     with conversations.opened(kind, where) as saver:
         made = conversations.fill(saver, 34)
         assert [thread.name for thread in made] == [f"T{number:07}" for number in range(34)]
-        for thread in made[:12] + made[32:]:
+        for thread in made[:4] + made[32:]:
             agent = STORIES[thread.story](InMemorySaver(serde=saver.serde), "T9999999")
             real = steps(agent, "T9999999")
             agent.checkpointer = saver
