@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend as CompositeBackend
     from fusebackend.composite.backend import resolve as resolve
     from fusebackend.protocol.versions import digest_of as digest_of
-    from fusebackend.remote.agent_verbs import FileVerbs as FileVerbs
-    from fusebackend.remote.agent_verbs import Loaded as Loaded
+    from fusebackend.remote.backend import RemoteBackend as RemoteBackend
     from fusebackend.remote.volume import ForeignVolume as ForeignVolume
+    from fusebackend.remote.volume import RemoteVolume as RemoteVolume
     from fusebackend.remote.volume import volume_of as volume_of
     from fusebackend.volumes.agent_face import VolumeBackend as VolumeBackend
 
@@ -60,9 +60,9 @@ _NAMES = {
     "backends.store": "StoreBackend",
     "backends.threads": "ThreadsBackend",
     "composite.backend": "CompositeBackend resolve",
-    "remote.agent_verbs": "FileVerbs Loaded",
+    "remote.backend": "RemoteBackend",
     "protocol.versions": "digest_of",
-    "remote.volume": "ForeignVolume volume_of",
+    "remote.volume": "ForeignVolume RemoteVolume volume_of",
     "volumes.agent_face": "VolumeBackend",
 }
 """The names above by module, which is imported when one of them is first used."""

@@ -8,22 +8,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.dialects.agent_face import AgentFace, is_native
+from fusebackend.dialects.agent_face import AgentFace, is_native, stumbled
+from fusebackend.dialects.text_files import Outcome
 from fusebackend.protocol import (
     Attr,
     Change,
     Conditions,
-    DeleteResult,
-    EditResult,
     FileInfo,
     FileUploadResponse,
-    MoveResult,
-    WriteResult,
 )
 from fusebackend.remote.volume import ForeignVolume, foreign_volume
 from fusebackend.volumes.walk import resolve
@@ -113,40 +110,16 @@ class ReportingFace(AgentFace):
     Such a backend does not say whether `upload_files` replaced a file, nor whether a deleted path was a directory. Only
     while a `Watch` is open it is asked before."""
 
-    def write(self, path: AgentPath, content: str, **when: Unpack[Conditions]) -> WriteResult:
-        volume, before = self._before(path)
-        result = super().write(path, content, **when)
-        self._report(volume, [path], [] if result.error else [_stored(path, before[0])])
-        return result
-
-    def edit(
-        self,
-        path: AgentPath,
-        old_string: str,
-        new_string: str,
-        replace_all: bool = False,
-        **when: Unpack[Conditions],
-    ) -> EditResult:
-        volume, _ = self._before()
-        result = super().edit(path, old_string, new_string, replace_all, **when)
-        self._report(volume, [path], [] if result.error else [Change(kind="modified", path=path)])
-        return result
-
-    def delete(self, path: AgentPath, *, is_directory: bool = False, **when: Unpack[Conditions]) -> DeleteResult:
-        volume, before = self._before(path)
-        result = super().delete(path, is_directory=is_directory, **when)
-        # A tree may be gone in part.
-        kind: Any = "unknown" if result.error else "deleted"
-        reported = not result.error or _is_dir(before[0])
-        self._report(volume, [path], [Change(kind=kind, path=_shown(path, before[0]))] if reported else [])
-        return result
-
-    def move(self, source: AgentPath, destination: AgentPath, **when: Unpack[Conditions]) -> MoveResult:
-        volume, before = self._before(source)
-        result = super().move(source, destination, **when)
-        after, old = _shown(destination, before[0]), _shown(source, before[0])
-        moved = Change(kind="moved", path=after, moved_from=old)
-        self._report(volume, [source, destination], [] if result.error else [moved])
+    def changing(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
+        changed: list[AgentPath] = list(args[: 2 if verb == "move" else 1])
+        volume, (before,) = self._before(changed[0])
+        result = super().changing(kind, verb, *args, **options)
+        reports: list[Change] = []
+        if result.error is None or stumbled(result.error):
+            reports = [_made(verb, before, *changed)]
+        elif verb == "delete" and _is_dir(before):  # a tree may be gone in part
+            reports = [Change(kind="unknown", path=_shown(changed[0], before))]
+        self._report(volume, changed, reports)
         return result
 
     def upload_files(
@@ -185,6 +158,15 @@ class ReportingFace(AgentFace):
 def face_of(backend: Any, name: str) -> AgentFace:
     """Return the agent face of a composite's backend."""
     return AgentFace(backend, name) if is_native(backend) else ReportingFace(backend, name)
+
+
+def _made(verb: str, before: Attr | None, path: AgentPath, target: AgentPath = ROOT) -> Change:
+    """The change that a verb has made."""
+    if verb == "delete":
+        return Change(kind="deleted", path=_shown(path, before))
+    if verb == "move":
+        return Change(kind="moved", path=_shown(target, before), moved_from=_shown(path, before))
+    return Change(kind="modified", path=path) if verb == "edit" else _stored(path, before)
 
 
 def _stored(path: AgentPath, before: Attr | None) -> Change:

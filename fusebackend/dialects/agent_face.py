@@ -251,8 +251,8 @@ class AgentFace:
             return WriteResult(
                 stored.error and f"Error writing file '{path}': {stored.error}", path, stored.files_update
             )
-        result = self.change(WriteResult, "write", path, content, **when)
-        if result.error is not None and _stumbled(result.error) and self._bytes(path) is not None:
+        result = self.changing(WriteResult, "write", path, content, **when)
+        if result.error is not None and stumbled(result.error) and self._bytes(path) is not None:
             return WriteResult(path=path)
         return result
 
@@ -267,8 +267,8 @@ class AgentFace:
         if (unmet := self._unmet(verbs.EDIT, when, path)) is not None:
             return unmet
         counted = self._bytes(path) if replace_all and self._method("ls_info") is not None else None
-        result = self.change(EditResult, "edit", path, old_string, new_string, replace_all=replace_all, **when)
-        if result.error is not None and _stumbled(result.error):
+        result = self.changing(EditResult, "edit", path, old_string, new_string, replace_all=replace_all, **when)
+        if result.error is not None and stumbled(result.error):
             old = old_string.encode("utf-8", "surrogateescape")
             return EditResult(path=path, occurrences=counted.count(old) if counted is not None else 1)
         return result
@@ -283,12 +283,12 @@ class AgentFace:
                 return verbs.DELETE.refused(errors.oserror(errno.ENOTDIR), path)
         if (unmet := self._unmet(verbs.DELETE, when, path)) is not None:
             return unmet
-        return self.change(DeleteResult, "delete", path, **when)
+        return self.changing(DeleteResult, "delete", path, **when)
 
     def move(self, source: AgentPath, destination: AgentPath, **when: Unpack[Conditions]) -> MoveResult:
         if (unmet := self._unmet(verbs.MOVE, when, source, destination)) is not None:
             return unmet
-        return self.change(MoveResult, "move", source, destination, **when)
+        return self.changing(MoveResult, "move", source, destination, **when)
 
     def require(self, path: AgentPath, condition: Condition) -> None:
         """Compare a file with a condition, on behalf of a backend that does not: whoever changes it before the change
@@ -448,6 +448,10 @@ class AgentFace:
 
     # -- asking ------------------------------------------------------------------------------------------------
 
+    def changing(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
+        """`change` for a caller of this face, and not for `texts`. A subclass is told of each here."""
+        return self.change(kind, verb, *args, **options)
+
     def change(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
         try:
             answer = self.ask((verb,), *args, **options)
@@ -482,7 +486,7 @@ class AgentFace:
                 except (GivenUp, RouteDown) as error:  # logged where it was decided
                     raise Refusal(f"{self.name}: {error.strerror}") from None
                 except Exception as error:  # foreign code: each exception becomes an answer
-                    if not _stumbled(str(error)):
+                    if not stumbled(str(error)):
                         log.warning("%s: %s failed", self.name, verb, exc_info=True)
                     raise Refusal(f"{self.name}: {verb} failed: {type(error).__name__}: {error}") from error
         raise Unsupported(f"{self.name} ({type(self.backend).__name__}) does not support {verbs[0]}")
@@ -560,7 +564,7 @@ class AgentFace:
         return raw
 
 
-def _stumbled(error: str) -> bool:
+def stumbled(error: str) -> bool:
     """True if a change was made, and only its record failed. Backends from before deepagents 0.7 give its records a
     `files_update`, which those no longer take; by then the change is made."""
     return "unexpected keyword argument 'files_update'" in error

@@ -8,10 +8,12 @@ methods may be called from several threads where `Abilities.concurrent` says so,
 from __future__ import annotations
 
 import abc
+import errno
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
+from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_text
 
 if TYPE_CHECKING:
@@ -116,6 +118,16 @@ class Bytes(Protocol):
         """All the bytes; writers wait meanwhile."""
 
 
+def begins_with(data: Bytes, pieces: Iterable[bytes]) -> bool:
+    """Return True if the bytes to store begin with these pieces, one after the other."""
+    offset = 0
+    for piece in pieces:
+        if data.read(offset, len(piece)) != piece:
+            return False
+        offset += len(piece)
+    return True
+
+
 class Reader(Protocol):
     """Reads parts of one version of a file."""
 
@@ -131,7 +143,7 @@ class Remote(abc.ABC):
     name: str
     """For the log."""
     abilities: Abilities
-    hopeless: frozenset[int]
+    hopeless: frozenset[int] = frozenset()
     """The errno of a put that will never succeed: what was written is given up, instead of tried again."""
 
     @property
@@ -153,13 +165,19 @@ class Remote(abc.ABC):
     def has(self, key: str) -> bool:
         """True if there is this file, or this directory (by itself, or because of a file below it)."""
 
-    @abc.abstractmethod
     def holds_only(self, directory: str) -> bool:
         """True if a directory is empty but for its own sign."""
+        try:
+            return not self.contents(directory).infos
+        except FileNotFoundError:
+            return True
 
-    @abc.abstractmethod
     def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
         """The segment for a new name in a directory. EILSEQ, ENAMETOOLONG, or another refusal."""
+        try:
+            return name.decode("utf-8")
+        except UnicodeDecodeError:  # services differ in what they make of it
+            raise oserror(errno.EILSEQ, name) from None
 
     def segment(self, name: bytes) -> str | None:
         """The segment of a name; None if it takes a listing to know."""
@@ -199,9 +217,15 @@ class Remote(abc.ABC):
             fetch_bytes: its size, where its content is wanted next; a small one may come with the same request.
         """
 
-    @abc.abstractmethod
     def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
         """`head` of many files (key and size in the listing) and directories: their attributes and true sizes."""
+        return [self.head_or_error(key) for key, _ in wanted]
+
+    def head_or_error(self, key: str) -> Head | OSError | None:
+        try:
+            return self.head(key)
+        except OSError as error:
+            return error
 
     def reader(self, key: str, etag: Etag | None, size: int) -> Reader:
         """Only with `Abilities.ranges`."""
@@ -223,17 +247,26 @@ class Remote(abc.ABC):
             OSError: ESTALE when another version is there. After any other errno it may have been stored or not.
         """
 
-    @abc.abstractmethod
     def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
         """Store new files, as `put` with `create`: all in one step, or several at a time, where the remote can.
 
         Returns:
             for each its ETag, or its error: ECANCELED if it was not begun after the error of another.
         """
+        answers: list[Etag | OSError | None] = []
+        for number, (key, data, stamp) in enumerate(files):
+            try:
+                answers.append(self.put(key, data, stamp, over=None, create=True))
+            except OSError as error:
+                return [*answers, error, *(oserror(errno.ECANCELED, key) for key, _, _ in files[number + 1 :])]
+        return answers
 
-    @abc.abstractmethod
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
         """The ETag of the stored file if it equals this one: then a put has arrived, and its answer was lost."""
+        head = self.head(key)
+        if head is None or head.size != data.size or not begins_with(data, self.load(key, head.etag)):
+            return None
+        return head.etag
 
     def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
         """Store other attributes of a file; its ETag. ESTALE when it is not that version. Only with
@@ -254,7 +287,6 @@ class Remote(abc.ABC):
     def finish(self) -> None:
         """Carry on the renames that have failed half-way. Nothing else is stored meanwhile."""
 
-    @abc.abstractmethod
     def expire(self) -> None:
         """Forget what was downloaded."""
 

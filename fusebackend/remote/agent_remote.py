@@ -28,9 +28,6 @@ from fusebackend.remote.parallel import attempted
 
 log = logging.getLogger(__name__)
 
-MAX_FILE_BYTES = 2 << 30
-"""Larger files are EFBIG: an upload takes the whole of one in memory."""
-
 PROBE_FILES = 64
 PROBE_BYTES = 8 << 20
 """Bounds of one batch of downloads to know sizes, and of the bytes that are kept of them for the `open` to come."""
@@ -115,17 +112,8 @@ class AgentRemote(Remote):
             raise self._failure(error, ROOT)
         return True
 
-    def holds_only(self, directory: str) -> bool:
-        try:
-            return not self.contents(directory).infos
-        except FileNotFoundError:
-            return True
-
     def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
-        try:
-            segment = name.decode("utf-8")
-        except UnicodeDecodeError:  # backends differ in what they make of it
-            raise oserror(errno.EILSEQ, name) from None
+        segment = super().admit(name, directory, is_dir=is_dir)
         if callable(self._admits):
             self._admits(paths.join(_path(directory), segment), is_dir=is_dir)
         return segment

@@ -1,7 +1,7 @@
 """`FileVerbs`: the agent's verbs for a backend of remote files, over six primitives that raise `OSError`.
 
 `glob` and `grep` walk the tree by `_list` and read it by `_pieces`; a backend that can search overrides `_find` and
-`_grep`. docs/backends.md is the guide for authors, examples/webdav_backend.py an example.
+`_grep`.
 
 Paths are normalised and held to Linux's limits before a primitive sees them, so that the mount can show what is stored;
 whatever a primitive raises becomes the error of the record, in the words that all backends of this package use.

@@ -15,22 +15,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from fusebackend.protocol.remote import Bytes
 from fusebackend.protocol.versions import Digest
 
 MEMORY_BYTES = 8 << 20
 
 _PIECE_BYTES = 1 << 20
-
-
-def begins_with(data: Bytes, pieces: Iterable[bytes]) -> bool:
-    """Return True if the bytes to store begin with these pieces, one after the other."""
-    offset = 0
-    for piece in pieces:
-        if data.read(offset, len(piece)) != piece:
-            return False
-        offset += len(piece)
-    return True
 
 
 class Buffer:

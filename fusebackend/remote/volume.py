@@ -48,7 +48,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.remote import Remote
 from fusebackend.protocol.volume import unsupported
-from fusebackend.remote.agent_remote import MAX_FILE_BYTES, AgentRemote
+from fusebackend.remote.agent_remote import AgentRemote
 from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.entry import OWN, Entry
 from fusebackend.remote.files import Files
@@ -56,6 +56,9 @@ from fusebackend.remote.gate import Gate
 from fusebackend.remote.rename import Renames
 from fusebackend.remote.tree import Tree
 from fusebackend.volumes.native import NativeVolume, NewFile, Pieces
+
+MAX_FILE_BYTES = 2 << 30
+"""Larger files are EFBIG where an upload takes the whole of one in memory."""
 
 TRUSTED_BYTES = 1 << 20
 """In a page of a listing, a size claimed to be larger is shown as it is: to download such files for a plain `ls` would
@@ -83,7 +86,12 @@ class RemoteVolume(NativeVolume):
     places_together = True
 
     def __init__(
-        self, remote: Remote, *, max_file_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        remote: Remote,
+        *,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        ttl_s: float = DEFAULT_TTL_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self.remote = remote
@@ -102,6 +110,7 @@ class RemoteVolume(NativeVolume):
             self.lock = Lock() if self.at_once else threading.RLock()
         self._ranges = abilities.ranges
         self._max_file_bytes = max_file_bytes
+        self.ttl_s = ttl_s
         self._gate = Gate(needed=abilities.concurrent)
         self._tree = Tree(remote, ttl_s, clock)
         self._files = Files(remote, self._tree, self._gate)
@@ -444,6 +453,14 @@ class RemoteVolume(NativeVolume):
             self._tree.expire()
             self.remote.expire()
 
+    def told(self, *changed: AgentPath, reports: Sequence[Change] = ()) -> None:
+        """These paths were changed past this volume: drop what was cached, and tell of it."""
+        with self.changing() as changes:
+            self.expire()
+            for path in changed:
+                changes += _changes_at(self._tree, path)
+            changes += reports
+
     @property
     def trouble(self) -> tuple[float, str] | None:
         return self.remote.trouble
@@ -514,7 +531,7 @@ class ForeignVolume(RemoteVolume):
     ) -> None:
         self._backend = backend  # alive as long as its id is in the table of `foreign_volume`
         remote = AgentRemote(backend, exact_sizes=exact_sizes, ttl_s=ttl_s, clock=clock)
-        super().__init__(remote, max_file_bytes=MAX_FILE_BYTES, ttl_s=remote.ttl_s, clock=clock)
+        super().__init__(remote, ttl_s=remote.ttl_s, clock=clock)
         self.ttl_s = remote.abilities.ttl_s
         self._absent = AbsentNames()
         self._unfollow: Callable[[], None] | None = None
@@ -552,14 +569,6 @@ class ForeignVolume(RemoteVolume):
             super().flush(node)
 
     # -- changes -----------------------------------------------------------------------------------------------
-
-    def told(self, *changed: AgentPath, reports: Sequence[Change] = ()) -> None:
-        """These paths were changed through the backend's agent face: drop what was cached, and tell of it."""
-        with self.changing() as changes:
-            self.expire()
-            for path in changed:
-                changes += _changes_at(self._tree, path)
-            changes += reports
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         """While there are subscribers, this volume follows the changes of its backend, if that tells of them."""

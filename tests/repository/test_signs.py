@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from for_each import for_each
 
-from fusebackend.backends import FileVerbs
+from fusebackend.protocol.remote import Remote
 
 ROOT = Path(__file__).parents[2]
 NOT_OURS = ("fs/", "mm/", "drivers/", "include/", "Documentation/")
@@ -150,10 +150,7 @@ def test_the_guide_for_backends_names_every_hook_that_a_mount_asks_for() -> None
 
 def test_the_guide_for_backends_names_every_primitive() -> None:
     page = (ROOT / "docs/backends.md").read_text()
-    documented = {
-        name
-        for name, optional in re.findall(r"^\| `(_\w+)\(.*?\)`( \(optional\))?", page, re.MULTILINE)
-        if not optional
-    }
-    abstract: Any = typing.cast(Any, FileVerbs).__abstractmethods__
+    table = page.partition("\n## Remote files")[2].partition("\n### ")[0]
+    documented = set(re.findall(r"^\| `(\w+)\(", table, re.MULTILINE))
+    abstract: Any = typing.cast(Any, Remote).__abstractmethods__
     assert documented == set(abstract)

@@ -14,7 +14,6 @@ import pytest
 from services import webdav as webdav_service
 
 from fusebackend import urls
-from fusebackend.backends import digest_of
 from fusebackend.testing.conformance import BackendConformance
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +21,6 @@ EXAMPLES = ROOT / "examples"
 webdav_service.require()
 sys.path.insert(0, str(EXAMPLES))
 
-import webdav_backend  # noqa: E402
 from webdav_backend import WebdavBackend  # noqa: E402
 
 pytestmark = pytest.mark.services
@@ -99,56 +97,11 @@ def test_write_replaces_where_it_is_told_to(webdav, opened):
 def test_an_edit_is_made_on_what_others_have_written_meanwhile(backend, webdav):
     backend.write("/a", "one two")
     change = itertools.chain([lambda: (webdav.root / "a").write_text("zero one two")], itertools.repeat(lambda: None))
-    plain = backend._swap
-    backend._swap = lambda *args: (next(change)(), plain(*args))[1]
+    remote = backend.volume.remote
+    plain = remote.put
+    remote.put = lambda *args, **options: (next(change)(), plain(*args, **options))[1]
     assert backend.edit("/a", "two", "three").error is None
     assert (webdav.root / "a").read_text() == "zero one three"
-
-
-def test_an_upload_over_other_bytes_is_a_conflict(backend, webdav):
-    backend.write("/a", "one")
-    (webdav.root / "a").write_text("two")
-    assert backend.upload_if("/a", b"three", digest_of(b"one")).error == "conflict"
-    assert backend.upload_if("/a", b"three", None).error == "conflict"
-    assert backend.upload_if("/none", b"three", digest_of(b"one")).error == "conflict"
-    assert (webdav.root / "a").read_text() == "two"
-    assert backend.upload_if("/a", b"three", digest_of(b"two")).error is None
-    assert backend.upload_if("/b/c", b"new", None).error is None
-    assert ((webdav.root / "a").read_text(), (webdav.root / "b/c").read_text()) == ("three", "new")
-
-
-def test_the_same_bytes_under_another_etag_are_no_conflict(backend, webdav):
-    backend.write("/a", "one")
-    os.utime(webdav.root / "a", (1, 1))
-    assert backend.upload_if("/a", b"two", digest_of(b"one")).error is None
-    assert (webdav.root / "a").read_text() == "two"
-
-
-def test_grep_reads_a_large_file_in_ranges(backend, webdav, monkeypatch):
-    monkeypatch.setattr(webdav_backend, "PIECE_BYTES", 1000)
-    (webdav.root / "large").write_bytes(b"hay\n" * 2500 + b"needle\n" + b"hay\n" * 2500)
-    asked = []
-    plain = backend._ask
-    monkeypatch.setattr(backend, "_ask", lambda *args, **headers: (asked.append(headers), plain(*args, **headers))[1])
-    (match,) = backend.grep("needle").matches
-    assert (match["path"], match["line"]) == ("/large", 2501)
-    ranges = [headers for headers in asked if "Range" in headers]
-    assert len(ranges) == 21 and all("If_Match" in headers for headers in ranges[1:])
-
-
-def test_grep_of_a_file_that_changes_between_two_ranges_reads_one_version(backend, webdav, monkeypatch):
-    monkeypatch.setattr(webdav_backend, "PIECE_BYTES", 10)
-    (webdav.root / "a").write_text("needle 1\n" * 10)
-
-    def replacing(path):
-        pieces = plain(path)
-        yield next(pieces)
-        (webdav.root / "a").write_text("hay\n" * 10 + "needle 2\n")
-        yield from pieces
-
-    plain = backend._pieces
-    monkeypatch.setattr(backend, "_pieces", replacing)
-    assert [(match["line"], match["text"]) for match in backend.grep("needle").matches] == [(11, "needle 2")]
 
 
 def test_a_failure_of_the_server_says_which(opened):
@@ -179,7 +132,7 @@ def test_its_schemes_are_registered(package):
     url = urls.parse("davs://user:secret@host/home?ttl_s=5")
     assert url.masked == "davs://user:***@host/home?ttl_s=5"
     with contextlib.closing(urls.open_backend(url)) as backend:
-        assert (repr(backend), backend.ttl_s) == ("<WebdavBackend of https://host/home>", 5.0)
+        assert (repr(backend), backend.volume.ttl_s) == ("<WebdavBackend of https://host/home>", 5.0)
     with pytest.raises(urls.UrlError, match="knows no parameter 'tls'"):
         urls.parse("dav://host/home?tls=1")
 

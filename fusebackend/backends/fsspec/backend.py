@@ -49,7 +49,6 @@ class FsspecBackend(RemoteBackend):
     ) -> None:
         remote = FsspecRemote(fs, root, read_only=read_only)
         volume = FsspecVolume(remote, max_file_bytes=MAX_FILE_BYTES, ttl_s=ttl, clock=clock)
-        volume.ttl_s = ttl
         super().__init__(volume, on_exists=on_exists)
         self._shown = f"{remote.name} {root}"
 

@@ -32,8 +32,7 @@ from fusebackend.base import paths
 from fusebackend.base.at_path import Followed
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp
-from fusebackend.remote.buffer import begins_with
-from fusebackend.remote.parallel import WIDTH, attempted, each
+from fusebackend.remote.parallel import WIDTH, each
 from fusebackend.remote.ranges import BlockCache
 
 CACHE_BYTES = 64 << 20
@@ -136,18 +135,6 @@ class FsspecRemote(Remote):
         info = self._info(key)
         return info is not None and (info["type"] == "directory") == key.endswith("/") if key else True
 
-    def holds_only(self, directory: str) -> bool:
-        try:
-            return not self.contents(directory).infos
-        except FileNotFoundError:
-            return True
-
-    def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
-        try:
-            return name.decode()
-        except UnicodeDecodeError:
-            raise oserror(errno.EILSEQ, name) from None
-
     def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
         path = self._path(directory)
         if self._info(directory) is not None:
@@ -215,13 +202,7 @@ class FsspecRemote(Remote):
             return sum(map(len, iter(lambda: file.read(PIECE_BYTES), b"")))
 
     def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
-        return each(self._head_or_error, [key for key, _ in wanted], WIDTH if self._asking.at_once else 1)
-
-    def _head_or_error(self, key: str) -> Head | OSError | None:
-        try:
-            return self.head(key)
-        except OSError as error:
-            return error
+        return each(self.head_or_error, [key for key, _ in wanted], WIDTH if self._asking.at_once else 1)
 
     def reader(self, key: str, etag: Etag | None, size: int) -> Reader:
         return self._reader(key, self._require(key, etag), size)
@@ -268,9 +249,6 @@ class FsspecRemote(Remote):
         head = self.head(key)
         return None if head is None else head.etag
 
-    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
-        return attempted(lambda file: self.put(*file, over=None, create=True), files, width=1)
-
     def _store(self, path: str, data: Bytes) -> None:
         aside = f"{path.rpartition('/')[0]}/{TEMPORARY}{secrets.token_hex(8)}" if self._renames else path
         with self.fs.open(aside, "wb") as file:
@@ -280,15 +258,6 @@ class FsspecRemote(Remote):
                 file.write(piece)
         if self._renames:
             self._move(aside, path)
-
-    def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
-        info = self._info(key)
-        if info is None or info["type"] == "directory":
-            return None
-        head = self._head(key, info)
-        if head.size != data.size or not begins_with(data, self._pieces(key, info, head.size)):
-            return None
-        return head.etag
 
     # -- life --------------------------------------------------------------------------------------------------
 

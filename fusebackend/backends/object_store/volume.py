@@ -24,8 +24,8 @@ from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, new_name, pu
 from fusebackend.backends.object_store.rename import Moves
 from fusebackend.base.recent import Recent
 from fusebackend.protocol import DEFAULT_TTL_S
-from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp
-from fusebackend.remote.buffer import MEMORY_BYTES, Buffer, begins_with
+from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp, begins_with
+from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
 from fusebackend.remote.parallel import attempted, each
 from fusebackend.remote.ranges import WHOLE_BYTES, BlockCache, Pace, RangedReader
 from fusebackend.remote.volume import RemoteVolume
@@ -58,7 +58,6 @@ class BucketRemote(Remote):
     """
 
     name = "bucket"
-    hopeless = frozenset[int]()
     abilities = Abilities(
         ranges=True,
         exact_sizes=True,
@@ -226,9 +225,6 @@ class BucketRemote(Remote):
     def finish(self) -> None:
         self._moves.finish()
 
-    def expire(self) -> None:
-        """Nothing to forget: a cached block has its version in its name."""
-
     def close(self) -> None:
         self._moves.close()
         self._cache.close()
@@ -268,4 +264,3 @@ class ObjectStoreVolume(RemoteVolume):
         remote = BucketRemote(store, extras, cache_bytes, attributes)
         super().__init__(remote, max_file_bytes=MAX_FILE_BYTES, ttl_s=ttl_s, clock=clock)
         self.bucket = remote.bucket
-        self.ttl_s = ttl_s

@@ -1,4 +1,4 @@
-"""`HeadFiles`: the current files of one thread, as an agent face that can write.
+"""`HeadFiles`: the current files of one thread, as a `Remote`.
 
 A write becomes a *pending write*: one more row of `NULL_TASK` with the newest checkpoint, which LangGraph counts as
 part of the state from then on. Unlike `update_state` it makes no checkpoint, so the next nodes and the pending
@@ -15,9 +15,9 @@ invisible; it goes on without the file, and the file is in its result unless the
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fusebackend import text
@@ -28,15 +28,7 @@ from fusebackend.backends.threads.line import Line
 from fusebackend.backends.threads.nodes import Record
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import (
-    BackendProtocol,
-    DeleteResult,
-    FileDownloadResponse,
-    FileInfo,
-    FileUploadResponse,
-    LsResult,
-    MoveResult,
-)
+from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
 from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.keyed import arrange, is_too_deep, key_of
 
@@ -93,8 +85,8 @@ def _above(path: AgentPath) -> Iterator[AgentPath]:
         path, _ = paths.parent_and_name(path)
 
 
-class HeadFiles(BackendProtocol):
-    """See the module's docstring. Called by `ForeignVolume`, with the lock of the threads' volume held.
+class HeadFiles(Remote):
+    """See the module's docstring. Called by the volume over it, with the lock of the threads' volume held.
 
     Args:
         database: where the line is.
@@ -103,9 +95,8 @@ class HeadFiles(BackendProtocol):
         poll: queries the database for news.
     """
 
-    exact_sizes = True
-    blocking = False
-    durable = True
+    name = "head of a thread"
+    abilities = Abilities(exact_sizes=True, blocking=False, durable=True)
 
     def __init__(self, database: Database, line: Callable[[], Line], runs: RunWatch, poll: Callable[[], None]) -> None:
         self._database = database
@@ -118,85 +109,104 @@ class HeadFiles(BackendProtocol):
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    def ls(self, path: str) -> LsResult:
-        try:
-            layout = self._look()
-        except (OSError, Damaged) as error:
-            return LsResult(error=_code(error))
+    def contents(self, directory: str) -> Contents:
+        path, layout = _path(directory), self._look()
         if path not in layout.directories:
-            return LsResult(error=errors.FILE_NOT_FOUND)
+            raise errors.oserror(errno.ENOENT, path)
         prefix = "/" if path == ROOT else path + "/"
-        found: dict[str, FileInfo] = {}
+        found: dict[bytes, Info] = {}
         for place, key in layout.keys.items():
             if place.startswith(prefix):
                 name, slash, _ = place[len(prefix) :].partition("/")
-                child = prefix + name + slash
-                if child not in found:
-                    found[child] = FileInfo(path=child, is_dir=True) if slash else _info(child, self._seen[key])
-        return LsResult(entries=sorted(found.values(), key=lambda info: info["path"]))
+                found.setdefault(paths.to_name(name), _directory(name) if slash else _info(name, self._seen[key]))
+        return Contents(found)
 
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return [self._download(AgentPath(path)) for path in paths]
+    def has(self, key: str) -> bool:
+        layout = self._look()
+        return _path(key) in (layout.directories if key.endswith("/") else layout.keys)
 
-    def _download(self, path: AgentPath) -> FileDownloadResponse:
-        try:
-            layout = self._look()
-            key = layout.keys.get(path)
-            if key is None:
-                error = errors.IS_DIRECTORY if path in layout.directories else errors.FILE_NOT_FOUND
-                return FileDownloadResponse(path=path, error=error)
-            return FileDownloadResponse(path=path, content=self._seen[key].data())
-        except (OSError, Damaged) as error:
-            return FileDownloadResponse(path=path, error=_code(error))
+    def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
+        data = self._data(_path(key))
+        return None if data is None else Head(len(data), digest_of(data), content=data)
 
-    def is_file(self, path: AgentPath) -> bool:
-        return path in self._look().keys
+    def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
+        data = self._data(_path(key))
+        if data is None:
+            raise errors.oserror(errno.ENOENT, key)
+        if etag is not None and digest_of(data) != etag:
+            raise errors.oserror(errno.ESTALE, key)
+        return (data,)
+
+    def _data(self, path: AgentPath) -> bytes | None:
+        """The bytes of a file, None where there is none."""
+        key = self._look().keys.get(path)
+        with _undamaged():
+            return None if key is None else self._seen[key].data()
 
     @property
     def is_damaged(self) -> bool:
         """Whether the files can't be read."""
         try:
             self._look()
-        except Damaged:
-            return True
+        except OSError as error:
+            if isinstance(error.__cause__, Damaged):
+                return True
+            raise
         return False
 
     # -- writing -----------------------------------------------------------------------------------------------
-    # On what condition, the volume over this decides (`remote/volume.py`).
 
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:  # type: ignore[override]
-        """The valid uploads become one pending write."""
-        try:
-            layout = self._look().copy()
-        except (OSError, Damaged) as error:
-            return [FileUploadResponse(path=path, error=_code(error)) for path, _ in files]
-        usual = self._usual_format()
+    def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
+        there = self.head(key)
+        if (there is not None) if create else (over is not None and (there is None or there.etag != over)):
+            raise errors.oserror(errno.ESTALE, key)
+        content = data.read(0, data.size)
+        (failed,) = self.store([(_path(key), content)])
+        if failed is not None:
+            raise failed
+        return digest_of(content)
+
+    def store(self, files: Sequence[tuple[AgentPath, bytes]]) -> list[OSError | None]:
+        """Put files, whatever is there: those that can be become one pending write. An error for each, or None."""
+        layout, usual = self._look().copy(), self._usual_format()
         update: dict[str, Any] = {}
-
-        def admit(path: AgentPath, data: bytes) -> None:
-            key = layout.key_for(path)
+        found: list[OSError | None] = []
+        for path, data in files:
+            try:
+                key = layout.key_for(path)
+            except OSError as error:
+                found.append(error)
+                continue
             layout.add(path, key)
             update[key] = _encoded(data, self._seen.get(key), usual)
+            found.append(None)
+        try:
+            self._put(update)
+        except OSError as error:
+            return [refused or error for refused in found]
+        return found
 
-        found = [self._try(admit, AgentPath(path), data) for path, data in files]
-        failed = self._try(self._put, update) if update else None
-        return [
-            FileUploadResponse(path=path, error=error or failed) for (path, _), error in zip(files, found, strict=True)
-        ]
+    def delete(self, key: str) -> None:
+        there = self._look().keys.get(_path(key))
+        if there is not None:
+            self._put({there: None})
 
-    def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
-        """Upload over the version with this digest; None where there is to be no file. `conflict` over another."""
-        (now,) = self.download_files([path])
-        found = None if now.content is None else digest_of(now.content)
-        if found != digest:
-            return FileUploadResponse(path=path, error=errors.CONFLICT)
-        return self.upload_files([(path, content)])[0]
-
-    def delete(self, file_path: str) -> DeleteResult:  # type: ignore[override]
-        return DeleteResult(path=file_path, error=self._try(self._delete, file_path))
-
-    def move(self, source: str, destination: str) -> MoveResult:  # type: ignore[override]
-        return MoveResult(path=destination, error=self._try(self._move, source, destination))
+    def rename(
+        self, old: str, new: str, etag: Etag | None, replaced: tuple[Etag | None] | None, copied: Callable[[], None]
+    ) -> Sequence[str]:
+        """One pending write."""
+        layout, source, target = self._look(), _path(old), _path(new)
+        moved = layout.below(source)
+        there = layout.below(target)
+        if not moved or (there and replaced is None):
+            raise errors.oserror(errno.EEXIST if moved else errno.ENOENT, target if moved else source)
+        update: dict[str, Any] = dict.fromkeys(key for _, key in moved)
+        for place, key in moved:
+            end = AgentPath(target + place[len(source) :])
+            update[layout.keys.get(end) or _new_key(end)] = _again(self._seen[key])
+        self._put(update)
+        copied()
+        return ()
 
     def require_idle(self) -> None:
         """EBUSY while a run is active, ENOTSUP where the agent keeps no files."""
@@ -209,33 +219,12 @@ class HeadFiles(BackendProtocol):
         if not lineage.keeps_files:
             raise OSError(errno.ENOTSUP, NO_FILES)
 
-    def _try(self, change: Callable[..., None], *arguments: Any) -> str | None:
-        try:
-            change(*arguments)
-        except (OSError, Damaged) as error:
-            return _code(error)
-        return None
-
-    def _delete(self, path: str) -> None:
-        keys = [key for _, key in self._look().below(path)]
-        if not keys:
-            raise errors.oserror(errno.ENOENT)
-        self._put(dict.fromkeys(keys))
-
-    def _move(self, source: str, destination: str) -> None:
-        moved = self._look().below(source)
-        if not moved:
-            raise errors.oserror(errno.ENOENT)
-        update: dict[str, Any] = {}
-        for place, key in moved:
-            update[key] = None
-            update[_new_key(AgentPath(destination + place[len(source) :]))] = self._seen[key].source
-        self._put(update)
-
     def _put(self, update: dict[str, Any]) -> None:
         """Make these changes, unless one of the files has changed since `_look`."""
+        if not update:
+            return
         before = {key: self._seen.get(key) for key in update}
-        with self._database.exclusive() as append:
+        with _undamaged(), self._database.exclusive() as append:
             self._poll()
             self.require_idle()
             lineage = self._line().lineage
@@ -253,10 +242,11 @@ class HeadFiles(BackendProtocol):
         changes[others:] = [change._replace(path="") for change in changes[others:] if change.is_for_caches]
 
     def _look(self) -> Layout:
-        """The current layout."""
+        """The current layout. EIO where it can't be read."""
         line = self._line()
         if line.version != self._version:
-            self._seen = line.lineage.files_now()
+            with _undamaged():
+                self._seen = line.lineage.files_now()
             self._version = line.version
             self._layout = Layout(self._seen)
         return self._layout
@@ -279,6 +269,15 @@ def _encoded(data: bytes, before: Record | None, usual: str) -> Any:
     return text.encode_file_data(data, created_at=created_at, file_format="v1" if file_format == "v1" else "v2")
 
 
+def _again(record: Record) -> Any:
+    """A record as it is, or its bytes alone where the rest of it can't be stored again."""
+    try:
+        pack(record.source)
+    except Damaged:
+        return _encoded(record.data(), record, "v2")
+    return record.source
+
+
 def _new_key(path: AgentPath) -> str:
     """The key of a new file. EINVAL where its path would be shown as another one."""
     try:
@@ -287,11 +286,22 @@ def _new_key(path: AgentPath) -> str:
         raise errors.oserror(errno.EINVAL, path) from None
 
 
-def _info(path: str, record: Record) -> FileInfo:
-    return FileInfo(path=path, is_dir=False, size=record.size, modified_at=text.iso_time(record.mtime_ns))
+def _info(name: str, record: Record) -> Info:
+    return Info(name, False, record.size, record.mtime_ns, (record.mtime_ns, record.size))
 
 
-def _code(error: OSError | Damaged) -> str:
-    if isinstance(error, OSError) and error.errno == errno.ESTALE:
-        return errors.CONFLICT
-    return os.strerror(error.errno or errno.EIO) if isinstance(error, OSError) else os.strerror(errno.EIO)
+def _directory(name: str) -> Info:
+    return Info(name, is_dir=True)
+
+
+def _path(key: str) -> AgentPath:
+    return AgentPath("/" + key.removesuffix("/"))
+
+
+@contextlib.contextmanager
+def _undamaged() -> Iterator[None]:
+    """EIO for what can't be read inside."""
+    try:
+        yield
+    except Damaged as error:
+        raise errors.oserror(errno.EIO) from error

@@ -2,7 +2,7 @@
 
 A thread queries the database for news while there are caches or watchers, and publishes the changes.
 
-The writable head of a thread is a `ForeignVolume` over `HeadFiles`, which has buffers, conflicts and renames. Its nodes
+The writable head of a thread is a `RemoteVolume` over `HeadFiles`, which has buffers, conflicts and renames. Its nodes
 are shown under numbers of their own: one bit marks them, then comes the head, then the node in it. Everything else
 stays read-only. A head is cached for a TTL, as every backend of whole files.
 """
@@ -30,7 +30,7 @@ from fusebackend.base import errors, heap, paths, waiting
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Observer, StatFs
-from fusebackend.remote.volume import ForeignVolume
+from fusebackend.remote.volume import RemoteVolume
 from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
@@ -332,7 +332,7 @@ class WritableHead:
         self._base = FIRST + (index << NODE_BITS)
         self._version = -1
         self.files = HeadFiles(volume.database, self.line, RunWatch(quiet_s), volume.poll)
-        self.tree = ForeignVolume(self.files)
+        self.tree = RemoteVolume(self.files)
 
     def written(self, changed: Sequence[AgentPath]) -> list[Change]:
         """Update the tree after writes to these paths that bypassed it; returns the changes for caches."""
@@ -552,14 +552,14 @@ class WritableThreadsVolume(ThreadsVolume):
         with self.changing() as changes, self._asked:
             root = self.lookup(self.lookup(ROOT_NODE, thread).node, HEAD)
             head, _ = self._writable(root.node)
-            replaced = {path for path, _ in files if head.files.is_file(path)}
-            found = [answer.error for answer in head.files.upload_files(list(files))]
+            replaced = {path for path, _ in files if head.files.has(path[1:])}
+            found = head.files.store(files)
             changes += head.written([path for path, _ in files])
             above = paths.join(paths.join(ROOT, paths.to_text(thread)), paths.to_text(HEAD))
             for (path, _), error in zip(files, found, strict=True):
                 if error is None:
                     changes.append(Change(kind="modified" if path in replaced else "created", path=above + path))
-            return [None if error is None else errors.code_of(oserror(errors.errno_of(error))) for error in found]
+            return [None if error is None else errors.code_of(error) for error in found]
 
     # -- data --------------------------------------------------------------------------------------------------
 
