@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -25,6 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Servers that tests run are where a plain user's shell does not look.
 os.environ["PATH"] += ":/usr/sbin:/sbin"
+
+# As `fusebackend mount` does: some tests have thousands of files and connections, and a shell of Debian allows 1,024.
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 # The asserts of the published suites should say what they compared. This comes before anything imports them.
 pytest.register_assert_rewrite("fusebackend.testing")

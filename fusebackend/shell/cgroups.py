@@ -334,7 +334,9 @@ class Limits:
             # Not RLIMIT_AS: reserved memory costs nothing, and virtual machines reserve gigabytes.
             limits[resource.RLIMIT_DATA] = self._options.memory_bytes
         if self._with_groups["pids"] is None:
-            limits[resource.RLIMIT_NPROC] = self._options.max_processes + 1
+            # It counts all that the user has in the user namespace; a sandbox has one of its own.
+            others = _tasks_of_user() if self._options.sandbox == "none" else 0
+            limits[resource.RLIMIT_NPROC] = self._options.max_processes + 1 + others
         for number, most in limits.items():
             _, hard = resource.prlimit(pid, number)
             value = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -359,6 +361,16 @@ class Limits:
             "processes_limited_by": f"cgroup v{processes}" if processes else otherwise,
             "total_cpus": together.cpus if cpu else None,
         }
+
+
+def _tasks_of_user() -> int:
+    """Return how many processes and threads this process's user has."""
+    user, found = os.geteuid(), 0
+    for entry in os.scandir("/proc"):
+        with contextlib.suppress(OSError):  # it has ended
+            if entry.name.isdecimal() and entry.stat().st_uid == user:
+                found += len(os.listdir(f"/proc/{entry.name}/task"))
+    return found
 
 
 def _is_exempt() -> bool:

@@ -43,7 +43,7 @@ echo one > src/one; echo two > src/deep/two; printf 'no newline' > docs/plain
 head -c 300000 /dev/urandom > src/large
 truncate -s 3M src/sparse; printf end >> src/sparse
 ln src/one docs/linked; ln -s ../src/one docs/link; ln -s /nowhere docs/dangling
-mkfifo docs/fifo; chmod 4755 src/deep/two; chmod 1777 empty; chmod 0 docs/plain
+mkfifo docs/fifo; chmod 4755 src/deep/two; chmod 1777 empty; chmod 400 docs/plain
 setfattr -n user.tag -v value src/one; setfattr -n user.dir -v yes src/deep
 touch -d '2001-02-03 04:05:06.789' src/deep/two; touch -h -d '1999-01-01' docs/link; touch -d '1950-01-01' src/deep/er
 printf x > "$(printf 'odd \n\377 name')"

@@ -67,8 +67,9 @@ def script(text: str, place: Path, monkeypatch: pytest.MonkeyPatch, *namespaces:
         namespaces: options of unshare(1) besides `--mount` and `--pid`.
     """
     for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, str(place / name))
-        (place / name).mkdir(mode=0o700)
+        directory = place / name[4:7].lower()  # short: a socket's path has 107 bytes
+        monkeypatch.setenv(name, str(directory))
+        directory.mkdir(mode=0o700)
     # A server that a failure leaves ends with the pid namespace.
     own = ["--mount", "--pid", "--fork", "--mount-proc", "--kill-child", *namespaces]
     done = subprocess.run(

@@ -47,7 +47,7 @@ def found(disk: Path) -> dict[str, str | None]:
 def immutable(path: Path) -> Iterator[None]:
     done = subprocess.run(["chattr", "+i", path], capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"no file flags here: {done.stderr.strip()}")
+        pytest.skip(f"this file system has no flags, or the user is not root: {done.stderr.strip()}")
     try:
         yield
     finally:
