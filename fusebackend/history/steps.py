@@ -83,7 +83,7 @@ class _Noted:
         with self._recording():
             is_rename = _is_rename(self._before)
             for found in self._before:
-                if _keeper(found) is volume:
+                if found.place.attr is None and _keeper(found) is volume:
                     for path, node in _created(found, is_rename):
                         self._note(found, "create", path, node=node)
             if is_rename and _keeper(self._before[0]) is volume:

@@ -258,7 +258,7 @@ def test_a_view_holds(mount: Mounted) -> None:
             async with Client(MountServer(files).server) as client, here(mount, view="reader") as other:
                 for one in (client, other):
                     names = {tool.name for tool in (await one.list_tools()).tools}
-                    assert names == {name for name, tool in TOOLS.items() if not tool.of_all}
+                    assert names == {name for name, tool in TOOLS.items() if tool.verb.in_view}
         async with here(mount, view="reader") as client:
             assert "secret" not in await text(client, "ls")
             assert await text(client, "grep", pattern="needle") == "/open.md:1: needle"
