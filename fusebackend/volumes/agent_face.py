@@ -84,6 +84,10 @@ R = TypeVar("R")
 EDITED_LOCKED_BYTES = 256 << 10
 """A file is edited under the volume's lock up to this size: a millisecond."""
 
+OPENED_ANEW = 20
+"""So often a file is opened once more that is another one each time: beside many writers of one object a read would say
+that there is none."""
+
 EDIT_ATTEMPTS = 3
 
 
@@ -164,13 +168,17 @@ class VolumeBackend(BackendProtocol):
 
     def _opening(self, path: str, work: Callable[[Place], R]) -> R:
         """Return the result of `work` for the file at a path, which it opens: once more for a link that looked like a
-        file, see `walk.Needs`."""
-        try:
-            return work(resolve(self.volume, path, needs="name"))
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-        return work(resolve(self.volume, path))
+        file, see `walk.Needs`, and for a file that was replaced since it was looked at, as objects of a bucket are."""
+        look = functools.partial(resolve, self.volume, path, needs="name")
+        for _ in range(OPENED_ANEW):
+            try:
+                return work(look())
+            except OSError as error:
+                if error.errno == errno.ELOOP and look.keywords:
+                    look = functools.partial(resolve, self.volume, path)
+                elif error.errno != errno.ESTALE:
+                    raise
+        return work(look())
 
     def _read(self, path: str, attr: Attr, offset: int, limit: int) -> ReadResult:
         if text.has_binary_extension(path):
