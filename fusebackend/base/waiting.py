@@ -56,8 +56,8 @@ class Lock:
 class Turns:
     """So many may have a place at once; those that wait for one get it first come, first served.
 
-    A `threading.Semaphore` gives a free place to whoever asks next. Who waits is woken, finds it taken, and waits again
-    at the end of the queue: of 200 that count up in one file, 25 threads a process, some waited for 25 s.
+    A `threading.Semaphore` gives a free place to the next thread that asks. A waiting thread is woken, finds it taken,
+    and waits again at the end of the queue: of 200 threads that count up in one file, 25 a process, some waited for 25 s.
     """
 
     def __init__(self, places: int) -> None:
@@ -82,7 +82,7 @@ class Turns:
             return False
 
     def leave(self) -> None:
-        """Give the place to the one that has waited longest."""
+        """Give the place to the thread with the longest wait."""
         with self._guard:
             if self._waiting:
                 self._waiting.popleft().set()

@@ -101,26 +101,19 @@ def log(
             raise click.UsageError(text)
         _verify(target.locate(words[0], mount) if words else target.here(mount), as_json)
         return
-    if branch is not None:
-        if follow:
-            raise click.UsageError("-f follows the calls of the mount: give no --branch with it")
-        place = target.here(mount)
-        asked = _Asked(place.files, by, _since_ns(since), list(words), limit, branch)
-        with in_a_line():
-            found = asked.calls()
-            Printed(Output(), place, as_json=as_json, with_changes=with_changes, branch=branch).show(found)
-            if not found and not as_json:
-                note("no call has changed anything there")
-        return
-    calls = [word for word in words if is_call_name(word)]
-    places = [target.locate(word, mount, follow=False) for word in words if not is_call_name(word)]
+    if branch is not None and follow:
+        raise click.UsageError("-f follows the calls of the mount: give no --branch with it")
+    outside = words if branch is None else ()
+    calls = [word for word in outside if is_call_name(word)]
+    places = [target.locate(word, mount, follow=False) for word in outside if not is_call_name(word)]
     if calls and (places or by or since or follow):
         raise click.UsageError("a CALL is shown as it is: give no PATH, --by, --since or -f with it")
     place = places[0] if places else target.here(mount)
     if any(each.files is not place.files for each in places):
         raise Failed("the paths lie in different mounts; ask for those of one")
-    asked = _Asked(place.files, by, _since_ns(since), [each.path for each in places], limit)
-    shown = Printed(Output(), place, as_json=as_json, with_changes=with_changes)
+    named = [each.path for each in places] if branch is None else list(words)
+    asked = _Asked(place.files, by, _since_ns(since), named, limit, branch)
+    shown = Printed(Output(), place, as_json=as_json, with_changes=with_changes, branch=branch)
     with in_a_line():
         if follow:
             until_end(partial(_follow, asked, shown), asked.files.has_ended)
@@ -128,7 +121,8 @@ def log(
             found = asked.files.log(calls) if calls else asked.calls()
             shown.show(found)
             if not found and not as_json:
-                note("no call has changed anything there" if places else "no call has changed anything")
+                there = " there" if named or branch is not None else ""
+                note(f"no call has changed anything{there}")
 
 
 def _verify(place: Target, as_json: bool) -> None:

@@ -443,7 +443,7 @@ class _PendingChange:
             recorder.history.doubt(self.entry)
 
 
-class _Turns:
+class _FileLocks:
     """The locks of files that a call changes, until the end of a block. Directories need none: what is in one has its
     row locked.
 
@@ -478,7 +478,7 @@ class _Turns:
         self._taken.append(lock)
 
 
-_NO_TURNS: Final = _Turns(())
+_NO_LOCKS: Final = _FileLocks(())
 
 
 class RecordingVolume:
@@ -486,7 +486,7 @@ class RecordingVolume:
 
     A volume that keeps a log gets each record with the change (`_logged`). Its number comes in the transaction, so the
     records are in the order of the commits. Their paths are right, too: a file is changed by one call at a time from
-    the look for its path to the record (`_Turns`), and the path that this host has given it last is known before
+    the look for its path to the record (`_FileLocks`), and the path that this host has given it last is known before
     the kernel has the answer (`_moved`).
     """
 
@@ -506,9 +506,9 @@ class RecordingVolume:
         self._lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if waits else volume.lock
         self.recording = _FailuresLogged(recorder, route.prefix)
         self._is_logged = route.prefix in recorder.logged
-        self._turns: Callable[[], _Turns] = partial(_Turns, [threading.Lock() for _ in range(TURNS)])
+        self._turns: Callable[[], _FileLocks] = partial(_FileLocks, [threading.Lock() for _ in range(TURNS)])
         if not self._is_logged:
-            self._turns = lambda: _NO_TURNS
+            self._turns = lambda: _NO_LOCKS
         self._moved: dict[int, bytes] = {}
 
     # -- names -----------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Tool:
     Attributes:
         name, text: as the client shows them.
         call: the function. Its parameters are what the schema shows.
-        verb: whose work it does. A view has no tool for one that it does not have.
+        verb: the one that it calls. A view without this verb does not have the tool.
         destroys: a hint of the protocol: something may be gone afterwards.
     """
 

@@ -406,12 +406,12 @@ class Tree:
         self, directory: Entry, names: list[bytes], last: Entry | None, contents: Contents, count: int, began: float
     ) -> None:
         """A listing of the last of these directories shows that all of them are there."""
-        for name in names:
+        for number, name in enumerate(names, 1):
             listing, child, segment = directory.listing, directory.children.get(name), self._remote.segment(name)
             assert segment is not None
             if directory.is_gone or segment in listing.ghosts or listing.changes.get(name, 0) > count:
                 return  # changed here meanwhile
-            if name is names[-1] and child is not last:
+            if number == len(names) and child is not last:
                 return  # another thread has seen it, and may be listing it
             if child is None:
                 child = self._new(directory, name, Info(segment, is_dir=True))
@@ -580,9 +580,8 @@ class Tree:
         ours, entry.seen = entry.seen is OWN, info.version
         exact = self._abilities.exact_sizes
         if info.etag is not None and info.etag == entry.etag:
-            entry.stamped = entry.stamped and (
-                ours or not self._abilities.keeps_attributes
-            )  # else stored again, perhaps with other attributes
+            if self._abilities.keeps_attributes and not ours:
+                entry.stamped = False  # stored again, perhaps with other attributes
             return
         entry.doubted = info.etag is None
         if info.etag is None and ours and (not exact or info.size == entry.size):

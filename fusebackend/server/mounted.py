@@ -751,7 +751,8 @@ class MountedBackend(MountProtocol):
 
     def _in_branch(self, name: str, inner: Sequence[str]) -> list[str]:
         """Return paths of a branch, or its root, as paths of the mount."""
-        return [paths.join(self._branch(name), normalise(path).strip("/")) for path in inner or ("/",)]
+        branch = self._branch(name)
+        return [paths.join(branch, normalise(path).strip("/")) for path in inner or ("/",)]
 
     def follow_log(
         self, *, by: str | None = None, paths: Sequence[str] = (), since: int | str | None = None

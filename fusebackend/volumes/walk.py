@@ -134,7 +134,7 @@ def resolve_from(
             continue
         try:
             attr = volume.lookup_brief(directories[-1], name)
-            is_enough = needs == "name" or (attr.is_dir and needs == "type") if not pending else attr.is_dir
+            is_enough = attr.is_dir if pending else needs == "name" or (needs == "type" and attr.is_dir)
             if attr.is_brief and not is_enough:
                 attr = volume.lookup(directories[-1], name)
         except OSError as error:

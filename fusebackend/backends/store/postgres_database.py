@@ -150,14 +150,14 @@ class PostgresStoreDatabase(SqlDatabase):
     @contextlib.contextmanager
     def asking(self) -> Iterator[Ask]:
         with self.using() as cursor:
-            yield lambda statement, parameters: cursor.execute(statement.replace("?", "%s"), parameters)
+            yield _ask(cursor)
 
     @contextlib.contextmanager
     def writing(self, origin: str) -> Iterator[Ask]:
         """One transaction, marked with our origin and that of the mount."""
         with self.using() as cursor, cursor.connection.transaction():
             cursor.execute("SELECT set_config('fusebackend.origin', %s, true)", [f"{self.origin}:{origin}"])
-            yield lambda statement, parameters: cursor.execute(statement.replace("?", "%s"), parameters)
+            yield _ask(cursor)
 
     # -- the schema --------------------------------------------------------------------------------------------
 
@@ -199,6 +199,10 @@ class PostgresStoreDatabase(SqlDatabase):
                 except OSError as error:
                     log.info("changes of the store are not told, but looked for: %s", error)
             return self._feed
+
+
+def _ask(cursor: Cursor[Any]) -> Ask:
+    return lambda statement, parameters: cursor.execute(statement.replace("?", "%s"), parameters)
 
 
 def _is_bytewise(cursor: Cursor[Any]) -> bool:

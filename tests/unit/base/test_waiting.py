@@ -151,7 +151,7 @@ def test_a_place_goes_to_the_one_that_has_waited_longest() -> None:
         thread.start()
         eventually(lambda number=number: len(turns._waiting) == number)
     turns.leave()
-    assert order or not turns.take(0), "whoever asks next is not before those that wait"
+    assert order or not turns.take(0), "a thread that asks next is not before those that wait"
     for thread in waiting:
         thread.join()
     assert order == [0, 1, 2]

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-import fusebackend.mount.session  # noqa: F401 - it decides what is told
+import fusebackend.mount.session  # noqa: F401 - it has the filter of the log
 
 
 @pytest.mark.parametrize(("number", "told"), [(errno.ENOENT, False), (errno.EINVAL, True)])

@@ -1,4 +1,4 @@
-"""The agent face: its defaults, the table of verbs that makes them, and who makes the changes."""
+"""The agent face: its defaults, the table of verbs that makes them, and the actors of changes."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_every_class_shows_the_parameters_of_its_verbs(kind, name):
     assert inspect.iscoroutinefunction(getattr(kind, f"a{name}"))
 
 
-# -- who makes the changes ---------------------------------------------------------------------------------------------
+# -- actors of changes -------------------------------------------------------------------------------------------------
 
 
 def test_without_a_word_it_is_the_default() -> None:
@@ -299,7 +299,7 @@ def test_a_tool_of_a_langgraph_run_is_a_call() -> None:
 
     @tool
     def look(word: str) -> str:
-        """Note who acts."""
+        """Note the current actor."""
         found.append(current_actor(Actor(agent="default", uid=7)))
         found.append(current_actor(Actor(agent="default", uid=7)))
         return word

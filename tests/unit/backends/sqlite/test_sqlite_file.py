@@ -1,4 +1,4 @@
-"""A volume file: what is none, who has it already, what other programs may do to it meanwhile, and what it can hold."""
+"""A volume file: files that are none, its lock, what other programs may do to it meanwhile, and what it can hold."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_failure_while_opening_lets_go_of_the_file(path: Path, monkeypatch: py
     SqliteVolume(path).close()
 
 
-# -- who has it already --------------------------------------------------------------------------------------------
+# -- its lock ------------------------------------------------------------------------------------------------------
 
 
 def test_a_second_one_in_this_process_is_told_so_and_the_first_goes_on(volume: SqliteVolume, path: Path) -> None:
