@@ -57,7 +57,7 @@ class Turns:
     """So many may have a place at once; those that wait for one get it first come, first served.
 
     A `threading.Semaphore` gives a free place to the next thread that asks. A waiting thread is woken, finds it taken,
-    and waits again at the end of the queue: of 200 threads that count up in one file, 25 a process, some waited for 25 s.
+    and waits again at the end of the queue: of 200 threads that count up in one file, some waited for 25 s.
     """
 
     def __init__(self, places: int) -> None:

@@ -1,4 +1,4 @@
-"""Many workers count up in one file, each by `read` and `edit(if_version=)`: threads here, and of processes of their own.
+"""Workers that count up in one file, each by `read` and `edit(if_version=)`: threads here and in other processes.
 
 Every count is in the file at the end, or an update was lost. A worker that another one always outruns, or that waits
 without end, does not come to its end within the limit, and the race fails.
