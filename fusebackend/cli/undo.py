@@ -34,6 +34,8 @@ _WORDS = {**CHANGED, "create": ("brought back", "would bring back"), "replace": 
 @click.command()
 @click.argument("calls", nargs=-1, shell_complete=complete_call, metavar="[CALL]...")
 @click.option("--by", metavar="ACTOR", help="The newest call of this agent, thread, tool call, program or user id.")
+@click.option("--thread", metavar="ID", help="All calls of this conversation.")
+@click.option("--since", metavar="CALL|TIME", help="This call and all after it, or all since then: c42, 10m, 14:05.")
 @click.option("--branch", metavar="NAME", help="The newest call that changed something in this branch.")
 @click.option("--keep-newer", is_flag=True, help="Leave what was changed since as it is, and take back the rest.")
 @click.option("--merge-lines", is_flag=True, help="Take the lines of a call out of text files that were changed since.")
@@ -43,6 +45,8 @@ _WORDS = {**CHANGED, "create": ("brought back", "would bring back"), "replace": 
 def undo(
     calls: Sequence[str],
     by: str | None,
+    thread: str | None,
+    since: str | None,
     branch: str | None,
     keep_newer: bool,
     merge_lines: bool,
@@ -55,6 +59,9 @@ def undo(
     CALL is a name that 'fusebackend log' shows, such as c42. Without one it is the newest call that changed something,
     by anybody, that is no undo and not undone: so a second undo goes further back.
 
+    With --thread or --since it is all of these calls in one step; with both, or with --by, those that are both. What an
+    undo among them has taken back already stays as it is.
+
     All is taken back, or nothing. What a later call has changed as well is named, and refused unless --keep-newer or
     --merge-lines is given. An undo is a call: the command that takes it back is printed.
 
@@ -62,17 +69,23 @@ def undo(
     """
     if keep_newer and merge_lines:
         raise click.UsageError("--keep-newer or --merge-lines, not both")
-    if calls and by is not None:
-        raise click.UsageError("a CALL or --by, not both: --by chooses the call")
-    if calls and branch is not None:
-        raise click.UsageError("a CALL or --branch, not both: --branch chooses the call")
-    if by == "":
-        raise click.UsageError("--by is empty; without it, the newest call by anybody is taken back")
+    for name, value in {"--by": by, "--thread": thread, "--since": since, "--branch": branch}.items():
+        if calls and value is not None:
+            raise click.UsageError(f"a CALL or {name}, not both: {name} chooses the call")
+        if value == "":
+            raise click.UsageError(f"{name} is empty; without it, the newest call by anybody is taken back")
     place = target.here(mount)
     output = Output()
     with in_a_line():
         result = place.files.undo(
-            *calls, by=by, branch=branch, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run
+            *calls,
+            by=by,
+            thread=thread,
+            since=since,
+            branch=branch,
+            keep_newer=keep_newer,
+            merge_lines=merge_lines,
+            dry_run=dry_run,
         )
     if as_json:
         show_json(output, result)
@@ -99,11 +112,12 @@ def _print(output: Output, place: Target, result: UndoResult, *, dry_run: bool) 
     show_left([f"left as it is: {_conflict(place, each)}" for each in result.kept], "were left as they are")
     for line in result.partly:
         note(line)
-    which = " ".join(result.calls)
+    more = len(result.calls) - LISTED
+    which = " ".join(result.calls[:LISTED]) + (f" and {more} calls more" if more > 0 else "")
     if not result.calls:
         note("there is no call to take back")
     elif dry_run:
-        note(f"nothing was changed; 'fusebackend undo {which}' does it")
+        note(f"nothing was changed; without -n {which} is taken back")
     elif result.undo is None:
         note(f"everything is as it was before {which} already")
     else:

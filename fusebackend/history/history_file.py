@@ -242,6 +242,8 @@ class Filter(NamedTuple):
 
     by: str = ""
     """The agent, thread, tool call or command of the actor, or its uid as a number."""
+    thread: str = ""
+    """Of this conversation."""
     since_ns: int | None = None
     """That were going on at this time or later."""
     until_ns: int | None = None
@@ -251,6 +253,8 @@ class Filter(NamedTuple):
     branches alone are left out (`HistoryFile.apart`)."""
     before: int | None = None
     """With a lower number than this one."""
+    first: int | None = None
+    """With this number or a higher one."""
     ended_after_ns: int | None = None
     """That ended after this time, in the order of their ends. No two calls end at the same time."""
     ended_before_ns: int | None = None
@@ -769,6 +773,12 @@ class HistoryFile:
         if wanted.by:
             conditions.append("(? IN (agent, thread, tool_call, command) OR CAST(uid AS TEXT) = ?)")
             values += [sqlite.bound(wanted.by), wanted.by]
+        if wanted.thread:
+            conditions.append("thread = ?")
+            values.append(sqlite.bound(wanted.thread))
+        if wanted.first is not None:
+            conditions.append("number >= ?")
+            values.append(wanted.first)
         if wanted.since_ns is not None:
             conditions.append("coalesce(ended_ns, ?) >= ?")
             values += [1 << 62, wanted.since_ns]

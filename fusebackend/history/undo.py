@@ -96,8 +96,8 @@ class Undo:
         self,
         calls: Sequence[int] = (),
         *,
-        by: str = "",
-        inside: AgentPath | None = None,
+        wanted: Filter | None = None,
+        every: bool = False,
         keep_newer: bool = False,
         merge_lines: bool = False,
         dry_run: bool = False,
@@ -106,10 +106,9 @@ class Undo:
         """Take calls back.
 
         Args:
-            calls: their numbers. None: the newest that changed something, by anybody, that is no undo and not undone.
-            by: without `calls`, the newest of this agent, thread, tool call, command or user id.
-            inside: without `calls`, the newest that changed something in the branch of this prefix; in the mount when
-                None.
+            calls: their numbers. None: the newest that changed something, that is no undo and not undone.
+            wanted: without `calls`, the newest of these.
+            every: without `calls`, all of `wanted`.
             keep_newer: leave what was changed since as it is, and take back the rest.
             merge_lines: take the lines of the calls out of text files that were changed since.
             dry_run: only say what would be done.
@@ -120,7 +119,7 @@ class Undo:
                 of a step, and what was done has been taken back.
         """
         with self._guard:
-            chosen = self._chosen(calls, by, inside)
+            chosen = self._chosen(calls, wanted or Filter(), every)
             if not chosen:
                 return UndoResult([])
             numbers = [call.number for call in chosen]
@@ -140,9 +139,11 @@ class Undo:
 
     # -- the calls -------------------------------------------------------------------------------------------------
 
-    def _chosen(self, calls: Sequence[int], by: str, inside: AgentPath | None) -> list[Call]:
+    def _chosen(self, calls: Sequence[int], wanted: Filter, every: bool) -> list[Call]:
+        if not calls and every:
+            return self._every(wanted)
         if not calls:
-            newest = self._newest(by, () if inside is None else (inside,))
+            newest = self._newest(wanted)
             return [] if newest is None else [newest]
         found = []
         for number in sorted(set(calls)):
@@ -156,14 +157,25 @@ class Undo:
             found.append(call)
         return found
 
-    def _newest(self, by: str, inside: tuple[AgentPath, ...]) -> Call | None:
+    def _newest(self, wanted: Filter) -> Call | None:
         before: int | None = None
-        while page := self._history.calls(100, Filter(by=by, before=before, paths=inside)):
+        while page := self._history.calls(100, wanted._replace(before=before)):
             for call in page:
                 if call.kind != "undo" and call.undone_by is None:
                     return call
             before = page[-1].number
         return None
+
+    def _every(self, wanted: Filter) -> list[Call]:
+        """Return all of these calls whose changes are there, the oldest first. An undo and what it took back are left
+        out together; one that took back others than these is taken back with these."""
+        found = {call.number: call for call in self._history.calls(None, wanted)}
+        over: set[int] = set()
+        for call in found.values():  # the newest first: an undo may have been taken back itself
+            if call.undoes and call.number not in over and found.keys() >= set(call.undoes):
+                over.update(call.undoes, [call.number])
+        there = (call for call in found.values() if call.undone_by is None or call.undone_by in found)
+        return sorted((call for call in there if call.number not in over), key=lambda call: call.number)
 
     def _end(self, numbers: Sequence[int]) -> None:
         """End the calls that go on, so that what they have left is known. EBUSY for a command."""
@@ -229,7 +241,7 @@ class Undo:
             # A number also if nothing was left to do: the calls are undone then, too.
             by = self._recorder.calls.number(call)
             self._history.mark_undone(halves, by)
-            for each in chosen:
+            for each in reversed(chosen):
                 self._mark(each, by)
         if making.made:
             result.undo = f"c{call.number}"
@@ -237,9 +249,10 @@ class Undo:
 
     def _mark(self, call: Call, by: int | None) -> None:
         """Note which undo has taken a call back; None if that was taken back. The calls that it took back itself stand
-        again then, or are undone again, and so on."""
+        again then, or are undone again, and so on. Of a call that is undone together with its undo, the call's own word
+        comes last."""
         self._history.mark_undone([call.number], by)
-        for number in call.undoes:
+        for number in call.undoes if by is not None else reversed(call.undoes):
             below = self._history.call(number)
             if below is not None:
                 self._mark(below, None if by is not None else call.number)

@@ -322,6 +322,8 @@ async def undo(
     *,
     calls: Annotated[Sequence[str], _about("such as c42; without any the newest call that is not undone yet")] = (),
     by: Annotated[str | None, _about("the calls of this agent, thread, tool call, program or user id")] = None,
+    thread: Annotated[str | None, _about("without calls: all of this conversation")] = None,
+    since: Annotated[str | None, _about("without calls: this call and all after it, or since a time, 10m")] = None,
     branch: Annotated[str | None, _about("without calls: the newest one in this branch, not in the mount")] = None,
     keep_newer: Annotated[bool, _about("leave what later calls changed as well as it is")] = False,
     merge_lines: Annotated[bool, _about("merge it by lines")] = False,
@@ -331,6 +333,8 @@ async def undo(
     done = await files.aundo(
         *calls,
         by=by,
+        thread=thread,
+        since=since,
         branch=branch,
         keep_newer=keep_newer,
         merge_lines=merge_lines,

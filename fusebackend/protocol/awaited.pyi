@@ -97,6 +97,8 @@ class Awaited:
         self,
         *calls: str,
         by: str | None = None,
+        thread: str | None = None,
+        since: int | str | None = None,
         branch: str | None = None,
         keep_newer: bool = False,
         merge_lines: bool = False,

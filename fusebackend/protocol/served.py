@@ -547,6 +547,8 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
         self,
         *calls: str,
         by: str | None = None,
+        thread: str | None = None,
+        since: int | str | None = None,
         branch: str | None = None,
         keep_newer: bool = False,
         merge_lines: bool = False,
@@ -559,15 +561,18 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
         Args:
             calls: their names. Without one it is the newest call that changed something in the mount, by anybody, that
                 is no undo and not undone.
-            by: without a name: the newest one of this actor, as of `log`.
+            by: without a name: those of this actor, as of `log`: the newest one, or with `since` all.
+            thread: without a name: all of this conversation.
+            since: without a name: this call, by its name, and all after it; or all that were going on at a time or
+                later, as of `log`.
             branch: without a name: the newest call with changes in this branch.
             keep_newer: leave what was changed since as it is, and take back the rest.
             merge_lines: take the lines of the call out of text files that were changed since.
             dry_run: change nothing; the answer says what would be done.
 
         Raises:
-            ValueError: a name is none of a call, or `keep_newer` and `merge_lines` are both given; or names and
-                `branch`.
+            ValueError: a name is none of a call, `since` is neither a call nor a time, or `keep_newer` and
+                `merge_lines` are both given; or names and what chooses them.
             OSError: ENOENT, there is no such call; ENOTSUP, the mount keeps no history; or a volume's error, and
                 nothing was changed.
         """

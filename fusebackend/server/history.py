@@ -24,7 +24,7 @@ from fusebackend.history.blame import Place, blame, lineage
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
-from fusebackend.history.records import Call, Record, call_number
+from fusebackend.history.records import Call, Record, call_number, is_call_name
 from fusebackend.history.undo import Undo
 from fusebackend.history.undo_plan import image_source, mount_path, whole
 from fusebackend.protocol import (
@@ -281,19 +281,27 @@ class MountHistory:
         self,
         calls: Sequence[str],
         by: str | None,
+        thread: str | None,
+        since: int | str | None,
         inside: AgentPath | None = None,
         *,
         keep_newer: bool,
         merge_lines: bool,
         dry_run: bool,
     ) -> UndoResult:
-        """Take calls back; without `calls`, the newest in the branch of the prefix `inside`, or in the mount."""
+        """Take calls back; without `calls`, those in the branch of the prefix `inside`, or in the mount: all of a
+        thread or since a point, else the newest."""
         numbers = [call_number(each) for each in dict.fromkeys(calls)]
+        wanted = Filter(by=by or "", thread=thread or "", paths=() if inside is None else (inside,))
+        if isinstance(since, str) and is_call_name(since):
+            wanted = wanted._replace(first=self.call(since).number)
+        elif since is not None:
+            wanted = wanted._replace(since_ns=begin_ns(since) if isinstance(since, str) else since)
         actor = current_actor(Actor(uid=os.geteuid(), pid=os.getpid()))
         return self._undo.undo(
             numbers,
-            by=by or "",
-            inside=inside,
+            wanted=wanted,
+            every=thread is not None or since is not None,
             keep_newer=keep_newer,
             merge_lines=merge_lines,
             dry_run=dry_run,

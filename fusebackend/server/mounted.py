@@ -838,6 +838,8 @@ class MountedBackend(MountProtocol):
         self,
         *calls: str,
         by: str | None = None,
+        thread: str | None = None,
+        since: int | str | None = None,
         branch: str | None = None,
         keep_newer: bool = False,
         merge_lines: bool = False,
@@ -845,11 +847,12 @@ class MountedBackend(MountProtocol):
     ) -> UndoResult:
         if keep_newer and merge_lines:
             raise ValueError("keep_newer or merge_lines, not both")
-        if calls and branch is not None:
-            raise ValueError("calls or a branch, not both: the branch chooses the call")
-        past = self._past
+        for name, value in {"branch": branch, "thread": thread, "since": since}.items():
+            if calls and value is not None:
+                raise ValueError(f"calls or a {name}, not both: it chooses the calls")
         inside = None if branch is None else self._branch(branch)
-        return past.undo(calls, by, inside, keep_newer=keep_newer, merge_lines=merge_lines, dry_run=dry_run)
+        how = {"keep_newer": keep_newer, "merge_lines": merge_lines, "dry_run": dry_run}
+        return self._past.undo(calls, by, thread, since, inside, **how)
 
     def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
         known = current_actor()

@@ -217,7 +217,8 @@ def test_undo_says_what_it_did(command: Command, files: Files) -> None:
         "put back /d",
         "took back c9; 'fusebackend undo c12' takes that back",
     ]
-    options = {"by": None, "branch": None, "keep_newer": False, "merge_lines": False, "dry_run": False}
+    chosen = {"by": None, "thread": None, "since": None, "branch": None}
+    options = {**chosen, "keep_newer": False, "merge_lines": False, "dry_run": False}
     assert files.asked == [("undo", (), options)]
 
 
@@ -233,7 +234,7 @@ def test_a_dry_run_of_undo(command: Command, files: Files) -> None:
     done = command("undo", "-n", "c9", "--mount", MOUNT)
     assert done.exit_code == 0
     assert done.stdout == "would remove /made\n"
-    assert done.stderr == "fusebackend: nothing was changed; 'fusebackend undo c9' does it\n"
+    assert done.stderr == "fusebackend: nothing was changed; without -n c9 is taken back\n"
     assert files.asked[0][2]["dry_run"]
 
 

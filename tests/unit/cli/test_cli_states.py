@@ -123,6 +123,26 @@ def test_calls_in_a_branch(command: Command, files: Client) -> None:
             files.changes(call, branch="idea")
 
 
+def test_a_conversation_is_taken_back(command: Command, files: Client) -> None:
+    calls = []
+    for thread, path in (("one", "/a"), ("two", "/b"), ("one", "/c"), ("one", "/d")):
+        with fusebackend.acting(Actor("coder", thread)):
+            files.write(path, "x")
+        calls.append(files.log(limit=1)[0].call)
+    for case in each([
+        ([calls[0], calls[2], calls[3]], ["--thread", "one"]),
+        (calls[2:], ["--thread", "one", "--since", calls[1]]),
+        (calls[1:], ["--since", calls[1]]),
+        (calls, ["--since", "10m", "--by", "coder"]),
+        ([], ["--thread", "three"]),
+        ([calls[3]], ["--by", "coder"]),
+    ]):  # fmt: skip
+        with case as (wanted, options):
+            assert command.json("undo", "-n", *options)["calls"] == wanted
+    assert f"took back {' '.join(calls[2:])}; " in command.ok("undo", "--thread", "one", "--since", calls[1])
+    assert [name for name in ("/a", "/b", "/c", "/d") if files.stat(name).error is None] == ["/a", "/b"]
+
+
 def test_no_state_is_before_a_call_in_two_branches(files: Client) -> None:
     branches = ("idea", "other")
     for name in branches:
@@ -195,7 +215,10 @@ def test_what_there_is_none_of_and_what_does_not_go_together(command: Command, f
         (2, "or --branch with it", ["log", "--branch", "idea", "--verify"]),
         (2, "--verify", ["log", "--verify", "--by", "me"]),
         (2, "--branch chooses the call", ["undo", call, "--branch", "idea"]),
+        (1, "there is no call 'c999'", ["undo", "--since", "c999"]),
+        (1, "'soon' is no time", ["undo", "--since", "soon"]),
         (2, "a CALL or --by, not both: --by chooses the call", ["undo", call, "--by", "nobody"]),
+        (2, "a CALL or --since, not both", ["undo", call, "--since", "10m"]),
         (2, "--by is empty; without it, the newest call by anybody is taken back", ["undo", "--by", ""]),
         (2, "a CALL is shown as it is", ["log", call, "/f"]),
         (2, "a CALL is shown as it is", ["log", call, "--by", "me"]),

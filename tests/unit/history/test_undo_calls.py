@@ -21,6 +21,7 @@ from fusebackend.base import budget
 from fusebackend.base.paths import ROOT
 from fusebackend.history import history_file
 from fusebackend.history import undo as undo_module
+from fusebackend.history.history_file import Filter
 from fusebackend.history.records import Image
 from fusebackend.protocol import RENAME_EXCHANGE, AttrChanges
 from fusebackend.testing.posix.case import fails
@@ -209,9 +210,9 @@ def test_by_whom(recorded: Recorded, files: Files) -> None:
     for name in ("planner", "coder"):
         with recorded.call(agent=name):
             files.write(f"/{name}", b"x")
-    recorded.undoing.undo(by="planner")
+    recorded.undoing.undo(wanted=Filter(by="planner"))
     assert files.dump().keys() == {"/", "/coder"}
-    assert recorded.undoing.undo(by="nobody").calls == []
+    assert recorded.undoing.undo(wanted=Filter(by="nobody")).calls == []
 
 
 def test_what_others_changed_since_is_named(recorded: Recorded, planted: Files) -> None:
