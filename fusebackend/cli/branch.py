@@ -11,9 +11,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, aligned, confirm_deletion, in_a_line, json_option, note
+from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, in_a_line, json_option, note
 from fusebackend.cli.space import size_text
 from fusebackend.cli.target import complete_names, mount_option, trees_path
+from fusebackend.protocol import WORKTREE
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -108,19 +109,13 @@ def _row(output: Output, each: BranchInfo) -> tuple[str, ...]:
     conflicts = f", {each.conflicts} in conflict" if each.conflicts else ""
     if each.changes and each.conflicts == 0 and each.unmerged == 0:
         conflicts = ", merged"
+    if each.name.startswith(WORKTREE):
+        conflicts += ", a worktree"
     changes = f"{each.changes} {'change' if each.changes == 1 else 'changes'}{conflicts}"
     routes = " ".join(f"{output.name(prefix)} {how}" for prefix, how in each.routes.items())
     if each.directory is not None:
         routes += f"  in {output.name(each.directory)}"
-    return name, _age(time.time_ns() - each.time_ns), changes, size_text(each.size_bytes), routes
-
-
-def _age(age_ns: int) -> str:
-    age_s = max(0, age_ns) // 10**9
-    for unit, seconds in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if age_s >= seconds:
-            return f"{age_s // seconds}{unit}"
-    return f"{age_s}s"
+    return name, age(time.time_ns() - each.time_ns), changes, size_text(each.size_bytes), routes
 
 
 @branch.command()

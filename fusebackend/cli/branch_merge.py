@@ -11,6 +11,7 @@ from fusebackend.cli.branch import branch, complete_name
 from fusebackend.cli.show import Output, in_a_line, json_option, note
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.cli.undo import CHANGED, refuse, show_changes, show_json, show_left
+from fusebackend.cli.worktree import fetch_commits
 from fusebackend.protocol import MergeResult
 
 __all__ = ["branch"]
@@ -42,6 +43,9 @@ def merge(
     What both have changed since the branch was made is named, and nothing is merged unless an option decides. So is a
     file that a process has open for writing. After an interruption the same command completes the merge.
 
+    Of a worktree of a coding agent ('hook claude-code --worktrees') no '.git' is merged: the commit that its HEAD is at
+    is fetched, as refs/fusebackend/NAME.
+
     A merge is a call: the command that takes it back is printed. The branch stays; 'branch delete' removes it.
     """
     if keep_main and keep_branch:
@@ -59,12 +63,15 @@ def merge(
             merge_lines,
             dry_run,
         )
+    failed = [] if dry_run or result.conflicts else fetch_commits(place.files, result)
     if as_json:
         show_json(output, result)
         return
     if result.conflicts:
         _refuse(place, result, merge_lines=merge_lines)
     _print(output, place, result, dry_run=dry_run)
+    for line in failed:
+        note(line)
 
 
 def _refuse(place: Target, result: MergeResult, *, merge_lines: bool) -> None:

@@ -27,12 +27,16 @@ import click
 
 from fusebackend.base.durable import replace_file
 from fusebackend.cli.show import Failed, Output, note
+from fusebackend.cli.worktree import worktree
 
 RUN_TIMEOUT_S: Final = 2.0
 """Of one hook; the agent waits for it."""
 
 HOOK_TIMEOUT_S: Final = 5
 """What the settings say, for an agent that ends hooks by itself."""
+
+WORKTREE_TIMEOUT_S: Final = 120
+"""Of a hook about worktrees: a branch in a directory is a copy of all files."""
 
 TITLE_CHARACTERS: Final = 200
 
@@ -55,6 +59,7 @@ class Agent(NamedTuple):
         variable: an environment variable that names another directory of the user's settings.
         events: event → what `hook run` is given. All have the same form: event → [{matcher, hooks: [...]}].
         hint: what is to be done after the installation.
+        has_worktrees: it asks hooks for the worktrees of its subagents.
     """
 
     name: str
@@ -63,6 +68,7 @@ class Agent(NamedTuple):
     variable: str
     events: Mapping[str, str]
     hint: str
+    has_worktrees: bool = False
 
 
 AGENTS: Final = {
@@ -70,6 +76,7 @@ AGENTS: Final = {
         "claude-code", ".claude", "settings.json", "CLAUDE_CONFIG_DIR",
         {"PreToolUse": PRE, "PostToolUse": POST, "PostToolUseFailure": POST},
         "Claude Code reads it when a session begins; '/hooks' shows it",
+        has_worktrees=True,
     ),
     "codex": Agent(
         "codex", ".codex", "hooks.json", "CODEX_HOME",
@@ -87,26 +94,44 @@ def hook() -> None:
     """
 
 
-def _command(agent: Agent, *, to_file: bool, project: bool) -> None:
-    path = _settings_path(agent, project=project)
-    if not to_file:
-        Output().document({"hooks": _hooks(agent)})
-        return
-    done = install(path, agent)
-    note(f"{'added the hooks to' if done else 'the hooks are already in'} '{path}'; {agent.hint}")
+hook.add_command(worktree)
 
 
 def _make(name: str, agent: Agent) -> None:
-    @hook.command(name, help=f"Install or print the hooks of {name}.")
     @click.option("--install", "to_file", is_flag=True, help=f"Add them to ~/{agent.directory}/{agent.file}.")
     @click.option("--print", "printed", is_flag=True, help="Print what --install adds.")
     @click.option(
         "--project", is_flag=True, help=f"Use {agent.directory}/{agent.file} of the current directory instead."
     )
-    def command(to_file: bool, printed: bool, project: bool) -> None:
+    def command(to_file: bool, printed: bool, project: bool, **worktrees: Any) -> None:
         if to_file == printed:
             raise click.UsageError("--install or --print: say which")
-        _command(agent, to_file=to_file, project=project)
+        if worktrees.get("worktrees") and to_file and not project:
+            raise click.UsageError("--worktrees needs --project: elsewhere the agent would get no worktrees at all")
+        hooks = _hooks(agent, **worktrees)
+        if printed:
+            Output().document({"hooks": hooks})
+            return
+        path = _settings_path(agent, project=project)
+        done = install(path, hooks)
+        note(f"{'added the hooks to' if done else 'the hooks are already in'} '{path}'; {agent.hint}")
+
+    if agent.has_worktrees:
+        for option in reversed(_WORKTREES):
+            command = option(command)
+    hook.command(name, help=f"Install or print the hooks of {name}.")(command)
+
+
+_WORKTREES: Final = (
+    click.option(
+        "--worktrees", is_flag=True, help="Have the worktrees of subagents be branches of the mount, of all files."
+    ),
+    click.option(
+        "--on-remove", type=click.Choice(["keep", "merge", "delete"]), default="keep", show_default=True,
+        help="What happens to a worktree that is not needed any more. What can't be merged is kept.",
+    ),
+    click.option("--in", "directory", type=click.Path(), metavar="DIR", help="Put worktrees into directories in DIR."),
+)  # fmt: skip
 
 
 for _name, _agent in AGENTS.items():
@@ -123,14 +148,28 @@ def _settings_path(agent: Agent, *, project: bool) -> Path:
     return (Path(own) if own else Path.home() / agent.directory) / agent.file
 
 
-def _hooks(agent: Agent) -> dict[str, Any]:
+def _hooks(
+    agent: Agent, worktrees: bool = False, on_remove: str = "keep", directory: str | None = None
+) -> dict[str, Any]:
     """Return the hooks as the settings have them."""
-    return {event: [{"matcher": "*", "hooks": [_handler(agent, when)]}] for event, when in agent.events.items()}
+    found = {
+        event: [{"matcher": "*", "hooks": [_handler(f"run {when} --agent {agent.name}", HOOK_TIMEOUT_S)]}]
+        for event, when in agent.events.items()
+    }
+    if worktrees:
+        place = "" if directory is None else f" --in {shlex.quote(os.path.abspath(directory))}"
+        told = {
+            "WorktreeCreate": f"create{place}",
+            "WorktreeRemove": f"remove --on-remove {on_remove}",
+            "SessionStart": "start",
+        }
+        for event, words in told.items():
+            found[event] = [{"hooks": [_handler(f"worktree {words}", WORKTREE_TIMEOUT_S)]}]
+    return found
 
 
-def _handler(agent: Agent, when: str) -> dict[str, Any]:
-    return {"type": "command", "command": f"{_program()} hook run {when} --agent {agent.name}",
-            "timeout": HOOK_TIMEOUT_S}  # fmt: skip
+def _handler(words: str, timeout_s: int) -> dict[str, Any]:
+    return {"type": "command", "command": f"{_program()} hook {words}", "timeout": timeout_s}
 
 
 def _program() -> str:
@@ -148,8 +187,8 @@ def _program() -> str:
     return f"{shlex.quote(sys.executable)} -m fusebackend"
 
 
-def install(path: Path, agent: Agent) -> bool:
-    """Add the hooks to a settings file, which keeps all else; False if they are in it already.
+def install(path: Path, wanted: Mapping[str, Any]) -> bool:
+    """Add hooks to a settings file, which keeps all else; False if they are in it already.
 
     The file is replaced as a whole, and its old content kept beside it as `.before-fusebackend`.
 
@@ -164,7 +203,7 @@ def install(path: Path, agent: Agent) -> bool:
     except UnicodeDecodeError:
         raise Failed(f"'{path}' is not UTF-8, and was left as it is") from None
     settings = _parsed(path, text)
-    if not _add(path, settings.setdefault("hooks", {}), agent):
+    if not _add(path, settings.setdefault("hooks", {}), wanted):
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     if text:
@@ -184,9 +223,8 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     return found
 
 
-def _add(path: Path, hooks: Any, agent: Agent) -> bool:
+def _add(path: Path, hooks: Any, wanted: Mapping[str, Any]) -> bool:
     """Add the hooks that are missing, and replace those of another version of this program."""
-    wanted = _hooks(agent)
     strange = Failed(f"the 'hooks' in '{path}' have a form that is not known here; it was left as it is")
     if not isinstance(hooks, dict):
         raise strange
@@ -222,7 +260,11 @@ def _handlers(group: Mapping[str, Any]) -> list[Any]:
 
 def _is_ours(handler: Any) -> bool:
     command = handler.get("command") if isinstance(handler, dict) else None
-    return isinstance(command, str) and "fusebackend" in command and " hook run " in command
+    return (
+        isinstance(command, str)
+        and "fusebackend" in command
+        and any(words in command for words in (" hook run ", " hook worktree "))
+    )
 
 
 def _replace(path: Path, text: str, *, like: Path) -> None:

@@ -282,3 +282,12 @@ def to_the_nanosecond(time_ns: int) -> str:
     except (OverflowError, ValueError, OSError):
         return f"@{seconds}.{nanoseconds:09}"
     return f"{moment:%Y-%m-%d %H:%M:%S}.{nanoseconds:09} {moment:%z}"
+
+
+def age(age_ns: int) -> str:
+    """Return a span of time for people: its largest unit."""
+    age_s = max(0, age_ns) // 10**9
+    for unit, seconds in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if age_s >= seconds:
+            return f"{age_s // seconds}{unit}"
+    return f"{age_s}s"

@@ -15,6 +15,7 @@ from fusebackend.protocol.actors import Actor
 
 __all__ = [
     "READ_LIMIT_LINES",
+    "WORKTREE",
     "ApprovalInfo",
     "BlameResult",
     "BlamedLine",
@@ -66,6 +67,9 @@ LINE_CHARACTERS = 5000
 
 EMPTY_REMINDER = "System reminder: File exists but has empty contents"
 NO_LINES_REMINDER = "System reminder: no lines were read because the limit asks for none"
+
+WORKTREE = "worktree-"
+"""The names of branches begin so that a coding agent has as worktrees. A merge leaves their `.git` to git."""
 
 READ_LIMIT_LINES = 2000
 """Lines that `read` returns when the caller names no limit (seeds and deepagents agree)."""
@@ -568,7 +572,8 @@ class MergeResult:
 
     With `conflicts`, nothing was changed. `call` is the merge as a call, which `undo` takes back; None when nothing was
     changed, and without a history. `changes` are those of the mount; `decided` are conflicts that were decided for one
-    side. `partly` has what could not be carried over, a line each, such as permissions in a bucket.
+    side. `partly` has what could not be carried over, a line each, such as permissions in a bucket. `repositories` are
+    directories whose `.git` differs in the branch, and was left as it is: of a worktree (`WORKTREE`) alone.
     """
 
     branch: str
@@ -577,6 +582,7 @@ class MergeResult:
     decided: list[UndoConflict] = field(default_factory=list)
     conflicts: list[UndoConflict] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)
+    repositories: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,13 +18,16 @@ from fusebackend.base.relative_paths import is_below
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
-from fusebackend.protocol import MergeResult, UndoConflict, UndoneChange, Volume
+from fusebackend.protocol import WORKTREE, MergeResult, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Side, Step, plan
 from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.merge.run import Merge, Outcome, keep_sources
 from fusebackend.trees.merge.sides import trees_of
+
+GIT: Final = b".git"
+"""Left as it is in the merge of a worktree: nobody but git can merge its files."""
 
 SHOWN_WRITERS: Final = 8
 """Actors of a branch that the title of its merge names."""
@@ -88,7 +92,7 @@ class Merges:
             chosen = [to_name(normalise(path)).strip(b"/") for path in paths] or [b""]
             branch.sync()
             call: list[OpenCall] = []
-            merge = self._merge(branch, name, lambda: self._plan(branch, keep, lines, chosen), call)
+            merge = self._merge(branch, name, lambda: self._plan(name, branch, keep, lines, chosen), call)
             outcome = merge.dry_run() if dry_run else merge.run()
         number = call[0].number if call else 0
         return _result(name, outcome, dry_run, f"c{number}" if number else None)
@@ -106,9 +110,10 @@ class Merges:
             with self._guard:
                 self._merge(branch, name, Plan, []).tidy()
 
-    def _plan(self, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]) -> Plan:
+    def _plan(self, name: str, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]) -> Plan:
         base, theirs, main, may_differ = trees_of(branch, self._volumes)
-        found = plan(base, theirs, main, keep=keep, lines=lines, paths=paths, may_differ=may_differ)
+        apart = (GIT,) if name.startswith(WORKTREE) else ()
+        found = plan(base, theirs, main, keep=keep, lines=lines, paths=paths, may_differ=may_differ, apart=apart)
         if self._trees is not None and any(_is_there(step, to_name(self._trees).strip(b"/")) for step in found.steps):
             reason = "is the mount's own directory; give what the branch has there another name"
             found.conflicts.append(Conflict(self._trees, reason))
@@ -142,7 +147,7 @@ class Merges:
             OSError: as `merge`.
         """
         with self._guard:
-            found = self._plan(self._branches.volume(name), None, False, [b""])
+            found = self._plan(name, self._branches.volume(name), None, False, [b""])
             return len(found.conflicts), len(found.steps)
 
 
@@ -190,6 +195,7 @@ def _result(name: str, outcome: Outcome, dry_run: bool, call: str | None) -> Mer
         decided=[_conflict(each) for each in found.decided],
         conflicts=conflicts,
         partly=list(dict.fromkeys(partly)),
+        repositories=[posixpath.dirname(path) for path in found.left],
     )
 
 

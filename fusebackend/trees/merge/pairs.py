@@ -11,7 +11,7 @@ walked as a whole only to find a file again that the branch has changed, and tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping
 
 from fusebackend.trees.merge.tree import Item, MergeTree
 
@@ -23,8 +23,10 @@ class Pairs:
         base, branch, main: the trees.
         may_differ: says of a file or directory of the branch if it, or something below it, may be other than in the
             base. Others are not looked into.
+        apart: names that are left as they are, with all below them, where the base has them.
 
     Attributes:
+        left: of the branch, what `apart` has kept out, and may differ.
         deleted: of the base, all that the branch does not have, each directory before what was in it.
         created: of the branch, all that the base does not have, each directory before what is in it.
         kept: pairs of base and branch that may differ, each directory before what is in it.
@@ -36,7 +38,10 @@ class Pairs:
         branch: MergeTree,
         main: MergeTree,
         may_differ: Callable[[Item], bool] = lambda item: True,
+        apart: Collection[bytes] = (),
     ) -> None:
+        self._apart = apart
+        self.left: list[Item] = []
         self._base = base
         self._main = main
         self._may_differ = may_differ
@@ -64,6 +69,9 @@ class Pairs:
             before, after = ours.names(), theirs.names()
             for name in sorted(before.keys() | after.keys(), reverse=True):
                 old, new = before.get(name), after.get(name)
+                if old is not None and name in self._apart:
+                    self.left += [new] if new is not None and self._may_differ(new) else []
+                    continue
                 if old is not None and new is not None and old.type == new.type:
                     if old.key is None or old.key != new.key or self._may_differ(new):
                         left.append((old, new))

@@ -108,6 +108,7 @@ class Plan:
         decided: conflicts that `keep` has decided.
         merged: paths of main whose lines were merged.
         uncarried: changes of the branch that a route of main can't hold.
+        left: paths of the branch that were kept apart, and may differ.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -115,6 +116,7 @@ class Plan:
     decided: list[Conflict] = field(default_factory=list)
     merged: list[AgentPath] = field(default_factory=list)
     uncarried: list[Uncarried] = field(default_factory=list)
+    left: list[AgentPath] = field(default_factory=list)
 
 
 def plan(
@@ -126,6 +128,7 @@ def plan(
     lines: bool = False,
     paths: Collection[bytes] = (b"",),
     may_differ: Callable[[Item], bool] = lambda item: True,
+    apart: Collection[bytes] = (),
 ) -> Plan:
     """Return what a merge would do. `main` is moved to the state after it, in memory.
 
@@ -133,12 +136,12 @@ def plan(
         keep: the side that conflicts are decided for; None leaves them.
         lines: merge the lines of files that both sides have changed.
         paths: of the branch or of the base; only what lies at or below one of them is merged.
-        may_differ: as of `Pairs`.
+        may_differ, apart: as of `Pairs`.
 
     Raises:
         OSError: a tree can't be read.
     """
-    return _Planner(Pairs(base, branch, main, may_differ), main, keep, lines, paths).result
+    return _Planner(Pairs(base, branch, main, may_differ, apart), main, keep, lines, paths).result
 
 
 class _Fields(NamedTuple):
@@ -183,7 +186,7 @@ class _Planner:
     """One plan."""
 
     def __init__(self, pairs: Pairs, main: MergeTree, keep: Side | None, lines: bool, paths: Collection[bytes]) -> None:
-        self.result = Plan()
+        self.result = Plan(left=[item.shown for item in pairs.left])
         self._pairs = pairs
         self._main = main
         self._keep = keep

@@ -161,6 +161,23 @@ def test_a_link_to_settings_stays_one(home: Path) -> None:
     assert "PreToolUse" in (home / "dotfiles.json").read_text()
 
 
+def test_worktrees(home: Path) -> None:
+    for words, commands_of in {
+        (): ("create", "remove --on-remove keep"),
+        ("--on-remove", "merge", "--in", "/some where"): ("create --in '/some where'", "remove --on-remove merge"),
+    }.items():
+        settings = json.loads(ok("claude-code", "--print", "--worktrees", *words))
+        found = [commands(settings, event) for event in ("WorktreeCreate", "WorktreeRemove", "SessionStart")]
+        assert [each.partition(" hook worktree ")[2] for (each,) in found] == [*commands_of, "start"]
+    for word in ("merge", "delete"):
+        ok("claude-code", "--install", "--project", "--worktrees", "--on-remove", word)
+        settings = json.loads((home / ".claude/settings.json").read_text())
+        (removing,) = commands(settings, "WorktreeRemove")
+        assert removing.endswith(f"--on-remove {word}") and len(commands(settings, "PreToolUse")) == 1
+    for words in (["codex", "--print", "--worktrees"], ["claude-code", "--install", "--worktrees"]):
+        assert CliRunner().invoke(main, ["hook", *words]).exit_code == 2
+
+
 def test_install_or_print(home: Path) -> None:
     for words in ([], ["--install", "--print"]):
         done = CliRunner().invoke(main, ["hook", "codex", *words])

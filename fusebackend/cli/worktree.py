@@ -1,0 +1,170 @@
+"""`fusebackend hook worktree`: worktrees of a coding agent are branches of the mount.
+
+Claude Code asks a `WorktreeCreate` hook for a directory in place of `git worktree add`, tells a `WorktreeRemove` hook
+when it has no more use for it, which is often not sent, and gives a session what a `SessionStart` hook prints. A branch
+takes milliseconds, has all files in it that git does not know, and can't destroy the repository that it was made of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from fusebackend.cli import target
+from fusebackend.cli.show import Failed, age, in_a_line
+from fusebackend.protocol import WORKTREE
+
+if TYPE_CHECKING:
+    from fusebackend.control.client.client import Client
+    from fusebackend.protocol import BranchInfo, MergeResult
+
+MAX_INPUT_BYTES: Final = 1 << 20
+
+GIT_TIMEOUT_S: Final = 60.0
+
+NO_HOOKS: Final = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "gc.auto=0")
+"""An agent may have written the repository's settings: they start no program."""
+
+_FETCH: Final = ("fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head")
+
+_ODD = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@click.group(hidden=True)
+def worktree() -> None:
+    """Answer the hooks of a coding agent about worktrees. Its settings call these, with JSON on standard input."""
+
+
+@worktree.command()
+@click.option("--in", "directory", type=click.Path(), help="Put the branch into a directory in this one.")
+def create(directory: str | None) -> None:
+    """Make a branch, and print its directory. One that is there already is used again."""
+    told = _told()
+    name = WORKTREE + _ODD.sub("-", str(told.get("name") or told.get("worktree_name") or "")).strip("-.")
+    if name == WORKTREE:
+        raise Failed("the hook's input has no 'name' of a worktree")
+    cwd = os.path.realpath(str(told.get("cwd") or "."))
+    mountpoint = max((each for each in target.mountpoints() if (cwd + "/").startswith(each + "/")), key=len, default="")
+    if not mountpoint:
+        raise Failed(f"'{cwd}' is in no mount of fusebackend: install the hooks for a project in one ('--project')")
+    files = target.open_client(mountpoint)
+    with in_a_line():
+        found = next((each for each in files.branches() if each.name == name), None)
+        if found is None or (directory is not None and found.directory is None):
+            place = None if directory is None else os.path.join(directory, name.removeprefix(WORKTREE))
+            found = files.create_branch(name, None, place)
+        print(_root(files, found) + _project(files, cwd).rstrip("/"))
+
+
+@worktree.command()
+@click.option("--on-remove", "what", type=click.Choice(["keep", "merge", "delete"]), default="keep")
+def remove(what: str) -> None:
+    """A worktree has no more use. After a merge that is not refused it is deleted."""
+    path = os.path.realpath(str(_told().get("worktree_path") or ""))
+    for files, each in _worktrees():
+        root = os.path.realpath(_root(files, each))
+        if what == "keep" or not (path + "/").startswith(root + "/"):
+            continue
+        with in_a_line():
+            failed = _merge(files, each.name) if what == "merge" else []
+            if failed:
+                raise Failed(f"worktree '{each.name}' is kept: {'; '.join(failed)}")
+            files.delete_branches(each.name)
+
+
+@worktree.command()
+def start() -> None:
+    """Name the worktrees that earlier sessions have left."""
+    for _, each in _worktrees():
+        changes = f"{each.changes} {'change' if each.changes == 1 else 'changes'}"
+        print(
+            f"The worktree '{each.name}' was left {age(time.time_ns() - each.time_ns)} ago, with {changes}: "
+            f"'fusebackend branch merge {each.name}' or 'fusebackend branch delete --yes {each.name}' ends it."
+        )
+
+
+def fetch_commits(files: Client, merged: MergeResult) -> list[str]:
+    """Fetch the commits that the repositories of a merged worktree are at, into `refs/fusebackend/NAME` of the mount's.
+
+    Returns:
+        What could not be fetched, a line each.
+    """
+    failed: list[str] = []
+    if not merged.repositories:
+        return failed
+    (root,) = (_root(files, each) for each in files.branches() if each.name == merged.branch)
+    for repository in merged.repositories:
+        here, there = target.outside(files, repository), root + repository.rstrip("/")
+        if (head := _git(there, "rev-parse", "--verify", "--quiet", "HEAD")).returncode == 0:
+            if head.stdout == _git(here, "rev-parse", "--verify", "--quiet", "HEAD").stdout:
+                continue
+            ref = f"+HEAD:refs/fusebackend/{merged.branch}"
+            done = _git(
+                here, "fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", there, ref
+            )
+            if done.returncode:
+                why = (done.stderr.strip() or "git failed").splitlines()[-1]
+                failed.append(f"'{here}': the commits of '{merged.branch}' were not fetched: {why}")
+    return failed
+
+
+def _git(repository: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-C", repository, *NO_HOOKS, *words]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=GIT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+def _merge(files: Client, name: str) -> list[str]:
+    """Merge a worktree; return why it must be kept, if it must."""
+    merged = files.merge_branch(name)
+    if merged.conflicts:
+        return [f"'{each.path}' {each.reason}" for each in merged.conflicts[:3]]
+    return fetch_commits(files, merged)
+
+
+def _told() -> Mapping[str, Any]:
+    """Return what the agent says."""
+    try:
+        told = json.loads(sys.stdin.buffer.read(MAX_INPUT_BYTES))
+    except ValueError as error:
+        raise Failed(f"the hook's input is no JSON: {error}") from None
+    if not isinstance(told, dict):
+        raise Failed("the hook's input is no JSON object")
+    return told
+
+
+def _worktrees() -> Iterator[tuple[Client, BranchInfo]]:
+    for mountpoint in target.mountpoints():
+        files = target.open_client(mountpoint)
+        with in_a_line():
+            found = [each for each in files.branches() if each.name.startswith(WORKTREE) and each.error is None]
+        yield from ((files, each) for each in found)
+
+
+def _root(files: Client, branch: BranchInfo) -> str:
+    """Return the directory of a branch, as processes have it."""
+    return branch.directory or target.outside(files, f"{target.trees_path(files)}/branches/{branch.name}")
+
+
+def _project(files: Client, cwd: str) -> str:
+    """Return the path in the mount of the repository that a directory is in, else of the directory itself; in a branch,
+    that which it is of."""
+    parts = cwd[len(files.mountpoint) :].split("/")
+    branches = f"{target.trees_path(files)}/branches".split("/")
+    if parts[: len(branches)] == branches:
+        parts = ["", *parts[len(branches) + 1 :]]
+    for count in range(len(parts), 0, -1):
+        above = "/".join(parts[:count])
+        if os.path.exists(os.path.join(files.mountpoint + above, ".git")):
+            return above
+    return "/".join(parts)
