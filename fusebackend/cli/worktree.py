@@ -7,6 +7,7 @@ takes milliseconds, has all files in it that git does not know, and can't destro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -111,7 +112,7 @@ def fetch_commits(files: Client, merged: MergeResult) -> list[str]:
                 here, "fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", there, ref
             )
             if done.returncode:
-                why = (done.stderr.strip() or "git failed").splitlines()[-1]
+                why = done.stderr.strip().rpartition("\n")[2] or "git failed"
                 failed.append(f"'{here}': the commits of '{merged.branch}' were not fetched: {why}")
     return failed
 
@@ -145,10 +146,11 @@ def _told() -> Mapping[str, Any]:
 
 def _worktrees() -> Iterator[tuple[Client, BranchInfo]]:
     for mountpoint in target.mountpoints():
-        files = target.open_client(mountpoint)
-        with in_a_line():
-            found = [each for each in files.branches() if each.name.startswith(WORKTREE) and each.error is None]
-        yield from ((files, each) for each in found)
+        found: list[tuple[Client, BranchInfo]] = []
+        with contextlib.suppress(OSError, Failed):  # one that has no branches, or can't be asked
+            files = target.open_client(mountpoint)
+            found = [(files, each) for each in files.branches() if each.name.startswith(WORKTREE) and not each.error]
+        yield from found
 
 
 def _root(files: Client, branch: BranchInfo) -> str:

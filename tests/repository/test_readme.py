@@ -125,6 +125,9 @@ SAYS = {
     'import fusebackend\n\nwith fusebackend.connect(\n    "/mnt/agent", actor=': ["c1 write /plan.md 1"],
     'import fusebackend\n\nwith fusebackend.connect("/mnt/agent") as files:\n    with fusebackend.acting': ["c2"],
     'import fusebackend\n\nwith fusebackend.connect("/mnt/agent") as files:  # or a': [],
+    'import fusebackend\n\nwith fusebackend.connect("/mnt/agent") as files:\n    with files.branch': [
+        "     1\t1 /report.md"
+    ],
     "import threading": ["created /memories/new.md"],
     "import fsspec\nimport pandas": ["   n", "0  1", "n"],
     "import subprocess\nimport fsspec": ["3", "['upload_files /data/n.parquet']"],
