@@ -19,8 +19,6 @@ FILE_NOT_FOUND = "file_not_found"
 PERMISSION_DENIED = "permission_denied"
 IS_DIRECTORY = "is_directory"
 INVALID_PATH = "invalid_path"
-CONFLICT = "conflict"
-"""The answer of `upload_if` when the file was changed meanwhile. Between backend and mount only, never an agent's."""
 
 CODE_OF_ERRNO: dict[int, str] = {
     errno.ENOENT: FILE_NOT_FOUND,
@@ -42,7 +40,6 @@ ERRNO_OF_CODE: dict[str, int] = {
     PERMISSION_DENIED: errno.EACCES,
     IS_DIRECTORY: errno.EISDIR,
     INVALID_PATH: errno.EINVAL,
-    CONFLICT: errno.ESTALE,
 }
 
 VANISHED = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})

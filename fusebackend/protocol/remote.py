@@ -279,6 +279,12 @@ class Remote(abc.ABC):
         """Two equal ones, and nothing has changed between them; None where that is not known."""
         return None
 
+    def follow(self, changed: Callable[..., None]) -> Callable[[], None] | None:
+        """Call `changed(*paths, elsewhere=…)` after each change that is not made through this object, without paths if
+        anything may have changed; `elsewhere`: not by an agent of this process. Returns what ends that, or None: only
+        with `Abilities.change_feed` is every change reported."""
+        return None
+
     @property
     def trouble(self) -> tuple[float, str] | None:
         """As `Volume.trouble`."""

@@ -1,8 +1,7 @@
 """`AgentRemote`: any object with agent verbs as a `Remote` of whole files, and the only reader of its optional hooks.
 
-An ETag is the digest of a file's bytes. A put compares in one step where the backend has `upload_if`; elsewhere the
-file is downloaded and compared before it is uploaded, which leaves a gap of one request. A file that was
-downloaded for its size is kept for `ttl_s`, for the open to come.
+An ETag is the digest of a file's bytes. A file is downloaded and compared before it is uploaded, which leaves a gap of
+one request. One that was downloaded for its size is kept for `ttl_s`, for the open to come.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import datetime
 import errno
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.batches import by_size
-from fusebackend.base.errors import CONFLICT, FILE_NOT_FOUND, oserror
+from fusebackend.base.errors import FILE_NOT_FOUND, oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import FileInfo
@@ -49,27 +48,20 @@ class AgentRemote(Remote):
     def __init__(self, backend: Any, *, exact_sizes: bool | None, ttl_s: float, clock: Callable[[], float]) -> None:
         own_ttl_s: float | None = getattr(backend, "ttl_s", None)
         self.ttl_s = ttl_s if own_ttl_s is None else own_ttl_s
-        asked = backend.kernel_side(self.ttl_s) if callable(getattr(backend, "kernel_side", None)) else backend
-        self.face = AgentFace(asked, type(asked).__name__)
+        self.face = AgentFace(backend, type(backend).__name__)
         self.face.require_mountable()
         self.name = self.face.name
         self.text_only = self.face.text_only
         self.hopeless = frozenset({errno.EEXIST, errno.EILSEQ}) if self.text_only else frozenset[int]()
-        self.token: Callable[[], Hashable] = getattr(asked, "token", None) or _no_token
-        self._asked = asked
-        self._follow = getattr(asked, "follow", None)
-        self._admits = getattr(asked, "admits", None)
-        self._runtime = getattr(asked, "runtime", None)
-        self._upload_if = getattr(asked, "upload_if", None)
-        self._upload_new = getattr(asked, "upload_new", None)
+        self._backend = backend
+        self._runtime = getattr(backend, "runtime", None)
         self.abilities = Abilities(
-            exact_sizes=bool(getattr(asked, "exact_sizes", False)) if exact_sizes is None else exact_sizes,
-            blocking=bool(getattr(asked, "blocking", True)),
-            durable=bool(getattr(asked, "durable", False)),
-            change_feed=bool(getattr(asked, "change_feed", False)),
+            exact_sizes=bool(getattr(backend, "exact_sizes", False)) if exact_sizes is None else exact_sizes,
+            blocking=bool(getattr(backend, "blocking", True)),
+            durable=bool(getattr(backend, "durable", False)),
             read_only=not self.face.takes_bytes,
             can_delete=not self.face.lacks("delete"),
-            conditional=self._upload_if is not None,
+            conditional=False,
             ttl_s=own_ttl_s,
         )
         self._clock = clock
@@ -80,10 +72,6 @@ class AgentRemote(Remote):
         """True once a backend has refused to replace a file."""
         return self.face.texts.write_once
 
-    def follow(self, changed: Callable[..., None]) -> Callable[[], None] | None:
-        """Have `changed(*paths, elsewhere=…)` called after each change; returns what ends that, None without a feed."""
-        return None if self._follow is None else self._follow(changed)
-
     # -- names -------------------------------------------------------------------------------------------------
 
     def contents(self, directory: str) -> Contents:
@@ -91,7 +79,7 @@ class AgentRemote(Remote):
         result = self.face.ls(path)
         if result.error is None:
             read_at = self._clock()
-            return Contents({_name(info): _info(info, read_at) for info in result.entries or ()})
+            return Contents({name_in(info): info_in(info, read_at) for info in result.entries or ()})
         # An error is no proof that a directory is empty: a listing above it shows whether it is there.
         if self.has(directory):
             raise self._failure(result.error, path)
@@ -105,18 +93,12 @@ class AgentRemote(Remote):
             above, name = paths.parent_and_name(path)
             result = self.face.ls(above)
             if result.error is None:
-                found = [info for info in result.entries or () if _name(info) == paths.to_name(name)]
+                found = [info for info in result.entries or () if name_in(info) == paths.to_name(name)]
                 return any(bool(info.get("is_dir")) == is_dir for info in found)
             error, path, is_dir = result.error, above, True
         if error is not None:
             raise self._failure(error, ROOT)
         return True
-
-    def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
-        segment = super().admit(name, directory, is_dir=is_dir)
-        if callable(self._admits):
-            self._admits(paths.join(_path(directory), segment), is_dir=is_dir)
-        return segment
 
     def delete(self, key: str) -> None:
         path = _path(key)
@@ -189,40 +171,14 @@ class AgentRemote(Remote):
     def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
         path, content = _path(key), data.read(0, data.size)
         over = None if create else over
-        if self._upload_if is None:
-            there = self._download(path)
-            if (None if there is None else digest_of(there)) != over:
-                raise oserror(errno.ESTALE, path)
-            self._upload(path, content)
-        else:
-            answer = self._upload_if(path, content, over)
-            self._recent.pop(path, None)
-            if answer.error is not None:
-                raise oserror(errno.ESTALE, path) if answer.error == CONFLICT else self._failure(answer.error, path)
+        there = self._download(path)
+        if (None if there is None else digest_of(there)) != over:
+            raise oserror(errno.ESTALE, path)
+        self._upload(path, content)
         return digest_of(content)
 
     def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
-        is_doubtful = False
-        if self._upload_new is not None and len(files) > 1:
-            contents = [(_path(key), data.read(0, data.size)) for key, data, _ in files]
-            errors_told = [answer.error for answer in self._upload_new(contents)]
-            if not any(errors_told):
-                for path, _ in contents:
-                    self._recent.pop(path, None)
-                return [data.digest() for _, data, _ in files]
-            is_doubtful = any(error != CONFLICT for error in errors_told)
-
-        def store(file: tuple[str, Bytes, Stamp]) -> Etag | None:
-            try:
-                return self.put(*file, over=None, create=True)
-            except OSError as error:
-                # What seemed to fail together may have been stored, its answer lost.
-                arrived = self.same(*file) if is_doubtful and error.errno == errno.ESTALE else None
-                if arrived is None:
-                    raise
-                return arrived
-
-        return attempted(store, files, width=1)
+        return attempted(lambda file: self.put(*file, over=None, create=True), files, width=1)
 
     def _upload(self, path: AgentPath, data: bytes) -> None:
         (answer,) = self.face.upload_files([(path, data)])
@@ -338,7 +294,7 @@ class AgentRemote(Remote):
 
     @property
     def trouble(self) -> tuple[float, str] | None:
-        found = getattr(self._asked, "trouble", None)
+        found = getattr(self._backend, "trouble", None)
         return found if isinstance(found, tuple) else None
 
     def expire(self) -> None:
@@ -352,23 +308,19 @@ class AgentRemote(Remote):
         return oserror(number)
 
 
-def _no_token() -> None:
-    """Nothing tells whether something has changed."""
-
-
 def _path(key: str) -> AgentPath:
     return AgentPath("/" + key.removesuffix("/"))
 
 
-def _name(info: FileInfo) -> bytes:
+def name_in(info: FileInfo) -> bytes:
     """The name under which a backend lists something."""
     return paths.to_name(info["path"].removesuffix("/").rpartition("/")[2])
 
 
-def _info(raw: FileInfo, read_at: float) -> Info:
+def info_in(raw: FileInfo, read_at: float) -> Info:
     modified_at = raw.get("modified_at") or ""
     return Info(
-        paths.to_text(_name(raw)),
+        paths.to_text(name_in(raw)),
         bool(raw.get("is_dir")),
         raw.get("size"),
         time_ns(modified_at),

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import abc
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, paths
 from fusebackend.base.budget import Spent
-from fusebackend.base.errors import VANISHED
+from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.globs import GlobError, Matcher, compile_glob
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
@@ -83,9 +83,11 @@ class FileVerbs(BackendProtocol):
 
     Attributes:
         conditional: `if_version` and `if_absent` can be decided.
+        ttl_s: see `Abilities`.
     """
 
     conditional = True
+    ttl_s: float | None = None
 
     def __init__(self, *, on_exists: OnExists = "error") -> None:
         self.on_exists = checked_on_exists(on_exists)
@@ -115,6 +117,43 @@ class FileVerbs(BackendProtocol):
     @abc.abstractmethod
     def _rename(self, old: AgentPath, new: AgentPath) -> FilesUpdate:
         """Move a file or directory, never over another. ENOENT, EEXIST."""
+
+    def _put_new(self, files: Sequence[tuple[AgentPath, bytes]]) -> None:
+        """Create files, all of them in one step or none. EEXIST, ESTALE; ENOTSUP where that can't be."""
+        raise oserror(errno.ENOTSUP)
+
+    def kernel_side(self, ttl_s: float) -> FileVerbs:
+        """The backend that a mount calls, which caches for `ttl_s`."""
+        return self
+
+    @property
+    def blocking(self) -> bool:
+        """See `Abilities`; so the next two."""
+        return True
+
+    @property
+    def durable(self) -> bool:
+        return False
+
+    @property
+    def change_feed(self) -> bool:
+        return False
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """As `Volume.trouble`."""
+        return None
+
+    def token(self) -> Hashable:
+        """See `Remote.token`."""
+        return None
+
+    def follow(self, changed: Callable[..., None]) -> Callable[[], None] | None:
+        """See `Remote.follow`."""
+        return None
+
+    def admits(self, path: AgentPath, *, is_dir: bool) -> None:
+        """Raise the error of any new file or directory at this path, before it is written in vain."""
 
     def _pieces(self, path: AgentPath) -> Iterator[bytes]:
         """A file's bytes in pieces, for `grep`, which then holds only one of them. ENOENT, EISDIR; ESTALE when the file

@@ -49,9 +49,11 @@ from fusebackend.protocol import (
 from fusebackend.protocol.remote import Remote
 from fusebackend.protocol.volume import unsupported
 from fusebackend.remote.agent_remote import AgentRemote
+from fusebackend.remote.agent_verbs import FileVerbs
 from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.entry import OWN, Entry
 from fusebackend.remote.files import Files
+from fusebackend.remote.files_remote import FilesRemote
 from fusebackend.remote.gate import Gate
 from fusebackend.remote.rename import Renames
 from fusebackend.remote.tree import Tree
@@ -519,7 +521,7 @@ class ForeignVolume(RemoteVolume):
         clock: seconds that only grow.
     """
 
-    remote: AgentRemote
+    remote: AgentRemote | FilesRemote
 
     def __init__(
         self,
@@ -530,7 +532,11 @@ class ForeignVolume(RemoteVolume):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend  # alive as long as its id is in the table of `foreign_volume`
-        remote = AgentRemote(backend, exact_sizes=exact_sizes, ttl_s=ttl_s, clock=clock)
+        remote: AgentRemote | FilesRemote
+        if isinstance(backend, FileVerbs):
+            remote = FilesRemote(backend, ttl_s=ttl_s, clock=clock)
+        else:
+            remote = AgentRemote(backend, exact_sizes=exact_sizes, ttl_s=ttl_s, clock=clock)
         super().__init__(remote, ttl_s=remote.ttl_s, clock=clock)
         self.ttl_s = remote.abilities.ttl_s
         self._absent = AbsentNames()

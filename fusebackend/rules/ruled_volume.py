@@ -337,13 +337,23 @@ class RuledVolume(NativeVolume):
     # -- names -------------------------------------------------------------------------------------------------
 
     def lookup(self, parent: int, name: bytes) -> Attr:
+        return self._looked_at(parent, name, self.below.lookup)
+
+    def lookup_brief(self, parent: int, name: bytes) -> Attr:
+        return self._looked_at(parent, name, self.below.lookup_brief)
+
+    def _looked_at(self, parent: int, name: bytes, look: Callable[[int, bytes], Attr]) -> Attr:
         with self.lock:
             bits = self._bits(join(self._path(parent), to_text(name)))
             if bits is None:
                 raise oserror(errno.ENOENT, name)
-            attr = self.below.lookup(parent, name)
+            attr = look(parent, name)
+            shown = self._shown(attr, bits)
+            if attr.is_brief and shown is not attr:  # the view shows another mode, so it has to be known
+                attr = self.below.lookup(parent, name)
+                shown = self._shown(attr, bits)
             self._found(parent, name, attr)
-            return self._shown(attr, bits)
+            return shown
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         return self._page(node, after, limit, self.below.readdir)

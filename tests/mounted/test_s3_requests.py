@@ -38,10 +38,6 @@ def _verb(call: Callable[[Any], Any]) -> Callable[[Path, Any], Any]:
     return work
 
 
-def _move(path: Path, client: Any) -> None:
-    os.rename(path / "nine", path / "moved")
-
-
 ROWS: dict[str, tuple[Callable[[Path, Any], Any], Any, int, dict[str, str]]] = {
     "ls": (lambda path, _: _run("ls", path / "many"), 1000, 3, {}),
     "find -name": (lambda path, _: _run("find", path / "many", "-name", "f*"), 1000, 3, {}),
@@ -58,7 +54,9 @@ ROWS: dict[str, tuple[Callable[[Path, Any], Any], Any, int, dict[str, str]]] = {
     "find in a tree": (lambda path, _: _run("find", path / "tree", "-name", "f"), 20, 3 + 20 + 1, {}),
     "find in a tree, no attributes": (lambda path, _: _run("find", path / "tree", "-name", "f"), 20, 3 + 20, OFF),
     "verb glob in a tree": (_verb(lambda client: client.glob("tree/**/f")), 20, 3 + 20, {}),
-    "a directory of 9 files": (_move, None, 3 + 12, {}),
+    "mv of a directory of 9 files": (lambda path, _: os.rename(path / "9a", path / "a"), None, 13, {}),  # 1: its mode
+    "mv of 9 files, no attributes": (lambda path, _: os.rename(path / "9b", path / "b"), None, 12, OFF),
+    "verb move of 9 files": (_verb(lambda client: client.move("/9c", "/c")), 0, 12, {}),
 }
 """What is done on a cold mount, the answer, the most requests that it may take, and parameters of the route."""
 
@@ -71,7 +69,8 @@ def place(seaweedfs: Service) -> Iterator[tuple[FailingProxy, Bucket]]:
             files += [(f"/hundred/f{number}", TEXT) for number in range(100)]
             assert not [answer.error for answer in maker.upload_files(files) if answer.error]
         bucket.delete("many/.fusebackend.directory")  # one page of a listing has 1,000 objects
-        for key in [*(f"tree/d{number}/f" for number in range(20)), *(f"nine/f{number}" for number in range(9))]:
+        nine = [f"9{which}/f{number}" for which in "abc" for number in range(9)]
+        for key in [*(f"tree/d{number}/f" for number in range(20)), *nine]:
             bucket.put(key, TEXT)
         yield proxy, bucket
 

@@ -144,7 +144,7 @@ def test_the_guide_for_backends_names_every_hook_that_a_mount_asks_for() -> None
     asked: set[str] = set()
     for module in (ROOT / "fusebackend/remote").glob("*.py"):
         asked |= set(re.findall(r'getattr\((?:[\w.]*backend|asked), "(\w+)"', module.read_text()))
-    assert asked >= {"upload_if", "token", "exact_sizes"}
+    assert asked >= {"ttl_s", "exact_sizes"}
     assert asked - documented == set()
 
 

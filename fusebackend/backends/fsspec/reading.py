@@ -38,24 +38,15 @@ class OpenFile:
         size: of the version that was opened, in bytes.
         asking: how the file system is asked.
         opened: opens the same version again. ESTALE.
-        fetch: fetches a range; None: as it is best for the file.
     """
 
-    def __init__(
-        self,
-        path: str,
-        file: Any,
-        size: int,
-        asking: Asking,
-        opened: Callable[[], Any],
-        fetch: Fetch | None = None,
-    ) -> None:
+    def __init__(self, path: str, file: Any, size: int, asking: Asking, opened: Callable[[], Any]) -> None:
         self._path = path
         self._file = file
         self._size = size
         self._asking = asking
         self._opened = opened
-        self._fetch = fetch or _fetch_of(file, size, asking)
+        self._fetch = _fetch_of(file, size, asking)
         self._connection = asking.connections
         self._is_closed = False
 

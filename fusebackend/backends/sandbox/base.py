@@ -72,7 +72,6 @@ from fusebackend.protocol import (
     Verb,
     verbs,
 )
-from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked
 
 PATH_MAX_BYTES = 4095
@@ -104,9 +103,6 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         script_timeout_s: seconds for the command of one verb that is no search.
         max_search_bytes: larger files are passed over by `grep`, and its answer says `truncated`.
     """
-
-    exact_sizes = True
-    blocking = True
 
     inline_bytes: int = 48 << 10
     answer_bytes: int = 48 << 10
@@ -276,25 +272,6 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             if error.errno == errno.ESTALE:
                 raise OSError(errno.ESTALE, "Somebody else has changed the file meanwhile; read it again") from None
             raise
-
-    def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
-        """Write a file if what is there now has this digest (`digest_of`; None: if there is nothing), in one
-        step. The error is `conflict` if not."""
-        try:
-            found = checked(path)
-            if digest is None:
-                self._put(found, content, replace=False)
-                return FileUploadResponse(path=path)
-            before = self._load(found).data
-            if digest_of(before) != digest:
-                return FileUploadResponse(path=path, error=errors.CONFLICT)
-            self._swap(found, before, content)
-        except Refusal as error:
-            lost = isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.EEXIST, errno.ENOENT)
-            if lost:
-                return FileUploadResponse(path=path, error=errors.CONFLICT)
-            return verbs.UPLOAD_FILES.refused(error, path)
-        return FileUploadResponse(path=path)
 
     def _remove(self, path: AgentPath) -> None:
         self.change(Script().call("fb_rm", self.path_of(path)))

@@ -74,9 +74,7 @@ class StateBackend(FileVerbs):
         )
     }
 
-    exact_sizes = True  # `ls` gives sizes in bytes; `ForeignVolume` need not check
     blocking = False
-    durable = False
     conditional = False
 
     def __init__(

@@ -116,8 +116,6 @@ class StoreBackend(StoreFiles):
         ),
     }
 
-    exact_sizes = True
-
     def __init__(
         self,
         store_or_runtime: Any = None,

@@ -24,7 +24,6 @@ from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse, OnExists, version_of_bytes
-from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 from fusebackend.remote.keyed import ROOT_NODE, Keyed, is_path, is_text, may_be_shown_as
 
@@ -95,15 +94,6 @@ class StoreFiles(FileVerbs):
             return
         raise errors.oserror(errno.EBUSY)
 
-    def _put_if(self, path: AgentPath, data: bytes, digest: bytes | None) -> None:
-        """Write a file if the present one has this digest (None: if there is none). Conflict if not."""
-        tree = self._tree()
-        file = self._kept(tree, path)
-        before = None if file is None else digest_of(file.data)
-        if before != digest:
-            raise Conflict(path)
-        self._swap(tree, [self._change(tree, path, file, data)], path)
-
     def _put_all(self, files: Mapping[AgentPath, bytes]) -> None:
         """Write files in one transaction. An error means that none was written. Conflict for several namespaces."""
         tree = self._tree()
@@ -169,32 +159,6 @@ class StoreFiles(FileVerbs):
             made.append((target, Change(key, record.value, None, record.ttl_minutes)))
             gone.append((file.space, Change(file.node.key, None, record.version)))
         self._swap(tree, made + gone, old, new, *(path for path, _ in files))
-
-    def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
-        """Write a file in one step, if the present one has this digest (`digest_of`; None: if there is none).
-
-        The error is `conflict` if not.
-        """
-        try:
-            self._put_if(checked(path), content, digest)
-        except (Conflict, FileExistsError):
-            return FileUploadResponse(path=path, error=errors.CONFLICT)
-        except Refusal as error:
-            return FileUploadResponse(path=path, error=code_of(error))
-        return FileUploadResponse(path=path)
-
-    def upload_new(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Make new files in one transaction, or none of them: then each response has the same error, `conflict` if
-        there is something at one of the paths, one is below another, or they are of several namespaces. A store without
-        transactions may have made some."""
-        error: str | None = None
-        try:
-            self._put_new([(checked(path), content) for path, content in files])
-        except (Conflict, FileExistsError):
-            error = errors.CONFLICT
-        except Refusal as refusal:
-            error = code_of(refusal)
-        return [FileUploadResponse(path=path, error=error) for path, _ in files]
 
     def upload_files(
         self,

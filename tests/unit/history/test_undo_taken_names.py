@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fusebackend.base import budget
 from fusebackend.base.paths import ROOT
 from fusebackend.history import undo as undo_module
 from fusebackend.protocol import Change, SnapshotVolume
+from fusebackend.remote.agent_verbs import FileVerbs
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing.posix.case import fails
 from fusebackend.urls import open_backend
@@ -192,7 +194,7 @@ def test_a_service_that_fails_while_files_are_made_together(place: Place, monkey
     remote: Any = place.volume.remote  # type: ignore[attr-defined]
     put, count = remote.put, 0
     if place.kind == "store":
-        monkeypatch.setattr(remote, "_upload_new", None)
+        monkeypatch.setattr(remote.files, "_put_new", partial(FileVerbs._put_new, None))
 
     def lose(*words: Any, **options: Any) -> Any:
         nonlocal count

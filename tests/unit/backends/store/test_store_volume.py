@@ -210,8 +210,8 @@ def test_what_the_mount_does_makes_no_listing_old(store, volume):
     for name in (b"a", b"b", b"c"):
         volume.mknod(directory, name, stat.S_IFREG | 0o644, 0, ME)
     listed = []
-    ls = volume.remote.face.ls
-    volume.remote.face.ls = lambda path: (listed.append(path), ls(path))[1]
+    ls = volume.remote.contents
+    volume.remote.contents = lambda key: (listed.append(key), ls(key))[1]
     for name in (b"a", b"b", b"c", b"d"):
         if name == b"d":
             volume.mknod(directory, name, stat.S_IFREG | 0o644, 0, ME)
@@ -273,7 +273,7 @@ def test_what_another_has_written_meanwhile_is_not_overwritten(volume, other, st
     node = at(volume, "a").node
     volume.open(node, RW)
     volume.write(node, 0, b"ours")
-    with before_its_change(volume.remote.face.backend, lambda: other.write("/a", "theirs")), fails(errno.ESTALE):
+    with before_its_change(volume.remote.files, lambda: other.write("/a", "theirs")), fails(errno.ESTALE):
         volume.fsync(node)
     volume.release(node, RW)
     assert store.get(NS, "/a").value["content"] == "theirs"
