@@ -495,6 +495,10 @@ class _RouteSteps:
             raise MainChangedError(self.route.shown(step.path))
         return attr
 
+    def has_new_file(self, step: Step) -> bool:
+        """Return True if a step writes a new file, which can be staged."""
+        return step.word in ("make", "replace") and step.state is not None and not stat.S_ISDIR(step.state.mode)
+
     def lost(self, step: Step, placed: placing.Placed) -> None:
         self.partly += [f"{self.route.shown(step.path)}: {words}" for words in placed.lost]
 
@@ -525,6 +529,42 @@ class _RouteSteps:
     def recorded(self, path: bytes) -> bytes:
         return self.route.recorded(path)
 
+    def run_step(self, step: Step, name: bytes, attr: Attr | None, changes: Changes) -> None:
+        """Make one step.
+
+        Args:
+            name: in the staging directory: of the new file, if it was staged, or for a link.
+            attr: what `check` has found.
+        """
+        if step.word == "link":
+            found = self.route.find(step.to_path)
+            if found is None:
+                raise MainChangedError(self.route.shown(step.to_path))
+            if attr is not None and attr.node == found.node:
+                return  # the same file has both names: a rename would do nothing
+            self.staged[name] = self.volume.link(found.node, self.route.staging(), name).node
+        if name in self.staged:
+            self.put(step, name, attr, changes)
+        elif step.word == "make":
+            self.make_here(step, changes)
+        else:
+            assert attr is not None, "the plan has seen something there"
+            how = {"replace": self.overwrite, "attributes": self.set_attributes, "remove": self.remove}
+            how.get(step.word, self.move)(step, attr, changes)
+
+    def put(self, step: Step, name: bytes, attr: Attr | None, changes: Changes) -> None:
+        """Give what was staged its name."""
+        parent, final = self.route.place(step.path)
+        word = "make" if attr is None else "replace"
+        self.going(step, attr)
+        self.volume.rename(self.route.staging(), name, parent, final, self.flags(attr))
+        self.come(step, self.staged[name])
+        self.report(changes, parent, final, self.staged[name], word, step.path)
+
+    def flags(self, attr: Attr | None) -> int:
+        """Return the flags of a rename to a name at which something is, or nothing."""
+        return 0 if attr is not None else RENAME_NOREPLACE
+
     def make_here(self, step: Step, changes: Changes) -> None:
         parent, name = self.route.place(step.path)
         source = self.source(step)
@@ -532,15 +572,33 @@ class _RouteSteps:
         self.come(step, placed.attr.node)
         self.lost(step, placed)
 
+    def overwrite(self, step: Step, attr: Attr, changes: Changes) -> None:
+        source, inner = self.source(step), self.route.inner(step.path)
+        self.records.changes(self.route.prefix, self.volume, self.recorded(step.path), attr, content=True)
+        self.lost(step, placing.overwrite(self.volume, attr.node, source, changes, inner))
+
+    def remove(self, step: Step, attr: Attr, changes: Changes) -> None:
+        parent, name = self.route.place(step.path)
+        mark = self.records.mark()
+        self.going(step, attr)
+        try:
+            placing.remove(self.volume, parent, name, attr, changes, self.route.inner(step.path))
+        except OSError as error:
+            self.records.drop(mark)
+            if error.errno == errno.ENOTEMPTY:
+                raise MainChangedError(self.route.shown(step.path)) from None
+            raise
+        if attr.is_dir:
+            self.route.forget()
+
     def move(self, step: Step, attr: Attr, changes: Changes) -> None:
-        old = Name(*self.route.place(step.path), self._inner(step.path))
-        to_path = PARKED + step.to_path if step.word == "park" else step.to_path
-        new = Name(*self.route.place(to_path), self._inner(to_path))
+        old, new = (Name(*self.route.place(path), self._inner(path)) for path in _ends(step))
         node, is_dir = attr.node, attr.is_dir
         placing.rename(self.volume, old, new, attr, changes, RENAME_NOREPLACE)
         if is_dir:
             self.route.forget()
-        self.records.renamed(self.route.prefix, self.recorded(step.path), self.recorded(to_path), node)
+        path, to_path = map(self.recorded, _ends(step))
+        self.records.renamed(self.route.prefix, path, to_path, node)
 
     def final(self, step: Step) -> bytes:
         """Return the path that a parked file gets in the end."""
@@ -588,66 +646,14 @@ class _OneByOne(_RouteSteps):
         return self.partly
 
     def _run(self, step: Step, name: bytes) -> None:
-        is_staged = step.word in ("make", "replace") and not stat.S_ISDIR(step.state.mode if step.state else 0)
-        by_name = is_staged and self.volume.features.random_writes
-        if by_name:
+        is_staged = self.has_new_file(step) and self.volume.features.random_writes
+        if is_staged:
             self.stage(step, name)
-        elif step.word == "link":
-            with self.volume.lock:
-                self.volume.link(self._linked(step), self.route.staging(), name)
         with placing.changing(self.volume) as changes:
             attr = self.check(step)
-            if by_name or step.word == "link":
-                self._put(step, name, attr, changes)
-            elif step.word == "make":
-                self.make_here(step, changes)
-            elif step.word == "replace":
-                assert attr is not None
-                source, inner = self.source(step), self.route.inner(step.path)
-                self.records.changes(self.route.prefix, self.volume, self.recorded(step.path), attr, content=True)
-                self.lost(step, placing.overwrite(self.volume, attr.node, source, changes, inner))
-            elif step.word == "attributes":
-                assert attr is not None
-                self.set_attributes(step, attr, changes)
-            elif step.word == "remove":
-                assert attr is not None
-                self._remove(step, attr, changes)
-            else:
-                assert attr is not None
-                self.move(step, attr, changes)
-
-    def _linked(self, step: Step) -> int:
-        found = self.route.find(step.to_path)
-        if found is None:
-            raise MainChangedError(self.route.shown(step.to_path))
-        return found.node
-
-    def _put(self, step: Step, name: bytes, attr: Attr | None, changes: Changes) -> None:
-        """Give what was staged its name."""
-        parent, final = self.route.place(step.path)
-        staging = self.route.staging()
-        node = self.volume.lookup(staging, name).node
-        if attr is not None and attr.node == node:
-            self.volume.unlink(staging, name)  # the same file has both names: a rename would do nothing
-            return
-        self.going(step, attr)
-        self.volume.rename(staging, name, parent, final, 0 if attr is not None else RENAME_NOREPLACE)
-        self.come(step, node)
-        self.report(changes, parent, final, node, "make" if attr is None else "replace", step.path)
-
-    def _remove(self, step: Step, attr: Attr, changes: Changes) -> None:
-        parent, name = self.route.place(step.path)
-        mark = self.records.mark()
-        self.going(step, attr)
-        try:
-            placing.remove(self.volume, parent, name, attr, changes, self.route.inner(step.path))
-        except OSError as error:
-            self.records.drop(mark)
-            if error.errno == errno.ENOTEMPTY:
-                raise MainChangedError(self.route.shown(step.path)) from None
-            raise
-        if attr.is_dir:
-            self.route.forget()
+            if is_staged:  # the lock was free since: the node may have another number
+                self.staged[name] = self.volume.lookup(self.route.staging(), name).node
+            self.run_step(step, name, attr, changes)
 
 
 class _AtOnce(_RouteSteps):
@@ -660,11 +666,7 @@ class _AtOnce(_RouteSteps):
 
     def prepare(self) -> None:
         """Write the new contents, which nobody sees yet."""
-        staged = [
-            (index, step)
-            for index, step in enumerate(self.steps)
-            if step.word in ("make", "replace") and step.state is not None and not stat.S_ISDIR(step.state.mode)
-        ]
+        staged = [(index, step) for index, step in enumerate(self.steps) if self.has_new_file(step)]
         for index, step in staged:
             self.stage(step, b"%d" % index)
         if len(self.steps) > 1 or staged:
@@ -688,7 +690,7 @@ class _AtOnce(_RouteSteps):
         try:
             for index, step in enumerate(self.steps):
                 try:
-                    self._run(step, b"%d" % index, changes)
+                    self.run_step(step, b"%d" % index, self.check(step), changes)
                 except PermissionError as error:  # of a route's rules
                     raise _not_merged(self.route.shown(step.path), error) from error
         except BaseException:
@@ -697,59 +699,44 @@ class _AtOnce(_RouteSteps):
             self.records.drop(mark)
             raise
 
-    def _run(self, step: Step, name: bytes, changes: Changes) -> None:
-        attr = self.check(step)
-        if attr is None and step.state is not None and stat.S_ISDIR(step.state.mode):
-            self.make_here(step, changes)
-            self._undo_by(self._remove_directory, step.path)
-            return
-        if step.word == "attributes":
-            assert attr is not None
-            before = placing.state_of(self.volume, attr)
-            node = attr.node
-            self.set_attributes(step, attr, changes)
-            self._undo_by(self._reset, node, before)
-            return
-        if step.word in ("move", "park"):
-            assert attr is not None
-            self.move(step, attr, changes)
-            to_path = PARKED + step.to_path if step.word == "park" else step.to_path
-            self._undo_by(self._rename_back, self.route.place(to_path), step.path)
-            return
-        parent, final = self.route.place(step.path)
-        staging = self.route.staging()
-        if step.word == "remove":
-            assert attr is not None
-            if attr.is_dir and self.volume.readdir(attr.node, b"", 1):
-                raise MainChangedError(self.route.shown(step.path))
-            self._require_removable(step, attr)
-            node, is_dir = attr.node, attr.is_dir
-            self.going(step, attr)
-            self.volume.rename(parent, final, staging, b"old-" + name, RENAME_NOREPLACE)
-            self.set_aside[node] += not is_dir
-            path = self.route.inner(step.path) + ("/" if is_dir else "")
-            changes += [Change(node=parent), Change(node, parent, final, "deleted", path)]
-            self._undo_by(self._rename_back, (staging, b"old-" + name), step.path)
-            if is_dir:
-                self.route.forget()
-            return
-        if step.word == "link":
-            found = self.route.find(step.to_path)
-            if found is None:
-                raise MainChangedError(self.route.shown(step.to_path))
-            if attr is not None and attr.node == found.node:
-                return
-            self.staged[name] = self.volume.link(found.node, staging, name).node
-        node = self.staged[name]
-        flags = RENAME_NOREPLACE if attr is None else RENAME_EXCHANGE
-        is_new, old = attr is None, 0 if attr is None or attr.is_dir else attr.node
+    def make_here(self, step: Step, changes: Changes) -> None:
+        super().make_here(step, changes)
+        self._undo_by(self._remove_directory, step.path)
+
+    def set_attributes(self, step: Step, attr: Attr, changes: Changes) -> None:
+        before, node = placing.state_of(self.volume, attr), attr.node
+        super().set_attributes(step, attr, changes)
+        self._undo_by(self._reset, node, before)
+
+    def move(self, step: Step, attr: Attr, changes: Changes) -> None:
+        super().move(step, attr, changes)
+        self._undo_by(self._rename_back, self.route.place(_ends(step)[1]), step.path)
+
+    def remove(self, step: Step, attr: Attr, changes: Changes) -> None:
+        parent, name = self.route.place(step.path)
+        there = self.route.staging(), b"old-%d" % len(self._back)
+        if attr.is_dir and self.volume.readdir(attr.node, b"", 1):
+            raise MainChangedError(self.route.shown(step.path))
         self._require_removable(step, attr)
+        node, is_dir = attr.node, attr.is_dir
         self.going(step, attr)
-        self.volume.rename(staging, name, parent, final, flags)
+        self.volume.rename(parent, name, *there, RENAME_NOREPLACE)
+        self.set_aside[node] += not is_dir
+        path = self.route.inner(step.path) + ("/" if is_dir else "")
+        changes += [Change(node=parent), Change(node, parent, name, "deleted", path)]
+        self._undo_by(self._rename_back, there, step.path)
+        if is_dir:
+            self.route.forget()
+
+    def put(self, step: Step, name: bytes, attr: Attr | None, changes: Changes) -> None:
+        self._require_removable(step, attr)
+        old, flags = 0 if attr is None or attr.is_dir else attr.node, self.flags(attr)
+        super().put(step, name, attr, changes)
         self.set_aside[old] += 1
-        self.come(step, node)
-        self.report(changes, parent, final, node, "make" if is_new else "replace", step.path)
-        self._undo_by(self._swap_back, name, parent, final, flags)
+        self._undo_by(self._swap_back, name, *self.route.place(step.path), flags)
+
+    def flags(self, attr: Attr | None) -> int:
+        return RENAME_EXCHANGE if attr is not None else RENAME_NOREPLACE
 
     def _require_removable(self, step: Step, attr: Attr | None) -> None:
         """A directory goes into the staging directory, which could not be removed with names that rules hide in it."""
