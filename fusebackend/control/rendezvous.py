@@ -35,9 +35,12 @@ from fusebackend.config import escape_mountpoint
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
 from fusebackend.linux.mount_table import MountError
-from fusebackend.linux.runtime_directory import ADDRESS_MAX_BYTES, directory
+from fusebackend.linux.runtime_directory import directory
 
 SOCKET_XATTR = "user.fusebackend.socket"
+
+ADDRESS_MAX_BYTES = 107
+"""Of a Unix socket (unix(7)): `sun_path` with its closing NUL."""
 
 ANSWER_TIMEOUT_S = 5.0
 """How long a mount may take to say something before it is called hung."""
@@ -54,6 +57,25 @@ def address(mountpoint: str) -> str:
     return os.path.join(place, os.fsdecode(name.lstrip(b"-.") + end))
 
 
+@contextlib.contextmanager
+def short(address: str) -> Iterator[str]:
+    """Give a name of a socket's path that bind(2) and connect(2) take, for the length of a block: that of a long path
+    leads through a descriptor of its directory.
+
+    Raises:
+        OSError: the directory can't be opened.
+    """
+    if len(os.fsencode(address)) <= ADDRESS_MAX_BYTES:
+        yield address
+        return
+    place, name = os.path.split(address)
+    fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
+
+
 def listen(path: str, backlog: int) -> socket.socket:
     """A listening socket at `path`, mode 0600.
 
@@ -64,7 +86,8 @@ def listen(path: str, backlog: int) -> socket.socket:
     # Until it listens, `remove_stale` must not take it for the socket of a dead server.
     early = path.removesuffix(".sock") + ".new"
     try:
-        listener.bind(early)  # the directory is private until this is 0600
+        with short(early) as name:
+            listener.bind(name)  # the directory is private until this is 0600
         os.chmod(early, 0o600)
         listener.listen(backlog)
         os.rename(early, path)
@@ -85,7 +108,8 @@ def remove_stale(place: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)  # a full backlog is EAGAIN: a server listens
             try:
-                probe.connect(path)
+                with short(path) as address:
+                    probe.connect(address)
             except ConnectionRefusedError:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
@@ -137,7 +161,7 @@ def claimed(place: str, address: str | None = None) -> Iterator[str]:
     """
     record = _record(place)
     chosen = address or record.removesuffix(SERVED) + ".sock"
-    if len(os.fsencode(chosen)) > ADDRESS_MAX_BYTES:
+    if address and len(os.fsencode(address)) > ADDRESS_MAX_BYTES:  # other programs connect to it by this path
         raise MountError(errno.ENAMETOOLONG, f"socket '{chosen}' has more than {ADDRESS_MAX_BYTES} bytes")
     fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -321,7 +345,8 @@ def _require_free(address: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
-            probe.connect(address)
+            with short(address) as name:
+                probe.connect(name)
         except FileNotFoundError:
             return
         except ConnectionRefusedError:

@@ -18,12 +18,6 @@ from collections.abc import Callable
 
 from fusebackend.linux import proc
 
-ADDRESS_MAX_BYTES = 107
-"""Of a Unix socket (unix(7)): `sun_path` with its closing NUL."""
-
-NAME_BYTES = 45
-"""A directory of sockets must leave so much room for a name."""
-
 
 def directory() -> str:
     """The directory of this user's sockets, made if it is missing.
@@ -32,7 +26,7 @@ def directory() -> str:
         OSError: it can't be made, belongs to another user, or is open to others.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if _is_own(runtime) and len(os.fsencode(runtime)) < ADDRESS_MAX_BYTES - NAME_BYTES:
+    if _is_own(runtime):
         with contextlib.suppress(OSError):  # a file system that is read-only, or full
             return _private(os.path.join(runtime, "fusebackend"))
     return _private(os.path.join(tempfile.gettempdir(), f"fusebackend-{os.geteuid()}"))
@@ -52,7 +46,8 @@ def _private(path: str) -> str:
         os.chmod(path, 0o700)  # the umask may have removed bits
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise OSError(errno.EPERM, f"'{path}' must be a directory of this user's with mode 0700; remove it")
+        must = "must be a directory of this user's with mode 0700; remove it, or set XDG_RUNTIME_DIR to another"
+        raise OSError(errno.EPERM, f"'{path}' {must}")
     return path
 
 

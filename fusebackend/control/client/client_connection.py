@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from fusebackend.base import errors
-from fusebackend.control import wire
+from fusebackend.control import rendezvous, wire
 from fusebackend.control.client.waits import Waits
 from fusebackend.control.wire import Closed, Incoming, Lines
 from fusebackend.protocol import PLAIN, SERVED, Actor, current_actor
@@ -278,7 +278,8 @@ async def _connected(waits: Waits, address: str) -> socket.socket:
     try:
         while True:
             try:
-                stream.connect(address)
+                with rendezvous.short(address) as name:
+                    stream.connect(name)
             except BlockingIOError:  # of a Unix socket: its queue is full (connect(2), EAGAIN)
                 if time.monotonic() > deadline:
                     raise
