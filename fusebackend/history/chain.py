@@ -56,7 +56,9 @@ LINK_COLUMN: Final = 27
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS events (
-    link INTEGER PRIMARY KEY, kind TEXT NOT NULL, value BLOB NOT NULL, digest BLOB NOT NULL);
+    link INTEGER PRIMARY KEY, kind TEXT NOT NULL, request INTEGER, value BLOB NOT NULL, digest BLOB NOT NULL,
+    secret BLOB);
+CREATE INDEX IF NOT EXISTS events_of_requests ON events (request, link) WHERE request NOTNULL;
 CREATE TABLE IF NOT EXISTS stubs (link INTEGER PRIMARY KEY, of INTEGER NOT NULL, digest BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS chain (
     one INTEGER PRIMARY KEY CHECK (one = 1), link INTEGER NOT NULL, head BLOB NOT NULL,
@@ -64,9 +66,10 @@ CREATE TABLE IF NOT EXISTS chain (
 INSERT OR IGNORE INTO chain VALUES (1, 0, zeroblob(16), 1, zeroblob(16));
 """
 """`chain`: the last link and its head; the first link that is there, and the head before it (the checkpoint).
-`stubs.of`: the deleted call; the negative number of a record whose change was not made."""
+`stubs.of`: the deleted call; the negative number of a record whose change was not made. `events.secret`: what an event
+says by a keyed digest (`requests.py`), until it is forgotten."""
 
-EVENT: Final = "INSERT INTO events VALUES (?, ?, ?, ?)"
+EVENT: Final = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)"
 
 Statement: TypeAlias = tuple[str, tuple[Any, ...]]
 
@@ -120,11 +123,18 @@ class Chain:
         self.head = after(self.head, found)
         return self.link, found
 
-    def event(self, kind: str, row: Sequence[Any]) -> Statement:
-        """Add an event; returns the statement that writes it."""
+    def event(
+        self, kind: str, row: Sequence[Any], request: int | None = None, secret: bytes | None = None
+    ) -> Statement:
+        """Add an event; returns the statement that writes it.
+
+        Args:
+            request: the number of the request that it is of.
+            secret: what it does not say itself, and can be forgotten.
+        """
         value = _encode(row)
-        link, found = self.add(kind, [value])
-        return EVENT, (link, kind, value, found)
+        link, found = self.add(kind, [request, value])
+        return EVENT, (link, kind, request, value, found, secret)
 
 
 def load(connection: sqlite3.Connection) -> Position:
@@ -145,7 +155,7 @@ def collapse(connection: sqlite3.Connection) -> None:
     last, first, head = connection.execute("SELECT link, first, before FROM chain").fetchone()
     (live,) = connection.execute(
         "SELECT min(link) FROM (SELECT min(link) AS link FROM calls UNION ALL SELECT min(link) FROM records "
-        "UNION ALL SELECT min(link) FROM requests)"
+        f"UNION ALL SELECT min(link) FROM events WHERE {requests.LIVE})"
     ).fetchone()
     until = last + 1 if live is None else live
     rows = connection.execute(
@@ -222,8 +232,9 @@ def _said(row: Sequence[Any]) -> _Link:
 
 
 def _of_events(connection: sqlite3.Connection) -> Iterator[_Link]:
-    for link, kind, value, found in connection.execute("SELECT * FROM events ORDER BY link"):
-        yield _Link(link, found, f"event {link} ({kind})", digest(link, kind, [value]), 0)
+    rows = connection.execute("SELECT link, kind, request, value, digest FROM events ORDER BY link")
+    for link, kind, request, value, found in rows:
+        yield _Link(link, found, f"event {link} ({kind})", digest(link, kind, [request, value]), 0)
 
 
 def _of_stubs(connection: sqlite3.Connection) -> Iterator[_Link]:
@@ -272,15 +283,13 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
     gone: set[int] = set()
     stamps: dict[int, int] = {}  # record → a hash of what its call left: there may be a million
     pairs: set[tuple[Any, Any]] = set()  # an undo and a call that it has taken back
-    events: list[tuple[str, list[Any]]] = []
-    for kind, value in connection.execute("SELECT kind, value FROM events ORDER BY link"):
-        try:
-            row = msgspec.msgpack.decode(value)
-        except msgspec.DecodeError:
-            continue  # it was changed, and its digest has shown that
-        if kind.startswith(requests.ASKED):
-            events.append((kind, row))
-        elif kind == "end":
+    for link, kind, request, value, found, secret in connection.execute("SELECT * FROM events ORDER BY link"):
+        if digest(link, kind, [request, value]) != found:
+            continue  # it was changed, which `verify` has found: it may be anything
+        row = msgspec.msgpack.decode(value)
+        if secret is not None and not requests.is_said(kind, row, secret):
+            yield f"what is kept for event {link} ({kind}) was changed"
+        if kind == "end":
             ends[row[0]] = row[1]
         elif kind == "undone":
             undone[row[0]] = row[1]
@@ -302,7 +311,6 @@ def _wrong_events(connection: sqlite3.Connection, stubs: Mapping[int, int]) -> I
     for number, call in connection.execute(f"{planted} ORDER BY number"):
         yield f"what is kept for change {number} of call c{call} was added past the server"
     yield from _wrong_undos(connection, pairs)
-    yield from requests.wrong(connection, events)
     for call, link in stubs.items():
         if call not in gone:
             yield f"{_name(call)}: it was deleted past the server (link {link})"

@@ -1148,7 +1148,7 @@ class HistoryFile:
         asked = [each.number for each in self.requests() if requests.concerns(each, paths)]
         with self._guard:
             for number in asked:
-                self._put("UPDATE requests SET change = NULL WHERE number = ?", (number,))
+                self._put(requests.FORGET, (number,))
         self.flush()
         with self._writing, self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be rewritten"):
             self._writer.execute("VACUUM")
@@ -1173,22 +1173,23 @@ class HistoryFile:
     def add_request(self, request: Request) -> None:
         """Keep a new request for an approval. `require` waits until it is written."""
         with self._guard:
-            self._put(*requests.inserted(request))
+            self._put(chain.EVENT, requests.asked(request))
 
     def update_request(self, request: Request) -> None:
         """Keep what became of a request."""
         with self._guard:
-            self._put(*requests.updated(request))
+            self._put(chain.EVENT, requests.became(request))
 
     def delete_requests(self, numbers: Iterable[int]) -> None:
         """Delete requests."""
         with self._guard:
             for number in numbers:
-                self._put(requests.DELETE, (number,))
+                self._put(chain.EVENT, requests.gone(number))
+                self._put(requests.FORGET, (number,))
 
     def requests(self) -> list[Request]:
         """Return all requests, by number."""
-        return list(requests.load(self._read("SELECT * FROM requests ORDER BY number", ())))
+        return requests.load(self._read(requests.SELECT, ()))
 
     # -- retention ---------------------------------------------------------------------------------------------
 
@@ -1298,7 +1299,7 @@ def _connect(path: str) -> sqlite3.Connection:
         small = os.stat(path).st_size <= CHECKED_BYTES
         if small and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check finds errors")
-        connection.executescript(_SCHEMA + chain.SCHEMA + requests.SCHEMA)
+        connection.executescript(_SCHEMA + chain.SCHEMA)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:
         connection.close()
@@ -1347,11 +1348,8 @@ def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> No
     """Write what is no new record, one statement after another, and add what it says to the chain."""
     for statement, group in itertools.groupby(rows, operator.itemgetter(0)):
         found = [row for _, row in group]
-        if statement in requests.STATEMENTS:
-            for row in found:
-                writer.execute(*links.event(*requests.said(statement, row)))
-                writer.execute(statement, (*row, links.link) if statement == requests.INSERT else row)
-            continue
+        if statement == chain.EVENT:
+            found = [links.event(*row)[1] for row in found]
         if statement == _CALL:
             found = [(*row, *links.add("call", chain.said_of_call(row))) for row in found]
         elif statement == _FORGET:

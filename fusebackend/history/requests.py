@@ -2,7 +2,8 @@
 
 A request has two parts. What was asked never changes: who, when, through which view, the verb, its paths, and the
 change itself. What became of it does: its state, and then who decided, when and why. Both are events of the hash chain
-(`chain.py`), the change by a keyed digest, so that a short secret can't be guessed from it.
+(`chain.py`), and nothing else is kept of it: the change by a keyed digest, so that a short secret can't be guessed
+from it. Key and change stand beside the event, and can be forgotten.
 
 A request outlives its server. It is deleted some time after it was decided, and `forget` takes its change away.
 """
@@ -12,17 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.base.settings import TIME, Setting, Table
 from fusebackend.protocol import Actor
-
-if TYPE_CHECKING:
-    import sqlite3
 
 RequestState: TypeAlias = Literal["pending", "approved", "made", "failed", "denied", "expired", "refused"]
 """`pending`: nobody has decided. `approved`: it is being made. `made`, `failed`: it was approved, and happened or could
@@ -56,20 +54,17 @@ LOGGED: Final = ("request", "approval", "denial")
 
 DIGEST_BYTES: Final = 16
 
-SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS requests (
-    number INTEGER PRIMARY KEY, asked BLOB NOT NULL, key BLOB NOT NULL, change BLOB,
-    state TEXT NOT NULL, became BLOB NOT NULL, link INTEGER NOT NULL);
-"""
-"""`change` is None once it was forgotten. `link` is that of the event of the request."""
-
-INSERT: Final = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)"
-UPDATE: Final = "UPDATE requests SET state = ?, became = ? WHERE number = ?"
-DELETE: Final = "DELETE FROM requests WHERE number = ?"
-STATEMENTS: Final = frozenset({INSERT, UPDATE, DELETE})
-
 ASKED, BECAME, GONE = "request", "request-became", "request-gone"
 """Events of the chain."""
+
+LIVE: Final = (
+    f"request NOTNULL AND kind = '{ASKED}' "
+    f"AND request NOT IN (SELECT request FROM events WHERE request NOTNULL AND kind = '{GONE}')"
+)
+"""The events of requests that were not deleted."""
+
+SELECT: Final = "SELECT kind, value, secret FROM events WHERE request NOTNULL ORDER BY request, link"
+FORGET: Final = "UPDATE events SET secret = NULL WHERE request = ?"
 
 
 T = TypeVar("T")
@@ -130,9 +125,6 @@ def digest(key: bytes, *parts: bytes) -> bytes:
     return found.digest()
 
 
-Statement: TypeAlias = tuple[str, tuple[Any, ...]]
-
-
 def packed(value: Any) -> bytes:
     """Return a value as JSON, bytes in base64. Names that are no UTF-8 (surrogateescape) are kept."""
     return json.dumps(msgspec.to_builtins(value)).encode("ascii")
@@ -143,65 +135,60 @@ def unpacked(kind: type[T], data: bytes) -> T:
     return msgspec.convert(json.loads(data), kind)
 
 
-# -- rows and events: the columns of `INSERT`, without the link, which `written` adds ------------------------------
+# -- events --------------------------------------------------------------------------------------------------------
 
 
-def inserted(request: Request) -> Statement:
-    """Return the statement that writes a new request."""
-    asked, became = packed(request.asked), packed(request.became)
-    return INSERT, (request.number, asked, request.key, request.change, request.state, became)
+class Event(NamedTuple):
+    """What `Chain.event` writes of a request."""
+
+    kind: str
+    said: list[Any]
+    request: int
+    secret: bytes | None = None
+    """The key, and the change if there is one. The event has their digest."""
 
 
-def updated(request: Request) -> Statement:
-    """Return the statement that writes what became of a request."""
-    return UPDATE, (request.state, packed(request.became), request.number)
+def asked(request: Request) -> Event:
+    """Return the event of a new request."""
+    change = request.change or b""
+    said = [request.number, packed(request.asked), digest(request.key, change), request.state, packed(request.became)]
+    return Event(ASKED, said, request.number, request.key + change)
 
 
-def said(statement: str, row: tuple[Any, ...]) -> tuple[str, list[Any]]:
-    """Return the event of a statement: its kind and value."""
-    if statement == INSERT:
-        number, asked, key, change, state, became = row
-        return ASKED, [number, asked, digest(key, change or b""), state, became]
-    if statement == UPDATE:
-        state, became, number = row
-        return BECAME, [number, state, became]
-    return GONE, [row[0]]
+def became(request: Request) -> Event:
+    """Return the event of what became of a request."""
+    return Event(BECAME, [request.number, request.state, packed(request.became)], request.number)
 
 
-def load(connection_rows: Iterable[tuple[Any, ...]]) -> Iterator[Request]:
-    """Yield the requests of rows of the table."""
-    for number, asked, key, change, state, became, _ in connection_rows:
-        yield Request(number, unpacked(Asked, asked), key, change, state, unpacked(Became, became))
+def gone(number: int) -> Event:
+    """Return the event of the deletion of a request."""
+    return Event(GONE, [number], number)
+
+
+def is_said(kind: str, said: list[Any], secret: object) -> bool:
+    """Return True if an event has the digest of what is kept beside it."""
+    if kind != ASKED or not isinstance(secret, bytes):
+        return False
+    return digest(secret[:DIGEST_BYTES], secret[DIGEST_BYTES:]) == bytes(said[2])
+
+
+def load(rows: Iterable[tuple[str, bytes, bytes | None]]) -> list[Request]:
+    """Return the requests of the rows of `SELECT`."""
+    found: dict[int, Request] = {}
+    for kind, value, secret in rows:
+        number, *said = msgspec.msgpack.decode(value)
+        if kind == ASKED:
+            key, change = (secret or b"")[:DIGEST_BYTES], (secret or b"")[DIGEST_BYTES:]
+            found[number] = Request(number, unpacked(Asked, said[0]), key, change or None)
+        if kind == GONE:
+            found.pop(number, None)
+        elif number in found:
+            state, text = said[-2:]
+            found[number] = found[number]._replace(state=state, became=unpacked(Became, text))
+    return list(found.values())
 
 
 def concerns(request: Request, paths: Iterable[AgentPath]) -> bool:
     """Return True if a request names something at or below one of these paths."""
     named = {*request.asked.paths, *request.asked.granted}
     return any(is_below(each, path) for each in named for path in paths)
-
-
-def wrong(connection: sqlite3.Connection, events: Iterable[tuple[str, list[Any]]]) -> Iterator[str]:
-    """Compare the requests of a history with the events of them. Yields a line for each that was changed.
-
-    Args:
-        events: of the chain, from the first one that is there.
-    """
-    asked: dict[int, tuple[bytes, bytes]] = {}
-    last: dict[int, tuple[str, bytes]] = {}
-    for kind, value in events:
-        if kind == ASKED:
-            number, text, change, state, became = value
-            asked[number], last[number] = (text, change), (state, became)
-        elif kind == BECAME:
-            last[value[0]] = (value[1], value[2])
-        elif kind == GONE:
-            asked.pop(value[0], None)
-    rows = connection.execute("SELECT number, asked, key, change, state, became FROM requests ORDER BY number")
-    for number, text, key, change, state, became in rows:
-        known = asked.pop(number, None)
-        if known is None:
-            yield f"request {number} was added past the server"
-        elif (text, known[1] if change is None else digest(key, change)) != known or (state, became) != last[number]:
-            yield f"request {number} was changed"
-    for number in asked:
-        yield f"request {number}: it was deleted past the server"

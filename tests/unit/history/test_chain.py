@@ -13,6 +13,7 @@ import pytest
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.records import Image, Stamp, State
+from fusebackend.history.requests import Asked, Request, new_key
 from fusebackend.protocol import Actor, VerifyResult
 
 BEFORE = State(0o100644, 1, 2, 0, 5, 1, 10, -20, {b"user.a\xff": b"\0\1"}, b"")
@@ -188,6 +189,9 @@ def test_random_changes_of_said_columns_are_found(history: HistoryFile) -> None:
     """Every column that says something, in every table, and every row."""
     for _ in range(3):
         made(history)
+    asked = Asked(1, 2, Actor(), "view", "write", ["/a"], ["/a"], "write /a", [])
+    history.add_request(Request(1, asked, new_key(), b"{}"))
+    history.update_request(Request(1, asked, b"", None, "denied"))
     history.flush()
     connection = sqlite3.connect(history.path)
     said: list[tuple[str, str]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -270,26 +271,46 @@ class TestTheChain:
         assert history.verify().problems == []
         return history
 
+    def links(self, history: HistoryFile) -> list[int]:
+        """Return the links of the events: both requests, and what became of the first one."""
+        with contextlib.closing(sqlite3.connect(history.path)) as file:
+            rows = file.execute("SELECT link FROM events WHERE request NOTNULL ORDER BY kind, link")
+            return [link for (link,) in rows]
+
     @pytest.mark.parametrize(
         ("statement", "problem"),
         [
-            ("UPDATE requests SET state = 'made' WHERE number = 2", "request 2 was changed"),
-            ("UPDATE requests SET change = x'7b7d' WHERE number = 2", "request 2 was changed"),
-            ("UPDATE requests SET asked = replace(asked, 'prod', 'work') WHERE number = 1", "request 1 was changed"),
-            ("DELETE FROM requests WHERE number = 2", "request 2: it was deleted past the server"),
+            ("UPDATE events SET value = x'05' WHERE link = {1}", "event {1} (request) was changed"),
             (
-                "INSERT INTO requests SELECT 7, asked, key, change, state, became, link FROM requests WHERE number = 2",
-                "request 7 was added past the server",
+                "UPDATE events SET value = CAST(replace(value, 'prod', 'work') AS BLOB) WHERE link = {0}",
+                "event {0} (request) was changed",
+            ),
+            ("UPDATE events SET kind = 'request-gone' WHERE link = {1}", "event {1} (request-gone) was changed"),
+            ("UPDATE events SET request = 7 WHERE link = {1}", "event {1} (request) was changed"),
+            ("UPDATE events SET request = NULL WHERE link = {1}", "event {1} (request) was changed"),
+            ("UPDATE events SET digest = zeroblob(16) WHERE link = {1}", "event {1} (request) was changed"),
+            ("UPDATE events SET secret = x'7b7d' WHERE link = {1}", "what is kept for event {1} (request) was changed"),
+            (
+                "UPDATE events SET secret = x'' WHERE link = {2}",
+                "what is kept for event {2} (request-became) was changed",
+            ),
+            ("DELETE FROM events WHERE link = {1}", "link {1} is missing"),
+            (
+                "INSERT INTO events SELECT {2}, kind, request, value, digest, secret FROM events WHERE link = {1} "
+                "ON CONFLICT DO UPDATE SET kind = excluded.kind, value = excluded.value, digest = excluded.digest",
+                "event {2} (request) was changed",
             ),
         ],
     )
     def test_finds_what_was_changed(self, asked: HistoryFile, statement: str, problem: str) -> None:
-        assert tampered(asked, statement) == [problem]
+        links = self.links(asked)
+        assert tampered(asked, statement.format(*links)) == [problem.format(*links)]
 
     def test_keeps_the_events_of_a_request_after_older_calls_are_deleted(self, asked: HistoryFile) -> None:
         asked.forget(asked.oldest(-1))
         assert asked.verify().problems == []
-        assert tampered(asked, "DELETE FROM requests WHERE number = 2") == ["request 2: it was deleted past the server"]
+        link = self.links(asked)[1]
+        assert tampered(asked, f"DELETE FROM events WHERE link = {link}") == [f"link {link} is missing"]
 
     def test_forgets_contents(self, asked: HistoryFile) -> None:
         asked.forget_contents([AgentPath("/prod/b")], {})
