@@ -8,7 +8,7 @@ chain.py        `Chain`: a hash chain over what the history says
 images.py       `Images`: the bytes of files before a change
 processes.py    `Processes`: the process that a FUSE request comes from
 calls.py        `Calls`: the call that a change belongs to
-recorder.py     `Recorder`: records changes, those of the kernel through a `RecordingVolume`
+recorder.py     `Recorder`: records changes, those of the kernel by a listener at the door
 unmade.py       `drop_unmade`: records of changes that a killed server has not made
 steps.py        `Steps`: records what a verb changes
 blame.py        the call that left a line as it is

@@ -1,6 +1,6 @@
 """`Recorder`: records what the kernel, the verbs and the server itself change, with the bytes that go.
 
-Changes are recorded where they come in: `RecordingVolume` stands before each volume for those of the kernel, and
+Changes are recorded where they come in: a `HistoryListener` follows the door of each route for those of the kernel, and
 `steps.py` encloses a verb. Code that calls a backend past the mount is not seen.
 
 The first change of a file's bytes by a call keeps the bytes before it (`images.py`); the next ones cost a comparison:
@@ -23,12 +23,11 @@ import os
 import stat
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple
 
-from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath, to_name
 from fusebackend.history.calls import Calls, Mark, OpenCall
 from fusebackend.history.history_file import Entry, HistoryFile
@@ -39,20 +38,16 @@ from fusebackend.protocol import (
     RENAME_EXCHANGE,
     ROOT_NODE,
     Attr,
-    AttrChanges,
-    Caller,
     LogRow,
     SnapshotVolume,
     Volume,
 )
+from fusebackend.vfs.door import ChangeListener, DoorChange
 from fusebackend.vfs.junctions import Route
-from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.volumes.placing import state_of
 from fusebackend.volumes.walk import directory_at
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 ATTRIBUTES, CONTENT, MADE, AGAIN, PARTED = 1, 2, 4, 8, 16
 """How far the changes of a file by a call are recorded: its attributes; its bytes; it was made by the call; its bytes,
@@ -217,9 +212,9 @@ class Recorder:
         """Return True if the changes of a route are recorded."""
         return self._routes.get(route.prefix) is route
 
-    def door(self, names: NodePaths, route: Route) -> RecordingVolume:
-        """Return what records the kernel's changes of a route."""
-        return RecordingVolume(route, names, self)
+    def listener(self, route: Route) -> HistoryListener:
+        """Return what records the changes of a route's door."""
+        return HistoryListener(route, self)
 
     # -- before and after a change ---------------------------------------------------------------------------------
 
@@ -366,74 +361,63 @@ def _is_as_planned(volume: Volume, found: Stamp | None, planned: Stamp) -> bool:
     return found.mtime_ns == planned.mtime_ns or not volume.features.persistent_modes
 
 
+@dataclass(eq=False, slots=True)
 class _PendingChange:
-    """A change of the kernel's, until it is recorded: a `Note` for volumes that keep a log.
+    """A change that came by the door, until it is recorded: a `Note` for volumes that keep a log.
 
     Args:
-        volume: that it comes in by.
-        path: returns the path of what is changed, once it is.
+        listener, change: that it came by.
+        call: that makes it.
         own: how far the changes of the file by the call are recorded with it; 0 for no more than they are.
         node: of the file; 0 for that of the result.
-        to_path, linked: as in `Record`.
+        linked: as in `Record`.
     """
 
-    __slots__ = ("_own", "_volume", "call", "entry", "kept", "kind", "linked", "node", "path", "to_path")
-
-    def __init__(
-        self,
-        volume: RecordingVolume,
-        call: OpenCall,
-        kind: RecordKind,
-        path: Callable[[], bytes],
-        kept: Kept | None = None,
-        own: int = 0,
-        node: int = 0,
-        to_path: bytes = b"",
-        linked: bool = False,
-    ) -> None:
-        self._volume = volume
-        self._own = own
-        self.call = call
-        self.kind: RecordKind = kind
-        self.path = path
-        self.kept = kept
-        self.node = node
-        self.to_path = to_path
-        self.linked = linked
-        self.entry: Entry | None = None
+    listener: HistoryListener
+    change: DoorChange
+    call: OpenCall
+    kind: RecordKind
+    kept: Kept | None = None
+    own: int = 0
+    node: int = 0
+    linked: bool = False
+    entry: Entry | None = None
 
     def rows(self, result: Any) -> Sequence[LogRow]:
-        history = self._volume.recorder.history
-        if self.entry is not None:
-            history.release(self.entry)
-            self.entry = None
-        with self._volume.recording:
+        listener, history = self.listener, self.listener.recorder.history
+        try:
+            if self.entry is not None:
+                history.release(self.entry)
+                self.entry = None
             self.entry = history.reserve(self._record(result))
-            return [self.entry.said]
-        return ()
+        except Exception as error:
+            listener.failed(self.change, error)
+            return ()
+        return [self.entry.said]
 
     def _record(self, result: Any) -> Entry:
-        recorder, kept, node = self._volume.recorder, self.kept, self.node or result.node
+        listener, kept, node = self.listener, self.kept, self.node or result.node
+        recorder, change = listener.recorder, self.change
         before, image, identity = (None, None, None) if kept is None else (kept.before, kept.image, kept.identity)
+        to_path = _known(change.to_path, change.new_name) if change.kind == "rename" else b""
         return recorder.history.entry(
-            recorder.calls.number(self.call), self._volume.prefix, self.kind, self.path(), self.to_path, node,
+            recorder.calls.number(self.call), listener.prefix, self.kind, listener.path(change), to_path, node,
             self.linked, before, image, identity=identity,
         )  # fmt: skip
 
     def made(self, result: Any) -> None:
         """Record the change: it was made."""
-        recorder = self._volume.recorder
-        with self._volume.recording:
-            if self._own:
-                self._volume.records.own(self.call, self.node or result.node, self._own)
-            if self.entry is not None:
-                recorder.history.confirm(self.entry)
-            else:
-                recorder.history.put(self._record(result))
+        listener = self.listener
+        if self.own:
+            listener.records.own(self.call, self.node or result.node, self.own)
+        if self.entry is not None:
+            listener.recorder.history.confirm(self.entry)
+        else:
+            listener.recorder.history.put(self._record(result))
 
-    def failed(self, error: BaseException) -> None:
+    def refused(self, error: BaseException) -> None:
         """The change was not made, as far as this process knows."""
-        recorder = self._volume.recorder
+        recorder = self.listener.recorder
         if self.entry is None:
             recorder.drop(self.kept)
         elif isinstance(error, OSError) and error.errno not in UNSURE:
@@ -443,242 +427,172 @@ class _PendingChange:
             recorder.history.doubt(self.entry)
 
 
-class _FileLocks:
-    """The locks of files that a call changes, until the end of a block. Directories need none: what is in one has its
-    row locked.
-
-    Args:
-        locks: of all files of a volume, by their nodes; none where files are not locked.
-    """
-
-    __slots__ = ("_locks", "_taken")
-
-    def __init__(self, locks: Sequence[threading.Lock]) -> None:
-        self._locks = locks
-        self._taken: list[threading.Lock] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._taken:
-            for lock in self._taken:
-                lock.release()
-            self._taken = []
-
-    def take(self, *attrs: Attr | None) -> None:
-        """Wait for the files. Once for each block."""
-        if self._locks:
-            for number in sorted({attr.node % TURNS for attr in attrs if attr is not None and not attr.is_dir}):
-                self.take_node(number)
-
-    def take_node(self, node: int) -> None:
-        lock = self._locks[node % TURNS]
-        lock.acquire()
-        self._taken.append(lock)
+def _known(path: str | None, name: bytes) -> bytes:
+    if path is None:
+        raise LookupError(f"the path of {os.fsdecode(name)!r} is not known")
+    return to_name(path)
 
 
-_NO_LOCKS: Final = _FileLocks(())
-
-
-class RecordingVolume:
-    """A route's volume, for the calls that change something: each is recorded. Each method is as in `Volume`.
+class HistoryListener(ChangeListener):
+    """Records the changes of a route's door.
 
     A volume that keeps a log gets each record with the change (`_logged`). Its number comes in the transaction, so the
     records are in the order of the commits. Their paths are right, too: a file is changed by one call at a time from
-    the look for its path to the record (`_FileLocks`), and the path that this host has given it last is known before
-    the kernel has the answer (`_moved`).
+    the look for its path to the record (`_turns`), and the path that this host has given it last is known before the
+    kernel has the answer (`_moved`).
     """
 
-    def __init__(self, route: Route, names: NodePaths, recorder: Recorder) -> None:
+    name = "history"
+
+    def __init__(self, route: Route, recorder: Recorder) -> None:
         volume = route.volume
-        self._route = route
         self.prefix = route.prefix
         self._volume = volume
-        self._names = names
         self.recorder = recorder
         self.records = recorder.of(volume)
         self._marks = self.records.marks
         self._current = recorder.calls.current
         # The lock of a branch is held while its route is asked, in threads; the mount's loop does not wait for it.
         is_branch = isinstance(volume, SnapshotVolume) and not volume.takes_snapshots
-        waits = (volume.features.blocking and not is_branch) or volume.features.shared
-        self._lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if waits else volume.lock
-        self.recording = _FailuresLogged(recorder, route.prefix)
+        self.orders = not ((volume.features.blocking and not is_branch) or volume.features.shared)
         self._is_logged = route.prefix in recorder.logged
-        self._turns: Callable[[], _FileLocks] = partial(_FileLocks, [threading.Lock() for _ in range(TURNS)])
-        if not self._is_logged:
-            self._turns = lambda: _NO_LOCKS
+        self._turns = [threading.Lock() for _ in range(TURNS)] if self._is_logged else []
         self._moved: dict[int, bytes] = {}
 
-    # -- names -----------------------------------------------------------------------------------------------------
+    # -- the moments of a change -----------------------------------------------------------------------------------
 
-    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        return self._make(self._volume.mknod, parent, name, mode, rdev, caller)
+    def before(self, change: DoorChange) -> None:
+        kind = change.kind
+        if kind == "stored":
+            return
+        call = self._current()
+        is_of_file = kind in ("content", "attributes")
+        if is_of_file and self._is_recorded(call, change.node, kind):
+            return
+        if self._is_logged:
+            change.ending = contextlib.ExitStack()
+            change.ending.callback(NOTE.reset, NOTE.set(None))
+            if is_of_file:
+                change.ending.enter_context(self._turns[change.node % TURNS])
+                if self._is_recorded(call, change.node, kind):
+                    return
+        pending = self._pending(call, change)
+        if is_of_file and pending is not None and not self._is_logged:
+            # Before the change: what is read of the volume without its lock follows no change unseen.
+            pending.made(None)
+            return
+        change.record = pending
+        if self._is_logged:
+            NOTE.set(pending)
 
-    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        return self._make(self._volume.mkdir, parent, name, mode, caller)
+    def ordered(self, change: DoorChange) -> None:
+        pending: _PendingChange | None = change.record
+        if pending is None:
+            return
+        if change.kind == "remove":
+            self._moved.pop(pending.node, None)
+        elif change.kind == "rename" and self._is_logged:
+            self._note_moved(change)
+        pending.made(change.result)
 
-    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        return self._make(self._volume.symlink, parent, name, target, caller)
+    def refused(self, change: DoorChange, error: BaseException) -> None:
+        if change.record is not None:
+            change.record.refused(error)
 
-    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
-        return self._make(self._volume.create, parent, name, mode, flags, caller)
+    def after(self, change: DoorChange) -> None:
+        if change.ending is not None:
+            change.ending.close()
 
-    def _make(self, function: Callable[..., Attr], parent: int, name: bytes, *args: object) -> Attr:
-        with self._lock:
-            pending = _PendingChange(self, self._current(), "create", lambda: self._path(parent, name), own=MADE)
-            return self._change(pending, function, parent, name, *args)
+    def failed(self, change: DoorChange, error: Exception) -> None:
+        what = f"a change in '{self.prefix}' was not recorded"
+        self.recorder.failed(error, what, self._current())
 
-    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
-        with self._lock:
-            path = partial(self._path, new_parent, new_name)
-            pending = _PendingChange(self, self._current(), "create", path, node=node, linked=True)
-            return self._change(pending, self._volume.link, node, new_parent, new_name)
+    # -- what is recorded ------------------------------------------------------------------------------------------
 
-    def unlink(self, parent: int, name: bytes) -> None:
-        self._remove(self._volume.unlink, parent, name)
+    def _pending(self, call: OpenCall, change: DoorChange) -> _PendingChange | None:
+        """Return the record that the change needs, with what it takes away."""
+        match change.kind:
+            case "create":
+                return _PendingChange(self, change, call, "create", own=MADE)
+            case "link":
+                return _PendingChange(self, change, call, "create", node=change.node, linked=True)
+            case "remove":
+                self._take(change, change.attr)
+                kept = self.recorder.keep(call, self._volume, change.attr)
+                linked = self._part(call, kept)
+                return _PendingChange(self, change, call, "remove", kept, node=kept.node, linked=linked)
+            case "rename":
+                return self._renaming(call, change)
+            case _:
+                return self._first(call, change)
 
-    def rmdir(self, parent: int, name: bytes) -> None:
-        self._remove(self._volume.rmdir, parent, name)
-
-    def _remove(self, remove: Callable[[int, bytes], None], parent: int, name: bytes) -> None:
-        with self._lock, self._turns() as turns:
-            call, pending = self._current(), None
-            with self.recording:
-                attr = self._volume.lookup(parent, name)
-                turns.take(attr)
-                kept = self.recorder.keep(call, self._volume, attr)
-                path, linked = partial(self._path, parent, name), kept.is_linked
-                pending = _PendingChange(self, call, "remove", path, kept, node=kept.node, linked=linked)
-                if linked:
-                    self.records.part(call, kept.node)
-            self._change(pending, remove, parent, name)
-            if pending is not None:
-                self._moved.pop(pending.node, None)
-
-    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
-        with self._lock, self._turns() as turns:
-            call, pending, moved = self._current(), None, []
-            with self.recording:
-                path = self._path(parent, name)
-                to_path = path[: -len(name)] + new_name if parent == new_parent else self._path(new_parent, new_name)
-                attr = self._volume.lookup(parent, name)
-                replaced = self._look(new_parent, new_name)
-                turns.take(attr, replaced)
-                moved = [(attr, to_path)]
-                kind: RecordKind = "rename"
-                kept = None
-                if replaced is not None and flags & RENAME_EXCHANGE:
-                    kind = "exchange"
-                    moved.append((replaced, path))
-                elif replaced is not None and replaced.node != attr.node:
-                    kept = self.recorder.keep(call, self._volume, replaced, replaced=True)
-                linked = False
-                if kept is not None and kept.is_linked:
-                    linked = True
-                    self.records.part(call, kept.node)
-                # Two names of one file: POSIX leaves both.
-                if replaced is None or replaced.node != attr.node:
-                    pending = _PendingChange(
-                        self, call, kind, lambda: path, kept, node=attr.node, to_path=to_path, linked=linked
-                    )
-            self._change(pending, self._volume.rename, parent, name, new_parent, new_name, flags)
-            if pending is not None and self._is_logged:
-                self._note_moved(moved)
-
-    def _look(self, parent: int, name: bytes) -> Attr | None:
-        try:
-            return self._volume.lookup(parent, name)
-        except FileNotFoundError:
+    def _renaming(self, call: OpenCall, change: DoorChange) -> _PendingChange | None:
+        attr, replaced = change.attr, change.replaced
+        self._take(change, attr, replaced)
+        if change.is_same_file:
             return None
+        _known(change.path, change.name)  # while it has it
+        _known(change.to_path, change.new_name)
+        if replaced is None or change.flags & RENAME_EXCHANGE:
+            return _PendingChange(self, change, call, "rename" if replaced is None else "exchange", node=attr.node)
+        kept = self.recorder.keep(call, self._volume, replaced, replaced=True)
+        return _PendingChange(self, change, call, "rename", kept, node=attr.node, linked=self._part(call, kept))
 
-    # -- attributes and data ---------------------------------------------------------------------------------------
+    def _part(self, call: OpenCall, kept: Kept) -> bool:
+        """Note that a file loses a name; returns whether it has others."""
+        if kept.is_linked:
+            self.records.part(call, kept.node)
+        return kept.is_linked
 
-    def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        how = CONTENT if changes.size is not None else ATTRIBUTES
-        return self._change_file(node, how, self._volume.setattr, node, changes)
-
-    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        self._change_file(node, ATTRIBUTES, self._volume.setxattr, node, name, value)
-
-    def removexattr(self, node: int, name: bytes) -> None:
-        self._change_file(node, ATTRIBUTES, self._volume.removexattr, node, name)
-
-    def write(self, node: int, offset: int, data: bytes) -> int:
-        return self._change_file(node, CONTENT, self._volume.write, node, offset, data)
-
-    def append(self, node: int, data: bytes) -> int:
-        return self._change_file(node, CONTENT, self._volume.append, node, data)
-
-    def flush(self, node: int) -> None:
-        self._volume.flush(node)
-
-    def fsync(self, node: int, datasync: bool = False) -> None:
-        self._volume.fsync(node, datasync)
-
-    def _change_file(self, node: int, how: int, function: Callable[..., T], *args: Any) -> T:
-        with self._lock:
-            call = self._current()
-            if self._is_recorded(call, node, how):
-                return function(*args)
-            with self._turns() as turns:
-                pending = None
-                if self._is_logged:
-                    turns.take_node(node)
-                    if self._is_recorded(call, node, how):
-                        return function(*args)
-                with self.recording:
-                    pending = self._first(call, node, how)
-                if not self._is_logged and pending is not None:
-                    # Before the change: what is read of the volume without its lock follows no change unseen.
-                    pending.made(None)
-                    pending = None
-                return self._change(pending, function, *args)
-
-    def _is_recorded(self, call: OpenCall, node: int, how: int) -> bool:
+    def _is_recorded(self, call: OpenCall, node: int, kind: str) -> bool:
         mark = self._marks.get(node)
-        return mark is not None and mark.call is call and (how == ATTRIBUTES or bool(mark.how & (CONTENT | MADE)))
+        return mark is not None and mark.call is call and (kind == "attributes" or bool(mark.how & (CONTENT | MADE)))
 
-    def _first(self, call: OpenCall, node: int, how: int) -> _PendingChange | None:
+    def _first(self, call: OpenCall, change: DoorChange) -> _PendingChange | None:
         """Return the record of the first change of a file by a call, or of the first one after another call's."""
+        node, how = change.node, ATTRIBUTES if change.kind == "attributes" else CONTENT
         done = self.records.how(call, node)
         if how == CONTENT and done & (CONTENT | MADE):
             how = AGAIN
         if how & done & (AGAIN | ATTRIBUTES):  # two calls change it in turn: each has a record after the other's
             self.records.own(call, node, 0)
             return None
-        attr = self._volume.getattr(node)
+        attr = change.attr
         if attr.nlink == 0:
             self.records.own(call, node, how)
             return None  # no name leads to it, so nothing can be taken back
-        path, leads = self._name(node)
+        self.path(change)
         if how == ATTRIBUTES:
             kept = Kept(node, state_of(self._volume, attr), None, 0, self.recorder.identity(self._volume, attr))
         else:
             kept = self.recorder.keep(call, self._volume, attr)
         kind: RecordKind = "attributes" if how == ATTRIBUTES else "content"
-        return _PendingChange(self, call, kind, lambda: path, kept, own=how, node=node, linked=not leads)
+        is_lost = change.path is None and node not in self._moved
+        return _PendingChange(self, change, call, kind, kept, own=how, node=node, linked=is_lost)
 
     # -- how -------------------------------------------------------------------------------------------------------
 
-    def _change(self, pending: _PendingChange | None, function: Callable[..., T], *args: Any) -> T:
-        """Make a change, and record it."""
-        token = NOTE.set(pending) if self._is_logged else None
-        try:
-            result = function(*args)
-        except BaseException as error:
-            if pending is not None:
-                pending.failed(error)
-            raise
-        finally:
-            if token is not None:
-                NOTE.reset(token)
-        if pending is not None:
-            pending.made(result)
-        return result
+    def path(self, change: DoorChange) -> bytes:
+        """Return the path of what a change is of. An open file may have lost the name that is known."""
+        path, node = change.path, change.node
+        if path is None and not change.name:
+            if node in self._moved:
+                return self._moved[node]
+            path = change.door.names.last(change.door.route, node)
+            if path is None:
+                raise LookupError(f"the path of node {node} is not known")
+        return _known(path, change.name)
 
-    def _note_moved(self, moved: list[tuple[Attr, bytes]]) -> None:
+    def _take(self, change: DoorChange, *attrs: Attr | None) -> None:
+        """Wait for these files. Directories need none: what is in one has its row locked."""
+        if change.ending is not None:
+            for number in sorted({attr.node % TURNS for attr in attrs if attr is not None and not attr.is_dir}):
+                change.ending.enter_context(self._turns[number])
+
+    def _note_moved(self, change: DoorChange) -> None:
+        moved: list[tuple[Attr, bytes]] = [(change.attr, _known(change.to_path, change.new_name))]
+        if change.replaced is not None and change.flags & RENAME_EXCHANGE:
+            moved.append((change.replaced, self.path(change)))
         for attr, path in moved:
             if not attr.is_dir:
                 self._moved.pop(attr.node, None)
@@ -686,45 +600,3 @@ class RecordingVolume:
         while len(self._moved) > MOST_MOVED:
             with contextlib.suppress(KeyError, RuntimeError):  # another thread does it
                 del self._moved[next(iter(self._moved))]
-
-    def _path(self, parent: int, name: bytes) -> bytes:
-        above = self._names.directory(self._route, parent)
-        if above is None:
-            raise LookupError(f"the path of {os.fsdecode(name)!r} is not known")
-        return to_name(above).rstrip(b"/") + b"/" + name
-
-    def _name(self, node: int) -> tuple[bytes, bool]:
-        """Return the path of a file, and whether it leads there: an open file may have lost the name that is known."""
-        path = self._names.of(self._route, node)
-        if path is None and node in self._moved:
-            return self._moved[node], True
-        last = self._names.last(self._route, node) if path is None else path
-        if last is None:
-            raise LookupError(f"the path of node {node} is not known")
-        return to_name(last), path is not None
-
-
-class _FailuresLogged:
-    """Logs what fails in a block and lets the change go on. It has no state: a `contextlib` one takes 2 µs."""
-
-    __slots__ = ("_prefix", "_recorder")
-
-    def __init__(self, recorder: Recorder, prefix: AgentPath) -> None:
-        self._recorder = recorder
-        self._prefix = prefix
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is None:
-            return False
-        if isinstance(error, OSError) and error.errno in VANISHED:
-            return True  # the change itself will say so
-        if not isinstance(error, Exception):
-            return False
-        recorder = self._recorder
-        recorder.failed(error, f"a change in '{self._prefix}' was not recorded", recorder.calls.current())
-        return True

@@ -242,8 +242,8 @@ WHOLE_FILES = Features(
 
 
 class Writable(Protocol):
-    """The methods of `Volume` that change something. While a `Watch` is open, the mount calls them through
-    `ReportingVolume` (`vfs/watch/feed.py`), which reports each change."""
+    """The methods of `Volume` that change something. The mount calls them through the `Door` of the route
+    (`vfs/door.py`) while somebody follows its changes."""
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr: ...
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr: ...

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.base.paths import AgentPath, join
@@ -138,7 +137,7 @@ class Recording:
             volumes = {route.prefix: route.volume for route in routes}
             drop_unmade(self.history, self.recorder.images, volumes, self.recorder.logged)
         self.recorder.stamp_interrupted()
-        filesystem.record(partial(self.recorder.door, filesystem.names), self.calls.author, self)
+        filesystem.record(self.recorder.listener, self.calls.author, self)
         for route in routes:
             route.undo = "none" if route.volume.features.read_only else "copies"
             if isinstance(route.volume, SnapshotVolume):

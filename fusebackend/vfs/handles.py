@@ -70,7 +70,7 @@ class FileHandle:
             try:
                 if truncate:
                     empty = without_set_id(volume, node, AttrChanges(size=0), self.opener)
-                    return self.route.changing.setattr(node, empty)
+                    return self.route.door.setattr(node, empty)
                 if attr is None:
                     return volume.getattr(node)
                 self.node = attr.node  # that of a content of its own, see `Volume.open`
@@ -80,7 +80,7 @@ class FileHandle:
                 raise
 
     def write(self, offset: int, data: bytes) -> int:
-        return self.route.changing.write(self.node, offset, data)
+        return self.route.door.write(self.node, offset, data)
 
 
 def close_all(volume: Volume, handles: Iterable[FileHandle], nodes: Iterable[int]) -> None:

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import trio
 
@@ -44,10 +44,14 @@ from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.calls.request import Request
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, CachePolicy
+from fusebackend.vfs.door import ChangeListener, Door
 from fusebackend.vfs.inodes import NODE_BITS, SYNTHETIC_INDEX, inode_number, node_of, route_index
 from fusebackend.vfs.pseudo_files import PseudoFiles
 from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.volumes.native import NativeVolume
+
+if TYPE_CHECKING:
+    from fusebackend.vfs.watch.node_paths import NodePaths
 
 PRIVATE_NAME = b"private"
 """The directory of trees for the server's own use, such as the root of commands, below the trees directory: not listed,
@@ -83,10 +87,11 @@ class Route:
         self.prefix = prefix
         self.volume = volume
         self.is_ruled = isinstance(volume, RuledVolume)
-        self.changed: Writable = volume  # the same, or what records the kernel's changes of it (`record`)
-        self.changing: Writable = volume  # `changed`, or a `ReportingVolume` over it while a `Watch` is open
+        self.door: Writable = volume
+        """What the kernel's changes go through: the volume itself while no listener follows them, see `listen`."""
+        self._listeners: dict[str, ChangeListener] = {}
         self.author: Callable[[Request], object] | None = None  # of what is written, see `record`
-        self._recording: Callable[[Route], Writable] | None = None
+        self._recording: Callable[[Route], None] | None = None
         self.undo: Literal["instant", "copies", "none"] = "none"
         """How bytes are kept that a call replaces: in snapshots, in copies, or not at all."""
         self.shared = volume.features.shared
@@ -100,13 +105,14 @@ class Route:
         """The same live files, for another tree: as they are, or through a view."""
         volume = self.volume if view is None else self._ruled(view)
         twin = Route(index, self.prefix, volume, self._policy_of, self.executor, self.files)
-        if self._recording is not None and self.author is not None:
-            twin.record(self._recording, self.author)
+        twin.author = self.author
+        if self._recording is not None:
+            twin.record(self._recording)
         return twin
 
     def _ruled(self, view: View) -> RuledVolume:
         """The volume through a view. Changes go on through this route, which records and reports them."""
-        return RuledVolume(self.volume, view, self.prefix, changed=lambda: self.changing)
+        return RuledVolume(self.volume, view, self.prefix, changed=lambda: self.door)
 
     @property
     def is_view(self) -> bool:
@@ -122,12 +128,22 @@ class Route:
         """True of a file that rules restrict. Its number is of its own, and the kernel caches nothing of it."""
         return self.is_ruled and node > NODES
 
-    def record(self, make: Callable[[Route], Writable], author: Callable[[Request], object]) -> None:
-        """See `FileSystem.record`. Before a `Watch` is opened."""
-        self._recording, self.author = make, author
-        if self.is_view:
-            return
-        self.changed = self.changing = make(self)
+    def record(self, record: Callable[[Route], None]) -> None:
+        """See `FileSystem.record`: `record` gives a route its listener."""
+        self._recording = record
+        if not self.is_view:
+            record(self)
+
+    def listen(self, name: str, listener: ChangeListener | None, names: NodePaths) -> None:
+        """Have a listener follow the changes of this route, in place of the one of this name; None: nobody."""
+        there = {each: other for each, other in self._listeners.items() if each != name}
+        self._listeners = there if listener is None else {**there, name: listener}
+        self.door = Door(self, names, tuple(self._listeners.values())) if self._listeners else self.volume
+
+    @property
+    def listening_errors(self) -> list[str]:
+        """The listeners that have failed, and why, for `status`."""
+        return [f"{name}: {each.error}" for name, each in self._listeners.items() if each.error is not None]
 
     def above(self, attr: Attr, parent: int) -> int:
         """The directory in which something was found, by a number that is the same in all trees if it is a file."""
@@ -314,7 +330,7 @@ class Junction:
             if make:
                 route.check_writable()
                 owner = Caller(os.geteuid(), os.getegid())
-                attr = await route.call(route.changing.mkdir, node, self.name, 0o755, owner)
+                attr = await route.call(route.door.mkdir, node, self.name, 0o755, owner)
                 self.underlying = (route, attr.node)
         return self.underlying
 
@@ -511,7 +527,7 @@ class MountTree:
         directory.children = {child: root for child, root in directory.children.items() if child != name}
         self.beside = {prefix: each for prefix, each in self.beside.items() if each is not route}
         for each in (route, *route.twins):
-            each.volume = each.changed = each.changing = GoneVolume()
+            each.volume = each.door = GoneVolume()
 
     def add(self, junctions: dict[int, Junction]) -> None:
         """More junctions, for good."""

@@ -31,7 +31,6 @@ from fusebackend.protocol import (
     Routed,
     StatFs,
     Volume,
-    Writable,
 )
 from fusebackend.rules.ruled_volume import NODES
 from fusebackend.rules.view import View
@@ -52,6 +51,7 @@ from fusebackend.vfs.coherence.reread_pages import RereadPages
 from fusebackend.vfs.coherence.revalidation import Revalidation
 from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.coherence.write_barrier import WriteBarrier
+from fusebackend.vfs.door import ChangeListener
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
 from fusebackend.vfs.inode_resolver import InodeResolver, check_name
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Emit, Entry, InodeTable, node_of, route_index
@@ -105,7 +105,7 @@ class FileSystem:
         self._deadline_s = deadline_s
         self._growing = threading.Lock()
         self._author: Callable[[Request], object] | None = None  # see `record`
-        self._make: Callable[[Route], Writable] = _plain
+        self._make: Callable[[Route], ChangeListener] | None = None
         self._beside: Beside | None = None
         self._unguard: list[Callable[[], None]] = []
 
@@ -216,19 +216,19 @@ class FileSystem:
         route, node = await self.resolver.place_for_name(parent, name)
         mode = _masked(route, mode, caller)
         return await self.resolver.create_entry(
-            route, node, parent, name, route.changing.mknod, node, name, mode, rdev, caller
+            route, node, parent, name, route.door.mknod, node, name, mode, rdev, caller
         )
 
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
         route, node = await self.resolver.place_for_name(parent, name)
-        make, mode = route.changing.mkdir, _masked(route, mode, caller)
+        make, mode = route.door.mkdir, _masked(route, mode, caller)
         entry = await self.resolver.create_entry(route, node, parent, name, make, node, name, mode, caller)
         self.cached_readdir.listed(entry.inode, 0)
         return entry
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Entry:
         route, node = await self.resolver.place_for_name(parent, name)
-        make = route.changing.symlink
+        make = route.door.symlink
         return await self.resolver.create_entry(route, node, parent, name, make, node, name, target, caller)
 
     async def link(self, inode: int, new_parent: int, new_name: bytes) -> Entry:
@@ -238,7 +238,7 @@ class FileSystem:
             raise oserror(errno.EXDEV)
         if source is not route and source.is_restricted(source_node):
             raise oserror(errno.EACCES)
-        make = route.changing.link
+        make = route.door.link
         known = self.inodes.get(inode)
         place = None if known is None or not self.inodes.beside else (known.parent, known.name)
         entry = await self.resolver.create_entry(route, node, new_parent, new_name, make, source_node, node, new_name)
@@ -251,7 +251,7 @@ class FileSystem:
     async def unlink(self, parent: int, name: bytes) -> None:
         route, node = await self.resolver.place_for_name(parent, name)
         file = await self._viewed_file(route, node, name) if route.is_ruled else 0
-        await route.call(route.changing.unlink, node, name)
+        await route.call(route.door.unlink, node, name)
         self.dentries.removed((parent, name))
         if self.inodes.beside:
             await self.twins.names_changed(route, (node, name))
@@ -267,7 +267,7 @@ class FileSystem:
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         route, node = await self.resolver.place_for_name(parent, name)
-        await route.call(route.changing.rmdir, node, name)
+        await route.call(route.door.rmdir, node, name)
         self.dentries.removed((parent, name))
         if self.inodes.beside:
             await self.twins.names_changed(route, (node, name))
@@ -290,7 +290,7 @@ class FileSystem:
             if route.is_ruled:
                 await self.twins.file_changed(route, replaced)
             return
-        await route.call(route.changing.rename, node, name, new_node, new_name, flags)
+        await route.call(route.door.rename, node, name, new_node, new_name, flags)
         for inode, before, after in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
             self.inodes.moved(inode, before, after)
         if self.inodes.beside:
@@ -333,9 +333,9 @@ class FileSystem:
             changes = await route.call(without_set_id, route.volume, node, changes, current())
         generation = self.overtaken.generation
         if route.shared and not by_handle and (changes.size is not None or known is None or not known.opens):
-            attr = await self.revalidation.call(route, inode, route.changing.setattr, node, changes)
+            attr = await self.revalidation.call(route, inode, route.door.setattr, node, changes)
         else:
-            attr = await route.call(route.changing.setattr, node, changes)
+            attr = await route.call(route.door.setattr, node, changes)
         entry = self._attributes(route, inode, node, attr, generation)
         if self.inodes.beside and attr.is_dir:
             self.twins.attributes_changed(route, node)
@@ -369,7 +369,7 @@ class FileSystem:
         mode = _masked(route, mode, caller)
         generation = self.overtaken.generation
         try:
-            attr = await route.call_and_hold(route.changing.create, node, name, mode, for_volume, caller)
+            attr = await route.call_and_hold(route.door.create, node, name, mode, for_volume, caller)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -492,11 +492,11 @@ class FileSystem:
         handle = self._handle(number)
         features = handle.route.volume.features
         if not features.random_writes or (features.stores_at_close and handle.flags & _WRITING):
-            await handle.route.call(handle.route.changing.flush, handle.node)
+            await handle.route.call(handle.route.door.flush, handle.node)
 
     async def fsync(self, number: int, datasync: bool) -> None:
         handle = self._handle(number)
-        await handle.route.executor.sync(partial(handle.route.changing.fsync, handle.node, datasync))
+        await handle.route.executor.sync(partial(handle.route.door.fsync, handle.node, datasync))
 
     async def release(self, number: int) -> None:
         handle = self.write_barrier.dismiss(number)
@@ -531,7 +531,7 @@ class FileSystem:
     async def fsyncdir(self, number: int, datasync: bool) -> None:
         handle = self.directories[number]
         if handle.route is not None:
-            await handle.route.executor.sync(partial(handle.route.changing.fsync, handle.node, datasync))
+            await handle.route.executor.sync(partial(handle.route.door.fsync, handle.node, datasync))
 
     async def releasedir(self, number: int) -> None:
         self.cached_readdir.closed(self.directories.remove(number))
@@ -564,12 +564,12 @@ class FileSystem:
         return RoutesDirectory(self, self.tree.add_directory(to_name(name), holds_routes=True))
 
     def record(
-        self, make: Callable[[Route], Writable], author: Callable[[Request], object], beside: Beside | None = None
+        self, make: Callable[[Route], ChangeListener], author: Callable[[Request], object], beside: Beside | None = None
     ) -> None:
-        """Have the kernel's changes made through another `Writable` for each route, in all trees. Before the mount.
+        """Have the history listen to the changes of each route, in all trees. Before the mount.
 
         Args:
-            make: gives it for a route.
+            make: gives its listener for a route.
             author: says which process opens a file for writing; the `Request` of each write has it.
             beside: told of the routes that come and go (`RoutesDirectory`). Without it, these are not recorded.
         """
@@ -577,7 +577,11 @@ class FileSystem:
         self._make, self._beside = make, beside
         for route in self.tree.routes:
             for each in (route, *route.twins):
-                each.record(make, author)
+                each.author = author
+                each.record(self._listen)
+
+    def _listen(self, route: Route) -> None:
+        route.listen("history", None if self._make is None else self._make(route), self.names)
 
     def add_tree(
         self, name: str, pinned: Iterable[bytes] = (), of: AgentPath | None = None, view: View | None = None
@@ -692,6 +696,7 @@ class FileSystem:
                 "health": route.executor.describe(),
                 "unstored": route.volume.unstored,
                 "undo": route.undo,
+                "listeners_failed": route.listening_errors,
                 "usage": None if (usage := route.volume.usage) is None else usage._asdict(),
             }
             for route in self.tree.routes
@@ -721,10 +726,6 @@ class FileSystem:
 def _masked(route: Route, mode: int, caller: Caller) -> int:
     """The mode of a new file for a volume that knows no ACLs. With `-o acl` the kernel leaves the umask to us."""
     return mode if route.volume.features.acls else mode & ~caller.umask
-
-
-def _plain(route: Route) -> Writable:
-    return route.volume
 
 
 class Beside(Protocol):
@@ -763,7 +764,9 @@ class RoutesDirectory:
             if filesystem._author is not None:
                 is_recorded = filesystem._beside is not None and filesystem._beside.attached(route)
                 # Without a record, its changes may still be asked for their author.
-                route.record(filesystem._make if is_recorded else _plain, filesystem._author)
+                route.author = filesystem._author
+                if is_recorded:
+                    route.record(filesystem._listen)
             filesystem.invalidation.follow()
             self._unguard[route.prefix] = volume.guard(partial(filesystem.write_barrier.begin, [route]))
         filesystem.invalidation.drop((self._directory.inode, to_name(name)))

@@ -57,9 +57,9 @@ class ExtendedAttributes:
         self._check(route, name)
         if name == CAPABILITY:
             self._capabilities.given(inode)
-        await route.call(route.changing.setxattr, node, name, value)
+        await route.call(route.door.setxattr, node, name, value)
         if name == acl.ACCESS:
-            await route.call(clear_set_gid, route.volume, route.changing, node, current())
+            await route.call(clear_set_gid, route.volume, route.door, node, current())
         self._changed(inode, route, node)
 
     async def list(self, inode: int) -> Sequence[bytes]:
@@ -81,7 +81,7 @@ class ExtendedAttributes:
             raise oserror(errno.ENODATA) from None  # a synthesised directory has none
         route.check_writable()
         self._check(route, name)
-        await route.call(route.changing.removexattr, node, name)
+        await route.call(route.door.removexattr, node, name)
         self._changed(inode, route, node)
 
     def _check(self, route: Route, name: bytes) -> None:

@@ -15,9 +15,10 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
-from fusebackend.history.recorder import Recorder, RecordingVolume
+from fusebackend.history.recorder import Recorder
 from fusebackend.history.undo import Undo
 from fusebackend.protocol import ROOT_NODE, Actor, Attr, AttrChanges, Caller, Volume
+from fusebackend.vfs.door import Door
 from fusebackend.volumes.contents import data_pieces, opened
 from fusebackend.volumes.placing import state_of
 from fusebackend.volumes.walk import entries
@@ -42,7 +43,7 @@ class Names:
 class Files:
     """The files of a route, changed as the kernel would: through the recorder's door. Paths are bytes or text."""
 
-    def __init__(self, volume: Volume, door: RecordingVolume, names: Names) -> None:
+    def __init__(self, volume: Volume, door: Door, names: Names) -> None:
         self.volume = volume
         self.door = door
         self._names = names
@@ -204,7 +205,7 @@ class Recorded:
         self.recorder.follow(routes)
         for route in routes:
             names: Any = self.names.setdefault(route.prefix, Names())
-            self.routes[route.prefix] = Files(route.volume, self.recorder.door(names, route), names)
+            self.routes[route.prefix] = Files(route.volume, Door(route, names, [self.recorder.listener(route)]), names)
         self.undoing = Undo(self.recorder, self.volumes)
 
     @property

@@ -62,8 +62,10 @@ class Place:
         self.images = Images(os.path.join(directory, "history"), self.name, is_automatic)
         self.recorder = Recorder(self.history, self.images)
         self.recorder.follow(self.filesystem.tree.routes)
-        self.filesystem.record(lambda route: self.recorder.door(Walked(), route), self.recorder.calls.author)
-        self.door = self.filesystem.tree.routes[0].changing
+        self.filesystem.record(self.recorder.listener, self.recorder.calls.author)
+        (route,) = self.filesystem.tree.routes
+        route.listen("history", self.recorder.listener(route), Walked())
+        self.door = route.door
         self._numbers = itertools.count(1)
 
     def name(self) -> str:

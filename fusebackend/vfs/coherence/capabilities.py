@@ -39,7 +39,7 @@ class Capabilities:
         handle.bare = True
         if self._on and handle.inode not in self._bare:
             self._bare.add(handle.inode)
-            await handle.route.call(_discharge, handle.route.volume, handle.route.changing, handle.node)
+            await handle.route.call(_discharge, handle.route.volume, handle.route.door, handle.node)
 
 
 def _discharge(volume: Volume, changing: Writable, node: int) -> None:

@@ -1,6 +1,6 @@
 """`ChangeFeed`: every change of the mounted tree, from either face, for watchers.
 
-`ReportingVolume`s report the kernel's changes; they stand before the volumes while a `Watch` is open. Volumes
+`WatchListener`s report the kernel's changes; the doors have them while a `Watch` is open. Volumes
 themselves report those of agents (`Volume.observe`). Both call with the volume's lock held, so `ChangeFeed` and `Watch`
 never wait: they put events into queues with a bound.
 
@@ -15,6 +15,7 @@ A watcher that looks at the mount because of an event must not see the state bef
 from __future__ import annotations
 
 import errno
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +27,6 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.route_table import RouteTable
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
-    Attr,
-    AttrChanges,
-    Caller,
     Change,
     EventKind,
     EventSource,
@@ -36,6 +34,7 @@ from fusebackend.protocol import (
     ObservableVolume,
 )
 from fusebackend.vfs.coherence.page_cache import KernelCache
+from fusebackend.vfs.door import ChangeListener, DoorChange
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.vfs.watch.queue import ChangeGate, Queued, Watch
@@ -116,7 +115,8 @@ class ChangeFeed:
                 if each.is_view:
                     continue  # its changes go on through the main tree's route
                 emit = partial(self._changed_by_kernel, each, routes)
-                each.changing = ReportingVolume(each, self._names, emit, unstored) if self._watches else each.changed
+                watching = WatchListener(each, self._names, emit, unstored) if self._watches else None
+                each.listen("watchers", watching, self._names)
 
     def start(self, kernel: KernelCache) -> None:
         """Follow the changes of agents, also without a watcher: the paths in `Names` must be right for the next one."""
@@ -190,159 +190,85 @@ class ChangeFeed:
 # -- changes by the kernel --------------------------------------------------------------------------------------
 
 
-class ReportingVolume:
-    """A route's volume while a `Watch` is open, for the calls that change something. Each method is as in `Volume`.
+class WatchListener(ChangeListener):
+    """Reports the changes of a route's door while a `Watch` is open.
 
-    Each call is made, and its change reported, in one step under the volume's lock, so that events come in the order of
-    the changes. Whole-file volumes give two events: when the mount shows new bytes, and when they are stored, for only
-    then the other face sees them.
+    Whole-file volumes give two events: when the mount shows new bytes, and when they are stored, for only then the
+    other face sees them.
 
-    `tell` is called with the lock held, with the change and the inode whose lock the kernel holds until the request is
-    over: of the directory for a change of names, of the file for others. `unstored` holds the nodes with bytes that are
-    not stored yet, for all routes of the volume.
+    `tell` is called with the volume's lock held, with the change and the inode whose lock the kernel holds until the
+    request is over: of the directory for a change of names, of the file for others. `unstored` holds the nodes with
+    bytes that are not stored yet, for all routes of the volume.
     """
+
+    name = "watchers"
+    follows_stores = True
 
     def __init__(self, route: Route, names: NodePaths, tell: Callable[[Change, int], None], unstored: set[int]) -> None:
         self._route = route
         self._volume = route.volume
-        self._below = route.changed
         self._names = names
         self._tell = tell
         self._unstored = unstored
 
-    # -- names -------------------------------------------------------------------------------------------------
+    def before(self, change: DoorChange) -> None:
+        if change.kind == "rename":
+            _ = change.attr, change.replaced
+        elif change.kind == "remove":
+            _ = change.attr
 
-    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        return self._make(self._below.mknod, parent, name, mode, rdev, caller)
-
-    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        return self._make(self._below.mkdir, parent, name, mode, caller)
-
-    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        return self._make(self._below.symlink, parent, name, target, caller)
-
-    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
-        with self._volume.lock:
-            attr = self._make(self._below.create, parent, name, mode, flags, caller)
-            self._written(attr.node)
-            return attr
-
-    def _make(self, function: Callable[..., Attr], parent: int, name: bytes, *args: object) -> Attr:
-        with self._volume.lock:
-            attr = function(parent, name, *args)
-            self._named("created", parent, name, attr.is_dir)
-            return attr
-
-    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
-        with self._volume.lock:
-            attr = self._below.link(node, new_parent, new_name)
-            self._named("created", new_parent, new_name, False)
-            return attr
-
-    def unlink(self, parent: int, name: bytes) -> None:
-        with self._volume.lock:
-            self._below.unlink(parent, name)
-            self._named("deleted", parent, name, False)
-
-    def rmdir(self, parent: int, name: bytes) -> None:
-        with self._volume.lock:
-            self._below.rmdir(parent, name)
-            self._named("deleted", parent, name, True)
-
-    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
-        with self._volume.lock:
-            moved, replaced = self._volume.lookup(parent, name), self._look(new_parent, new_name)
-            old = self._path(parent, name, moved.is_dir)
-            self._below.rename(parent, name, new_parent, new_name, flags)
-            if replaced is not None and replaced.node == moved.node:
-                return  # two names of one file: POSIX leaves both
-            new = self._path(new_parent, new_name, moved.is_dir)
-            if old is None or new is None:
-                change = Change(path="/")
-            elif flags & RENAME_EXCHANGE and replaced is not None:
-                before = old.rstrip("/") + ("/" if replaced.is_dir else "")
-                change = Change(kind="exchanged", path=new, moved_from=before)
-            else:
-                change = Change(kind="moved", path=new, moved_from=old)
-            self._tell(change, self._names.inode(self._route, new_parent))
-
-    def _look(self, parent: int, name: bytes) -> Attr | None:
-        try:
-            return self._volume.lookup(parent, name)
-        except FileNotFoundError:
-            return None
-
-    # -- attributes and data -----------------------------------------------------------------------------------
-
-    def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        with self._volume.lock:
-            attr = self._below.setattr(node, changes)
-            self._changed("attributes" if changes.size is None else "modified", node, attr.is_dir)
-            if changes.size is not None:
-                self._written(node)
-            return attr
-
-    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        with self._volume.lock:
-            self._below.setxattr(node, name, value)
-            self._changed("attributes", node, self._volume.getattr(node).is_dir)
-
-    def removexattr(self, node: int, name: bytes) -> None:
-        with self._volume.lock:
-            self._below.removexattr(node, name)
-            self._changed("attributes", node, self._volume.getattr(node).is_dir)
-
-    def write(self, node: int, offset: int, data: bytes) -> int:
-        return self._write(self._below.write, node, offset, data)
-
-    def append(self, node: int, data: bytes) -> int:
-        return self._write(self._below.append, node, data)
-
-    def _write(self, function: Callable[..., int], node: int, *args: object) -> int:
-        with self._volume.lock:
-            written = function(node, *args)
-            if written:
-                self._changed("modified", node, False)
-                self._written(node)
-            return written
+    def ordered(self, change: DoorChange) -> None:
+        match change.kind:
+            case "create" | "link":
+                self._named(change, "created", change.result.is_dir)
+                if change.kind == "create" and stat.S_ISREG(change.result.mode):
+                    self._written(change.result.node)
+            case "remove":
+                self._named(change, "deleted", change.attr.is_dir)
+            case "rename":
+                self._renamed(change)
+            case "content" if change.result != 0:
+                self._changed(change, "modified", False)
+                self._written(change.node)
+            case "attributes":
+                attr = change.result or self._volume.getattr(change.node)
+                self._changed(change, "attributes", attr.is_dir)
+            case "stored" if change.node in self._unstored:
+                self._unstored.discard(change.node)
+                self._changed(change, "modified", False)
 
     def _written(self, node: int) -> None:
         if not self._volume.features.random_writes:
             self._unstored.add(node)
 
-    def flush(self, node: int) -> None:
-        with self._volume.lock:
-            self._below.flush(node)
-            self._stored(node)
+    def _named(self, change: DoorChange, kind: EventKind, is_dir: bool) -> None:
+        shown = Change(path="/") if change.path is None else Change(kind=kind, path=_shown(change.path, is_dir))
+        self._tell(shown, self._names.inode(self._route, change.parent))
 
-    def fsync(self, node: int, datasync: bool = False) -> None:
-        self._below.fsync(node, datasync)  # takes the lock itself, and may wait for a disk without it
-        with self._volume.lock:
-            self._stored(node)
+    def _renamed(self, change: DoorChange) -> None:
+        if change.is_same_file:
+            return
+        moved, replaced, old, new = change.attr, change.replaced, change.path, change.to_path
+        if old is None or new is None:
+            shown = Change(path="/")
+        elif change.flags & RENAME_EXCHANGE and replaced is not None:
+            before = _shown(old, replaced.is_dir)
+            shown = Change(kind="exchanged", path=_shown(new, moved.is_dir), moved_from=before)
+        else:
+            shown = Change(kind="moved", path=_shown(new, moved.is_dir), moved_from=_shown(old, moved.is_dir))
+        self._tell(shown, self._names.inode(self._route, change.new_parent))
 
-    def _stored(self, node: int) -> None:
-        if node in self._unstored:
-            self._unstored.discard(node)
-            self._changed("modified", node, False)
-
-    # -- reports -----------------------------------------------------------------------------------------------
-
-    def _path(self, parent: int, name: bytes, is_dir: bool) -> str | None:
-        above = self._names.directory(self._route, parent)
-        return None if above is None else paths.join(above, paths.to_text(name)) + ("/" if is_dir else "")
-
-    def _named(self, kind: EventKind, parent: int, name: bytes, is_dir: bool) -> None:
-        path = self._path(parent, name, is_dir)
-        change = Change(path="/") if path is None else Change(kind=kind, path=path)
-        self._tell(change, self._names.inode(self._route, parent))
-
-    def _changed(self, kind: EventKind, node: int, is_dir: bool) -> None:
-        path = self._names.of(self._route, node)
+    def _changed(self, change: DoorChange, kind: EventKind, is_dir: bool) -> None:
+        node, path = change.node, change.path
         inode = self._names.inode(self._route, node)
         if path is not None:
-            self._tell(Change(kind=kind, path=path + "/" if is_dir and path != "/" else path), inode)
+            self._tell(Change(kind=kind, path=_shown(path, is_dir)), inode)
         elif not is_dir and self._volume.getattr(node).nlink > 0:
             self._tell(Change(path="/"), inode)  # it has a name that is not known
+
+
+def _shown(path: str, is_dir: bool) -> str:
+    return path + "/" if is_dir and path != "/" else path
 
 
 # -- visibility ------------------------------------------------------------------------------------------------

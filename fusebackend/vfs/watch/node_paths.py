@@ -134,7 +134,7 @@ class NodePaths:
             moved = volume.lookup(parent[1], name)
             other = volume.lookup(new_parent[1], new_name) if flags & RENAME_EXCHANGE else None
             before = self._inner(route, parent, name) if self._adopted and moved.is_dir else None
-            route.changing.rename(parent[1], name, new_parent[1], new_name, flags)
+            route.door.rename(parent[1], name, new_parent[1], new_name, flags)
             if self._inodes.beside:
                 self._renamed(route, moved, new_parent, new_name)
             else:

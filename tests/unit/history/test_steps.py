@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 from nodes import ME, put
@@ -17,6 +18,7 @@ from fusebackend.history.images import Images
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.steps import PathLocks, Steps
 from fusebackend.history.undo import Undo
+from fusebackend.vfs.door import Door
 from fusebackend.vfs.mounted_tree import FileSystem
 
 DISK = AgentPath("/disk")
@@ -111,8 +113,8 @@ def test_a_change_by_another_call_meanwhile_is_a_conflict_for_both(place):
 
     def meanwhile():
         node = memory.volume.lookup(1, b"file").node
-        door = place.recorder.door(place.filesystem.names, place.filesystem.tree.routes[0])
-        door._name = lambda found: (b"/file", True)
+        route = place.filesystem.tree.routes[0]
+        door = Door(route, SimpleNamespace(of=lambda route, node: "/file"), [place.recorder.listener(route)])
         memory.volume.open(node, os.O_WRONLY)
         door.write(node, 4, b"kernel\n")
         memory.volume.release(node, os.O_WRONLY)

@@ -121,7 +121,7 @@ class World:
         names: Any = self.names
         self.recorded.names[ROOT] = names
         self.door = self.recorded.files.door
-        self.door._names = names
+        self.door.names = names
 
     def close(self) -> None:
         self.recorded.close()

@@ -45,7 +45,7 @@ def recording(filesystem, automatic, tmp_path):
 
 def test_without_a_history_a_route_is_its_volume(filesystem, backend):
     (route,) = filesystem.tree.routes
-    assert route.changing is route.changed is backend.volume
+    assert route.door is backend.volume
     assert route.author is None
     assert route.undo == "none"
 
@@ -57,10 +57,10 @@ def test_with_one_the_kernels_changes_are_recorded_in_every_tree(recording, file
     (twin,) = route.twins
     watch = filesystem.feed.watch("/")
     for number, each in enumerate((route, twin)):
-        assert each.changing is not each.changed is not backend.volume
-        each.changing.mkdir(1, b"d%d" % number, 0o755, Caller(0, 0))
+        assert [listener.name for listener in each.door.listeners] == ["history", "watchers"]
+        each.door.mkdir(1, b"d%d" % number, 0o755, Caller(0, 0))
     watch.close()
-    assert route.changing is route.changed
+    assert [listener.name for listener in route.door.listeners] == ["history"]
     recording.calls.close()
     (call,) = recording.history.calls()
     assert [record.path for record in recording.history.records(call.number)] == [b"/d0", b"/d1"]

@@ -418,12 +418,12 @@ class TestWatches:
 
     def test_nobody_pays_while_nobody_watches(self, mount: Mount) -> None:
         routes = mount.filesystem.tree.routes
-        assert all(route.changing is not route.volume for route in routes)
+        assert all(route.door is not route.volume for route in routes)
         second = mount.filesystem.feed.watch("/m")
         mount.watch.close()
-        assert all(route.changing is not route.volume for route in routes)
+        assert all(route.door is not route.volume for route in routes)
         second.close()
-        assert all(route.changing is route.volume for route in routes)
+        assert all(route.door is route.volume for route in routes)
 
     def test_an_event_of_an_agent_comes_when_the_kernel_has_been_told(self, mount: Mount) -> None:
         """It has its place from the moment of the change, and is not given out before both faces show it."""

@@ -1,0 +1,232 @@
+"""`Door`: the one way by which the kernel's changes of a route reach its volume, for whoever follows them.
+
+Each call makes one `DoorChange`. The listeners get it at up to three moments, in their order:
+
+- `before` the change: it may keep what goes, and take a snapshot.
+- `ordered`, once it is made, or `refused`, if it was not: with the volume's lock still held where a listener `orders`,
+  so that they see the changes in their order. They never wait.
+- `after`, with no lock of the volume's: whatever happened.
+
+The path and the attributes before are found when the first listener asks for them, once, and handed on. What a
+listener raises is logged, named in `status`, and fails no change. A route without listeners has no door: `Route.door`
+then is the volume itself, and costs nothing.
+
+A new listener is a subclass of `ChangeListener`, and a line that gives it to `Route.listen`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from fusebackend.base.errors import VANISHED
+from fusebackend.base.paths import to_text
+from fusebackend.protocol import Attr, AttrChanges, Caller
+
+if TYPE_CHECKING:
+    from fusebackend.vfs.junctions import Route
+    from fusebackend.vfs.watch.node_paths import NodePaths
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DoorKind = Literal["create", "link", "remove", "rename", "content", "attributes", "stored"]
+"""`stored`: the bytes of a whole-file volume that was changed before are at their backend now."""
+
+Moment = Literal["before", "ordered", "refused", "after"]
+
+_NO_LOCK: Final = contextlib.nullcontext()
+
+
+class DoorChange:
+    """One change of a volume, from before it is made until it has been.
+
+    Attributes:
+        node: what is changed; 0 until it is known, for what is made, removed or renamed.
+        parent, name: of a change of names; of a link and a rename, the new ones are `new_parent` and `new_name`.
+        flags: of a rename.
+        result: what the volume has returned.
+        record: what the history notes of it until it is made.
+        ending: closed when the change is over.
+    """
+
+    def __init__(self, door: Door, kind: DoorKind, node: int, parent: int = 0, name: bytes = b"") -> None:
+        self.door = door
+        self.kind: DoorKind = kind
+        self.node, self.parent, self.name = node, parent, name
+        self.new_parent, self.new_name, self.flags = 0, b"", 0
+        self.result: Any = None
+        self.record: Any = None
+        self.ending: contextlib.ExitStack | None = None
+
+    @cached_property
+    def attr(self) -> Attr:
+        """The attributes before the change; ENOENT and the like as of the volume. Ask first before it."""
+        volume = self.door.route.volume
+        return volume.lookup(self.parent, self.name) if self.name else volume.getattr(self.node)
+
+    @cached_property
+    def replaced(self) -> Attr | None:
+        """What had the new name before a rename, if anything. Ask first before it."""
+        try:
+            return self.door.route.volume.lookup(self.new_parent, self.new_name)
+        except FileNotFoundError:
+            return None
+
+    @property
+    def is_same_file(self) -> bool:
+        """True for a rename between two names of one file: POSIX leaves both."""
+        return self.replaced is not None and self.replaced.node == self.attr.node
+
+    @cached_property
+    def path(self) -> str | None:
+        """The path inside the volume, by a name that leads to it; None if none is known."""
+        names, route = self.door.names, self.door.route
+        return _joined(names.directory(route, self.parent), self.name) if self.name else names.of(route, self.node)
+
+    @cached_property
+    def to_path(self) -> str | None:
+        """The new path of a rename."""
+        return _joined(self.door.names.directory(self.door.route, self.new_parent), self.new_name)
+
+
+def _joined(above: str | None, name: bytes) -> str | None:
+    return None if above is None else above.rstrip("/") + "/" + to_text(name)
+
+
+class ChangeListener:
+    """Follows the changes of a route: see the module's docstring.
+
+    Attributes:
+        name: for `status` and the log.
+        orders: it needs the changes in their order, so the volume's lock is held from `before` to `ordered`.
+        follows_stores: it needs `ordered` of `stored`, too.
+    """
+
+    name = ""
+    orders = True
+    follows_stores = False
+    error: str | None = None
+    """Why it has not followed some change; None if it has followed all."""
+
+    def before(self, change: DoorChange) -> None:
+        """The change is about to be made."""
+
+    def ordered(self, change: DoorChange) -> None:
+        """The change was made."""
+
+    def refused(self, change: DoorChange, error: BaseException) -> None:
+        """The volume has raised this instead."""
+
+    def after(self, change: DoorChange) -> None:
+        """The change is over, made or not."""
+
+    def failed(self, change: DoorChange, error: Exception) -> None:
+        """This listener has raised this in one of the others."""
+        if self.error is None:
+            log.error("'%s': %s do not follow a change", change.door.route.prefix, self.name, exc_info=error)
+        self.error = f"{type(error).__name__}: {error}"
+
+
+class Door:
+    """See the module's docstring. Each method is as in `Volume`. Thread-safe, as its volume is."""
+
+    def __init__(self, route: Route, names: NodePaths, listeners: Sequence[ChangeListener]) -> None:
+        self.route = route
+        self.names = names
+        self.listeners = tuple(listeners)
+        self._volume = route.volume
+        orders = any(listener.orders for listener in listeners)
+        self._lock: contextlib.AbstractContextManager[Any] = route.volume.lock if orders else _NO_LOCK
+        self._follow_stores = any(listener.follows_stores for listener in listeners)
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        change = DoorChange(self, "create", 0, parent, name)
+        return self._make(change, self._volume.mknod, parent, name, mode, rdev, caller)
+
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        change = DoorChange(self, "create", 0, parent, name)
+        return self._make(change, self._volume.mkdir, parent, name, mode, caller)
+
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
+        change = DoorChange(self, "create", 0, parent, name)
+        return self._make(change, self._volume.symlink, parent, name, target, caller)
+
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
+        change = DoorChange(self, "create", 0, parent, name)
+        return self._make(change, self._volume.create, parent, name, mode, flags, caller)
+
+    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
+        change = DoorChange(self, "link", node, new_parent, new_name)
+        return self._make(change, self._volume.link, node, new_parent, new_name)
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        self._make(DoorChange(self, "remove", 0, parent, name), self._volume.unlink, parent, name)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        self._make(DoorChange(self, "remove", 0, parent, name), self._volume.rmdir, parent, name)
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        change = DoorChange(self, "rename", 0, parent, name)
+        change.new_parent, change.new_name, change.flags = new_parent, new_name, flags
+        self._make(change, self._volume.rename, parent, name, new_parent, new_name, flags)
+
+    # -- attributes and data -----------------------------------------------------------------------------------
+
+    def setattr(self, node: int, changes: AttrChanges) -> Attr:
+        change = DoorChange(self, "attributes" if changes.size is None else "content", node)
+        return self._make(change, self._volume.setattr, node, changes)
+
+    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
+        self._make(DoorChange(self, "attributes", node), self._volume.setxattr, node, name, value)
+
+    def removexattr(self, node: int, name: bytes) -> None:
+        self._make(DoorChange(self, "attributes", node), self._volume.removexattr, node, name)
+
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        return self._make(DoorChange(self, "content", node), self._volume.write, node, offset, data)
+
+    def append(self, node: int, data: bytes) -> int:
+        return self._make(DoorChange(self, "content", node), self._volume.append, node, data)
+
+    def flush(self, node: int) -> None:
+        if self._follow_stores:
+            self._make(DoorChange(self, "stored", node), self._volume.flush, node)
+        else:
+            self._volume.flush(node)
+
+    def fsync(self, node: int, datasync: bool = False) -> None:
+        self._volume.fsync(node, datasync)  # takes the lock itself, and may wait for a disk without it
+        if self._follow_stores:
+            self._make(DoorChange(self, "stored", node), lambda: None)
+
+    # -- how ---------------------------------------------------------------------------------------------------
+
+    def _make(self, change: DoorChange, function: Callable[..., T], *args: Any) -> T:
+        """Make a change, with the listeners around it."""
+        try:
+            with self._lock:
+                self._tell("before", change)
+                try:
+                    change.result = result = function(*args)
+                except BaseException as refusal:
+                    self._tell("refused", change, refusal)
+                    raise
+                self._tell("ordered", change)
+                return result
+        finally:
+            self._tell("after", change)
+
+    def _tell(self, moment: Moment, change: DoorChange, *args: BaseException) -> None:
+        for listener in self.listeners:
+            try:
+                getattr(listener, moment)(change, *args)
+            except Exception as error:
+                if not (isinstance(error, OSError) and error.errno in VANISHED):  # else the change itself says so
+                    listener.failed(change, error)
