@@ -219,6 +219,9 @@ class PostgresDatabase(SqlDatabase):
 
             yield execute
 
+    def again(self) -> PostgresDatabase:
+        return PostgresDatabase(self._dsn)
+
     def vacuum(self) -> None:
         translated = translate_errors("the checkpoint database can't be compacted", _errno_of_writing)
         with translated, contextlib.closing(connect(self._dsn)) as connection:

@@ -398,6 +398,10 @@ class SqlDatabase(Database):
         """A transaction. EROFS, EBUSY."""
 
     @abc.abstractmethod
+    def again(self) -> SqlDatabase:
+        """The same database, opened once more, for another thread. The caller closes it."""
+
+    @abc.abstractmethod
     def vacuum(self) -> None:
         """Give free space back to the disk. Meanwhile nobody can write, and the database is there twice."""
 

@@ -308,6 +308,9 @@ class SqliteDatabase(SqlDatabase):
         with self._transaction() as connection:
             yield lambda statement, **values: connection.execute(statement, _bound(values)).fetchall()
 
+    def again(self) -> SqliteDatabase:
+        return SqliteDatabase(self.path)
+
     def vacuum(self) -> None:
         translated = translate_errors(f"'{self.path}' can't be compacted", _errno_of_writing)
         with translated, contextlib.closing(open_file(self.path, "mode=rw")) as connection:

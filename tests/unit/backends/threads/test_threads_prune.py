@@ -1,0 +1,265 @@
+"""Pruning: what stays reads as before, by LangGraph and by this package, and the thread goes on as if nothing had gone."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import graphs
+import pytest
+import threadcases
+from graphs import say, thread, use, user, write
+from hypothesis import given, settings
+from profiles import examples
+from test_threads_model import DEEDS, b, delta_graph, do, plain_graph
+from threadcases import Bench, bench
+
+from fusebackend.backends.threads.database.rows import Place
+from fusebackend.backends.threads.database.sql import SqlDatabase
+from fusebackend.backends.threads.prune import Keep, Pruned, plan, prune
+
+__all__ = ["b"]  # a fixture
+
+HOUR_NS = 3600 * 10**9
+
+TABLES = {"sqlite": ("checkpoints", "writes"), "postgres": ("checkpoints", "checkpoint_writes", "checkpoint_blobs")}
+
+
+def database(b: Bench) -> SqlDatabase:
+    found = b.backend.volume._database
+    assert isinstance(found, SqlDatabase)
+    return found
+
+
+def later() -> int:
+    """An hour from now: no checkpoint is young."""
+    return time.time_ns() + HOUR_NS
+
+
+def pruned(b: Bench, name: str, keep: Keep = Keep(), **options: Any) -> Pruned:
+    return prune(database(b), name, keep, now_ns=later, sleep=lambda seconds: None, **options)
+
+
+def copy(b: Bench, name: str, twin: str) -> None:
+    """Store a thread once more, under another id."""
+    base = database(b)
+    with base.changing() as execute:
+        for table in base.dialect.tables:
+            columns = base.dialect.tables[table].replace("thread_id ", "")
+            if table == base.dialect.writes:
+                columns += " task_path"
+            names = ", ".join(columns.split())
+            copied = (
+                f"INSERT INTO {table} (thread_id, {names}) SELECT :twin, {names} FROM {table} WHERE thread_id = :name"
+            )
+            execute(base.dialect.placeholders(copied), twin=twin, name=name)
+
+
+def seen(graph: Any, name: str, checkpoint: str | None = None) -> Any:
+    """All that LangGraph says of a checkpoint."""
+    config = thread(name) if checkpoint is None else thread(name, checkpoint_ns="", checkpoint_id=checkpoint)
+    state = graph.get_state(config, subgraphs=True)
+    return state.values, state.next, [item.value for item in state.interrupts], state.metadata, state.created_at
+
+
+def goes_on(graph: Any, name: str) -> Any:
+    """Five more steps, and what they end in. Ids and times differ."""
+    for number in range(5):
+        with contextlib.suppress(RuntimeError):
+            graph.update_state(
+                thread(name), {"files": {f"/{number}": threadcases.record("x")}, "todo": []}, as_node="next"
+            )
+    return graph.get_state(thread(name)).values
+
+
+@settings(max_examples=examples(100))
+@given(deeds=DEEDS)
+def test_what_stays_of_any_history_reads_as_before_and_goes_on(b: Bench, deeds: list[Any]) -> None:
+    if not isinstance(b.backend.volume._database, SqlDatabase):
+        pytest.skip("a saver of its own has no rows")
+    name, twin = uuid.uuid4().hex, uuid.uuid4().hex
+    graph = delta_graph(b.saver, 3)
+    for deed in deeds:
+        if deed[0] == "era":
+            graph = delta_graph(b.saver, deed[1]) if deed[1] else plain_graph(b.saver)
+        else:
+            with contextlib.suppress(RuntimeError):
+                do(graph, name, deed)
+    if not graphs.checkpoint_ids(graph, thread(name)):
+        return
+    copy(b, name, twin)
+    going = plan(database(b).outline(name), Keep(2), later())
+    whole = [id_ for namespace, id_ in going.whole if namespace == ""]
+    before = {checkpoint: seen(graph, name, checkpoint) for checkpoint in [*whole, None]}
+    assert pruned(b, name, Keep(2)).checkpoints == going.checkpoints
+    assert set(graphs.checkpoint_ids(graph, thread(name))) == {id_ for _, id_ in going.whole | going.links}
+    assert {checkpoint: seen(graph, name, checkpoint) for checkpoint in before} == before
+    b.backend.volume.follow()
+    assert b.tree(f"/{name}/head") == threadcases.shown(graphs.state_at(graph, thread(name)).get("files"))
+    assert pruned(b, name, Keep(2)).checkpoints == 0
+    assert goes_on(graph, name) == goes_on(graph, twin)
+
+
+STORIES = [threadcases.plain, threadcases.snapshots, threadcases.old, threadcases.a_subagent,
+           threadcases.waiting_for_approval]  # fmt: skip
+
+
+@pytest.fixture(params=threadcases.KINDS)
+def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    with bench(request.param, threadcases.where_of(request, request.param, tmp_path)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_stories_of_deepagents_stay_as_they_are(fresh: Bench, story: Any) -> None:
+    agent, name = story(fresh.saver), story.__name__
+    before = {None: seen(agent, name)}
+    before |= {
+        checkpoint: seen(agent, name, checkpoint) for checkpoint in graphs.checkpoint_ids(agent, thread(name))[-3:]
+    }
+    tree = fresh.tree(f"/{name}/head")
+    dry = pruned(fresh, name, Keep(3), dry_run=True)
+    assert pruned(fresh, name, Keep(3)) == dry
+    fresh.backend.volume.follow()
+    assert {checkpoint: seen(agent, name, checkpoint) for checkpoint in before} == before
+    assert fresh.tree(f"/{name}/head") == tree
+
+
+def rows(b: Bench, name: str) -> dict[str, int]:
+    base = database(b)
+    ask = base.dialect.placeholders("SELECT count(*) FROM {table} WHERE thread_id = :thread")
+    with base.changing() as execute:
+        return {table: execute(ask.replace("{table}", table), thread=name)[0][0] for table in base.dialect.tables}
+
+
+def test_a_young_checkpoint_a_step_and_those_since_then_stay(fresh: Bench) -> None:
+    agent = threadcases.plain(fresh.saver)
+    ids = graphs.checkpoint_ids(agent, thread("plain"))
+    base, lines = database(fresh), database(fresh).outline("plain")
+    for keep, now_ns, expected in [
+        (Keep(), time.time_ns(), set(ids)),
+        (Keep(1, steps=frozenset({ids[2]})), later(), {ids[2], ids[-1]}),
+        (Keep(1, steps=frozenset({"unknown"})), later(), {ids[-1]}),
+        (Keep(len(ids) + 1), later(), set(ids)),
+        (Keep(1, since_ns=time.time_ns() - HOUR_NS), later(), set(ids)),
+    ]:
+        assert {id_ for _, id_ in plan(lines, keep, now_ns).whole} == expected, keep
+    assert base.outline("unknown") == {}
+    with pytest.raises(FileNotFoundError):
+        pruned(fresh, "unknown")
+
+
+def test_a_kill_between_any_two_portions_leaves_what_stays_readable(fresh: Bench) -> None:
+    agent = threadcases.snapshots(fresh.saver)
+    before, base = seen(agent, "snapshots"), database(fresh)
+    remove, killed = base.remove, itertools.count()
+
+    def until_killed(*arguments: Any) -> bool:
+        if next(killed) == 1:
+            raise KeyboardInterrupt
+        return remove(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "remove", until_killed)
+        for _ in range(1000):
+            killed = itertools.count()
+            with contextlib.suppress(KeyboardInterrupt):
+                assert pruned(fresh, "snapshots").checkpoints == 1 or True
+                break
+            assert seen(agent, "snapshots") == before
+    assert seen(agent, "snapshots") == before
+    assert pruned(fresh, "snapshots").checkpoints == 0
+    counted = rows(fresh, "snapshots")
+    copy(fresh, "snapshots", "again")
+    assert rows(fresh, "again") == counted
+
+
+def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(fresh: Bench) -> None:
+    agent = threadcases.plain(fresh.saver)
+    old = graphs.checkpoint_ids(agent, thread("plain"))[2]
+    base = database(fresh)
+    outline, asked = base.outline, []
+
+    def then_fork(name: str) -> Any:
+        found = outline(name)
+        if not asked:
+            agent.update_state(thread(name, checkpoint_ns="", checkpoint_id=old), {"files": {}}, as_node="model")
+            asked.append(seen(agent, name))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "outline", then_fork)
+        pruned(fresh, "plain")
+    assert seen(agent, "plain") == asked[0]
+
+
+def test_agents_write_all_the_while_and_two_prune_at_once(fresh: Bench, tmp_path: Path) -> None:
+    agent = threadcases.snapshots(fresh.saver)
+    base, waits, failed = database(fresh), [0.0], []
+
+    def write_on() -> None:
+        try:
+            for number in range(20):
+                began = time.monotonic()
+                agent.update_state(thread("writer"), {"messages": [("user", str(number))]}, as_node="model")
+                waits.append(time.monotonic() - began)
+        except BaseException as error:
+            failed.append(error)
+
+    def prune_too() -> None:
+        try:
+            with contextlib.closing(base.again()) as other:
+                prune(other, "snapshots", Keep(2), now_ns=later)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=target) for target in (write_on, prune_too)]
+    before = seen(agent, "snapshots")
+    for one in threads:
+        one.start()
+    prune(base, "snapshots", Keep(2), now_ns=later)
+    for one in threads:
+        one.join()
+    assert not failed
+    assert seen(agent, "snapshots") == before
+    assert len(graphs.checkpoint_ids(agent, thread("writer"))) == 20
+
+
+def test_a_long_thread_shrinks_to_a_twentieth(tmp_path: Path) -> None:
+    path = tmp_path / "threads.db"
+    with bench("sqlite", str(path)) as b:
+        script = [use(write(f"/{number}.txt", "many words " * 400)) for number in range(145)]
+        agent = graphs.deep_agent(b.saver, [*script, say("done")])
+        agent.invoke(user("go"), thread("long"))
+        ids = graphs.checkpoint_ids(agent, thread("long"))
+        before = b.tree("/long/head")
+        b.saver.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = path.stat().st_size
+        found = pruned(b, "long", Keep(10))
+        database(b).vacuum()
+        b.backend.volume.follow()
+        assert b.tree("/long/head") == before
+        print(len(ids), size, path.stat().st_size, found)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.parametrize("by", ["channel", "step", "namespace"])
+def test_sizes_are_those_of_the_rows(fresh: Bench, by: str) -> None:
+    threadcases.a_subagent(fresh.saver)
+    base = database(fresh)
+    weighed = base.weigh(by)
+    total = sum(row.bytes for line in base.outline("a_subagent").values() for row in line)
+    beside = sum(
+        size for place in [Place("a_subagent", ns) for ns in base.namespaces("a_subagent")]
+        for size in base._sizes_beside(place).values()
+    )  # fmt: skip
+    assert {thread_id for thread_id, _, _ in weighed} == {"a_subagent"}
+    assert total <= sum(size for _, _, size in weighed) <= total + beside + 4096
