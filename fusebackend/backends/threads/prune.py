@@ -232,9 +232,9 @@ def prune(
     raise OSError(errno.EBUSY, f"others go on from checkpoints of thread {thread!r} that are to go")
 
 
-def totals(found: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+def totals(found: Iterable[tuple[tuple[str, ...], int]]) -> list[tuple[tuple[str, ...], int]]:
     """Sizes by name, the largest first."""
-    sizes: Counter[str] = Counter()
+    sizes: Counter[tuple[str, ...]] = Counter()
     for name, size in found:
         sizes[name] += size
     return sorted(sizes.items(), key=lambda item: (-item[1], item[0]))

@@ -410,7 +410,8 @@ class SqlDatabase(Database):
 
         In SQLite a checkpoint holds its channels' values, and is not taken apart: these are `(checkpoints)`.
         """
-        return [row for statement in self._sql.weigh[by] for row in self._ask(statement)]
+        rows = [row for statement in self._sql.weigh[by] for row in self._ask(statement)]
+        return [row for row in rows if isinstance(row[0], str) and isinstance(row[1], str)]
 
 
 def links_of(rows: Iterable[Any], link_of: Callable[[Any], Link]) -> list[Link]:
