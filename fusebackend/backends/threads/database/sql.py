@@ -330,9 +330,10 @@ class SqlDatabase(Database):
         beside = self._sizes_beside(place)
         rows = []
         for checkpoint in sorted(self.marks(place)):
-            parent, metadata, kind, data, size = self._ask(
-                self._sql.outlined, **place._asdict(), checkpoint=checkpoint
-            )[0]
+            found = self._ask(self._sql.outlined, **place._asdict(), checkpoint=checkpoint)
+            if not found:
+                continue  # another prune has just deleted it
+            parent, metadata, kind, data, size = found[0]
             require_id(checkpoint, parent)
             document, about = self._document(checkpoint, kind, data), _metadata(metadata)
             versions = {name: str(version) for name, version in mapping(document, "channel_versions").items()}

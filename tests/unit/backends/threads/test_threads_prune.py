@@ -1,9 +1,10 @@
-"""Pruning: what stays reads as before, by LangGraph and by this package, and the thread goes on as if nothing had gone."""
+"""Pruning: what stays reads as before, by LangGraph and by this package, and goes on as if nothing had gone."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import sqlite3
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import graphs
 import pytest
 import threadcases
+from click.testing import CliRunner
 from graphs import say, thread, use, user, write
 from hypothesis import given, settings
 from profiles import examples
@@ -24,12 +26,13 @@ from threadcases import Bench, bench
 from fusebackend.backends.threads.database.rows import Place
 from fusebackend.backends.threads.database.sql import SqlDatabase
 from fusebackend.backends.threads.prune import Keep, Pruned, plan, prune
+from fusebackend.cli.main import main
 
 __all__ = ["b"]  # a fixture
 
 HOUR_NS = 3600 * 10**9
 
-TABLES = {"sqlite": ("checkpoints", "writes"), "postgres": ("checkpoints", "checkpoint_writes", "checkpoint_blobs")}
+NEWEST = Keep()
 
 
 def database(b: Bench) -> SqlDatabase:
@@ -43,7 +46,7 @@ def later() -> int:
     return time.time_ns() + HOUR_NS
 
 
-def pruned(b: Bench, name: str, keep: Keep = Keep(), **options: Any) -> Pruned:
+def pruned(b: Bench, name: str, keep: Keep = NEWEST, **options: Any) -> Pruned:
     return prune(database(b), name, keep, now_ns=later, sleep=lambda seconds: None, **options)
 
 
@@ -79,7 +82,7 @@ def goes_on(graph: Any, name: str) -> Any:
     return graph.get_state(thread(name)).values
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(deeds=DEEDS)
 def test_what_stays_of_any_history_reads_as_before_and_goes_on(b: Bench, deeds: list[Any]) -> None:
     if not isinstance(b.backend.volume._database, SqlDatabase):
@@ -156,34 +159,42 @@ def test_a_young_checkpoint_a_step_and_those_since_then_stay(fresh: Bench) -> No
         pruned(fresh, "unknown")
 
 
-def test_a_kill_between_any_two_portions_leaves_what_stays_readable(fresh: Bench) -> None:
-    agent = threadcases.snapshots(fresh.saver)
-    before, base = seen(agent, "snapshots"), database(fresh)
-    remove, killed = base.remove, itertools.count()
+def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench) -> None:
+    agent = threadcases.old(fresh.saver)
+    before, base = seen(agent, "old"), database(fresh)
+    copy(fresh, "old", "whole")
+    pruned(fresh, "whole")
+    changing = base.changing
 
-    def until_killed(*arguments: Any) -> bool:
-        if next(killed) == 1:
-            raise KeyboardInterrupt
-        return remove(*arguments)
+    @contextlib.contextmanager
+    def until_killed() -> Iterator[Any]:
+        with changing() as execute:
+
+            def one_more(*arguments: Any, **values: Any) -> Any:
+                if next(executed) == last:
+                    raise KeyboardInterrupt
+                return execute(*arguments, **values)
+
+            yield one_more
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "remove", until_killed)
-        for _ in range(1000):
-            killed = itertools.count()
-            with contextlib.suppress(KeyboardInterrupt):
-                assert pruned(fresh, "snapshots").checkpoints == 1 or True
+        patch.setattr(base, "changing", until_killed)
+        for last in range(1000):
+            executed = itertools.count()
+            try:
+                pruned(fresh, "old")
+            except KeyboardInterrupt:
+                assert seen(agent, "old") == before, last
+            else:
                 break
-            assert seen(agent, "snapshots") == before
-    assert seen(agent, "snapshots") == before
-    assert pruned(fresh, "snapshots").checkpoints == 0
-    counted = rows(fresh, "snapshots")
-    copy(fresh, "snapshots", "again")
-    assert rows(fresh, "again") == counted
+    assert last > 5
+    assert seen(agent, "old") == before
+    assert rows(fresh, "old") == rows(fresh, "whole")
 
 
 def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(fresh: Bench) -> None:
-    agent = threadcases.plain(fresh.saver)
-    old = graphs.checkpoint_ids(agent, thread("plain"))[2]
+    agent = threadcases.snapshots(fresh.saver)
+    old = graphs.checkpoint_ids(agent, thread("snapshots"))[2]
     base = database(fresh)
     outline, asked = base.outline, []
 
@@ -191,13 +202,13 @@ def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(fres
         found = outline(name)
         if not asked:
             agent.update_state(thread(name, checkpoint_ns="", checkpoint_id=old), {"files": {}}, as_node="model")
-            asked.append(seen(agent, name))
+        asked.append(seen(agent, name))
         return found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "outline", then_fork)
-        pruned(fresh, "plain")
-    assert seen(agent, "plain") == asked[0]
+        pruned(fresh, "snapshots")
+    assert [seen(agent, "snapshots")] * 2 == asked  # planned twice
 
 
 def test_agents_write_all_the_while_and_two_prune_at_once(fresh: Bench, tmp_path: Path) -> None:
@@ -263,3 +274,32 @@ def test_sizes_are_those_of_the_rows(fresh: Bench, by: str) -> None:
     )  # fmt: skip
     assert {thread_id for thread_id, _, _ in weighed} == {"a_subagent"}
     assert total <= sum(size for _, _, size in weighed) <= total + beside + 4096
+
+
+def test_the_commands_say_what_goes_and_what_stays(tmp_path: Path) -> None:
+    path, run = str(tmp_path / "threads.db"), CliRunner().invoke
+    with bench("sqlite", path) as b:
+        for name in ("one", "two"):
+            threadcases.old(b.saver, name)
+        b.saver.conn.execute(
+            "UPDATE checkpoints SET checkpoint_id = '1e' || substr(checkpoint_id, 3), "
+            "parent_checkpoint_id = '1e' || substr(parent_checkpoint_id, 3)"
+        )
+        b.saver.conn.execute("UPDATE writes SET checkpoint_id = '1e' || substr(checkpoint_id, 3)")
+        b.saver.conn.commit()
+        for arguments, status, said in [
+            (["prune", path], 2, "give one of --keep and --older"),
+            (["prune", path, "--older", "long"], 2, "write a number and one of"),
+            (["prune", path, "--keep", "2"], 1, "add --yes"),
+            (["prune", path, "three", "--keep", "2", "-n"], 1, "there is no thread 'three'"),
+            (["du", path, "three"], 1, "there is no thread 'three'"),
+            (["du", path, "--by", "channel"], 0, "(checkpoints)"),
+            (["du", path], 0, "two"),
+            (["prune", path, "one", "--keep", "2", "-n"], 0, "would delete"),
+            (["prune", path, "one", "--older", "1d", "--yes", "--vacuum"], 0, "deleted"),
+        ]:
+            done = run(main, ["threads", *arguments])
+            assert (done.exit_code, said in done.output) == (status, True), (arguments, done.output)
+        left = {thread_id: size["bytes"] for size in json.loads(run(main, ["threads", "du", path, "--json"]).stdout)
+                for thread_id in [size["thread"]]}  # fmt: skip
+        assert left["one"] < left["two"]
