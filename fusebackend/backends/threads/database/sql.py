@@ -120,7 +120,7 @@ class Statements:
         self.writes = make(f"{write} AND {dialect.among} AND channel = coalesce(:channel, channel)")
         self.writes_since = make(f"{write} AND checkpoint_id = :checkpoint AND {dialect.order} > :order")
         row_size = " + ".join(f"coalesce({dialect.size.format(column)}, 0)" for column in ("checkpoint", "metadata"))
-        write_size = dialect.size.format(dialect.value)
+        write_size = f"coalesce({dialect.size.format(dialect.value)}, 0)"
         self.outlined = make(
             f"SELECT parent_checkpoint_id, metadata, {dialect.document}, {row_size} FROM checkpoints "
             f"WHERE {LINE} AND checkpoint_id = :checkpoint"
@@ -326,7 +326,7 @@ class SqlDatabase(Database):
     def _outline_of_line(self, place: Place) -> list[Outline]:
         written: dict[str, dict[str, int]] = {}
         for checkpoint, channel, size in self._ask(self._sql.sizes_of_writes, **place._asdict()):
-            written.setdefault(checkpoint, {})[channel] = size or 0
+            written.setdefault(checkpoint, {})[channel] = size
         beside = self._sizes_beside(place)
         rows = []
         for checkpoint in sorted(self.marks(place)):

@@ -23,7 +23,7 @@ from profiles import examples
 from test_threads_model import DEEDS, b, delta_graph, do, plain_graph
 from threadcases import Bench, bench
 
-from fusebackend.backends.threads.database.rows import Place
+from fusebackend.backends.threads.database.rows import Outline, Place
 from fusebackend.backends.threads.database.sql import SqlDatabase
 from fusebackend.backends.threads.prune import Keep, Pruned, plan, prune
 from fusebackend.cli.main import main
@@ -157,6 +157,78 @@ def test_a_young_checkpoint_a_step_and_those_since_then_stay(fresh: Bench) -> No
     assert base.outline("unknown") == {}
     with pytest.raises(FileNotFoundError):
         pruned(fresh, "unknown")
+
+
+def row(id_: str, parent: str | None = None, **more: Any) -> Outline:
+    empty = {"parents": {}, "versions": {}, "stored": frozenset(), "deltas": frozenset(), "writes": frozenset()}
+    known = {"ts": "2020-01-01T00:00:00+00:00", "version": 4, "bytes": 1, "blobs": {}, **empty, **more}
+    return Outline(id=id_, parent=parent, **known)
+
+
+FILES = {"versions": {"files": "1"}}
+SEED = {**FILES, "stored": frozenset({"files"}), "deltas": frozenset({"files"})}
+BOTH = {"versions": {"files": "1", "messages": "1"}, "deltas": frozenset({"files", "messages"})}
+LINE = [row("1"), row("2", "1"), row("3", "2")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "whole", "links"),
+    [
+        ({"": LINE}, "3", ""),
+        ({"": [row("1", **SEED), row("2", "1", **FILES), row("3", "2", **FILES)]}, "3", "1 2"),
+        ({"": [row("1"), row("2", "1", **SEED), row("3", "2", **FILES)]}, "3", "2"),
+        ({"": [row("1"), row("2", "1", **FILES), row("3", "2", **SEED)]}, "3", ""),
+        ({"": [row("1"), row("2", "1", **BOTH), row("3", "2", **BOTH)]}, "3", "1 2"),
+        ({"": [row("1", **SEED), row("2", "1", **BOTH, stored={"messages"}), row("3", "2", **BOTH)]}, "3", "1 2"),
+        ({"": [row("1", **SEED), row("2", "1"), row("3", "2")]}, "3", ""),
+        ({"": [row("1"), row("2", "1"), row("3", "2", version=3)]}, "3", ""),
+        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks"}), row("3", "2", version=3)]}, "3", "2"),
+        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks"}), row("3", "2")]}, "3", ""),
+        ({"": [row("1"), row("2", "1", writes={"__interrupt__"}), row("3", "1")]}, "2 3", ""),
+        ({"": [row("1"), row("2", "1", writes={"__interrupt__"}), row("3", "2")]}, "3", ""),
+        ({"": [*LINE[:2], row("3", "2", ts="2020-01-02T00:00:00+00:00")], "sub": LINE}, "3 sub.3", ""),
+        ({"": LINE, "sub:t": [row("1", parents={"": "2"}), row("2", "1", parents={"": "3"})]}, "3 sub:t.2", ""),
+        (
+            {"": LINE, "a:t": [row("1", parents={"": "3"})], "a:t|b:t": [row("9", parents={"": "3", "a:t": "1"})]},
+            "3 a:t.1 a:t|b:t.9",
+            "",
+        ),
+        (
+            {"": LINE, "a:t": [row("1", parents={"": "2"}, writes={"__interrupt__"})]},
+            "2 3 a:t.1",
+            "",
+        ),
+        ({"": [row("1", ts=None), *LINE[1:]]}, "1 3", ""),  # nobody knows how old it is
+        ({"sub:t": LINE}, "", ""),
+    ],
+)
+def test_a_plan(lines: dict[str, list[Outline]], whole: str, links: str) -> None:
+    def shown(keys: set[tuple[str, str]]) -> str:
+        return " ".join(sorted(f"{namespace}.{id_}".removeprefix(".") for namespace, id_ in keys))
+
+    going = plan({Place("t", namespace): rows for namespace, rows in lines.items()}, NEWEST, time.time_ns())
+    assert (shown(going.whole), shown(going.links)) == (whole, links)
+    kept = going.whole | going.links
+    gone = [(place.namespace, portion.id) for place, portions in going.portions for portion in portions]
+    if whole:
+        assert {*gone, *kept} == {(namespace, row.id) for namespace, rows in lines.items() for row in rows}
+        assert not kept.intersection(gone)
+
+
+def test_blobs_go_with_the_last_checkpoint_that_has_them() -> None:
+    sized: Any = {"blobs": {"a": 5, "b": 7}}
+    line = [
+        row("1", versions={"a": "1", "b": "1"}, **sized),
+        row("2", "1", versions={"a": "1", "b": "2"}, **sized),
+        row("3", "2", versions={"a": "1", "b": "2"}, **sized),
+        row("4", "3", versions={"a": "1", "b": "3"}, **sized),
+    ]
+    ((_, portions),) = plan({Place("t", ""): line}, NEWEST, time.time_ns()).portions
+    assert [(portion.id, portion.orphans, portion.blobs, portion.bytes) for portion in portions] == [
+        ("3", ["4"], [], 1),
+        ("2", [], [("b", "2")], 8),
+        ("1", [], [("b", "1")], 8),
+    ]
 
 
 def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench) -> None:
