@@ -23,7 +23,7 @@ from profiles import examples
 from test_threads_model import DEEDS, b, delta_graph, do, plain_graph
 from threadcases import Bench, bench
 
-from fusebackend.backends.threads.database.rows import Outline, Place
+from fusebackend.backends.threads.database.rows import Mark, Outline, Place
 from fusebackend.backends.threads.database.sql import SqlDatabase
 from fusebackend.backends.threads.prune import Keep, Pruned, plan, prune
 from fusebackend.cli.main import main
@@ -120,6 +120,20 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
+def unaccounted(b: Bench, name: str) -> int:
+    """The bytes of a thread that belong to none of its checkpoints."""
+    base = database(b)
+    lines = base.outline(name)
+    own = sum(row.bytes for rows in lines.values() for row in rows)
+    beside = {
+        (place, channel, row.versions[channel]): size
+        for place, rows in lines.items()
+        for row in rows
+        for channel, size in row.blobs.items()
+    }
+    return sum(size for thread_id, _, size in base.weigh("step") if thread_id == name) - own - sum(beside.values())
+
+
 @pytest.mark.parametrize("story", STORIES)
 def test_stories_of_deepagents_stay_as_they_are(fresh: Bench, story: Any) -> None:
     agent, name = story(fresh.saver), story.__name__
@@ -128,11 +142,13 @@ def test_stories_of_deepagents_stay_as_they_are(fresh: Bench, story: Any) -> Non
         checkpoint: seen(agent, name, checkpoint) for checkpoint in graphs.checkpoint_ids(agent, thread(name))[-3:]
     }
     tree = fresh.tree(f"/{name}/head")
+    assert unaccounted(fresh, name) == 0
     dry = pruned(fresh, name, Keep(3), dry_run=True)
     assert pruned(fresh, name, Keep(3)) == dry
     fresh.backend.volume.follow()
     assert {checkpoint: seen(agent, name, checkpoint) for checkpoint in before} == before
     assert fresh.tree(f"/{name}/head") == tree
+    assert unaccounted(fresh, name) == 0
 
 
 def rows(b: Bench, name: str) -> dict[str, int]:
@@ -315,37 +331,39 @@ def test_agents_write_all_the_while_and_two_prune_at_once(fresh: Bench, tmp_path
     assert len(graphs.checkpoint_ids(agent, thread("writer"))) == 20
 
 
-def test_a_long_thread_shrinks_to_a_twentieth(tmp_path: Path) -> None:
+def test_the_disk_has_its_space_back_after_a_vacuum(tmp_path: Path) -> None:
     path = tmp_path / "threads.db"
     with bench("sqlite", str(path)) as b:
-        script = [use(write(f"/{number}.txt", "many words " * 400)) for number in range(145)]
+        script = [use(write(f"/{number}.txt", "many words " * 400)) for number in range(80)]
         agent = graphs.deep_agent(b.saver, [*script, say("done")])
         agent.invoke(user("go"), thread("long"))
-        ids = graphs.checkpoint_ids(agent, thread("long"))
         before = b.tree("/long/head")
         b.saver.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         size = path.stat().st_size
-        found = pruned(b, "long", Keep(10))
+        gone = pruned(b, "long", Keep(10)).bytes
         database(b).vacuum()
         b.backend.volume.follow()
         assert b.tree("/long/head") == before
-        print(len(ids), size, path.stat().st_size, found)
+        assert size - path.stat().st_size > 0.9 * gone > 0
         with contextlib.closing(sqlite3.connect(path)) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 @pytest.mark.parametrize("by", ["channel", "step", "namespace"])
-def test_sizes_are_those_of_the_rows(fresh: Bench, by: str) -> None:
+def test_sizes_are_the_same_however_a_thread_is_taken_apart(fresh: Bench, by: str) -> None:
     threadcases.a_subagent(fresh.saver)
+    weighed = {way: database(fresh).weigh(way) for way in (by, "step")}
+    assert {thread_id for thread_id, _, _ in weighed[by]} == {"a_subagent"}
+    assert len({sum(size for _, _, size in rows) for rows in weighed.values()}) == 1
+
+
+def test_a_checkpoint_that_goes_while_a_thread_is_read_is_passed_over(fresh: Bench) -> None:
+    threadcases.old(fresh.saver)
     base = database(fresh)
-    weighed = base.weigh(by)
-    total = sum(row.bytes for line in base.outline("a_subagent").values() for row in line)
-    beside = sum(
-        size for place in [Place("a_subagent", ns) for ns in base.namespaces("a_subagent")]
-        for size in base._sizes_beside(place).values()
-    )  # fmt: skip
-    assert {thread_id for thread_id, _, _ in weighed} == {"a_subagent"}
-    assert total <= sum(size for _, _, size in weighed) <= total + beside + 4096
+    marks, before = base.marks, base.outline("old")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "marks", lambda place: {**marks(place), "gone": Mark(1)})
+        assert base.outline("old") == before
 
 
 def test_the_commands_say_what_goes_and_what_stays(tmp_path: Path) -> None:
