@@ -45,6 +45,7 @@ __all__ = [
     "BackendProtocol",
     "Client",
     "CompositeBackend",
+    "MergeConflict",
     "Mount",
     "MountError",
     "SandboxBackendProtocol",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from fusebackend.control.client.client import Client, connect
     from fusebackend.linux.mount_table import MountError
     from fusebackend.protocol import Actor, BackendProtocol, SandboxBackendProtocol, acting
+    from fusebackend.protocol.branch import MergeConflict
     from fusebackend.server.api import mount
     from fusebackend.server.in_process import Mount
 
@@ -66,6 +68,7 @@ _MODULE_OF = {
     "BackendProtocol": "fusebackend.protocol",
     "Client": "fusebackend.control.client.client",
     "CompositeBackend": "fusebackend.composite.backend",
+    "MergeConflict": "fusebackend.protocol.branch",
     "Mount": "fusebackend.server.in_process",
     "MountError": "fusebackend.linux.mount_table",
     "SandboxBackendProtocol": "fusebackend.protocol",

@@ -7,6 +7,7 @@ actors.py        who makes a change, and who acts in a block of code
 verbs.py         its verbs as a table: the record, errors and kind of each
 versions.py      versions of files, and changes on condition of one
 served.py        the verbs of a mount, declared once, as a table for every door to them
+branch.py        a branch for the length of a block, as a backend
 awaited.py       their `a…` forms, for editors and mypy
 volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno
 snapshots.py     volumes that keep earlier states of themselves

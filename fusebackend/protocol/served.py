@@ -18,7 +18,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from fusebackend.protocol.agent import SandboxBackendProtocol, async_twin
 from fusebackend.protocol.awaited import Awaited
@@ -44,6 +44,9 @@ from fusebackend.protocol.records import (
     ViewInfo,
 )
 from fusebackend.protocol.verbs import VERBS
+
+if TYPE_CHECKING:
+    from fusebackend.protocol.branch import Branch
 
 __all__ = ["PLAIN", "SERVED", "Declared", "MountProtocol", "OnOutput"]
 
@@ -254,6 +257,12 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
         """
         raise NotImplementedError(f"{type(self).__name__} has no run")
 
+    async def aexecute_in(self, cwd: str, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """`aexecute` in a directory, as agents name it."""
+        from fusebackend.base.awaiting import aside
+
+        return await aside(self, "execute", functools.partial(self.run, command, timeout=timeout, cwd=cwd))
+
     # -- the mount ---------------------------------------------------------------------------------------------
 
     @verb(works=False, in_view=True)
@@ -411,6 +420,24 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
         Raises:
             OSError: ENOENT, one of them is not there, and none was deleted; or an error of the branch's file.
         """
+
+    def branch(
+        self,
+        name: str | None = None,
+        ref: str | None = None,
+        *,
+        keep: Literal["main", "branch"] | None = None,
+        merge_lines: bool = False,
+        on_error: Literal["keep", "discard"] = "keep",
+    ) -> Branch:
+        """Return a branch for the length of a `with` or `async with` block, as a backend whose root is the branch. At
+        the end of the block it is merged and deleted; after an exception it is kept, or discarded.
+
+        Args, Raises: see `protocol.branch.Branch`.
+        """
+        from fusebackend.protocol.branch import Branch
+
+        return Branch(self, name, ref, keep=keep, merge_lines=merge_lines, on_error=on_error)
 
     @verb(changes=True, long=True)
     def merge_branch(

@@ -259,42 +259,47 @@ class Branches:
         """
         check_name(name, "branch", NAME_BYTES)
         with self._guard:
-            names = self._names()
-            if name in names:
-                raise OSError(errno.EEXIST, f"there is a branch '{name}' already; choose another name, or delete it")
-            if self._snapshots.find(name) is not None:
-                raise OSError(errno.EEXIST, f"there is a snapshot '{name}' already; choose another name")
-            if len(names) >= MAX_BRANCHES:
-                raise OSError(errno.ENOSPC, f"there are {MAX_BRANCHES} branches already, and no more fit; delete some")
-            os.makedirs(self._directory, 0o700, exist_ok=True)
-            if ref is not None and ref in names:
-                return self._copied(name, ref)
-            if ref is not None and self.past is not None and (inside := self.past.branch_of(ref)) is not None:
-                return self._copied(name, inside, Ref(ref, self.past.began_ns(ref), is_call=True))
-            frozen, past = self._state(ref)
-            owned = None
-            if frozen is None and self._snapshots.volumes:
-                owned = frozen = f"{OWNED}{name}-{secrets.token_hex(4)}"
-                # Not synced: after a power cut the snapshot may stay, and costs space.
-                with open(self._taking(name), "w", encoding="utf-8", errors="surrogateescape") as taking:
-                    taking.write(owned)
-            try:
-                if owned is not None:
-                    self._snapshots.take(owned, durably=True)
-                routes = self._routes(frozen)
-                if past is not None:
-                    self._make_base(name, routes, past)
-                self._attach(name, self._opened(name, routes))
-            except BaseException:
-                self._remove_files(name)
-                self._needs.pop(name, None)
-                if owned is not None:
-                    self._snapshots.drop(owned)
-                raise
-            finally:
-                if owned is not None:
-                    os.unlink(self._taking(name))
-            return self.find(name)
+            self._create(name, ref)
+        return self.find(name)
+
+    def _create(self, name: str, ref: str | None) -> None:
+        names = self._names()
+        if name in names:
+            raise OSError(errno.EEXIST, f"there is a branch '{name}' already; choose another name, or delete it")
+        if self._snapshots.find(name) is not None:
+            raise OSError(errno.EEXIST, f"there is a snapshot '{name}' already; choose another name")
+        if len(names) >= MAX_BRANCHES:
+            raise OSError(errno.ENOSPC, f"there are {MAX_BRANCHES} branches already, and no more fit; delete some")
+        os.makedirs(self._directory, 0o700, exist_ok=True)
+        if ref is not None and ref in names:
+            self._copied(name, ref)
+            return
+        if ref is not None and self.past is not None and (inside := self.past.branch_of(ref)) is not None:
+            self._copied(name, inside, Ref(ref, self.past.began_ns(ref), is_call=True))
+            return
+        frozen, past = self._state(ref)
+        owned = None
+        if frozen is None and self._snapshots.volumes:
+            owned = frozen = f"{OWNED}{name}-{secrets.token_hex(4)}"
+            # Not synced: after a power cut the snapshot may stay, and costs space.
+            with open(self._taking(name), "w", encoding="utf-8", errors="surrogateescape") as taking:
+                taking.write(owned)
+        try:
+            if owned is not None:
+                self._snapshots.take(owned, durably=True)
+            routes = self._routes(frozen)
+            if past is not None:
+                self._make_base(name, routes, past)
+            self._attach(name, self._opened(name, routes))
+        except BaseException:
+            self._remove_files(name)
+            self._needs.pop(name, None)
+            if owned is not None:
+                self._snapshots.drop(owned)
+            raise
+        finally:
+            if owned is not None:
+                os.unlink(self._taking(name))
 
     @property
     def bases(self) -> dict[str, BranchVolume]:
@@ -302,7 +307,7 @@ class Branches:
         lowers = {name: volume.lower for name, volume in self.opened.items()}
         return {name: lower.base for name, lower in lowers.items() if isinstance(lower, BaseTree)}
 
-    def _copied(self, name: str, source: str, past: Ref | None = None) -> BranchInfo:
+    def _copied(self, name: str, source: str, past: Ref | None = None) -> None:
         """Make a branch of a branch: over the same state of the mount, with a copy of the file of changes.
 
         Args:
@@ -321,7 +326,6 @@ class Branches:
             self._remove_files(name)
             self._needs.pop(name, None)
             raise
-        return self.find(name)
 
     def _put_back(self, name: str, source: BranchVolume, past: Ref) -> None:
         """Make a copy of a branch, and of that what the branch was before a call. It has its name when it is whole."""
@@ -461,6 +465,7 @@ class Branches:
 
     def find(self, name: str) -> BranchInfo:
         """Describe a branch. OSError: ENOENT."""
+        compared = self._compared(name)  # with no lock held: a merge holds its own, and asks for the branch
         with self._guard:
             if name in self._broken:
                 return BranchInfo(name, 0, {}, 0, self._size_bytes(name), error=self._broken[name])
@@ -471,17 +476,19 @@ class Branches:
                 else "frozen"
                 for route in volume.routes
             }
-            conflicts, unmerged = self._compared(name)
             changes, size_bytes = volume.changed_names(), self._size_bytes(name)
-            return BranchInfo(name, volume.created_ns, routes, changes, size_bytes, conflicts, unmerged)
+            return BranchInfo(name, volume.created_ns, routes, changes, size_bytes, *compared)
 
     def all(self) -> list[BranchInfo]:
         """Describe all branches, by name."""
-        with self._guard:
-            return [self.find(name) for name in sorted({*self._open, *self._broken})]
+        found = []
+        for name in sorted({*self.opened, *self.broken}):
+            with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                found.append(self.find(name))
+        return found
 
     def _compared(self, name: str) -> tuple[int | None, int | None]:
-        if self.compare is None:
+        if self.compare is None or name not in self.opened:
             return None, None
         try:
             return self.compare(name)

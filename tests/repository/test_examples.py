@@ -213,6 +213,18 @@ def test_an_agent_with_rules(tmp_path: Path) -> None:
     ]
 
 
+def test_agents_side_by_side(tmp_path: Path) -> None:
+    mounts.require()
+    assert run(sys.executable, ROOT / "examples" / "agents_side_by_side.py", tmp_path / "agent").splitlines() == [
+        "writer: The title is written.",
+        "tester: The open points are counted.",
+        "cleaner: the model is gone; branch 'cleaner' is kept: 'fusebackend branch merge cleaner' merges it",
+        "plan.md: 'The plan\\n- TODO write\\n- TODO test\\n'",
+        "open.txt: '2\\n'",
+        "branches: cleaner",
+    ]
+
+
 PROGRAMS = [path.name for path in sorted((ROOT / "examples").glob("*.py")) if "sys.argv" in path.read_text()]
 """Besides them there is a backend, which is a module."""
 

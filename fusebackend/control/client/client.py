@@ -293,7 +293,10 @@ class Client(MountProtocol):
         Raises:
             ValueError: `timeout` is not above 0.
         """
-        params = {"command": command, "timeout": timeout}
+        return await self.aexecute_in("/", command, timeout=timeout)
+
+    async def aexecute_in(self, cwd: str, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        params = {"command": command, "timeout": timeout, "cwd": cwd}
         with self._shared() as sharing:
             return await _ran(sharing.command(ExecuteResponse, "execute", params))
 
