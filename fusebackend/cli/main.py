@@ -34,6 +34,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "snapshot": ("snapshot:snapshot", "Keep the present state of a mount, and list and delete such states."),
         "df": ("space:df", "Show what a mount takes of the disk."),
         "prune": ("space:prune", "Delete what is kept of the past."),
+        "threads": ("threads:threads", "Show what takes the space in conversations of LangGraph, and prune them."),
     },
     "Who did what, and how to have it back": {
         "log": ("log:log", "Show the calls that changed files."),

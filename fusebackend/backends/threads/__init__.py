@@ -35,6 +35,7 @@ volume.py head.py   the kernel face, and heads that can be written to
 tree.py line.py     the directories of threads; what is in the directory of a line
 nodes.py            nodes, versions of files, and changes of them
 computed.py         nodes that are made when somebody looks
+prune.py            which checkpoints may go, and their deletion
 lineage.py          the checkpoints of a line, and their files
 index.py            names, sizes and times of what is computed from a line; index_cache.py keeps them
 message_index.py    the same of its messages

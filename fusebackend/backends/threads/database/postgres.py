@@ -16,14 +16,17 @@ import errno
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, LeftOut, Link, News, Place, Raw
-from fusebackend.backends.threads.database.sql import LINE, Dialect, SqlDatabase, document_of, links_of
+from fusebackend.backends.threads.database.sql import LINE, Dialect, Execute, SqlDatabase, document_of, links_of
 from fusebackend.backends.threads.database.values import loads, require
 from fusebackend.base.extras import needed_by
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.postgres import Reconnecting, connect, translate_errors
+
+if TYPE_CHECKING:
+    from psycopg import Connection
 
 NEWS_INTERVAL_S: Final = 0.05
 """The server is not queried for news more often."""
@@ -74,6 +77,19 @@ WHERE {_OF_LINE} AND c.checkpoint_id = :checkpoint
 """)
 
 
+_SIZES_OF_BLOBS: Final = _placeholders(
+    "SELECT channel, version, CASE type WHEN 'empty' THEN 0 ELSE pg_column_size(blob) END "
+    f"FROM checkpoint_blobs WHERE {LINE}"
+)
+
+_REMOVE_BLOB: Final = _placeholders(
+    f"DELETE FROM checkpoint_blobs WHERE {LINE} AND channel = :channel AND version = :version"
+)
+
+_ONE_PRUNE: Final = "SELECT pg_advisory_xact_lock(hashtext('fusebackend threads prune'))"
+"""Or two at once would lock the same rows in another order. Agents don't wait for it."""
+
+
 class PostgresDatabase(SqlDatabase):
     """See the module's docstring.
 
@@ -102,6 +118,7 @@ class PostgresDatabase(SqlDatabase):
         among="checkpoint_id = ANY(:checkpoints)",
         document="NULL, checkpoint",
         placeholders=_placeholders,
+        size="pg_column_size({})",
     )
 
     def __init__(self, dsn: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -174,7 +191,7 @@ class PostgresDatabase(SqlDatabase):
     # -- writing -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def exclusive(self) -> Iterator[Append]:
+    def _transaction(self) -> Iterator[Connection[Any]]:
         with translate_errors("the checkpoint database can't be written to", _errno_of_writing):
             if self._writer is None:
                 self._reader.run(lambda connection: connection)  # an error after `close`
@@ -182,9 +199,44 @@ class PostgresDatabase(SqlDatabase):
             connection = self._writer.run(lambda connection: connection)
             with connection.transaction():
                 connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
-                # Savers insert into these tables, in this order when into both; no reader waits for this.
-                connection.execute("LOCK TABLE checkpoints, checkpoint_writes IN SHARE ROW EXCLUSIVE MODE")
-                yield self._append
+                yield connection
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Append]:
+        with self._transaction() as connection:
+            # Savers insert into these tables, in this order when into both; no reader waits for this.
+            connection.execute("LOCK TABLE checkpoints, checkpoint_writes IN SHARE ROW EXCLUSIVE MODE")
+            yield self._append
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Execute]:
+        with self._transaction() as connection:
+            connection.execute(_ONE_PRUNE)
+
+            def execute(statement: str, **values: Any) -> list[Any]:
+                cursor = connection.execute(statement, values)
+                return cursor.fetchall() if cursor.description else []
+
+            yield execute
+
+    def again(self) -> PostgresDatabase:
+        return PostgresDatabase(self._dsn)
+
+    def vacuum(self) -> None:
+        translated = translate_errors("the checkpoint database can't be compacted", _errno_of_writing)
+        with translated, contextlib.closing(connect(self._dsn)) as connection:
+            connection.execute(f"VACUUM FULL {', '.join(self.dialect.tables)}")
+
+    def _is_snapshot(self, value: Any, beside: bool) -> bool:
+        return value is True and beside
+
+    def _sizes_beside(self, place: Place) -> Mapping[tuple[str, str], int]:
+        rows = self._ask(_SIZES_OF_BLOBS, **place._asdict())
+        return {(channel, version): size for channel, version, size in rows}
+
+    def _remove_beside(self, execute: Execute, place: Place, blobs: Sequence[tuple[str, str]]) -> None:
+        for channel, version in blobs:
+            execute(_REMOVE_BLOB, **place._asdict(), channel=channel, version=version)
 
     def _append(self, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
         """After the present ones: savers number the writes of a task from 0 and never replace one."""

@@ -107,6 +107,41 @@ class Saved(NamedTuple):
     metadata: Mapping[str, Any]
 
 
+class Outline(NamedTuple):
+    """What a plan for pruning needs to know of a checkpoint."""
+
+    id: str
+    parent: str | None
+    ts: str | None
+    version: int
+    """Of the format."""
+    parents: Mapping[str, str]
+    """Of a sub-graph: the checkpoints that it ran at, by namespace."""
+    versions: Mapping[str, str]
+    """Channel → its version."""
+    stored: frozenset[str]
+    """The channels whose values are stored with it."""
+    deltas: frozenset[str]
+    """The channels that it shows to be delta channels."""
+    writes: frozenset[str]
+    """The channels of the writes to it."""
+    bytes: int
+    """Of it and the writes to it."""
+    blobs: Mapping[str, int]
+    """Channel → the size of its value, where that is kept apart; 0 where it has none."""
+
+
+class Portion(NamedTuple):
+    """A checkpoint that goes, and all that goes with it."""
+
+    id: str
+    orphans: Sequence[str]
+    """The checkpoints that lose it as their parent."""
+    blobs: Sequence[tuple[str, str]]
+    """Channels and versions that nothing else needs."""
+    bytes: int
+
+
 class News(NamedTuple):
     """The changes since the last call."""
 

@@ -11,7 +11,8 @@ import contextlib
 import errno
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from fusebackend.backends.threads.database.rows import (
     NULL_TASK,
@@ -20,7 +21,9 @@ from fusebackend.backends.threads.database.rows import (
     LeftOut,
     Link,
     Mark,
+    Outline,
     Place,
+    Portion,
     Raw,
     Saved,
     Write,
@@ -58,6 +61,16 @@ class Dialect(NamedTuple):
     """The columns with the type and the bytes of a checkpoint."""
     placeholders: Callable[[str], str]
     """From `:name` to the driver's placeholders."""
+    size: str
+    """The bytes of a column `{}`, which is not read for it."""
+
+
+Execute: TypeAlias = Callable[..., list[Any]]
+"""Run a statement with values by name, and return its rows."""
+
+COUNTERS: Final = "counters_since_delta_snapshot"
+VERSIONED_WRITES: Final = "delta_writes_versioned"
+"""Metadata of a graph with delta channels; LangGraph.js has the second only, and does not name the channels."""
 
 
 class Statements:
@@ -106,6 +119,42 @@ class Statements:
         )
         self.writes = make(f"{write} AND {dialect.among} AND channel = coalesce(:channel, channel)")
         self.writes_since = make(f"{write} AND checkpoint_id = :checkpoint AND {dialect.order} > :order")
+        row_size = " + ".join(f"coalesce({dialect.size.format(column)}, 0)" for column in ("checkpoint", "metadata"))
+        write_size = f"coalesce({dialect.size.format(dialect.value)}, 0)"
+        self.outlined = make(
+            f"SELECT parent_checkpoint_id, metadata, {dialect.document}, {row_size} FROM checkpoints "
+            f"WHERE {LINE} AND checkpoint_id = :checkpoint"
+        )
+        self.sizes_of_writes = make(
+            f"SELECT checkpoint_id, channel, sum({write_size}) {of_writes} GROUP BY checkpoint_id, channel"
+        )
+        self.parents_after = make(
+            f"SELECT parent_checkpoint_id FROM checkpoints WHERE {LINE} AND checkpoint_id > :checkpoint"
+        )
+        self.orphan = make(
+            f"UPDATE checkpoints SET parent_checkpoint_id = NULL WHERE {LINE} AND checkpoint_id = :checkpoint "
+            "AND parent_checkpoint_id = :parent"
+        )
+        self.remove = [
+            make(f"DELETE FROM {table} WHERE {LINE} AND checkpoint_id = :checkpoint")
+            for table in (dialect.writes, "checkpoints")
+        ]
+        kept = [("checkpoints", row_size, "'(checkpoints)'"), (dialect.writes, write_size, "channel")]
+        kept += [("checkpoint_blobs", write_size, "channel")] if "checkpoint_blobs" in dialect.tables else []
+        self.weigh = {
+            by: [
+                f"SELECT thread_id, {name}, sum({size}) FROM {table} GROUP BY 1, 2"
+                for table, size, channel in kept
+                for name in [
+                    {
+                        "channel": channel,
+                        "namespace": "checkpoint_ns",
+                        "step": "'(blobs)'" if table == "checkpoint_blobs" else "checkpoint_id",
+                    }[by]
+                ]
+            ]
+            for by in ("channel", "step", "namespace")
+        }
         self.append = make(f"""
             INSERT INTO {dialect.writes}
                 (thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, {dialect.value})
@@ -264,6 +313,106 @@ class SqlDatabase(Database):
             mapping(document, "versions_seen"),
             _metadata(metadata),
         )
+
+    # -- pruning -----------------------------------------------------------------------------------------------
+
+    def outline(self, thread: str) -> dict[Place, list[Outline]]:
+        """All checkpoints of a thread. Damaged, where one can't be read: what follows from it is not known."""
+        return {
+            place: self._outline_of_line(place)
+            for place in (Place(thread, namespace) for namespace in self.namespaces(thread))
+        }
+
+    def _outline_of_line(self, place: Place) -> list[Outline]:
+        written: dict[str, dict[str, int]] = {}
+        for checkpoint, channel, size in self._ask(self._sql.sizes_of_writes, **place._asdict()):
+            written.setdefault(checkpoint, {})[channel] = size
+        beside = self._sizes_beside(place)
+        rows = []
+        for checkpoint in sorted(self.marks(place)):
+            found = self._ask(self._sql.outlined, **place._asdict(), checkpoint=checkpoint)
+            if not found:
+                continue  # another prune has just deleted it
+            parent, metadata, kind, data, size = found[0]
+            require_id(checkpoint, parent)
+            document, about = self._document(checkpoint, kind, data), _metadata(metadata)
+            versions = {name: str(version) for name, version in mapping(document, "channel_versions").items()}
+            blobs = {key[0]: beside[key] for key in versions.items() if key in beside}
+            values = mapping(document, "channel_values")
+            deltas = set(mapping(about, COUNTERS))
+            deltas |= {name for name, value in values.items() if self._is_snapshot(value, bool(blobs.get(name)))}
+            writes = written.get(checkpoint, {})
+            if VERSIONED_WRITES in about:
+                deltas |= writes.keys()
+            ts, version = document.get("ts"), document.get("v")
+            rows.append(
+                Outline(
+                    checkpoint,
+                    parent or None,
+                    ts if isinstance(ts, str) else None,
+                    version if isinstance(version, int) else 1,
+                    {name: id_ for name, id_ in mapping(about, "parents").items() if isinstance(id_, str)},
+                    versions,
+                    frozenset(values) | {name for name, size in blobs.items() if size},
+                    frozenset(deltas),
+                    frozenset(writes),
+                    size + sum(writes.values()),
+                    blobs,
+                )
+            )
+        return rows
+
+    @abc.abstractmethod
+    def _is_snapshot(self, value: Any, beside: bool) -> bool:
+        """Whether a value in a checkpoint's document is a delta channel's; `beside`: it is kept apart."""
+
+    def _sizes_beside(self, place: Place) -> Mapping[tuple[str, str], int]:
+        """The sizes of values that are kept apart, by channel and version; 0 for none."""
+        return {}
+
+    def remove(self, place: Place, portions: Sequence[Portion], last: str) -> bool:
+        """Delete checkpoints with all that goes with them, in one transaction.
+
+        Args:
+            last: the newest checkpoint when this was planned.
+
+        Returns:
+            False, and nothing is deleted, where a newer checkpoint follows from one of them.
+        """
+        with self.changing() as execute:
+            going = {portion.id for portion in portions}
+            if any(row[0] in going for row in execute(self._sql.parents_after, **place._asdict(), checkpoint=last)):
+                return False
+            for portion in portions:
+                for orphan in portion.orphans:
+                    execute(self._sql.orphan, **place._asdict(), checkpoint=orphan, parent=portion.id)
+                for statement in self._sql.remove:
+                    execute(statement, **place._asdict(), checkpoint=portion.id)
+                self._remove_beside(execute, place, portion.blobs)
+        return True
+
+    def _remove_beside(self, execute: Execute, place: Place, blobs: Sequence[tuple[str, str]]) -> None:
+        """Delete values that are kept apart."""
+
+    @abc.abstractmethod
+    def changing(self) -> AbstractContextManager[Execute]:
+        """A transaction. EROFS, EBUSY."""
+
+    @abc.abstractmethod
+    def again(self) -> SqlDatabase:
+        """The same database, opened once more, for another thread. The caller closes it."""
+
+    @abc.abstractmethod
+    def vacuum(self) -> None:
+        """Give free space back to the disk. Meanwhile nobody can write, and the database is there twice."""
+
+    def weigh(self, by: str) -> list[tuple[str, str, int]]:
+        """Thread, name and bytes of all that is kept; `by` is a thread's channel, step or namespace.
+
+        In SQLite a checkpoint holds its channels' values, and is not taken apart: these are `(checkpoints)`.
+        """
+        rows = [row for statement in self._sql.weigh[by] for row in self._ask(statement)]
+        return [row for row in rows if isinstance(row[0], str) and isinstance(row[1], str)]
 
 
 def links_of(rows: Iterable[Any], link_of: Callable[[Any], Link]) -> list[Link]:

@@ -24,13 +24,14 @@ from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged,
 from fusebackend.backends.threads.database.sql import (
     LINE,
     Dialect,
+    Execute,
     SqlDatabase,
     document_of,
     links_of,
     mapping,
     require_id,
 )
-from fusebackend.backends.threads.database.values import IN_DOCUMENT, loads, require
+from fusebackend.backends.threads.database.values import IN_DOCUMENT, SNAPSHOT, Ext, loads, require
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import (
     DatabaseFile,
@@ -57,7 +58,7 @@ PORTION_S: Final = 0.05
 
 def _placeholders(statement: str) -> str:
     """CAST lets text that is not UTF-8 be compared by its bytes (`databases.sqlite.bound`)."""
-    return re.sub(r":(thread|namespace|checkpoint)\b", r"CAST(:\1 AS TEXT)", statement)
+    return re.sub(r":(thread|namespace|checkpoint|parent)\b", r"CAST(:\1 AS TEXT)", statement)
 
 
 _COLUMNS: Final = "checkpoint_id, parent_checkpoint_id, type, checkpoint"
@@ -116,6 +117,7 @@ class SqliteDatabase(SqlDatabase):
         among="checkpoint_id IN {among}",
         document="type, checkpoint",
         placeholders=_placeholders,
+        size="length({})",
     )
 
     def __init__(self, path: str, *, follows: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
@@ -284,17 +286,39 @@ class SqliteDatabase(SqlDatabase):
     # -- writing -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def exclusive(self) -> Iterator[Append]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         with translate_errors(f"'{self.path}' can't be written to", _errno_of_writing):
             self._at.at.require()
             if self._writer is None:
                 self._writer = DatabaseFile(self.path, lambda: open_file(self.path, "mode=rw"))
             connection, at = self._writer.get(), self._writer.at
             with transaction(connection):
-                yield functools.partial(self._append, connection)
+                yield connection
                 at.require()
                 if at.key != self._file_key:
                     raise oserror(errno.ESTALE)  # what was read is of another file
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Append]:
+        with self._transaction() as connection:
+            yield functools.partial(self._append, connection)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Execute]:
+        with self._transaction() as connection:
+            yield lambda statement, **values: connection.execute(statement, _bound(values)).fetchall()
+
+    def again(self) -> SqliteDatabase:
+        return SqliteDatabase(self.path)
+
+    def vacuum(self) -> None:
+        translated = translate_errors(f"'{self.path}' can't be compacted", _errno_of_writing)
+        with translated, contextlib.closing(open_file(self.path, "mode=rw")) as connection:
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _is_snapshot(self, value: Any, beside: bool) -> bool:
+        return isinstance(value, Ext) and value.code == SNAPSHOT
 
     def _append(self, connection: sqlite3.Connection, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
         """After the present ones: savers number the writes of a task from 0 and never replace one."""

@@ -1,0 +1,240 @@
+"""Pruning of a thread: which checkpoints stay, and their deletion while agents run.
+
+`plan` decides from the outline of a thread, without a database. A delta channel's value is stored at some checkpoints
+only, and follows from the writes since: where a checkpoint goes that others follow from, savers rebuild an empty state
+without an error. So two kinds of checkpoints stay: *whole* ones, which read as before, and *links* on the way from
+these to stored values, which are there for their writes alone.
+
+`prune` deletes the newest first, with a checkpoint's writes, and the blobs that nothing else needs, in one transaction:
+after a kill all that is left reads as before, and the next plan has the rest. A portion that a new checkpoint follows
+from is not deleted, but planned again.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from fusebackend.backends.threads.database.activity import INTERRUPT
+from fusebackend.backends.threads.database.rows import Outline, Place, Portion, time_ns_of
+from fusebackend.backends.threads.database.sql import SqlDatabase
+from fusebackend.base.errors import oserror
+
+YOUNG_NS: Final = 600 * 10**9
+"""Younger checkpoints stay: a run may be at them."""
+
+PORTION_S: Final = 0.03
+"""How long a transaction should take; a writer waits for one, and as long again is left to it."""
+
+MOST_AT_ONCE: Final = 64
+"""Checkpoints in a transaction."""
+
+MOST_PLANS: Final = 10
+"""Of one thread, when others go on from what is about to go."""
+
+_TASKS: Final = "__pregel_tasks"
+_SENDS_IN_STATE: Final = 4
+"""From this version of the format on, a checkpoint has its own sends; before, its parent's writes have them."""
+
+
+class Keep(NamedTuple):
+    """Which checkpoints of a thread's own line are chosen. The newest always is."""
+
+    newest: int = 1
+    """So many of the newest ones …"""
+    since_ns: int | None = None
+    """… those made since then, in nanoseconds since 1970 …"""
+    steps: frozenset[str] = frozenset()
+    """… and those of these ids."""
+
+
+@dataclass
+class Plan:
+    """What goes of a thread, and what stays for which reason."""
+
+    portions: list[tuple[Place, list[Portion]]] = field(default_factory=list)
+    """By line, sub-graphs first; the newest checkpoint first."""
+    whole: set[tuple[str, str]] = field(default_factory=set)
+    """Namespace and id of checkpoints that read as before."""
+    links: set[tuple[str, str]] = field(default_factory=set)
+    """Those that stay for others."""
+    bytes: int = 0
+    """Of all that goes."""
+    held_bytes: int = 0
+    """Of the links."""
+
+    @property
+    def checkpoints(self) -> int:
+        """How many go."""
+        return sum(len(portions) for _, portions in self.portions)
+
+
+def plan(lines: Mapping[Place, Sequence[Outline]], keep: Keep, now_ns: int) -> Plan:
+    """Decide what goes of a thread.
+
+    Args:
+        lines: all lines of one thread.
+        now_ns: the time, in nanoseconds since 1970.
+    """
+    result = Plan()
+    by_id = {(place.namespace, row.id): row for place, rows in lines.items() for row in rows}
+    own = sorted(id_ for namespace, id_ in by_id if namespace == "")
+    if not own:
+        return result
+    chosen = {("", id_) for id_ in [*own[-max(1, keep.newest) :], *keep.steps.intersection(own)]}
+    parents = {(namespace, row.parent) for (namespace, _), row in by_id.items()}
+    newest = {namespace: max(row.id for row in rows) for (_, namespace), rows in lines.items() if rows}
+    for key, row in by_id.items():
+        made_ns = time_ns_of(row.id, row.ts)
+        recent = made_ns is None or made_ns > now_ns - YOUNG_NS
+        since = keep.since_ns is not None and made_ns is not None and made_ns >= keep.since_ns and key[0] == ""
+        waits = INTERRUPT in row.writes and key not in parents
+        # A sub-graph with a checkpointer of its own has no task's id in its namespace, and goes on where it was.
+        goes_on = ":" not in key[0] and row.id == newest[key[0]]
+        if recent or since or waits or goes_on:
+            chosen.add(key)
+            if waits:
+                chosen.update(named for named in row.parents.items() if named in by_id)
+    _with_subgraphs(chosen, by_id)
+    result.whole = chosen
+    for place, rows in lines.items():
+        result.links |= _links(place.namespace, rows, chosen)
+    kept = chosen | result.links
+    result.held_bytes = sum(by_id[key].bytes for key in result.links)
+    for place in sorted(lines, key=lambda place: place.namespace, reverse=True):
+        portions = _portions(place.namespace, lines[place], kept, chosen)
+        if portions:
+            result.portions.append((place, portions))
+            result.bytes += sum(portion.bytes for portion in portions)
+    return result
+
+
+def _with_subgraphs(chosen: set[tuple[str, str]], by_id: Mapping[tuple[str, str], Outline]) -> None:
+    """Add the checkpoints of sub-graphs that ran at chosen ones, and of their own sub-graphs."""
+    started: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for key, row in by_id.items():
+        for named in row.parents.items():
+            started.setdefault(named, []).append(key)
+    following = list(chosen)
+    while following:
+        for key in started.get(following.pop(), ()):
+            if key not in chosen:
+                chosen.add(key)
+                following.append(key)
+
+
+def _links(namespace: str, rows: Sequence[Outline], chosen: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+    """The checkpoints that whole ones of a line follow from: for each delta channel, down to its nearest stored value,
+    or to the root; and the parent that holds the sends of a checkpoint in an old format."""
+    by_id = {row.id: row for row in rows}
+    deltas = frozenset().union(*(row.deltas for row in rows))
+    found: set[tuple[str, str]] = set()
+    for row in rows:
+        if (namespace, row.id) not in chosen:
+            continue
+        if row.version < _SENDS_IN_STATE and row.parent in by_id and _TASKS in by_id[row.parent].writes:
+            found.add((namespace, row.parent))
+        wanted = {channel for channel in deltas if channel in row.versions} - row.stored
+        following, met = row.parent, {row.id}
+        while wanted and following in by_id and following not in met:
+            met.add(following)
+            found.add((namespace, following))
+            wanted -= by_id[following].stored
+            following = by_id[following].parent
+    return found - set(chosen)
+
+
+def _portions(
+    namespace: str, rows: Sequence[Outline], kept: Collection[tuple[str, str]], whole: Collection[tuple[str, str]]
+) -> list[Portion]:
+    """What goes with each checkpoint, the newest first."""
+    uses = Counter(blob for row in rows for blob in row.versions.items())
+    orphans: dict[str, list[str]] = {}
+    for row in rows:
+        if row.parent is not None and (namespace, row.id) in whole:
+            orphans.setdefault(row.parent, []).append(row.id)
+    portions = []
+    for row in sorted(rows, key=lambda row: row.id, reverse=True):
+        if (namespace, row.id) in kept:
+            continue
+        uses.subtract(row.versions.items())
+        blobs = {blob: row.blobs[blob[0]] for blob in row.versions.items() if not uses[blob] and blob[0] in row.blobs}
+        portions.append(Portion(row.id, orphans.get(row.id, []), list(blobs), row.bytes + sum(blobs.values())))
+    return portions
+
+
+class Pruned(NamedTuple):
+    """What was deleted of a thread, or would be."""
+
+    thread: str
+    checkpoints: int
+    bytes: int
+    """Given back to the database."""
+    kept: int
+    """Checkpoints that stay and read as before …"""
+    links: int
+    """… and those that these follow from, whose own state may no longer be complete."""
+    held_bytes: int
+    """Of the latter."""
+
+
+def prune(
+    database: SqlDatabase,
+    thread: str,
+    keep: Keep,
+    *,
+    dry_run: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    now_ns: Callable[[], int] = time.time_ns,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Pruned:
+    """Delete the checkpoints of a thread but for those to keep, and for those that these need.
+
+    Args:
+        dry_run: delete nothing.
+        on_progress: is called after each portion, with the checkpoints that are gone, and that are to go.
+
+    Raises:
+        OSError: ENOENT, there is no such thread; EROFS; EBUSY, others keep going on from what is to go.
+        Damaged: a checkpoint can't be read, such as an encrypted one. Nothing was deleted.
+    """
+    done = freed = 0
+    for _ in range(MOST_PLANS):
+        lines = database.outline(thread)
+        if not any(lines.values()):
+            raise oserror(errno.ENOENT)
+        going = plan(lines, keep, now_ns())
+        last = {place: max(row.id for row in rows) for place, rows in lines.items() if rows}
+        total, stale = done + going.checkpoints, False
+        for place, portions in () if dry_run else going.portions:
+            at_once, left = 1, portions
+            while left and not stale:
+                began = clock()
+                stale = not database.remove(place, left[:at_once], last[place])
+                took_s = clock() - began
+                if not stale:
+                    done += len(left[:at_once])
+                    freed += sum(portion.bytes for portion in left[:at_once])
+                    left = left[at_once:]
+                    on_progress(done, total)
+                    at_once = min(MOST_AT_ONCE, max(1, min(at_once * 2, int(at_once * PORTION_S / max(took_s, 1e-6)))))
+                    if left:
+                        sleep(min(took_s, PORTION_S))  # or no writer that polls for the lock would get it
+        if not stale:
+            if dry_run:
+                done, freed = going.checkpoints, going.bytes
+            return Pruned(thread, done, freed, len(going.whole), len(going.links), going.held_bytes)
+    raise OSError(errno.EBUSY, f"others go on from checkpoints of thread {thread!r} that are to go")
+
+
+def totals(found: Iterable[tuple[tuple[str, ...], int]]) -> list[tuple[tuple[str, ...], int]]:
+    """Sizes by name, the largest first."""
+    sizes: Counter[tuple[str, ...]] = Counter()
+    for name, size in found:
+        sizes[name] += size
+    return sorted(sizes.items(), key=lambda item: (-item[1], item[0]))

@@ -1,0 +1,174 @@
+"""`fusebackend threads du` and `fusebackend threads prune`: what takes the space in a checkpoint database, and how to
+have it back."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import click
+
+from fusebackend.backends.threads.database.rows import Damaged
+from fusebackend.backends.threads.database.sql import SqlDatabase
+from fusebackend.backends.threads.prune import Keep, Pruned, prune, totals
+from fusebackend.cli.progress import waiting
+from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_loss, json_option, note
+from fusebackend.cli.space import size_text
+from fusebackend.urls import opening as urls
+
+_AGE: Final = re.compile(r"(\d+)([smhdw])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@click.group()
+def threads() -> None:
+    """Show what takes the space in a checkpoint database of LangGraph, and prune its threads.
+
+    DATABASE is threads+sqlite:PATH, threads+postgres:DSN, or just the PATH of an SQLite file. It may be mounted, and
+    agents may run.
+    """
+
+
+@threads.command()
+@click.argument("database")
+@click.argument("names", nargs=-1, metavar="[THREAD]...")
+@click.option("--by", type=click.Choice(["channel", "step", "namespace"]), help="Take each thread apart.")
+@json_option("an array of {thread, bytes}, with --by also {name}.")
+def du(database: str, names: Sequence[str], by: str | None, as_json: bool) -> None:
+    """Show the bytes of threads, the largest first: checkpoints, writes, and values that are kept beside them.
+
+    In SQLite a checkpoint has the values of all its channels and is not taken apart: with --by channel these are
+    '(checkpoints)'. In PostgreSQL a value beside the checkpoints may be of many steps: with --by step these are
+    '(blobs)'.
+    """
+    output = Output()
+    with _opened(database) as opened:
+        weighed = [row for row in opened.weigh(by or "namespace") if not names or row[0] in names]
+    if missing := set(names) - {thread for thread, _, _ in weighed}:
+        raise Failed(f"there is no thread '{sorted(missing)[0]}'")
+    sizes = totals((row[:1] if by is None else row[:2], row[2]) for row in weighed)
+    if as_json:
+        keys = ("thread", "name")
+        output.document([{**dict(zip(keys, key, strict=False)), "bytes": size} for key, size in sizes])
+        return
+    for line in aligned([[size_text(size), *map(output.told, key)] for key, size in sizes]):
+        output.line(line)
+
+
+def _age(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Seconds."""
+    if value is None:
+        return None
+    match = _AGE.fullmatch(value)
+    if match is None:
+        raise click.BadParameter("write a number and one of s, m, h, d, w, such as 30d")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+@threads.command("prune")
+@click.argument("database")
+@click.argument("names", nargs=-1, metavar="[THREAD]...")
+@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N checkpoints of each thread.")
+@click.option("--older", callback=_age, metavar="AGE", help="Delete what is older, such as 30d; the newest one stays.")
+@click.option("--keep-step", multiple=True, metavar="ID", help="Keep the checkpoint of this id, too.")
+@click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; print what would go.")
+@click.option("--vacuum", is_flag=True, help="Give the space back to the disk. Nobody can write meanwhile.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option("an array of {thread, checkpoints, bytes, kept, links, held_bytes}.")
+def prune_threads(
+    database: str,
+    names: Sequence[str],
+    keep: int | None,
+    older: int | None,
+    keep_step: Sequence[str],
+    dry_run: bool,
+    vacuum: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Delete checkpoints of threads, of all threads where none is named, while agents run.
+
+    What is kept reads as before: with the checkpoints that its values follow from (links), those of its sub-graphs, and
+    all that waits for an answer. Whatever is younger than ten minutes stays. Of a link only the writes count: its own
+    state may no longer be complete.
+
+    The space goes back to the database, and to the disk with --vacuum only: that takes as much room as the database
+    beside it. What is deleted can't be had back, so on a terminal it asks first; elsewhere it needs --yes. After a kill
+    the same command goes on.
+    """
+    if (keep is None) == (older is None):
+        raise click.UsageError("give one of --keep and --older")
+    since_ns = None if older is None else time.time_ns() - older * 10**9
+    chosen = Keep(keep or 1, since_ns, frozenset(keep_step))
+    output, complaints = Output(), Complaints()
+    with _opened(database) as opened:
+        wanted = names or [thread for thread, _ in opened.threads()]
+        found = _each(opened, wanted, chosen, complaints, as_json, dry_run=True)
+        if not dry_run:
+            if not yes:
+                confirm_loss("what is pruned", f"Delete {_words(found)}")
+            found = _each(opened, [one.thread for one in found], chosen, complaints, as_json, dry_run=False)
+            if vacuum:
+                with waiting("compacting", quiet=as_json):
+                    opened.vacuum()
+    if as_json:
+        output.document([one._asdict() for one in found])
+    else:
+        output.line(f"{'would delete' if dry_run else 'deleted'} {_words(found)}")
+        if not vacuum and any(one.bytes for one in found):
+            note("the space goes back to the database; to the disk only with --vacuum")
+    complaints.finish()
+
+
+def _each(
+    opened: SqlDatabase, names: Sequence[str], keep: Keep, complaints: Complaints, quiet: bool, *, dry_run: bool
+) -> list[Pruned]:
+    """Prune each thread that can be read."""
+    found = []
+    with waiting("reading" if dry_run else "pruning", quiet=quiet):
+        for name in names:
+            with complaints, _named(name):
+                found.append(prune(opened, name, keep, dry_run=dry_run))
+    return found
+
+
+@contextlib.contextmanager
+def _named(thread: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise Failed(f"there is no thread '{thread}'") from None
+    except Damaged as error:
+        raise Failed(f"thread '{thread}' was left as it is: {error}") from None
+
+
+def _words(found: Sequence[Pruned]) -> str:
+    def total(count: Callable[[Pruned], int]) -> int:
+        return sum(map(count, found))
+
+    return (
+        f"{total(lambda one: one.checkpoints):,} checkpoints, {size_text(total(lambda one: one.bytes))}; "
+        f"{total(lambda one: one.kept):,} stay, and {total(lambda one: one.links):,} with "
+        f"{size_text(total(lambda one: one.held_bytes))} that these follow from"
+    )
+
+
+@contextlib.contextmanager
+def _opened(text: str) -> Iterator[SqlDatabase]:
+    """The database of a URL, or of a path."""
+    url = urls.parse(text if text.startswith("threads+") else f"threads+sqlite:{text}")
+    database: SqlDatabase
+    if url.scheme == "threads+sqlite":
+        from fusebackend.backends.threads.database.sqlite import SqliteDatabase
+
+        database = SqliteDatabase(url.rest)
+    else:
+        from fusebackend.backends.threads.database.postgres import PostgresDatabase
+        from fusebackend.databases.urls import conninfo_of
+
+        database = PostgresDatabase(conninfo_of(url))
+    with contextlib.closing(database):
+        yield database

@@ -1,0 +1,395 @@
+"""Pruning: what stays reads as before, by LangGraph and by this package, and goes on as if nothing had gone."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import graphs
+import pytest
+import threadcases
+from click.testing import CliRunner
+from graphs import say, thread, use, user, write
+from hypothesis import given, settings
+from profiles import examples
+from test_threads_model import DEEDS, b, delta_graph, do, plain_graph
+from threadcases import Bench, bench
+
+from fusebackend.backends.threads.database.rows import Mark, Outline, Place
+from fusebackend.backends.threads.database.sql import SqlDatabase
+from fusebackend.backends.threads.prune import Keep, Pruned, plan, prune
+from fusebackend.cli.main import main
+
+__all__ = ["b"]  # a fixture
+
+HOUR_NS = 3600 * 10**9
+
+NEWEST = Keep()
+
+
+def database(b: Bench) -> SqlDatabase:
+    found = b.backend.volume._database
+    assert isinstance(found, SqlDatabase)
+    return found
+
+
+def later() -> int:
+    """An hour from now: no checkpoint is young."""
+    return time.time_ns() + HOUR_NS
+
+
+def pruned(b: Bench, name: str, keep: Keep = NEWEST, **options: Any) -> Pruned:
+    return prune(database(b), name, keep, now_ns=later, sleep=lambda seconds: None, **options)
+
+
+def copy(b: Bench, name: str, twin: str) -> None:
+    """Store a thread once more, under another id."""
+    base = database(b)
+    with base.changing() as execute:
+        for table in base.dialect.tables:
+            columns = base.dialect.tables[table].replace("thread_id ", "")
+            if table == base.dialect.writes:
+                columns += " task_path"
+            names = ", ".join(columns.split())
+            copied = (
+                f"INSERT INTO {table} (thread_id, {names}) SELECT :twin, {names} FROM {table} WHERE thread_id = :name"
+            )
+            execute(base.dialect.placeholders(copied), twin=twin, name=name)
+
+
+def seen(graph: Any, name: str, checkpoint: str | None = None) -> Any:
+    """All that LangGraph says of a checkpoint."""
+    config = thread(name) if checkpoint is None else thread(name, checkpoint_ns="", checkpoint_id=checkpoint)
+    state = graph.get_state(config, subgraphs=True)
+    return state.values, state.next, [item.value for item in state.interrupts], state.metadata, state.created_at
+
+
+def goes_on(graph: Any, name: str) -> Any:
+    """Five more steps, and what they end in. Ids and times differ."""
+    for number in range(5):
+        with contextlib.suppress(RuntimeError):
+            graph.update_state(
+                thread(name), {"files": {f"/{number}": threadcases.record("x")}, "todo": []}, as_node="next"
+            )
+    return graph.get_state(thread(name)).values
+
+
+@settings(max_examples=examples(40))
+@given(deeds=DEEDS)
+def test_what_stays_of_any_history_reads_as_before_and_goes_on(b: Bench, deeds: list[Any]) -> None:
+    if not isinstance(b.backend.volume._database, SqlDatabase):
+        pytest.skip("a saver of its own has no rows")
+    name, twin = uuid.uuid4().hex, uuid.uuid4().hex
+    graph = delta_graph(b.saver, 3)
+    for deed in deeds:
+        if deed[0] == "era":
+            graph = delta_graph(b.saver, deed[1]) if deed[1] else plain_graph(b.saver)
+        else:
+            with contextlib.suppress(RuntimeError):
+                do(graph, name, deed)
+    if not graphs.checkpoint_ids(graph, thread(name)):
+        return
+    copy(b, name, twin)
+    going = plan(database(b).outline(name), Keep(2), later())
+    whole = [id_ for namespace, id_ in going.whole if namespace == ""]
+    before = {checkpoint: seen(graph, name, checkpoint) for checkpoint in [*whole, None]}
+    assert pruned(b, name, Keep(2)).checkpoints == going.checkpoints
+    assert set(graphs.checkpoint_ids(graph, thread(name))) == {id_ for _, id_ in going.whole | going.links}
+    assert {checkpoint: seen(graph, name, checkpoint) for checkpoint in before} == before
+    b.backend.volume.follow()
+    assert b.tree(f"/{name}/head") == threadcases.shown(graphs.state_at(graph, thread(name)).get("files"))
+    assert pruned(b, name, Keep(2)).checkpoints == 0
+    assert goes_on(graph, name) == goes_on(graph, twin)
+
+
+STORIES = [threadcases.plain, threadcases.snapshots, threadcases.old, threadcases.a_subagent,
+           threadcases.waiting_for_approval]  # fmt: skip
+
+
+@pytest.fixture(params=threadcases.KINDS)
+def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    with bench(request.param, threadcases.where_of(request, request.param, tmp_path)) as made:
+        yield made
+
+
+def unaccounted(b: Bench, name: str) -> int:
+    """The bytes of a thread that belong to none of its checkpoints."""
+    base = database(b)
+    lines = base.outline(name)
+    own = sum(row.bytes for rows in lines.values() for row in rows)
+    beside = {
+        (place, channel, row.versions[channel]): size
+        for place, rows in lines.items()
+        for row in rows
+        for channel, size in row.blobs.items()
+    }
+    return sum(size for thread_id, _, size in base.weigh("step") if thread_id == name) - own - sum(beside.values())
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_stories_of_deepagents_stay_as_they_are(fresh: Bench, story: Any) -> None:
+    agent, name = story(fresh.saver), story.__name__
+    before = {None: seen(agent, name)}
+    before |= {
+        checkpoint: seen(agent, name, checkpoint) for checkpoint in graphs.checkpoint_ids(agent, thread(name))[-3:]
+    }
+    tree = fresh.tree(f"/{name}/head")
+    assert unaccounted(fresh, name) == 0
+    dry = pruned(fresh, name, Keep(3), dry_run=True)
+    assert pruned(fresh, name, Keep(3)) == dry
+    fresh.backend.volume.follow()
+    assert {checkpoint: seen(agent, name, checkpoint) for checkpoint in before} == before
+    assert fresh.tree(f"/{name}/head") == tree
+    assert unaccounted(fresh, name) == 0
+
+
+def rows(b: Bench, name: str) -> dict[str, int]:
+    base = database(b)
+    ask = base.dialect.placeholders("SELECT count(*) FROM {table} WHERE thread_id = :thread")
+    with base.changing() as execute:
+        return {table: execute(ask.replace("{table}", table), thread=name)[0][0] for table in base.dialect.tables}
+
+
+def test_a_young_checkpoint_a_step_and_those_since_then_stay(fresh: Bench) -> None:
+    agent = threadcases.plain(fresh.saver)
+    ids = graphs.checkpoint_ids(agent, thread("plain"))
+    base, lines = database(fresh), database(fresh).outline("plain")
+    for keep, now_ns, expected in [
+        (Keep(), time.time_ns(), set(ids)),
+        (Keep(1, steps=frozenset({ids[2]})), later(), {ids[2], ids[-1]}),
+        (Keep(1, steps=frozenset({"unknown"})), later(), {ids[-1]}),
+        (Keep(len(ids) + 1), later(), set(ids)),
+        (Keep(1, since_ns=time.time_ns() - HOUR_NS), later(), set(ids)),
+    ]:
+        assert {id_ for _, id_ in plan(lines, keep, now_ns).whole} == expected, keep
+    assert base.outline("unknown") == {}
+    with pytest.raises(FileNotFoundError):
+        pruned(fresh, "unknown")
+
+
+def row(id_: str, parent: str | None = None, **more: Any) -> Outline:
+    empty = {"parents": {}, "versions": {}, "stored": frozenset(), "deltas": frozenset(), "writes": frozenset()}
+    known = {"ts": "2020-01-01T00:00:00+00:00", "version": 4, "bytes": 1, "blobs": {}, **empty, **more}
+    return Outline(id=id_, parent=parent, **known)
+
+
+FILES = {"versions": {"files": "1"}}
+SEED = {**FILES, "stored": frozenset({"files"}), "deltas": frozenset({"files"})}
+BOTH = {"versions": {"files": "1", "messages": "1"}, "deltas": frozenset({"files", "messages"})}
+LINE = [row("1"), row("2", "1"), row("3", "2")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "whole", "links"),
+    [
+        ({"": LINE}, "3", ""),
+        ({"": [row("1", **SEED), row("2", "1", **FILES), row("3", "2", **FILES)]}, "3", "1 2"),
+        ({"": [row("1"), row("2", "1", **SEED), row("3", "2", **FILES)]}, "3", "2"),
+        ({"": [row("1"), row("2", "1", **FILES), row("3", "2", **SEED)]}, "3", ""),
+        ({"": [row("1"), row("2", "1", **BOTH), row("3", "2", **BOTH)]}, "3", "1 2"),
+        ({"": [row("1", **SEED), row("2", "1", **BOTH, stored={"messages"}), row("3", "2", **BOTH)]}, "3", "1 2"),
+        ({"": [row("1", **SEED), row("2", "1"), row("3", "2")]}, "3", ""),
+        ({"": [row("1"), row("2", "1"), row("3", "2", version=3)]}, "3", ""),
+        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks"}), row("3", "2", version=3)]}, "3", "2"),
+        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks"}), row("3", "2")]}, "3", ""),
+        ({"": [row("1"), row("2", "1", writes={"__interrupt__"}), row("3", "1")]}, "2 3", ""),
+        ({"": [row("1"), row("2", "1", writes={"__interrupt__"}), row("3", "2")]}, "3", ""),
+        ({"": [*LINE[:2], row("3", "2", ts="2020-01-02T00:00:00+00:00")], "sub": LINE}, "3 sub.3", ""),
+        ({"": LINE, "sub:t": [row("1", parents={"": "2"}), row("2", "1", parents={"": "3"})]}, "3 sub:t.2", ""),
+        (
+            {"": LINE, "a:t": [row("1", parents={"": "3"})], "a:t|b:t": [row("9", parents={"": "3", "a:t": "1"})]},
+            "3 a:t.1 a:t|b:t.9",
+            "",
+        ),
+        (
+            {"": LINE, "a:t": [row("1", parents={"": "2"}, writes={"__interrupt__"})]},
+            "2 3 a:t.1",
+            "",
+        ),
+        ({"": [row("1", ts=None), *LINE[1:]]}, "1 3", ""),  # nobody knows how old it is
+        ({"sub:t": LINE}, "", ""),
+    ],
+)
+def test_a_plan(lines: dict[str, list[Outline]], whole: str, links: str) -> None:
+    def shown(keys: set[tuple[str, str]]) -> str:
+        return " ".join(sorted(f"{namespace}.{id_}".removeprefix(".") for namespace, id_ in keys))
+
+    going = plan({Place("t", namespace): rows for namespace, rows in lines.items()}, NEWEST, time.time_ns())
+    assert (shown(going.whole), shown(going.links)) == (whole, links)
+    kept = going.whole | going.links
+    gone = [(place.namespace, portion.id) for place, portions in going.portions for portion in portions]
+    if whole:
+        assert {*gone, *kept} == {(namespace, row.id) for namespace, rows in lines.items() for row in rows}
+        assert not kept.intersection(gone)
+
+
+def test_blobs_go_with_the_last_checkpoint_that_has_them() -> None:
+    sized: Any = {"blobs": {"a": 5, "b": 7}}
+    line = [
+        row("1", versions={"a": "1", "b": "1"}, **sized),
+        row("2", "1", versions={"a": "1", "b": "2"}, **sized),
+        row("3", "2", versions={"a": "1", "b": "2"}, **sized),
+        row("4", "3", versions={"a": "1", "b": "3"}, **sized),
+    ]
+    ((_, portions),) = plan({Place("t", ""): line}, NEWEST, time.time_ns()).portions
+    assert [(portion.id, portion.orphans, portion.blobs, portion.bytes) for portion in portions] == [
+        ("3", ["4"], [], 1),
+        ("2", [], [("b", "2")], 8),
+        ("1", [], [("b", "1")], 8),
+    ]
+
+
+def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench) -> None:
+    agent = threadcases.old(fresh.saver)
+    before, base = seen(agent, "old"), database(fresh)
+    copy(fresh, "old", "whole")
+    pruned(fresh, "whole")
+    changing = base.changing
+
+    @contextlib.contextmanager
+    def until_killed() -> Iterator[Any]:
+        with changing() as execute:
+
+            def one_more(*arguments: Any, **values: Any) -> Any:
+                if next(executed) == last:
+                    raise KeyboardInterrupt
+                return execute(*arguments, **values)
+
+            yield one_more
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "changing", until_killed)
+        for last in range(1000):
+            executed = itertools.count()
+            try:
+                pruned(fresh, "old")
+            except KeyboardInterrupt:
+                assert seen(agent, "old") == before, last
+            else:
+                break
+    assert last > 5
+    assert seen(agent, "old") == before
+    assert rows(fresh, "old") == rows(fresh, "whole")
+
+
+def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(fresh: Bench) -> None:
+    agent = threadcases.snapshots(fresh.saver)
+    old = graphs.checkpoint_ids(agent, thread("snapshots"))[2]
+    base = database(fresh)
+    outline, asked = base.outline, []
+
+    def then_fork(name: str) -> Any:
+        found = outline(name)
+        if not asked:
+            agent.update_state(thread(name, checkpoint_ns="", checkpoint_id=old), {"files": {}}, as_node="model")
+        asked.append(seen(agent, name))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "outline", then_fork)
+        pruned(fresh, "snapshots")
+    assert [seen(agent, "snapshots")] * 2 == asked  # planned twice
+
+
+def test_agents_write_all_the_while_and_two_prune_at_once(fresh: Bench, tmp_path: Path) -> None:
+    agent = threadcases.snapshots(fresh.saver)
+    base, waits, failed = database(fresh), [0.0], []
+
+    def write_on() -> None:
+        try:
+            for number in range(20):
+                began = time.monotonic()
+                agent.update_state(thread("writer"), {"messages": [("user", str(number))]}, as_node="model")
+                waits.append(time.monotonic() - began)
+        except BaseException as error:
+            failed.append(error)
+
+    def prune_too() -> None:
+        try:
+            with contextlib.closing(base.again()) as other:
+                prune(other, "snapshots", Keep(2), now_ns=later)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=target) for target in (write_on, prune_too)]
+    before = seen(agent, "snapshots")
+    for one in threads:
+        one.start()
+    prune(base, "snapshots", Keep(2), now_ns=later)
+    for one in threads:
+        one.join()
+    assert not failed
+    assert seen(agent, "snapshots") == before
+    assert len(graphs.checkpoint_ids(agent, thread("writer"))) == 20
+
+
+def test_the_disk_has_its_space_back_after_a_vacuum(tmp_path: Path) -> None:
+    path = tmp_path / "threads.db"
+    with bench("sqlite", str(path)) as b:
+        script = [use(write(f"/{number}.txt", "many words " * 400)) for number in range(80)]
+        agent = graphs.deep_agent(b.saver, [*script, say("done")])
+        agent.invoke(user("go"), thread("long"))
+        before = b.tree("/long/head")
+        b.saver.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = path.stat().st_size
+        gone = pruned(b, "long", Keep(10)).bytes
+        database(b).vacuum()
+        b.backend.volume.follow()
+        assert b.tree("/long/head") == before
+        assert size - path.stat().st_size > 0.9 * gone > 0
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.parametrize("by", ["channel", "step", "namespace"])
+def test_sizes_are_the_same_however_a_thread_is_taken_apart(fresh: Bench, by: str) -> None:
+    threadcases.a_subagent(fresh.saver)
+    weighed = {way: database(fresh).weigh(way) for way in (by, "step")}
+    assert {thread_id for thread_id, _, _ in weighed[by]} == {"a_subagent"}
+    assert len({sum(size for _, _, size in rows) for rows in weighed.values()}) == 1
+
+
+def test_a_checkpoint_that_goes_while_a_thread_is_read_is_passed_over(fresh: Bench) -> None:
+    threadcases.old(fresh.saver)
+    base = database(fresh)
+    marks, before = base.marks, base.outline("old")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "marks", lambda place: {**marks(place), "gone": Mark(1)})
+        assert base.outline("old") == before
+
+
+def test_the_commands_say_what_goes_and_what_stays(tmp_path: Path) -> None:
+    path, run = str(tmp_path / "threads.db"), CliRunner().invoke
+    with bench("sqlite", path) as b:
+        for name in ("one", "two"):
+            threadcases.old(b.saver, name)
+        b.saver.conn.execute(
+            "UPDATE checkpoints SET checkpoint_id = '1e' || substr(checkpoint_id, 3), "
+            "parent_checkpoint_id = '1e' || substr(parent_checkpoint_id, 3)"
+        )
+        b.saver.conn.execute("UPDATE writes SET checkpoint_id = '1e' || substr(checkpoint_id, 3)")
+        b.saver.conn.commit()
+        for arguments, status, said in [
+            (["prune", path], 2, "give one of --keep and --older"),
+            (["prune", path, "--older", "long"], 2, "write a number and one of"),
+            (["prune", path, "--keep", "2"], 1, "add --yes"),
+            (["prune", path, "three", "--keep", "2", "-n"], 1, "there is no thread 'three'"),
+            (["du", path, "three"], 1, "there is no thread 'three'"),
+            (["du", path, "--by", "channel"], 0, "(checkpoints)"),
+            (["du", path], 0, "two"),
+            (["prune", path, "one", "--keep", "2", "-n"], 0, "would delete"),
+            (["prune", path, "one", "--older", "1d", "--yes", "--vacuum"], 0, "deleted"),
+        ]:
+            done = run(main, ["threads", *arguments])
+            assert (done.exit_code, said in done.output) == (status, True), (arguments, done.output)
+        left = {thread_id: size["bytes"] for size in json.loads(run(main, ["threads", "du", path, "--json"]).stdout)
+                for thread_id in [size["thread"]]}  # fmt: skip
+        assert left["one"] < left["two"]
