@@ -49,7 +49,7 @@ ACCEPT_RETRY_S = 0.5
 """How long to wait when there are no descriptors or threads for another connection: those in use will end."""
 
 
-class Door(NamedTuple):
+class ServedSocket(NamedTuple):
     """A socket that the server listens on."""
 
     listener: socket.socket
@@ -75,11 +75,11 @@ class ControlServer:
         self.address = ""
         self._own_address = address
         self._switch_s = sys.getswitchinterval()
-        self._doors: list[Door] = []  # the first one is the mount's
+        self._sockets: list[ServedSocket] = []  # the first one is the mount's
         self._view_addresses: dict[str, str] = {}
         self._connections: dict[Connection, None] = {}  # the oldest first
         self._acceptor = threading.Thread(target=self._accept, name="fusebackend-control", daemon=True)
-        self._selector = selectors.DefaultSelector()  # of the doors, and of connections over which nothing has come
+        self._selector = selectors.DefaultSelector()  # of the sockets, and of connections over which nothing has come
         self.memory = Memory()
         self.limiter = Limiter()
         self._guard = threading.Lock()
@@ -116,7 +116,7 @@ class ControlServer:
         """
         view = self.backend.viewed(name)
         with self._guard:
-            if self._closing or not self._doors:
+            if self._closing or not self._sockets:
                 raise OSError(errno.ENOTCONN, "the control socket is closed")
             if name not in self._view_addresses:
                 address = rendezvous.address(self.backend.mountpoint)
@@ -125,27 +125,27 @@ class ControlServer:
             return self._view_addresses[name]
 
     def _listen(self, address: str, view: ServedMount | None) -> None:
-        door = Door(rendezvous.listen(address, MAX_CONNECTIONS), address, view)
-        door.listener.setblocking(False)
-        self._doors.append(door)
-        self._selector.register(door.listener, selectors.EVENT_READ, door)
+        served = ServedSocket(rendezvous.listen(address, MAX_CONNECTIONS), address, view)
+        served.listener.setblocking(False)
+        self._sockets.append(served)
+        self._selector.register(served.listener, selectors.EVENT_READ, served)
 
     def close(self) -> None:
         """Stop listening and end every connection. Calls under way are cancelled, and waited for a little."""
         with self._ending:  # a second caller returns when all is done, too
-            if self._closing or not self._doors:
+            if self._closing or not self._sockets:
                 return
             with self._guard:
                 self._closing = True
                 connections = list(self._connections)
-            for door in self._doors:
+            for served in self._sockets:
                 with contextlib.suppress(OSError):
-                    door.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+                    served.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._acceptor.join(END_TIMEOUT_S)
-            for door in self._doors:
-                door.listener.close()
+            for served in self._sockets:
+                served.listener.close()
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(door.address)
+                    os.unlink(served.address)
             sys.setswitchinterval(self._switch_s)
             deadline = time.monotonic() + END_TIMEOUT_S
             for connection in connections:
@@ -199,21 +199,21 @@ class ControlServer:
     def _look(self) -> None:
         """Wait for something to do, and do it."""
         ready = [key.data for key, _ in self._selector.select()]
-        doors = [door for door in ready if isinstance(door, Door)]
-        if doors:
-            for door in doors:
-                self._accept_all(door)
+        sockets = [served for served in ready if isinstance(served, ServedSocket)]
+        if sockets:
+            for served in sockets:
+                self._accept_all(served)
             ready = [key.data for key, _ in self._selector.select(0)]
         begun = [connection for connection in ready if isinstance(connection, Connection)]
         if begun:
             self._begin(max(begun, key=lambda connection: connection.client.number))
 
-    def _accept_all(self, door: Door) -> None:
+    def _accept_all(self, served: ServedSocket) -> None:
         with contextlib.suppress(BlockingIOError):
             for _ in range(ACCEPTED_AT_ONCE):
-                stream, _ = door.listener.accept()
+                stream, _ = served.listener.accept()
                 stream.setblocking(True)
-                self._welcome(stream, door.view)
+                self._welcome(stream, served.view)
 
     def _welcome(self, stream: socket.socket, view: ServedMount | None) -> None:
         refusal = self._refusal(stream)
