@@ -371,6 +371,7 @@ class _PendingChange:
         own: how far the changes of the file by the call are recorded with it; 0 for no more than they are.
         node: of the file; 0 for that of the result.
         linked: as in `Record`.
+        path, to_path: as of before the change; empty where they can be looked for after it.
     """
 
     listener: HistoryListener
@@ -381,6 +382,8 @@ class _PendingChange:
     own: int = 0
     node: int = 0
     linked: bool = False
+    path: bytes = b""
+    to_path: bytes = b""
     entry: Entry | None = None
 
     def rows(self, result: Any) -> Sequence[LogRow]:
@@ -396,13 +399,13 @@ class _PendingChange:
         return [self.entry.said]
 
     def _record(self, result: Any) -> Entry:
-        listener, kept, node = self.listener, self.kept, self.node or result.node
-        recorder, change = listener.recorder, self.change
+        listener, kept = self.listener, self.kept
+        recorder = listener.recorder
         before, image, identity = (None, None, None) if kept is None else (kept.before, kept.image, kept.identity)
-        to_path = _known(change.to_path, change.new_name) if change.kind == "rename" else b""
         return recorder.history.entry(
-            recorder.calls.number(self.call), listener.prefix, self.kind, listener.path(change), to_path, node,
-            self.linked, before, image, identity=identity,
+            self.call.number or recorder.calls.number(self.call), listener.prefix, self.kind,
+            self.path or listener.path(self.change), self.to_path, self.node or result.node, self.linked, before, image,
+            identity=identity,
         )  # fmt: skip
 
     def made(self, result: Any) -> None:
@@ -466,7 +469,7 @@ class HistoryListener(ChangeListener):
         if kind == "stored":
             return
         call = self._current()
-        is_of_file = kind in ("content", "attributes")
+        is_of_file = kind == "content" or kind == "attributes"
         if is_of_file and self._is_recorded(call, change.node, kind):
             return
         if self._is_logged:
@@ -489,19 +492,13 @@ class HistoryListener(ChangeListener):
         pending: _PendingChange | None = change.record
         if pending is None:
             return
-        if change.kind == "remove":
-            self._moved.pop(pending.node, None)
-        elif change.kind == "rename" and self._is_logged:
-            self._note_moved(change)
+        if self._is_logged:
+            self._note_moved(change, pending)
         pending.made(change.result)
 
     def refused(self, change: DoorChange, error: BaseException) -> None:
         if change.record is not None:
             change.record.refused(error)
-
-    def after(self, change: DoorChange) -> None:
-        if change.ending is not None:
-            change.ending.close()
 
     def failed(self, change: DoorChange, error: Exception) -> None:
         what = f"a change in '{self.prefix}' was not recorded"
@@ -517,8 +514,9 @@ class HistoryListener(ChangeListener):
             case "link":
                 return _PendingChange(self, change, call, "create", node=change.node, linked=True)
             case "remove":
-                self._take(change, change.attr)
-                kept = self.recorder.keep(call, self._volume, change.attr)
+                attr = change.attr
+                self._take(change, attr)
+                kept = self.recorder.keep(call, self._volume, attr)
                 linked = self._part(call, kept)
                 return _PendingChange(self, change, call, "remove", kept, node=kept.node, linked=linked)
             case "rename":
@@ -529,14 +527,17 @@ class HistoryListener(ChangeListener):
     def _renaming(self, call: OpenCall, change: DoorChange) -> _PendingChange | None:
         attr, replaced = change.attr, change.replaced
         self._take(change, attr, replaced)
-        if change.is_same_file:
-            return None
-        _known(change.path, change.name)  # while it has it
-        _known(change.to_path, change.new_name)
-        if replaced is None or change.flags & RENAME_EXCHANGE:
-            return _PendingChange(self, change, call, "rename" if replaced is None else "exchange", node=attr.node)
-        kept = self.recorder.keep(call, self._volume, replaced, replaced=True)
-        return _PendingChange(self, change, call, "rename", kept, node=attr.node, linked=self._part(call, kept))
+        if replaced is not None and replaced.node == attr.node:
+            return None  # two names of one file: POSIX leaves both
+        pending = _PendingChange(self, change, call, "rename", node=attr.node)
+        pending.path = _known(change.path, change.name)  # while it has it
+        pending.to_path = _known(change.to_path, change.new_name)
+        if replaced is not None and change.flags & RENAME_EXCHANGE:
+            pending.kind = "exchange"
+        elif replaced is not None:
+            pending.kept = self.recorder.keep(call, self._volume, replaced, replaced=True)
+            pending.linked = self._part(call, pending.kept)
+        return pending
 
     def _part(self, call: OpenCall, kept: Kept) -> bool:
         """Note that a file loses a name; returns whether it has others."""
@@ -561,14 +562,14 @@ class HistoryListener(ChangeListener):
         if attr.nlink == 0:
             self.records.own(call, node, how)
             return None  # no name leads to it, so nothing can be taken back
-        self.path(change)
+        path = self.path(change)
         if how == ATTRIBUTES:
             kept = Kept(node, state_of(self._volume, attr), None, 0, self.recorder.identity(self._volume, attr))
         else:
             kept = self.recorder.keep(call, self._volume, attr)
         kind: RecordKind = "attributes" if how == ATTRIBUTES else "content"
         is_lost = change.path is None and node not in self._moved
-        return _PendingChange(self, change, call, kind, kept, own=how, node=node, linked=is_lost)
+        return _PendingChange(self, change, call, kind, kept, how, node, is_lost, path)
 
     # -- how -------------------------------------------------------------------------------------------------------
 
@@ -589,10 +590,14 @@ class HistoryListener(ChangeListener):
             for number in sorted({attr.node % TURNS for attr in attrs if attr is not None and not attr.is_dir}):
                 change.ending.enter_context(self._turns[number])
 
-    def _note_moved(self, change: DoorChange) -> None:
-        moved: list[tuple[Attr, bytes]] = [(change.attr, _known(change.to_path, change.new_name))]
+    def _note_moved(self, change: DoorChange, pending: _PendingChange) -> None:
+        if change.kind == "remove":
+            self._moved.pop(pending.node, None)
+        if change.kind != "rename":
+            return
+        moved = [(change.attr, pending.to_path)]
         if change.replaced is not None and change.flags & RENAME_EXCHANGE:
-            moved.append((change.replaced, self.path(change)))
+            moved.append((change.replaced, pending.path))
         for attr, path in moved:
             if not attr.is_dir:
                 self._moved.pop(attr.node, None)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from fusebackend.base.errors import VANISHED
@@ -37,8 +36,6 @@ T = TypeVar("T")
 DoorKind = Literal["create", "link", "remove", "rename", "content", "attributes", "stored"]
 """`stored`: the bytes of a whole-file volume that was changed before are at their backend now."""
 
-Moment = Literal["before", "ordered", "refused", "after"]
-
 _NO_LOCK: Final = contextlib.nullcontext()
 
 
@@ -51,47 +48,73 @@ class DoorChange:
         flags: of a rename.
         result: what the volume has returned.
         record: what the history notes of it until it is made.
-        ending: closed when the change is over.
+        ending: closed when the change is over, before anybody's `after`.
     """
+
+    new_parent = 0
+    new_name = b""
+    flags = 0
+    result: Any = None
+    record: Any = None
+    ending: contextlib.ExitStack | None = None
+    _attr: Attr | None = None
+    # False until somebody asks.
+    _replaced: Attr | Literal[False] | None = False
+    _path: str | Literal[False] | None = False
+    _to_path: str | Literal[False] | None = False
 
     def __init__(self, door: Door, kind: DoorKind, node: int, parent: int = 0, name: bytes = b"") -> None:
         self.door = door
         self.kind: DoorKind = kind
-        self.node, self.parent, self.name = node, parent, name
-        self.new_parent, self.new_name, self.flags = 0, b"", 0
-        self.result: Any = None
-        self.record: Any = None
-        self.ending: contextlib.ExitStack | None = None
+        self.node = node
+        self.parent = parent
+        self.name = name
 
-    @cached_property
+    @property
     def attr(self) -> Attr:
         """The attributes before the change; ENOENT and the like as of the volume. Ask first before it."""
-        volume = self.door.route.volume
-        return volume.lookup(self.parent, self.name) if self.name else volume.getattr(self.node)
+        if self._attr is None:
+            volume = self.door.route.volume
+            self._attr = volume.lookup(self.parent, self.name) if self.name else volume.getattr(self.node)
+        return self._attr
 
-    @cached_property
+    @property
     def replaced(self) -> Attr | None:
         """What had the new name before a rename, if anything. Ask first before it."""
-        try:
-            return self.door.route.volume.lookup(self.new_parent, self.new_name)
-        except FileNotFoundError:
-            return None
+        if self._replaced is False:
+            try:
+                self._replaced = self.door.route.volume.lookup(self.new_parent, self.new_name)
+            except FileNotFoundError:
+                self._replaced = None
+        return self._replaced
 
     @property
     def is_same_file(self) -> bool:
         """True for a rename between two names of one file: POSIX leaves both."""
-        return self.replaced is not None and self.replaced.node == self.attr.node
+        replaced = self.replaced
+        return replaced is not None and replaced.node == self.attr.node
 
-    @cached_property
+    @property
     def path(self) -> str | None:
         """The path inside the volume, by a name that leads to it; None if none is known."""
-        names, route = self.door.names, self.door.route
-        return _joined(names.directory(route, self.parent), self.name) if self.name else names.of(route, self.node)
+        if self._path is False:
+            names, route = self.door.names, self.door.route
+            self._path = (
+                _joined(names.directory(route, self.parent), self.name) if self.name else names.of(route, self.node)
+            )
+        return self._path
 
-    @cached_property
+    @property
     def to_path(self) -> str | None:
         """The new path of a rename."""
-        return _joined(self.door.names.directory(self.door.route, self.new_parent), self.new_name)
+        if self._to_path is False:
+            if self.new_parent == self.parent:
+                path = self.path
+                self._to_path = None if path is None else path[: path.rindex("/") + 1] + to_text(self.new_name)
+            else:
+                above = self.door.names.directory(self.door.route, self.new_parent)
+                self._to_path = _joined(above, self.new_name)
+        return self._to_path
 
 
 def _joined(above: str | None, name: bytes) -> str | None:
@@ -132,6 +155,9 @@ class ChangeListener:
         self.error = f"{type(error).__name__}: {error}"
 
 
+_Moment = tuple[ChangeListener, Callable[..., None]]
+
+
 class Door:
     """See the module's docstring. Each method is as in `Volume`. Thread-safe, as its volume is."""
 
@@ -143,6 +169,10 @@ class Door:
         orders = any(listener.orders for listener in listeners)
         self._lock: contextlib.AbstractContextManager[Any] = route.volume.lock if orders else _NO_LOCK
         self._follow_stores = any(listener.follows_stores for listener in listeners)
+        self._before = self._moments("before")
+        self._ordered = self._moments("ordered")
+        self._refused = self._moments("refused")
+        self._after = self._moments("after")
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -208,25 +238,34 @@ class Door:
 
     # -- how ---------------------------------------------------------------------------------------------------
 
+    def _moments(self, name: str) -> list[_Moment]:
+        """Return the methods of this name, of the listeners that have one of their own."""
+        own = [each for each in self.listeners if getattr(type(each), name) is not getattr(ChangeListener, name)]
+        return [(each, getattr(each, name)) for each in own]
+
     def _make(self, change: DoorChange, function: Callable[..., T], *args: Any) -> T:
         """Make a change, with the listeners around it."""
         try:
             with self._lock:
-                self._tell("before", change)
+                _tell(self._before, change)
                 try:
                     change.result = result = function(*args)
                 except BaseException as refusal:
-                    self._tell("refused", change, refusal)
+                    _tell(self._refused, change, refusal)
                     raise
-                self._tell("ordered", change)
+                _tell(self._ordered, change)
                 return result
         finally:
-            self._tell("after", change)
+            if change.ending is not None:
+                change.ending.close()
+            if self._after:
+                _tell(self._after, change)
 
-    def _tell(self, moment: Moment, change: DoorChange, *args: BaseException) -> None:
-        for listener in self.listeners:
-            try:
-                getattr(listener, moment)(change, *args)
-            except Exception as error:
-                if not (isinstance(error, OSError) and error.errno in VANISHED):  # else the change itself says so
-                    listener.failed(change, error)
+
+def _tell(moments: Sequence[_Moment], change: DoorChange, *args: BaseException) -> None:
+    for listener, moment in moments:
+        try:
+            moment(change, *args)
+        except Exception as error:
+            if not (isinstance(error, OSError) and error.errno in VANISHED):  # else the change itself says so
+                listener.failed(change, error)
