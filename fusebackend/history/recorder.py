@@ -430,10 +430,10 @@ class _PendingChange:
             recorder.history.doubt(self.entry)
 
 
-def _known(path: str | None, name: bytes) -> bytes:
+def _known(path: bytes | None, name: bytes) -> bytes:
     if path is None:
         raise LookupError(f"the path of {os.fsdecode(name)!r} is not known")
-    return to_name(path)
+    return path
 
 
 class HistoryListener(ChangeListener):
@@ -515,7 +515,8 @@ class HistoryListener(ChangeListener):
                 return _PendingChange(self, change, call, "create", node=change.node, linked=True)
             case "remove":
                 attr = change.attr
-                self._take(change, attr)
+                if change.ending is not None:
+                    self._take(change.ending, attr)
                 kept = self.recorder.keep(call, self._volume, attr)
                 linked = self._part(call, kept)
                 return _PendingChange(self, change, call, "remove", kept, node=kept.node, linked=linked)
@@ -526,7 +527,8 @@ class HistoryListener(ChangeListener):
 
     def _renaming(self, call: OpenCall, change: DoorChange) -> _PendingChange | None:
         attr, replaced = change.attr, change.replaced
-        self._take(change, attr, replaced)
+        if change.ending is not None:
+            self._take(change.ending, attr, replaced)
         if replaced is not None and replaced.node == attr.node:
             return None  # two names of one file: POSIX leaves both
         pending = _PendingChange(self, change, call, "rename", node=attr.node)
@@ -541,9 +543,10 @@ class HistoryListener(ChangeListener):
 
     def _part(self, call: OpenCall, kept: Kept) -> bool:
         """Note that a file loses a name; returns whether it has others."""
-        if kept.is_linked:
+        is_linked = kept.is_linked
+        if is_linked:
             self.records.part(call, kept.node)
-        return kept.is_linked
+        return is_linked
 
     def _is_recorded(self, call: OpenCall, node: int, kind: str) -> bool:
         mark = self._marks.get(node)
@@ -575,20 +578,21 @@ class HistoryListener(ChangeListener):
 
     def path(self, change: DoorChange) -> bytes:
         """Return the path of what a change is of. An open file may have lost the name that is known."""
-        path, node = change.path, change.node
-        if path is None and not change.name:
-            if node in self._moved:
-                return self._moved[node]
-            path = change.door.names.last(change.door.route, node)
-            if path is None:
-                raise LookupError(f"the path of node {node} is not known")
-        return _known(path, change.name)
+        path = change.path
+        if path is not None or change.name:
+            return _known(path, change.name)
+        node = change.node
+        if node in self._moved:
+            return self._moved[node]
+        last = change.door.names.last(change.door.route, node)
+        if last is None:
+            raise LookupError(f"the path of node {node} is not known")
+        return to_name(last)
 
-    def _take(self, change: DoorChange, *attrs: Attr | None) -> None:
+    def _take(self, ending: contextlib.ExitStack, *attrs: Attr | None) -> None:
         """Wait for these files. Directories need none: what is in one has its row locked."""
-        if change.ending is not None:
-            for number in sorted({attr.node % TURNS for attr in attrs if attr is not None and not attr.is_dir}):
-                change.ending.enter_context(self._turns[number])
+        for number in sorted({attr.node % TURNS for attr in attrs if attr is not None and not attr.is_dir}):
+            ending.enter_context(self._turns[number])
 
     def _note_moved(self, change: DoorChange, pending: _PendingChange) -> None:
         if change.kind == "remove":

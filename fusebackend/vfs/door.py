@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from fusebackend.base.errors import VANISHED
-from fusebackend.base.paths import to_text
+from fusebackend.base.paths import to_name
 from fusebackend.protocol import Attr, AttrChanges, Caller
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class DoorChange:
     _attr: Attr | None = None
     # False until somebody asks.
     _replaced: Attr | Literal[False] | None = False
-    _path: str | Literal[False] | None = False
-    _to_path: str | Literal[False] | None = False
+    _path: bytes | Literal[False] | None = False
+    _to_path: bytes | Literal[False] | None = False
 
     def __init__(self, door: Door, kind: DoorKind, node: int, parent: int = 0, name: bytes = b"") -> None:
         self.door = door
@@ -95,30 +95,30 @@ class DoorChange:
         return replaced is not None and replaced.node == self.attr.node
 
     @property
-    def path(self) -> str | None:
+    def path(self) -> bytes | None:
         """The path inside the volume, by a name that leads to it; None if none is known."""
         if self._path is False:
-            names, route = self.door.names, self.door.route
-            self._path = (
-                _joined(names.directory(route, self.parent), self.name) if self.name else names.of(route, self.node)
-            )
+            if self.name:
+                self._path = self._below(self.parent, self.name)
+            else:
+                path = self.door.names.of(self.door.route, self.node)
+                self._path = None if path is None else to_name(path)
         return self._path
 
     @property
-    def to_path(self) -> str | None:
+    def to_path(self) -> bytes | None:
         """The new path of a rename."""
         if self._to_path is False:
             if self.new_parent == self.parent:
                 path = self.path
-                self._to_path = None if path is None else path[: path.rindex("/") + 1] + to_text(self.new_name)
+                self._to_path = None if path is None else path[: -len(self.name)] + self.new_name
             else:
-                above = self.door.names.directory(self.door.route, self.new_parent)
-                self._to_path = _joined(above, self.new_name)
+                self._to_path = self._below(self.new_parent, self.new_name)
         return self._to_path
 
-
-def _joined(above: str | None, name: bytes) -> str | None:
-    return None if above is None else above.rstrip("/") + "/" + to_text(name)
+    def _below(self, parent: int, name: bytes) -> bytes | None:
+        above = self.door.names.directory(self.door.route, parent)
+        return None if above is None else to_name(above).rstrip(b"/") + b"/" + name
 
 
 class ChangeListener:

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Literal
 
 from fusebackend.base import paths
-from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.base.paths import ROOT, AgentPath, to_text
 from fusebackend.composite.route_table import RouteTable
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
@@ -267,8 +267,8 @@ class WatchListener(ChangeListener):
             self._tell(Change(path="/"), inode)  # it has a name that is not known
 
 
-def _shown(path: str, is_dir: bool) -> str:
-    return path + "/" if is_dir and path != "/" else path
+def _shown(path: bytes, is_dir: bool) -> str:
+    return to_text(path + b"/" if is_dir and path != b"/" else path)
 
 
 # -- visibility ------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_a_listener_gets_each_moment_of_a_change(filesystem: FileSystem, route: 
     with fails(errno.EEXIST):
         route.door.mkdir(ROOT_NODE, b"d", 0o755, ME)
     moments = [("before", "ordered", "after"), ("before", "refused", "after")]
-    assert noting.noted == [(moment, "create", "/d") for each in moments for moment in each]
+    assert noting.noted == [(moment, "create", b"/d") for each in moments for moment in each]
     route.listen("noting", None, filesystem.names)
     assert route.door is route.volume
 
