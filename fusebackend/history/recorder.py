@@ -430,12 +430,6 @@ class _PendingChange:
             recorder.history.doubt(self.entry)
 
 
-def _known(path: bytes | None, name: bytes) -> bytes:
-    if path is None:
-        raise LookupError(f"the path of {os.fsdecode(name)!r} is not known")
-    return path
-
-
 class HistoryListener(ChangeListener):
     """Records the changes of a route's door.
 
@@ -531,9 +525,10 @@ class HistoryListener(ChangeListener):
             self._take(change.ending, attr, replaced)
         if replaced is not None and replaced.node == attr.node:
             return None  # two names of one file: POSIX leaves both
-        pending = _PendingChange(self, change, call, "rename", node=attr.node)
-        pending.path = _known(change.path, change.name)  # while it has it
-        pending.to_path = _known(change.to_path, change.new_name)
+        path, to_path = self.path(change), change.to_path  # while it has the old one
+        if to_path is None:
+            raise LookupError(f"the path of {os.fsdecode(change.new_name)!r} is not known")
+        pending = _PendingChange(self, change, call, "rename", node=attr.node, path=path, to_path=to_path)
         if replaced is not None and change.flags & RENAME_EXCHANGE:
             pending.kind = "exchange"
         elif replaced is not None:
@@ -578,10 +573,11 @@ class HistoryListener(ChangeListener):
 
     def path(self, change: DoorChange) -> bytes:
         """Return the path of what a change is of. An open file may have lost the name that is known."""
-        path = change.path
-        if path is not None or change.name:
-            return _known(path, change.name)
-        node = change.node
+        path, node = change.path, change.node
+        if path is not None:
+            return path
+        if change.name:
+            raise LookupError(f"the path of {os.fsdecode(change.name)!r} is not known")
         if node in self._moved:
             return self._moved[node]
         last = change.door.names.last(change.door.route, node)
