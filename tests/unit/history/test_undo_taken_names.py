@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -192,15 +193,14 @@ def test_the_same_bytes_by_another_are_the_other_s(place: Place, monkeypatch: py
 def test_a_service_that_fails_while_files_are_made_together(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stores some, and for one the answer is lost."""
     remote: Any = place.volume.remote  # type: ignore[attr-defined]
-    put, count = remote.put, 0
+    put, numbers = remote.put, itertools.count(1)
     if place.kind == "store":
         monkeypatch.setattr(remote.files, "_put_new", partial(FileVerbs._put_new, None))
 
     def lose(*words: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
+        number = next(numbers)  # several are made side by side
         answer = put(*words, **options)
-        if count == 11:
+        if number == 11:
             raise OSError(errno.EIO, "Input/output error")
         return answer
 
