@@ -62,6 +62,8 @@ def create(directory: str | None) -> None:
         if found is None or (directory is not None and found.directory is None):
             place = None if directory is None else os.path.join(directory, name.removeprefix(WORKTREE))
             found = files.create_branch(name, None, place)
+        if found.error is not None:
+            raise Failed(f"branch '{name}' can't be used: {found.error}")
         print(_root(files, found) + _project(files, cwd).rstrip("/"))
 
 
