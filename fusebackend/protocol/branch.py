@@ -121,7 +121,8 @@ class Branch(SandboxBackendProtocol):
 
     async def __aenter__(self) -> Self:
         with anyio.CancelScope(shield=True):  # a branch that is made has a block that ends it
-            return await aside(self, "branch", self.__enter__)
+            await aside(self, "branch", self.__enter__)
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
