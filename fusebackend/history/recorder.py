@@ -523,8 +523,8 @@ class HistoryListener(ChangeListener):
         attr, replaced = change.attr, change.replaced
         if change.ending is not None:
             self._take(change.ending, attr, replaced)
-        if replaced is not None and replaced.node == attr.node:
-            return None  # two names of one file: POSIX leaves both
+        if change.is_same_file:
+            return None
         path, to_path = self.path(change), change.to_path  # while it has the old one
         if to_path is None:
             raise LookupError(f"the path of {os.fsdecode(change.new_name)!r} is not known")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import to_name
@@ -37,6 +37,18 @@ DoorKind = Literal["create", "link", "remove", "rename", "content", "attributes"
 """`stored`: the bytes of a whole-file volume that was changed before are at their backend now."""
 
 _NO_LOCK: Final = contextlib.nullcontext()
+
+
+class _Found(Generic[T]):
+    """What is found out when somebody asks first, and kept: `cached_property` takes a lock, which no change needs."""
+
+    def __init__(self, find: Callable[[Any], T]) -> None:
+        self._find = find
+        self._name = find.__name__
+
+    def __get__(self, change: DoorChange, kind: object) -> T:
+        found = change.__dict__[self._name] = self._find(change)
+        return found
 
 
 class DoorChange:
@@ -57,11 +69,6 @@ class DoorChange:
     result: Any = None
     record: Any = None
     ending: contextlib.ExitStack | None = None
-    _attr: Attr | None = None
-    # False until somebody asks.
-    _replaced: Attr | Literal[False] | None = False
-    _path: bytes | Literal[False] | None = False
-    _to_path: bytes | Literal[False] | None = False
 
     def __init__(self, door: Door, kind: DoorKind, node: int, parent: int = 0, name: bytes = b"") -> None:
         self.door = door
@@ -70,51 +77,39 @@ class DoorChange:
         self.parent = parent
         self.name = name
 
-    @property
+    @_Found
     def attr(self) -> Attr:
         """The attributes before the change; ENOENT and the like as of the volume. Ask first before it."""
-        if self._attr is None:
-            volume = self.door.route.volume
-            self._attr = volume.lookup(self.parent, self.name) if self.name else volume.getattr(self.node)
-        return self._attr
+        volume = self.door.route.volume
+        return volume.lookup(self.parent, self.name) if self.name else volume.getattr(self.node)
 
-    @property
+    @_Found
     def replaced(self) -> Attr | None:
         """What had the new name before a rename, if anything. Ask first before it."""
-        if self._replaced is False:
-            try:
-                self._replaced = self.door.route.volume.lookup(self.new_parent, self.new_name)
-            except FileNotFoundError:
-                self._replaced = None
-        return self._replaced
+        try:
+            return self.door.route.volume.lookup(self.new_parent, self.new_name)
+        except FileNotFoundError:
+            return None
 
     @property
     def is_same_file(self) -> bool:
         """True for a rename between two names of one file: POSIX leaves both."""
-        replaced = self.replaced
-        return replaced is not None and replaced.node == self.attr.node
+        return self.replaced is not None and self.replaced.node == self.attr.node
 
-    @property
+    @_Found
     def path(self) -> bytes | None:
         """The path inside the volume, by a name that leads to it; None if none is known."""
-        if self._path is False:
-            if self.name:
-                self._path = self._below(self.parent, self.name)
-            else:
-                path = self.door.names.of(self.door.route, self.node)
-                self._path = None if path is None else to_name(path)
-        return self._path
+        if self.name:
+            return self._below(self.parent, self.name)
+        path = self.door.names.of(self.door.route, self.node)
+        return None if path is None else to_name(path)
 
-    @property
+    @_Found
     def to_path(self) -> bytes | None:
         """The new path of a rename."""
-        if self._to_path is False:
-            if self.new_parent == self.parent:
-                path = self.path
-                self._to_path = None if path is None else path[: -len(self.name)] + self.new_name
-            else:
-                self._to_path = self._below(self.new_parent, self.new_name)
-        return self._to_path
+        if self.new_parent == self.parent and self.path is not None:
+            return self.path[: -len(self.name)] + self.new_name
+        return self._below(self.new_parent, self.new_name)
 
     def _below(self, parent: int, name: bytes) -> bytes | None:
         above = self.door.names.directory(self.door.route, parent)
