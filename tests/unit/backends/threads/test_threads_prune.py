@@ -23,6 +23,7 @@ from profiles import amount
 from test_threads_model import DEEDS, b, delta_graph, do, plain_graph
 from threadcases import Bench, bench
 
+from fusebackend.backends.threads.database import sqlite
 from fusebackend.backends.threads.database.rows import Mark, Outline, Place
 from fusebackend.backends.threads.database.sql import SqlDatabase
 from fusebackend.backends.threads.prune import Keep, Pruned, plan, prune
@@ -84,7 +85,9 @@ def goes_on(graph: Any, name: str) -> Any:
 
 def history(b: Bench, graph: Any, name: str) -> dict[str, tuple[dict[str, bytes], bytes | None]]:
     """The files and the conversation of each checkpoint that this package shows."""
-    b.backend.volume.follow()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite, "COUNTING_SHARE", 1e9)  # in a large database deletions are looked for less often
+        b.backend.volume.follow()
     ids = graphs.checkpoint_ids(graph, thread(name))
     return {
         id_: (b.tree(directory), b.get(f"{directory}.messages.jsonl"))
