@@ -107,11 +107,10 @@ def check_kept(before: Any, after: Any, whole: set[tuple[str, str]]) -> int:
     return gone
 
 
+@pytest.mark.parametrize("b", threadcases.KINDS, indirect=True)  # a saver of its own has no rows
 @settings(max_examples=amount("FUSEBACKEND_PRUNED_HISTORIES", day=15, night=300))
 @given(deeds=DEEDS)
 def test_what_stays_of_any_history_reads_as_before_and_goes_on(b: Bench, deeds: list[Any]) -> None:
-    if not isinstance(b.backend.volume._database, SqlDatabase):
-        pytest.skip("a saver of its own has no rows")
     name, twin = uuid.uuid4().hex, uuid.uuid4().hex
     graph = delta_graph(b.saver, 3)
     for deed in deeds:
