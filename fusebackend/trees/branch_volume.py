@@ -81,8 +81,10 @@ _TABLES: Final = (
         parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, mode INTEGER NOT NULL,
         mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL, version INTEGER NOT NULL,
         PRIMARY KEY (parent, name)) WITHOUT ROWID""",
+    "CREATE TABLE IF NOT EXISTS decided (digest BLOB PRIMARY KEY) WITHOUT ROWID",
 )
-"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up."""
+"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up; `decided`: see
+`BranchVolume.note_decided`."""
 
 _ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
     prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
@@ -161,9 +163,10 @@ class _BranchBuffer(DirtyBuffer):
         """Entries of live directories that were copied up: directory, name, attributes."""
         self.followed: int | None = None
         """The merge whose renames are in `origins`."""
+        self.decided: list[bytes] = []
 
     def __bool__(self) -> bool:
-        return bool(self.origins) or self.followed is not None or super().__bool__()
+        return bool(self.origins or self.decided) or self.followed is not None or super().__bool__()
 
     def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: Newest) -> None:
         super().write(db, new_row, newest)
@@ -181,6 +184,7 @@ class _BranchBuffer(DirtyBuffer):
             "INSERT OR REPLACE INTO lower_dentry VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [(parent, name, attr.node, attr.mode, *attr.fingerprint) for parent, name, attr in self.listed],
         )
+        db.executemany("INSERT OR IGNORE INTO decided VALUES (?)", [(digest,) for digest in self.decided])
 
 
 class BranchVolume(SqliteVolume):
@@ -208,6 +212,8 @@ class BranchVolume(SqliteVolume):
         self.created_ns = now_ns()
         """When the branch was made, since the epoch."""
         self._origins: dict[int, Origin] = {}
+        self.decided: set[bytes] = set()
+        """See `note_decided`."""
         self._seen: dict[int, Stamp] = {}  # of live files, in this session
         self._fresh = _LookedAt()
         self._gone: set[int] = set()  # nodes of the lower tree that were deleted in this session
@@ -248,6 +254,7 @@ class BranchVolume(SqliteVolume):
                 self._db.execute(gone)
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
             self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
+            self.decided |= {digest for (digest,) in self._db.execute("SELECT digest FROM decided")}
             rows = self._db.execute("SELECT * FROM origin").fetchall()
         for node, path, own, names, limit, base, *stamp in rows:
             mtime_ns, ctime_ns, size, version = stamp
@@ -409,6 +416,18 @@ class BranchVolume(SqliteVolume):
                     self.lower.keep(node, path)
             self._dirty.followed = number
             self._note(1, 0)
+        self.sync()
+
+    def note_decided(self, digests: Collection[bytes]) -> None:
+        """Keep what a merge has decided for main (`Plan.for_main`), for the next one. It is durable when this returns.
+        A digest holds until one of the sides changes, so none is ever deleted."""
+        new = set(digests) - self.decided
+        if not new:
+            return
+        with self.lock:
+            self.decided |= new
+            self._dirty.decided += new
+            self._note(len(new), 0)
         self.sync()
 
     def main_file(self, node: int) -> tuple[Hashable, int] | None:
