@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from merging import (
     remove,
     rename,
     shown,
+    symlink,
     write,
 )
 from merging import make as make_steps
@@ -36,8 +38,9 @@ from test_merge import STORIES, tell
 from test_merge_random import RENAMES, perform
 
 from fusebackend.backends.directory import nodes
-from fusebackend.protocol import Volume
+from fusebackend.protocol import AttrChanges, Volume
 from fusebackend.trees.merge import run as run_module
+from fusebackend.volumes import placing
 
 KINDS = ["memory", "sqlite", "dir"]
 
@@ -212,20 +215,77 @@ def test_bytes_that_main_has_deleted_are_named(branched: Any) -> None:
     assert shown(trees.main)[b"b"].data == b"branch\n"
 
 
+ATTRIBUTES: dict[str, Callable[[Volume, bytes, int], object]] = {
+    "mode": lambda volume, path, number: chmod(volume, path, 0o700 + number),
+    "owner": lambda volume, path, number: give(volume, path, uid=number),
+    "xattr": lambda volume, path, number: volume.setxattr(at(volume, path).node, b"user.colour", b"%d" % number),
+}
+OTHERS: dict[str, Callable[[Volume, bytes, int], object]] = {
+    "times": lambda volume, path, number: give(volume, path, mtime_ns=number),
+    "bytes": lambda volume, path, number: write(volume, path, b"%d" % number),
+    "name": lambda volume, path, number: mkdir(volume, path + b"/%d" % number),
+}
+TYPES: dict[str, tuple[Callable[[Volume, bytes], object], list[str]]] = {
+    "file": (lambda volume, path: write(volume, path, b""), ["mode", "owner", "xattr", "times", "bytes"]),
+    "directory": (mkdir, ["mode", "owner", "xattr", "times", "name"]),
+    "link": (lambda volume, path: symlink(volume, path, b"a"), ["owner", "times"]),
+}
+"""How one is made, and what a branch changes of it."""
+
+
+def give(volume: Volume, path: bytes, **attributes: int) -> None:
+    volume.setattr(at(volume, path).node, AttrChanges(**attributes))
+
+
+def attributes_of(volume: Volume, path: bytes) -> tuple[object, ...]:
+    attr = at(volume, path)
+    xattrs = {} if stat.S_ISLNK(attr.mode) else placing.xattrs_of(volume, attr.node)
+    return stat.S_IMODE(attr.mode), attr.uid, xattrs
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @for_each("kind", KINDS)
-def test_attributes_that_main_has_changed_since_the_branch_wrote(kind: str, tmp_path: Path) -> None:
-    main = make(kind, tmp_path)
-    fill(main)
+@for_each("again", [False, True])
+def test_attributes_are_merged_apart(kind: str, again: bool, tmp_path: Path) -> None:
+    """What a branch changes first of a file, main changes another attribute of, or the same one; `again`: the branch is
+    opened again in between."""
+    main, expected = make(kind, tmp_path), make(kind, tmp_path / "expected")
+    changes = {
+        b"%s-%s-%s" % tuple(map(str.encode, (type_, ours, theirs))): (type_, ours, theirs)
+        for type_, (_, words) in TYPES.items()
+        for ours in words
+        for theirs in words
+        if theirs in ATTRIBUTES
+    }
+    for path, (type_, _, _) in changes.items():
+        for volume in (main, expected):
+            TYPES[type_][0](volume, path)
     trees = Branched(str(tmp_path / "branches"), {"/": main})
-    write(trees.branch, b"a", b"branch\n")
-    chmod(main, b"a", 0o600)
-    main.setxattr(at(main, b"a").node, b"user.colour", b"red")
-    assert not trees.merge().is_refused
-    found = at(main, b"a")
-    assert (stat.S_IMODE(found.mode), content(main, found)) == (0o600, b"branch\n")
-    assert main.getxattr(found.node, b"user.colour") == b"red"
+    do = ATTRIBUTES | OTHERS
+    do["mode"](trees.branch, b"", 1)
+    for path, (_, ours, _) in changes.items():
+        do[ours](trees.branch, path, 1)
+    if again and kind != "memory":
+        trees.close()
+        trees.open()
+    do["owner"](main, b"", 2)
+    do["xattr"](main, b"", 2)
+    for path, (_, ours, theirs) in changes.items():
+        do[theirs](main, path, 2)
+        if ours != theirs:
+            do[ours](expected, path, 1)
+            do[theirs](expected, path, 2)
+    both = {path for path, (_, ours, theirs) in changes.items() if ours == theirs}
+    found = trees.merges.merge("b").conflicts
+    assert {each.path for each in found} == {f"/{path.decode()}" for path in both}
+    trees.merges.merge("b", keep="main")
+    assert {path: attributes_of(main, path) for path in changes.keys() - both} == {
+        path: attributes_of(expected, path) for path in changes.keys() - both
+    }
+    assert attributes_of(main, b"") == (0o701, 2, {b"user.colour": b"2"})
     trees.close()
     main.close()
+    expected.close()
 
 
 DECIDED: dict[str, tuple[list[Step], list[Step], list[Step], list[Step]]] = {
