@@ -53,8 +53,8 @@ def create(directory: str | None) -> None:
     if name == WORKTREE:
         raise Failed("the hook's input has no 'name' of a worktree")
     cwd = os.path.realpath(str(told.get("cwd") or "."))
-    mountpoint = max((each for each in target.mountpoints() if (cwd + "/").startswith(each + "/")), key=len, default="")
-    if not mountpoint:
+    mountpoint = _mountpoint(cwd)
+    if mountpoint is None:
         raise Failed(f"'{cwd}' is in no mount of fusebackend: install the hooks for a project in one ('--project')")
     files = target.open_client(mountpoint)
     with in_a_line():
@@ -62,6 +62,8 @@ def create(directory: str | None) -> None:
         if found is None or (directory is not None and found.directory is None):
             place = None if directory is None else os.path.join(directory, name.removeprefix(WORKTREE))
             found = files.create_branch(name, None, place)
+        if found.error is not None:
+            raise Failed(f"branch '{name}' can't be used: {found.error}")
         print(_root(files, found) + _project(files, cwd).rstrip("/"))
 
 
@@ -83,8 +85,11 @@ def remove(what: str) -> None:
 
 @worktree.command()
 def start() -> None:
-    """Name the worktrees that earlier sessions have left."""
-    for _, each in _worktrees():
+    """Name the worktrees that earlier sessions have left in the mount of the current directory."""
+    mountpoint = _mountpoint(os.path.realpath(str(_told().get("cwd") or ".")))
+    for files, each in _worktrees():
+        if files.mountpoint != mountpoint:
+            continue
         changes = f"{each.changes} {'change' if each.changes == 1 else 'changes'}"
         print(
             f"The worktree '{each.name}' was left {age(time.time_ns() - each.time_ns)} ago, with {changes}: "
@@ -142,6 +147,12 @@ def _told() -> Mapping[str, Any]:
     if not isinstance(told, dict):
         raise Failed("the hook's input is no JSON object")
     return told
+
+
+def _mountpoint(directory: str) -> str | None:
+    """Return the mount that a directory is in; None if it is in none."""
+    holding = [each for each in target.mountpoints() if (directory + "/").startswith(each.rstrip("/") + "/")]
+    return max(holding, key=len, default=None)
 
 
 def _worktrees() -> Iterator[tuple[Client, BranchInfo]]:

@@ -120,7 +120,9 @@ class Branch(SandboxBackendProtocol):
         self._files.delete_branches(self.name)
 
     async def __aenter__(self) -> Self:
-        return await aside(self, "branch", self.__enter__)
+        with anyio.CancelScope(shield=True):  # a branch that is made has a block that ends it
+            await aside(self, "branch", self.__enter__)
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -200,9 +200,7 @@ class TestKernelFace:
 class TestErrors:
     def test_a_code_comes_back_as_its_errno(self):
         for code, number in errors.ERRNO_OF_CODE.items():
-            # A conflict is ESTALE; but ESTALE also says of a node that it has gone, and that is what agents are told.
-            back = errors.FILE_NOT_FOUND if code == errors.CONFLICT else code
-            assert errors.code_of(errors.oserror(number)) == back
+            assert errors.code_of(errors.oserror(number)) == code
             assert errors.errno_of(code) == number
 
     def test_what_no_table_knows(self):

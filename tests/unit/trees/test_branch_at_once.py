@@ -204,7 +204,7 @@ def test_an_open_that_is_given_up_leaves_the_file_closed(make: Callable[[], Bran
     file = node_at(branch, "large")
 
     class Route:
-        volume = changing = branch
+        volume = door = branch
         executor = RouteExecutor(True, volume=branch)
         author = None
 
