@@ -92,8 +92,8 @@ def prune_threads(
     """Delete checkpoints of threads, of all threads where none is named, while agents run.
 
     What is kept reads as before: with the checkpoints that its values follow from (links), those of its sub-graphs, and
-    all that waits for an answer. Whatever is younger than ten minutes stays. Of a link only the writes count: its own
-    state may no longer be complete.
+    all that waits for an answer. Whatever is younger than ten minutes stays. Of a link only the writes count: what its
+    own state lacks is an error in history/, but LangGraph says nothing. Do not go on from one.
 
     The space goes back to the database, and to the disk with --vacuum only: that takes as much room as the database
     beside it. What is deleted can't be had back, so on a terminal it asks first; elsewhere it needs --yes. After a kill

@@ -404,7 +404,7 @@ class BranchInfo:
         routes: prefix → `frozen`, below the branch is a snapshot of the route; `live`, the route itself is.
         changes: names that are new, gone, or lead to a file that was changed.
         size_bytes: of its file on disk.
-        conflicts: changed files that the mount has changed as well; None where that is not known.
+        conflicts: changed files that the mount has changed as well, undecided; None where that is not known.
         unmerged: changes that a merge would make, without conflicts; None where that is not known.
         error: why it can't be used; None if it can.
         directory: the plain directory that it was put into; None if it is in none.

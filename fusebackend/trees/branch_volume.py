@@ -13,7 +13,7 @@ Nodes of the lower tree have numbers below `FIRST_OWN`, new files those from the
 
 A live file, of a route that keeps no snapshots, can change below. Its bytes are copied as a whole at the first change
 of a byte, into a node of the file that has no name (`Origin.base`): a merge needs them. Until then size, mtime and
-bytes are those of below.
+bytes are those of below. Mode, owner and extended attributes are kept when the first of them is changed (`Below`).
 """
 
 from __future__ import annotations
@@ -81,8 +81,14 @@ _TABLES: Final = (
         parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, mode INTEGER NOT NULL,
         mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL, version INTEGER NOT NULL,
         PRIMARY KEY (parent, name)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS lower_inode (
+        node INTEGER PRIMARY KEY, mode INTEGER NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS lower_xattr (
+        node INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (node, name)) WITHOUT ROWID""",
+    "CREATE TABLE IF NOT EXISTS decided (digest BLOB PRIMARY KEY) WITHOUT ROWID",
 )
-"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up."""
+"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up; `lower_inode` and
+`lower_xattr`: a `Below` each; `decided`: see `BranchVolume.note_decided`."""
 
 _ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
     prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
@@ -132,6 +138,17 @@ class LowerEntry:
     stamp: Stamp
 
 
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The attributes that a live file had when they were copied up: a merge can tell by them which side has changed
+    one."""
+
+    mode: int
+    uid: int
+    gid: int
+    xattrs: Mapping[bytes, bytes]
+
+
 class _LookedAt(set[int]):
     """Live files that were looked at in the call that is being made, and need not be once more: so in a `with` block,
     elsewhere it stays empty."""
@@ -159,18 +176,22 @@ class _BranchBuffer(DirtyBuffer):
         """Those that have changed; None for one that is gone."""
         self.listed: list[tuple[int, bytes, Attr]] = []
         """Entries of live directories that were copied up: directory, name, attributes."""
+        self.below: dict[int, Below] = {}
+        """Attributes of live files that were copied up."""
         self.followed: int | None = None
         """The merge whose renames are in `origins`."""
+        self.decided: list[bytes] = []
 
     def __bool__(self) -> bool:
-        return bool(self.origins) or self.followed is not None or super().__bool__()
+        return bool(self.origins or self.decided) or self.followed is not None or super().__bool__()
 
     def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: Newest) -> None:
         super().write(db, new_row, newest)
         if self.followed is not None:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('followed', ?)", (self.followed,))
         gone = [(node,) for node, origin in self.origins.items() if origin is None]
-        db.executemany("DELETE FROM origin WHERE node = ?", gone)
+        for table in ("origin", "lower_inode", "lower_xattr"):
+            db.executemany(f"DELETE FROM {table} WHERE node = ?", gone)
         rows = [
             (each.node, each.path, each.own, each.names, each.limit, each.base, *each.stamp)
             for each in self.origins.values()
@@ -181,6 +202,12 @@ class _BranchBuffer(DirtyBuffer):
             "INSERT OR REPLACE INTO lower_dentry VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [(parent, name, attr.node, attr.mode, *attr.fingerprint) for parent, name, attr in self.listed],
         )
+        kept = [(node, below.mode, below.uid, below.gid) for node, below in self.below.items()]
+        db.executemany("INSERT OR REPLACE INTO lower_inode VALUES (?, ?, ?, ?)", kept)
+        db.executemany("DELETE FROM lower_xattr WHERE node = ?", [(node,) for node in self.below])
+        xattrs = [(node, *xattr) for node, below in self.below.items() for xattr in below.xattrs.items()]
+        db.executemany("INSERT INTO lower_xattr VALUES (?, ?, ?)", xattrs)
+        db.executemany("INSERT OR IGNORE INTO decided VALUES (?)", [(digest,) for digest in self.decided])
 
 
 class BranchVolume(SqliteVolume):
@@ -208,6 +235,8 @@ class BranchVolume(SqliteVolume):
         self.created_ns = now_ns()
         """When the branch was made, since the epoch."""
         self._origins: dict[int, Origin] = {}
+        self.decided: set[bytes] = set()
+        """See `note_decided`."""
         self._seen: dict[int, Stamp] = {}  # of live files, in this session
         self._fresh = _LookedAt()
         self._gone: set[int] = set()  # nodes of the lower tree that were deleted in this session
@@ -246,8 +275,11 @@ class BranchVolume(SqliteVolume):
                 # Files that were open without a name when the last server ended.
                 gone = "DELETE FROM origin WHERE own AND node NOT IN (SELECT node FROM inode)"
                 self._db.execute(gone)
+                for table in ("lower_inode", "lower_xattr"):
+                    self._db.execute(f"DELETE FROM {table} WHERE node NOT IN (SELECT node FROM origin)")
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
             self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
+            self.decided |= {digest for (digest,) in self._db.execute("SELECT digest FROM decided")}
             rows = self._db.execute("SELECT * FROM origin").fetchall()
         for node, path, own, names, limit, base, *stamp in rows:
             mtime_ns, ctime_ns, size, version = stamp
@@ -300,6 +332,17 @@ class BranchVolume(SqliteVolume):
         """Return the origin of a live file whose bytes were kept, also of one that the branch has deleted since."""
         origin = self._origins.get(node)
         return origin if origin is not None and origin.base else None
+
+    def below(self, node: int) -> Below | None:
+        """Return the attributes that a live file had when the branch got its own; None if it has none."""
+        with self.lock:
+            if node not in self._origins or not self.lower.is_live(node):
+                return None
+            self.write_back()
+            with sqlite_errors():
+                row = self._db.execute("SELECT mode, uid, gid FROM lower_inode WHERE node = ?", (node,)).fetchone()
+                xattrs = self._db.execute("SELECT name, value FROM lower_xattr WHERE node = ?", (node,)).fetchall()
+        return None if row is None else Below(row[0], row[1], row[2], dict(xattrs))
 
     def kept_below(self, node: int) -> str | None:
         with self.lock:
@@ -411,6 +454,18 @@ class BranchVolume(SqliteVolume):
             self._note(1, 0)
         self.sync()
 
+    def note_decided(self, digests: Collection[bytes]) -> None:
+        """Keep what a merge has decided for main (`Plan.for_main`), for the next one. It is durable when this returns.
+        A digest holds until one of the sides changes, so none is ever deleted."""
+        new = set(digests) - self.decided
+        if not new:
+            return
+        with self.lock:
+            self.decided |= new
+            self._dirty.decided += new
+            self._note(len(new), 0)
+        self.sync()
+
     def main_file(self, node: int) -> tuple[Hashable, int] | None:
         """Return the prefix and the node in the mount that a file is of; ("new", node) for one that only the branch
         has; None for a live file that is gone."""
@@ -488,6 +543,8 @@ class BranchVolume(SqliteVolume):
         below = self.lower.attr_of(node)
         inode.xattrs = self.lower.xattrs(node)
         target = self.lower.target(node) if stat.S_ISLNK(inode.mode) else b""
+        if self.lower.is_live(node) and not origin.base:  # else those of its bytes
+            self._dirty.below[node] = Below(inode.mode, inode.uid, inode.gid, dict(inode.xattrs))
         origin.own, origin.stamp = True, below.fingerprint
         self._seen[node] = below.fingerprint
         self._origin_changed(origin)
@@ -556,7 +613,7 @@ class BranchVolume(SqliteVolume):
             self._origin_changed(origin)
 
     def _copy_base(self, inode: Inode, origin: Origin) -> None:
-        """Copy a live file, as it is at one moment: its bytes and attributes."""
+        """Copy the bytes of a live file, as they are at one moment."""
         base = self._new_inode(stat.S_IFREG | 0o600, 0)
         base.nlink = 0  # freed when the next server begins, if this one ends on the way
         super()._changed(base)
@@ -566,16 +623,13 @@ class BranchVolume(SqliteVolume):
             super()._drop(base)
             raise
         base.nlink = 1
-        base.mode, base.uid, base.gid = after.mode, after.uid, after.gid  # a merge keeps what main changes of them
         super()._changed(base)
-        if base.xattrs:
-            super()._xattrs_changed(base)
         origin.base, origin.stamp = base.node, after.fingerprint
         inode.size, inode.blocks = base.size, base.blocks
         self._close_below(inode.node)
 
     def _fill_base(self, node: int, base: Inode) -> Attr:
-        """Copy the bytes and extended attributes of a live file into a new one; returns the others at that moment."""
+        """Copy the bytes of a live file into a new one; returns its attributes at that moment."""
         with self.lower.reading(node, os.O_RDONLY) as (volume, handle):
             for attempt in range(ATTEMPTS):
                 before = self.lower.attr_of(node)
@@ -583,7 +637,6 @@ class BranchVolume(SqliteVolume):
                     self._admit(len(piece))
                     super()._put(base, offset, piece)
                     base.size = offset + len(piece)
-                base.xattrs = self.lower.xattrs(node)
                 after = self.lower.attr_of(node)
                 if after.fingerprint == before.fingerprint or attempt == ATTEMPTS - 1:
                     break
@@ -681,6 +734,7 @@ class BranchVolume(SqliteVolume):
             else:
                 del self._origins[node]
                 self._dirty.origins[node] = None
+                self._dirty.below.pop(node, None)
 
     # -- storage: names ----------------------------------------------------------------------------------------
 
@@ -962,6 +1016,8 @@ def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns
     _copy_attributes(attr, inode)
     inode.xattrs = lower.xattrs(ROOT_NODE)
     buffer.inodes[ROOT_NODE] = buffer.xattrs[ROOT_NODE] = inode
+    if lower.is_live(ROOT_NODE):
+        buffer.below[ROOT_NODE] = Below(attr.mode, attr.uid, attr.gid, dict(inode.xattrs))
     buffer.origins[ROOT_NODE] = Origin(ROOT_NODE, b"", own=True, stamp=attr.fingerprint)
     rows = [
         (to_name(each.prefix), None if each.snapshot is None else to_name(each.snapshot), *each[2:]) for each in routes

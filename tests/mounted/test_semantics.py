@@ -847,6 +847,8 @@ def test_a_merge_takes_what_one_side_has_changed(tmp_path: Path, serve: Serve) -
             assert sorted(path.name for path in (top / "e").iterdir()) == ["new", "one"] and not (top / "d").exists()
             assert ((top / "e/one").read_text(), (top / "three").read_text()) == ("1\nmore\n", "other\n")
         assert merged.call is not None and not client.merge_branch("b", keep="main").changes
+        (info,) = client.branches()
+        assert info.conflicts == 0 and client.merge_branch("b").conflicts == []
         client.undo(merged.call)
         assert sorted(path.name for path in (mounted / "live/d").iterdir()) == ["new", "one"]
         assert (mounted / "d/one").read_text() == "1\n"

@@ -137,16 +137,23 @@ class ChannelHistory:
         self._writes = {checkpoint: written.get(checkpoint, []) for checkpoint in checkpoints}
 
     def at(self, checkpoint: str) -> Mapping[str, Any]:
-        """The value of LangGraph's `get_state` for this checkpoint. Of the writes to it only those of no task count."""
+        """The value of LangGraph's `get_state` for this checkpoint. Of the writes to it only those of no task count.
+
+        Raises:
+            Damaged: it can't be read, or a checkpoint was deleted from which it follows. LangGraph silently takes what
+                is left for all of it.
+        """
+        value = self.before(checkpoint)
+        if (missing := self._missing.get(checkpoint)) is not None:
+            raise Damaged(f"'{self.channel.name}' follows from checkpoint {missing}, which is gone")
         own = self._writes.get(checkpoint)
         if own is None:
             own = self._written([checkpoint]).get(checkpoint)
-        if not own:
-            return self.before(checkpoint)
-        return update(self.channel, self.before(checkpoint), self.values(own, {NULL_TASK}))
+        return update(self.channel, value, self.values(own, {NULL_TASK})) if own else value
 
     def now(self, newest: Newest) -> Mapping[str, Any]:
-        """The value of `get_state` without a checkpoint: with the writes of finished tasks."""
+        """The value of `get_state` without a checkpoint: with the writes of finished tasks. The agent goes on from what
+        is left, so that counts also after a deletion."""
         base = self.before(newest.saved.id)
         pending, done = (self.values(newest.writes, tasks) for tasks in ({NULL_TASK}, newest.standing.finished))
         return update(self.channel, update(self.channel, base, pending), done)
@@ -376,7 +383,7 @@ class Lineage:
         """The files of LangGraph's `get_state` for this checkpoint.
 
         Raises:
-            Damaged: a needed value can't be read.
+            Damaged: a needed value can't be read, or was deleted.
             OSError: the database can't.
         """
         marks = self.marks()
@@ -410,7 +417,7 @@ class Lineage:
     def messages_now(self) -> list[Message]:
         """The conversation of `get_state` without a checkpoint, as plain messages."""
         if self._newest is None and (unwritten := self.unwritten()) is not None:
-            return self.messages_at(unwritten)
+            return list(self._messages.before(unwritten).values())
         newest = self.newest()
         return [] if newest is None else list(self._messages.now(newest).values())
 

@@ -26,7 +26,7 @@ from fusebackend.backends.threads.json_text import compact, encoded, plain
 from fusebackend.backends.threads.lineage import Lineage, Moment
 from fusebackend.base.waiting import will_wait
 
-FORMAT: Final = 7
+FORMAT: Final = 8
 """Of a cached index. Any other number, and any change in how documents look, is a reason to read the line again."""
 
 PART: Final = "messages"
@@ -317,7 +317,7 @@ class MessageIndex:
         self._date(len(self.said) - 1, 0)
         self._unread()
         unwritten = self._lineage.unwritten()
-        if self.said and self.said[-1].id == unwritten:
+        if self.said and self.said[-1].id == unwritten and self.said[-1].error is None:
             self.messages_bytes = self.said[-1].messages_bytes
         else:
             self.messages_bytes = len(documents.messages_now(self._lineage))

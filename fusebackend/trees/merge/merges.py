@@ -78,7 +78,8 @@ class Merges:
         Args:
             name: of the branch.
             paths: only what lies at or below one of these is merged; everything when empty.
-            keep: the side that conflicts are decided for; None refuses them.
+            keep: the side that conflicts are decided for; None refuses them, but for those that were decided for main
+                and of which neither side has changed since.
             lines: merge the lines of text files that both have changed.
             dry_run: change nothing.
 
@@ -94,6 +95,8 @@ class Merges:
             call: list[OpenCall] = []
             merge = self._merge(branch, name, lambda: self._plan(name, branch, keep, lines, chosen), call)
             outcome = merge.dry_run() if dry_run else merge.run()
+            if not (dry_run or outcome.is_refused):
+                branch.note_decided(outcome.plan.for_main)
         number = call[0].number if call else 0
         return _result(name, outcome, dry_run, f"c{number}" if number else None)
 
@@ -113,7 +116,10 @@ class Merges:
     def _plan(self, name: str, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]) -> Plan:
         base, theirs, main, may_differ = trees_of(branch, self._volumes)
         apart = (GIT,) if name.startswith(WORKTREE) else ()
-        found = plan(base, theirs, main, keep=keep, lines=lines, paths=paths, may_differ=may_differ, apart=apart)
+        found = plan(
+            base, theirs, main, keep=keep, lines=lines, paths=paths, may_differ=may_differ, apart=apart,
+            decided=branch.decided,
+        )  # fmt: skip
         if self._trees is not None and any(_is_there(step, to_name(self._trees).strip(b"/")) for step in found.steps):
             reason = "is the mount's own directory; give what the branch has there another name"
             found.conflicts.append(Conflict(self._trees, reason))
@@ -141,7 +147,7 @@ class Merges:
         return sorted({call.actor.word for call in calls} - {""})
 
     def compare(self, name: str) -> tuple[int, int]:
-        """Return how many conflicts a merge of a branch would find, and how many changes it would make.
+        """Return how many conflicts a merge of a branch would leave, and how many changes it would make.
 
         Raises:
             OSError: as `merge`.

@@ -23,6 +23,7 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.merge_lines import merge_lines
@@ -105,7 +106,8 @@ class Plan:
     Attributes:
         steps: the changes, in their order.
         conflicts: those that are left; the steps then leave them as they are in main.
-        decided: conflicts that `keep` has decided.
+        decided: conflicts that `keep` has decided, or an earlier merge.
+        for_main: with `keep="main"`, a digest of each of them and of both its sides: `decided` of a later plan.
         merged: paths of main whose lines were merged.
         uncarried: changes of the branch that a route of main can't hold.
         left: paths of the branch that were kept apart, and may differ.
@@ -114,6 +116,7 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
     decided: list[Conflict] = field(default_factory=list)
+    for_main: set[bytes] = field(default_factory=set)
     merged: list[AgentPath] = field(default_factory=list)
     uncarried: list[Uncarried] = field(default_factory=list)
     left: list[AgentPath] = field(default_factory=list)
@@ -129,6 +132,7 @@ def plan(
     paths: Collection[bytes] = (b"",),
     may_differ: Callable[[Item], bool] = lambda item: True,
     apart: Collection[bytes] = (),
+    decided: Collection[bytes] = (),
 ) -> Plan:
     """Return what a merge would do. `main` is moved to the state after it, in memory.
 
@@ -137,11 +141,13 @@ def plan(
         lines: merge the lines of files that both sides have changed.
         paths: of the branch or of the base; only what lies at or below one of them is merged.
         may_differ, apart: as of `Pairs`.
+        decided: what earlier plans have decided for main (`Plan.for_main`). Without `keep` that holds until one side of
+            a conflict changes.
 
     Raises:
         OSError: a tree can't be read.
     """
-    return _Planner(Pairs(base, branch, main, may_differ, apart), main, keep, lines, paths).result
+    return _Planner(Pairs(base, branch, main, may_differ, apart), main, keep, lines, paths, decided).result
 
 
 class _Fields(NamedTuple):
@@ -185,13 +191,22 @@ class _Update:
 class _Planner:
     """One plan."""
 
-    def __init__(self, pairs: Pairs, main: MergeTree, keep: Side | None, lines: bool, paths: Collection[bytes]) -> None:
+    def __init__(
+        self,
+        pairs: Pairs,
+        main: MergeTree,
+        keep: Side | None,
+        lines: bool,
+        paths: Collection[bytes],
+        decided: Collection[bytes],
+    ) -> None:
         self.result = Plan(left=[item.shown for item in pairs.left])
         self._pairs = pairs
         self._main = main
         self._keep = keep
         self._lines = lines
         self._paths = tuple(paths)
+        self._decided_before = decided
         self._made: dict[Item, Item] = {}  # directories and files of the branch → what they become in main
         self._dropped: set[Item] = set()  # of the branch: main keeps what is there instead
         self._doomed: dict[Item, None] = {}  # of main
@@ -219,11 +234,39 @@ class _Planner:
             for chosen in self._paths
         )
 
-    def _conflict(self, item: Item, reason: str) -> Side | None:
-        """Note a conflict, and return the side that it is decided for."""
-        found = Conflict(item.shown, reason)
-        (self.result.conflicts if self._keep is None else self.result.decided).append(found)
-        return self._keep
+    def _conflict(self, item: Item, reason: str, other: Item | None = None, *, whole: bool = False) -> Side | None:
+        """Note a conflict, and return the side that it is decided for.
+
+        Args:
+            item: of main; of the branch where main has none.
+            other: of the branch, if it has one, too.
+            whole: main's side drops all that is in the branch's directory.
+        """
+        found, keep = Conflict(item.shown, reason), self._keep
+        if keep == "main" or (keep is None and self._decided_before):
+            digest = self._digest(item if other is None else other, reason, item, whole=whole)
+            if keep == "main":
+                self.result.for_main.add(digest)
+            elif digest in self._decided_before:
+                keep = "main"
+        (self.result.conflicts if keep is None else self.result.decided).append(found)
+        return keep
+
+    def _digest(self, named: Item, reason: str, main: Item, *, whole: bool) -> bytes:
+        """Return what a conflict and its sides are known by. The branch's path names it, where there is one: a merge
+        renames what is above in main. As it renames the file itself, main's ctime does not count."""
+        told: list[object] = [named.path, main.name, reason]
+        for item in dict.fromkeys((named, main)):
+            above = len(item.path)
+            for each in item.walk() if whole and item is named else (item,):
+                ctime_ns = 0 if each.is_dir or each.tree is self._main else each.ctime_ns
+                times = () if each.is_dir else (each.size, each.mtime_ns, ctime_ns)
+                state = each.state
+                xattrs = sorted(state.xattrs.items())
+                told.append(
+                    (each.path[above:], each.mode, *times, state.uid, state.gid, state.rdev, state.target, xattrs)
+                )
+        return sha256(repr(told).encode()).digest()
 
     def _decide(self) -> None:
         for base in self._pairs.deleted:
@@ -322,7 +365,7 @@ class _Planner:
                 self._made[branch] = there
                 return
             # A new file in main's new place would not be found again by a merge that is resumed.
-            if self._conflict(main, f"renamed in main, changed in the branch as '{branch.shown}'") == "branch":
+            if self._conflict(main, f"renamed in main, changed in the branch as '{branch.shown}'", branch) == "branch":
                 self._recreate(branch)
             return
         self._made[branch] = main
@@ -358,7 +401,7 @@ class _Planner:
             words = "made in both, and not the same" if base is None else "changed in both"
             if wanted is not None and bytes_from != "conflict":
                 raise AssertionError("one of them is a conflict")
-            if self._conflict(main, words) != "branch":
+            if self._conflict(main, words, branch) != "branch":
                 return
             wanted = theirs
             is_own = base is None and not main.is_dir and main.nlink > 1  # main's other names keep their attributes
@@ -440,7 +483,7 @@ class _Planner:
     def _decide_move(self, branch: Item, main: Item, *, is_moved_in_main: bool) -> None:
         if is_moved_in_main:
             words = f"renamed in main, and to '{branch.shown}' in the branch"
-            if self._conflict(main, words) != "branch":
+            if self._conflict(main, words, branch) != "branch":
                 return
         if not self._is_read_only(main) and self._vacates(branch, main):
             self._moves.append(_Move(main, lambda: self._home(branch), branch.name))
@@ -453,7 +496,7 @@ class _Planner:
             return
         if self._home(branch) is None:
             words = f"in '{branch.parent.shown}', which main deleted"
-            if not is_decided and self._conflict(branch, words) != "branch":
+            if not is_decided and self._conflict(branch, words, whole=True) != "branch":
                 self._dropped.add(branch)
                 return
             self._recreate(branch.parent)
@@ -463,7 +506,8 @@ class _Planner:
             self._decide_contents(self._base_of_link(branch, there), branch, there)
             return
         retyped = there is None and not is_decided and self._is_retyped(branch)
-        if retyped and self._conflict(branch, "changed in the branch, deleted in main") != "branch":
+        words = "changed in the branch, deleted in main"
+        if retyped and self._conflict(branch, words, whole=True) != "branch":
             self._dropped.add(branch)
             return
         if not self._can_hold(branch):
@@ -519,11 +563,11 @@ class _Planner:
         if there is None or there is moving or not self._stays(there):
             return True
         if there.is_fixed:
-            self._conflict(there, "the root of a route, in the branch another file")
+            self._conflict(there, "the root of a route, in the branch another file", branch, whole=True)
             self._dropped.add(branch)
             return False
         words = "made in main" if moving is None else f"made in main, and '{moving.shown}' has this name in the branch"
-        if self._conflict(there, words) == "branch":
+        if self._conflict(there, words, branch, whole=True) == "branch":
             self._doom(there)
             return True
         self._dropped.add(branch)
@@ -598,7 +642,7 @@ class _Planner:
             pass
         for item in self._doomed:
             if item.is_dir:
-                self._conflict(item, "deleted in the branch, and main has files in it")
+                self._conflict(item, "deleted in the branch, and main has files in it", whole=True)
 
     def _decide_stuck(self, left: Iterable[_Make | _Move]) -> None:
         """Note what can't be made. Where other changes wait for it, or something was parked for it, nothing decides."""

@@ -1,8 +1,9 @@
 """The three trees of a branch's merge: `BranchBase`, the branch itself, and main.
 
 The base of a frozen route is its snapshot. That of a live one is what the branch has noted when it copied something up:
-the bytes and attributes of a file that it has written, and the entries of a directory. Of anything else it is the route
-as it is now; a file that main has changed since, and that the branch has deleted, counts as changed.
+the bytes of a file that it has written, the attributes of one of which it has changed any, and the entries of a
+directory. Of anything else it is the route as it is now; a file that main has changed since, and that the branch has
+deleted, counts as changed.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import Attr, Features, StatFs, Volume
-from fusebackend.trees.branch_volume import BranchVolume, Origin
+from fusebackend.trees.branch_volume import BranchVolume, Stamp
 from fusebackend.trees.lower_tree import FIRST_OWN
 from fusebackend.trees.merge.tree import Item, MergeTree
-from fusebackend.volumes.placing import xattrs_of
 
 _GONE = (errno.ESTALE, errno.ENOENT)
 
@@ -60,14 +60,22 @@ class BranchBase(Volume):
         if node in self._noted:
             return self._noted[node]
         origin = self._branch.kept_bytes(node)
-        return attr if origin is None else self._kept(origin, attr)
+        if origin is None and self._branch.origin(node) is None:
+            return attr
+        return self._with_kept(attr, attr.mode, attr.fingerprint if origin is None else origin.stamp)
 
-    def _kept(self, origin: Origin, now: Attr) -> Attr:
-        """Return the attributes of a live file when its bytes were kept."""
-        mtime_ns, ctime_ns, size, version = origin.stamp
-        was = self._branch.getattr(origin.base)
-        return Attr(origin.node, was.mode, nlink=now.nlink, uid=was.uid, gid=was.gid, rdev=now.rdev, size=size,
-                    version=version, atime_ns=now.atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns)  # fmt: skip
+    def _with_kept(self, now: Attr, mode: int, stamp: Stamp) -> Attr:
+        """Return the attributes of a live file with this stamp, and with those that were kept.
+
+        Args:
+            mode: if none were.
+        """
+        mtime_ns, ctime_ns, size, version = stamp
+        below = self._branch.below(now.node)
+        uid, gid = (now.uid, now.gid) if below is None else (below.uid, below.gid)
+        return Attr(now.node, mode if below is None else below.mode, nlink=now.nlink, uid=uid, gid=gid, rdev=now.rdev,
+                    size=size, version=version, atime_ns=now.atime_ns, mtime_ns=mtime_ns,
+                    ctime_ns=ctime_ns)  # fmt: skip
 
     # -- the kernel face ---------------------------------------------------------------------------------------
 
@@ -98,17 +106,13 @@ class BranchBase(Volume):
     def _entry(self, node: int, mode: int, stamp: tuple[int, int, int, int]) -> Attr:
         """Return the attributes of an entry that was noted: what a listing does not have is as it is now."""
         origin = self._branch.kept_bytes(node)
-        mtime_ns, ctime_ns, size, version = stamp if origin is None else origin.stamp
-        known = {"mtime_ns": mtime_ns, "ctime_ns": ctime_ns, "size": size, "version": version}
         try:
             now = self._lower.attr_of(node)
-            attr = Attr(node, mode, nlink=now.nlink, uid=now.uid, gid=now.gid, rdev=now.rdev, atime_ns=now.atime_ns,
-                        **known) if origin is None else self._kept(origin, now)  # fmt: skip
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-            attr = Attr(node, mode, **known)
-        self._noted[node] = attr
+            now = Attr(node, mode)
+        attr = self._noted[node] = self._with_kept(now, mode, stamp if origin is None else origin.stamp)
         return attr
 
     def getattr(self, node: int) -> Attr:
@@ -126,9 +130,9 @@ class BranchBase(Volume):
 
     def _xattrs(self, node: int) -> dict[bytes, bytes]:
         with self.lock:
-            kept = self._kept_bytes(node)
-            if kept:
-                return xattrs_of(self._branch, kept)
+            below = self._branch.below(node)
+            if below is not None:
+                return dict(below.xattrs)
             try:
                 return self._lower.xattrs(node)
             except OSError as error:

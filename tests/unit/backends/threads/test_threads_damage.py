@@ -163,8 +163,13 @@ def test_a_history_that_was_pruned_is_as_langgraph_finds_it_and_says_so(path: st
         ids = graphs.checkpoint_ids(agent, thread("plain"))
     pruned = [f"DELETE FROM {table} WHERE checkpoint_id < '{ids[-3]}'" for table in ("checkpoints", "writes")]
     with changed(path, *pruned) as backend, graphs.sqlite_saver(path) as saver:
-        found = graphs.state_at(graphs.deep_agent(saver), thread("plain")).get("files") or {}
-        assert names(backend, "/plain/head") == [key.lstrip("/") for key in sorted(found)]
+        state = graphs.state_at(graphs.deep_agent(saver), thread("plain"))
+        assert names(backend, "/plain/head") == [key.lstrip("/") for key in sorted(state.get("files") or {})]
+        talk = read(backend, "/plain/messages.jsonl")
+        assert [json.loads(line)["id"] for line in talk.splitlines()] == [one.id for one in state["messages"]]
+        info = next(info for info in backend.ls("/plain").entries or [] if info["path"].endswith("messages.jsonl"))
+        assert info["size"] == len(talk.encode())
+        assert "which is gone" in read(backend, "/plain/history/@latest/ERROR.txt")
         assert ids[-4] in json.loads(read(backend, "/plain/state.json"))["warning"]
     with graphs.sqlite_saver(path) as saver, ThreadsBackend.from_sqlite(path) as backend:
         threadcases.plain(saver, "whole")
