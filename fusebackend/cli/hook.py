@@ -27,7 +27,6 @@ import click
 
 from fusebackend.base.durable import replace_file
 from fusebackend.cli.show import Failed, Output, note
-from fusebackend.cli.worktree import worktree
 
 RUN_TIMEOUT_S: Final = 2.0
 """Of one hook; the agent waits for it."""
@@ -86,15 +85,23 @@ AGENTS: Final = {
 }  # fmt: skip
 
 
-@click.group()
+class _Hooks(click.Group):
+    """`worktree` is imported when it is called: with it, `run` would take twice as long, at every call of a tool."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "worktree":
+            from fusebackend.cli.worktree import worktree
+
+            return worktree
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Hooks)
 def hook() -> None:
     """Have each tool call of a coding agent become a call of the log, its shell commands too.
 
     'fusebackend log' then names the agent and the tool call, and 'fusebackend undo' takes back just that.
     """
-
-
-hook.add_command(worktree)
 
 
 def _make(name: str, agent: Agent) -> None:
@@ -314,9 +321,8 @@ def tell(when: str, agent: str, told: Mapping[str, Any]) -> None:
 def _mountpoints(directory: str) -> list[str]:
     from fusebackend.linux import mount_table as table
 
-    ours = [entry.mountpoint for entry in table.our_mounts()]
-    holding = [each for each in ours if (directory + "/").startswith(each.rstrip("/") + "/")]
-    return [max(holding, key=len)] if holding else ours
+    found = table.our_mount_of(directory)
+    return [entry.mountpoint for entry in table.our_mounts()] if found is None else [found]
 
 
 def title(told: Mapping[str, Any]) -> str:

@@ -14,13 +14,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, age, in_a_line
+from fusebackend.linux import mount_table
 from fusebackend.protocol import WORKTREE
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def create(directory: str | None) -> None:
     if name == WORKTREE:
         raise Failed("the hook's input has no 'name' of a worktree")
     cwd = os.path.realpath(str(told.get("cwd") or "."))
-    mountpoint = _mountpoint(cwd)
+    mountpoint = mount_table.our_mount_of(cwd)
     if mountpoint is None:
         raise Failed(f"'{cwd}' is in no mount of fusebackend: install the hooks for a project in one ('--project')")
     files = target.open_client(mountpoint)
@@ -72,7 +73,7 @@ def create(directory: str | None) -> None:
 def remove(what: str) -> None:
     """A worktree has no more use. After a merge that is not refused it is deleted."""
     path = os.path.realpath(str(_told().get("worktree_path") or ""))
-    for files, each in _worktrees():
+    for files, each in _worktrees(target.mountpoints()):
         root = os.path.realpath(_root(files, each))
         if what == "keep" or not (path + "/").startswith(root + "/"):
             continue
@@ -86,10 +87,8 @@ def remove(what: str) -> None:
 @worktree.command()
 def start() -> None:
     """Name the worktrees that earlier sessions have left in the mount of the current directory."""
-    mountpoint = _mountpoint(os.path.realpath(str(_told().get("cwd") or ".")))
-    for files, each in _worktrees():
-        if files.mountpoint != mountpoint:
-            continue
+    mountpoint = mount_table.our_mount_of(os.path.realpath(str(_told().get("cwd") or ".")))
+    for _, each in _worktrees([mountpoint] if mountpoint is not None else []):
         changes = f"{each.changes} {'change' if each.changes == 1 else 'changes'}"
         print(
             f"The worktree '{each.name}' was left {age(time.time_ns() - each.time_ns)} ago, with {changes}: "
@@ -149,14 +148,8 @@ def _told() -> Mapping[str, Any]:
     return told
 
 
-def _mountpoint(directory: str) -> str | None:
-    """Return the mount that a directory is in; None if it is in none."""
-    holding = [each for each in target.mountpoints() if (directory + "/").startswith(each.rstrip("/") + "/")]
-    return max(holding, key=len, default=None)
-
-
-def _worktrees() -> Iterator[tuple[Client, BranchInfo]]:
-    for mountpoint in target.mountpoints():
+def _worktrees(mountpoints: Iterable[str]) -> Iterator[tuple[Client, BranchInfo]]:
+    for mountpoint in mountpoints:
         found: list[tuple[Client, BranchInfo]] = []
         with contextlib.suppress(OSError, Failed):  # one that has no branches, or can't be asked
             files = target.open_client(mountpoint)

@@ -123,6 +123,13 @@ def our_mounts() -> list[MountEntry]:
     return [on_top[path] for path in sorted(on_top) if on_top[path].is_ours and on_top[path].root == "/"]
 
 
+def our_mount_of(directory: str) -> str | None:
+    """Return the mount point of ours that a directory lies at or below, by its path alone; None if there is none."""
+    ours = (entry.mountpoint for entry in our_mounts())
+    holding = [each for each in ours if (directory + "/").startswith(each.rstrip("/") + "/")]
+    return max(holding, key=len, default=None)
+
+
 def mounts_below(path: str) -> list[MountEntry]:
     """Return the mounts deeper than `path`; while it is, `path` can't be unmounted."""
     return [entry for entry in mounts() if entry.mountpoint.startswith(path.rstrip("/") + "/")]

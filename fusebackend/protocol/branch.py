@@ -60,7 +60,7 @@ class Branch(SandboxBackendProtocol):
 
     Args:
         files: the mount.
-        name: of the branch; one that nobody has when None.
+        name: of the branch; an unused one when None.
         ref: the state that it begins with, as of `create_branch`; the present when None.
         keep, merge_lines: how conflicts are decided, as of `merge_branch`.
         on_error: what happens to the branch when the block ends with an exception, or is cancelled: `keep` it, and name

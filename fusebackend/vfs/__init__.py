@@ -1,7 +1,7 @@
 """The mounted tree: the kernel's requests, answered by the volumes of the routes. Nothing here knows FUSE or a backend.
 
 mounted_tree.py    `FileSystem`: a method for each request
-door.py            the way of every change by the kernel, and who listens to it
+door.py            the way of every change by the kernel, and its listeners
 junctions.py       the routes of each tree, and the directories between them
 trees_options.py   the name of the trees directory, and whether it is listed
 pseudo_files.py    computed files in it

@@ -1,4 +1,4 @@
-"""`Door`: the one way by which the kernel's changes of a route reach its volume, for whoever follows them.
+"""`Door`: the one way by which the kernel's changes of a route reach its volume, and the listeners that follow them.
 
 Each call makes one `DoorChange`. The listeners get it at up to three moments, in their order:
 
