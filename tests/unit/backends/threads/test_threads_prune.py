@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from graphs import say, thread, use, user, write
 from hypothesis import given, settings
 from profiles import amount
-from test_threads_model import DEEDS, b, delta_graph, do, plain_graph
+from test_threads_model import DEEDS, after_each, b
 from threadcases import Bench, bench
 
 from fusebackend.backends.threads.database import sqlite
@@ -112,13 +112,7 @@ def check_kept(before: Any, after: Any, whole: set[tuple[str, str]]) -> int:
 @given(deeds=DEEDS)
 def test_what_stays_of_any_history_reads_as_before_and_goes_on(b: Bench, deeds: list[Any]) -> None:
     name, twin = uuid.uuid4().hex, uuid.uuid4().hex
-    graph = delta_graph(b.saver, 3)
-    for deed in deeds:
-        if deed[0] == "era":
-            graph = delta_graph(b.saver, deed[1]) if deed[1] else plain_graph(b.saver)
-        else:
-            with contextlib.suppress(RuntimeError):
-                do(graph, name, deed)
+    *_, graph = after_each(b, name, deeds)
     if not graphs.checkpoint_ids(graph, thread(name)):
         return
     copy(b, name, twin)
