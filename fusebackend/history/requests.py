@@ -153,7 +153,7 @@ def is_said(payload: bytes, secret: object) -> bool:
     """Return True if a request has the digest of what is kept beside it."""
     if not isinstance(secret, bytes):
         return False
-    return digest(secret[:DIGEST_BYTES], secret[DIGEST_BYTES:]) == _decode(payload)[1]
+    return bool(digest(secret[:DIGEST_BYTES], secret[DIGEST_BYTES:]) == _decode(payload)[1])
 
 
 def load(rows: Iterable[tuple[str, int, RequestState, bytes, bytes | None]]) -> list[Request]:
