@@ -108,7 +108,7 @@ link that is there, and the digest before it. `routes`: the backend of each rout
     request     number, negative                kind: its state; payload: what was asked
     decision    number, negative                kind: its state; payload: what became of it
     forget                                      payload: calls that were deleted, and requests
-    drop                of a record             it was deleted: its change was not made
+    drop                                        payload: records that were deleted: their changes were not made
 """
 
 APPEND: Final = {
@@ -216,10 +216,8 @@ def verify(connection: sqlite3.Connection) -> VerifyResult:
             problems.append(f"{_name(link, row)} was changed")
         elif row[SAID:] != [None] * (len(row) - SAID) and not _is_kept(row):
             problems.append(f"what is kept for {_name(link, row)} was changed")
-        elif event == "forget":
-            told.update(("gone", each) for each in decode(payload))
-        elif event == "drop":
-            told.add(("unmade", number))
+        elif event in _DELETIONS:
+            told.update((_DELETIONS[event], each) for each in decode(payload))
     if expected <= last:
         problems.append(_missing(expected, last))
     if not problems and (expected != last + 1 or head != end):
@@ -237,6 +235,7 @@ def _is_kept(row: Sequence[Any]) -> bool:
     return row[0] == "request" and requests.is_said(row[PAYLOAD], row[-1])
 
 
+_DELETIONS: Final = {"forget": "gone", "drop": "unmade"}
 _NAMES: Final = {"gone": "the deleted call c{}", "unmade": "change {}, which was not made"}
 
 

@@ -595,10 +595,12 @@ class HistoryFile:
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Delete records of changes that were not made."""
+        dropped = [*numbers]
         with self._guard:
-            for number in numbers:
+            for number in dropped:
                 self._change(events.DROP, (number,))
-                self._put("drop", number=number)
+            if dropped:
+                self._put("drop", payload=encode(dropped))
 
     def set_after(self, stamps: Mapping[int, Stamp | None]) -> None:
         """Set `after` of records, by their numbers."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Sequence
 
-from fusebackend.protocol import CommitLog, LogRow, Snapshot, SnapshotVolume, Volume
+from fusebackend.protocol import Snapshot, SnapshotVolume, Volume
 from fusebackend.rules.ruled_volume import RuledVolume, pass_on
 from fusebackend.rules.view import View
 from fusebackend.volumes.frozen import FrozenTree, LooksAhead
@@ -29,13 +29,6 @@ class RuledSnapshotVolume(RuledVolume, SnapshotVolume):
         super().__init__(below, view, read_only=read_only, for_all=True)
         self._kept = below
         self._shown_as: weakref.WeakValueDictionary[str, RuledSnapshot] = weakref.WeakValueDictionary()
-
-    @property
-    def kept_by(self) -> SnapshotVolume:
-        return self._kept.kept_by
-
-    def keep_log(self, log: CommitLog | None) -> Sequence[LogRow] | None:
-        return self._kept.keep_log(log)
 
     @property
     def is_changed(self) -> bool:
@@ -68,7 +61,7 @@ class RuledSnapshotVolume(RuledVolume, SnapshotVolume):
             return shown
 
 
-pass_on(RuledSnapshotVolume, "may_go", "before_commit", "on_snapshot")
+pass_on(RuledSnapshotVolume, "kept_by", "keep_log", "may_go", "before_commit", "on_snapshot")
 
 
 class RuledSnapshot(RuledVolume, LooksAhead):

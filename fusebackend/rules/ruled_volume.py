@@ -47,7 +47,6 @@ from fusebackend.protocol import (
     ObservableVolume,
     Observer,
     StatFs,
-    Usage,
     Volume,
     Writable,
 )
@@ -640,9 +639,6 @@ class RuledVolume(NativeVolume):
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def viewing(self) -> AbstractContextManager[object]:
-        return self.below.viewing()
-
     @contextmanager
     def walking(self, names: Sequence[bytes]) -> Iterator[None]:
         with self._walking(), self.below.walking(names):
@@ -664,37 +660,7 @@ class RuledVolume(NativeVolume):
                 self._names.pop(node, None)
         self.below.forget(node & NODES for node in nodes)
 
-    def expire(self) -> None:
-        self.below.expire()
-
-    def sync(self) -> None:
-        self.below.sync()
-
-    def close(self) -> None:
-        self.below.close()
-
-    def access_due(self, attr: Attr) -> bool:
-        return self.below.access_due(attr)
-
-    def observe_delays(self, callback: Callable[[float], None]) -> None:
-        self.below.observe_delays(callback)
-
-    @property
-    def unstored(self) -> int:
-        return self.below.unstored
-
-    @property
-    def trouble(self) -> tuple[float, str] | None:
-        return self.below.trouble
-
-    @property
-    def usage(self) -> Usage | None:
-        return self.below.usage
-
     # -- changes, which the volume below reports ---------------------------------------------------------------
-
-    def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
-        return self.below.subscribe(callback)
 
     def observe(self, callback: Observer) -> Callable[[], None]:
         def visible(changes: Sequence[Change]) -> Callable[[], None]:
@@ -783,7 +749,7 @@ def _stripped(change: Change) -> Change:
 
 
 def pass_on(kind: type[RuledVolume], *names: str) -> None:
-    """Have attributes of a class be those of the volume below."""
+    """Have attributes and methods of a class be those of the volume below."""
     for each in names:
 
         def get(self: RuledVolume, name: str = each) -> Any:
@@ -795,4 +761,7 @@ def pass_on(kind: type[RuledVolume], *names: str) -> None:
         setattr(kind, each, property(get, put))
 
 
-pass_on(RuledVolume, "unpublished", "watched", "ttl_s", "at_once", "most_nodes", "byte_cache")
+pass_on(
+    RuledVolume, "unpublished", "watched", "ttl_s", "at_once", "most_nodes", "byte_cache", "unstored", "trouble",
+    "usage", "viewing", "expire", "sync", "close", "access_due", "observe_delays", "subscribe",
+)  # fmt: skip

@@ -21,8 +21,7 @@ import json
 import os
 import stat
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import date, datetime, timedelta
 from datetime import time as clock
@@ -33,10 +32,9 @@ from fusebackend.base.paths import to_name
 from fusebackend.base.shown import name_shown
 from fusebackend.history.history_file import Filter, HistoryFile
 from fusebackend.history.records import Call
-from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, StatFs
+from fusebackend.protocol import Attr
 from fusebackend.server.history import call_info, change_info
-from fusebackend.vfs.pseudo_files import PseudoFiles
-from fusebackend.volumes.native import NativeVolume
+from fusebackend.vfs.pseudo_files import PseudoDirectory
 
 TABLE_NODE: Final = 2
 TODAY_NODE: Final = 3
@@ -45,9 +43,6 @@ FIRST_DAY: Final = 1 << 10
 
 OPENED: Final = 1 << 32
 """Added to the node of a file: its node for open handles."""
-
-FILE_MODE: Final = 0o400
-DIRECTORY_MODE: Final = 0o500
 
 LISTED_CHANGES: Final = 100
 """Changes that a line of JSON has; `changes` counts all."""
@@ -61,7 +56,6 @@ COLUMNS: Final = (
 )  # fmt: skip
 """Of the table."""
 
-_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 _NS: Final = 10**9
 
 
@@ -111,7 +105,7 @@ class _Lines:
         self._file.close()
 
 
-class LogFiles(NativeVolume):
+class LogFiles(PseudoDirectory):
     """See the module's docstring.
 
     Args:
@@ -119,15 +113,15 @@ class LogFiles(NativeVolume):
         today: the day.
     """
 
-    features = replace(PseudoFiles.features, blocking=True)
-    ttl_s = 0.0
+    features = replace(PseudoDirectory.features, blocking=True)
+    file_mode = 0o400
+    directory_mode = 0o500
 
     def __init__(self, history: HistoryFile, today: Callable[[], date] = date.today) -> None:
         super().__init__()
         self._history = history
         self._today = today
         self._files: dict[int, _Lines] = {}
-        self._since_ns = time.time_ns()
 
     def close(self) -> None:
         """Let go of the files. Twice is once."""
@@ -138,39 +132,16 @@ class LogFiles(NativeVolume):
 
     # -- names and attributes ----------------------------------------------------------------------------------
 
-    def lookup(self, parent: int, name: bytes) -> Attr:
-        if parent != ROOT_NODE:
-            raise oserror(errno.ENOTDIR)
-        node = self._names().get(name)
-        if node is None:
-            raise oserror(errno.ENOENT)
-        return self.getattr(node)
-
-    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        if node != ROOT_NODE:
-            raise oserror(errno.ENOTDIR)
-        names = self._names()
-        return [(name, self.getattr(names[name])) for name in sorted(names) if name > after][:limit]
-
-    def _names(self) -> dict[bytes, int]:
+    def nodes(self) -> Mapping[bytes, int]:
         days = {self._today(), *(_day_of(each) for each in self._history.ends(_next_midnight))}
         found = {to_name(f"{day.isoformat()}.jsonl"): FIRST_DAY + day.toordinal() for day in days}
         return {**found, b"calls.tsv": TABLE_NODE, b"today.jsonl": TODAY_NODE}
 
-    def getattr(self, node: int) -> Attr:
-        if node == ROOT_NODE:
-            return self._attr(node, stat.S_IFDIR | DIRECTORY_MODE, self._since_ns, 0)
+    def file_attr(self, node: int) -> Attr:
         with self.lock:
             lines = self._extended(node)
-            time_ns = lines.last_ns if lines.last_ns > 0 else self._since_ns
-            return self._attr(node, stat.S_IFREG | FILE_MODE, time_ns, lines.size)
-
-    def _attr(self, node: int, mode: int, time_ns: int, size: int) -> Attr:
-        times = {"atime_ns": time_ns, "mtime_ns": time_ns, "ctime_ns": time_ns}
-        owner = {"uid": os.geteuid(), "gid": os.getegid()}
-        return Attr(
-            node, mode, nlink=1 + stat.S_ISDIR(mode), **owner, size=size, blocks=-(-size // BLOCK_BYTES), **times
-        )
+            time_ns = lines.last_ns if lines.last_ns > 0 else self.since_ns
+            return self.attr(node, stat.S_IFREG | self.file_mode, time_ns, lines.size)
 
     def _extended(self, node: int) -> _Lines:
         """Return the file of a node, with all calls that have ended. With the lock held."""
@@ -195,19 +166,12 @@ class LogFiles(NativeVolume):
 
     # -- data --------------------------------------------------------------------------------------------------
 
-    def open(self, node: int, flags: int) -> Attr:
-        if flags & _WRITING:
-            raise oserror(errno.EROFS)
-        if node == ROOT_NODE:
-            raise oserror(errno.EISDIR)
-        return self.getattr(OPENED + self._of_day(node))
+    def opened(self, node: int) -> Attr:
+        return self.file_attr(OPENED + self._of_day(node))
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         with self.lock:
             return self._extended(node).read(offset, size)
-
-    def statfs(self) -> StatFs:
-        return StatFs(BLOCK_BYTES, 0, 0, len(self._names()), 0)
 
     # -- lines -------------------------------------------------------------------------------------------------
 

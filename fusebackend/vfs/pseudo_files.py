@@ -12,16 +12,19 @@ the time at which the content was first seen as it is.
 
 Any thread; a content is computed without the lock, for it may ask other parts of the server. Cost: one computation for
 each lookup, `stat` and open of such a file, and nothing for any other.
+
+`PseudoDirectory` is what such directories have in common; see `server/log_files.py`, too.
 """
 
 from __future__ import annotations
 
+import abc
 import errno
 import itertools
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,10 +32,6 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name
 from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, WHOLE_FILES, Attr, StatFs
 from fusebackend.volumes.native import NativeVolume
-
-FILE_MODE = 0o444
-
-DIRECTORY_MODE = 0o555
 
 FIRST_OPENED = 1 << 32
 """Nodes from here on are contents of open handles; those below are the files."""
@@ -61,11 +60,70 @@ class PseudoFile:
         self.opened: dict[int, ContentSince] = {}  # by the handle's node, in the order of the opens
 
 
-class PseudoFiles(NativeVolume):
-    """See the module's docstring. `add` gives it a file; files stay."""
+class PseudoDirectory(NativeVolume):
+    """A read-only directory of computed files: names, attributes but for sizes, and what no open may do."""
 
     features = replace(WHOLE_FILES, random_writes=True, durable=False, read_only=True)
     ttl_s = 0.0
+    file_mode = 0o444
+    directory_mode = 0o555
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.since_ns = time.time_ns()
+
+    @abc.abstractmethod
+    def nodes(self) -> Mapping[bytes, int]:
+        """Return the files, by name."""
+
+    @abc.abstractmethod
+    def file_attr(self, node: int) -> Attr:
+        """Return the attributes of a file. OSError: ESTALE."""
+
+    @abc.abstractmethod
+    def opened(self, node: int) -> Attr:
+        """Open a file for reading, as `open`."""
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        if parent != ROOT_NODE:
+            raise oserror(errno.ENOTDIR)
+        node = self.nodes().get(name)
+        if node is None:
+            raise oserror(errno.ENOENT)
+        return self.file_attr(node)
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        if node != ROOT_NODE:
+            raise oserror(errno.ENOTDIR)
+        nodes = self.nodes()
+        return [(name, self.file_attr(nodes[name])) for name in sorted(nodes) if name > after][:limit]
+
+    def getattr(self, node: int) -> Attr:
+        if node == ROOT_NODE:
+            return self.attr(node, stat.S_IFDIR | self.directory_mode, self.since_ns)
+        return self.file_attr(node)
+
+    def attr(self, node: int, mode: int, since_ns: int, size: int = 0) -> Attr:
+        """Return attributes."""
+        times = {"atime_ns": since_ns, "mtime_ns": since_ns, "ctime_ns": since_ns}
+        owner = {"uid": os.geteuid(), "gid": os.getegid()}
+        return Attr(
+            node, mode, nlink=1 + stat.S_ISDIR(mode), **owner, size=size, blocks=-(-size // BLOCK_BYTES), **times
+        )
+
+    def open(self, node: int, flags: int) -> Attr:
+        if flags & _WRITING:
+            raise oserror(errno.EROFS)
+        if node == ROOT_NODE:
+            raise oserror(errno.EISDIR)
+        return self.opened(node)
+
+    def statfs(self) -> StatFs:
+        return StatFs(BLOCK_BYTES, 0, 0, len(self.nodes()), 0)
+
+
+class PseudoFiles(PseudoDirectory):
+    """See the module's docstring. `add` gives it a file; files stay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +131,6 @@ class PseudoFiles(NativeVolume):
         self._handles = itertools.count(FIRST_OPENED)
         self._names: dict[bytes, PseudoFile] = {}  # replaced as a whole: it is read with no lock
         self._files: dict[int, PseudoFile] = {}  # by node, those of open handles included
-        self._since_ns = time.time_ns()
 
     def add(self, name: str, compute: Callable[[], bytes]) -> None:
         """Add a file. In any thread.
@@ -95,23 +152,10 @@ class PseudoFiles(NativeVolume):
 
     # -- names and attributes ----------------------------------------------------------------------------------
 
-    def lookup(self, parent: int, name: bytes) -> Attr:
-        if parent != ROOT_NODE:
-            raise oserror(errno.ENOTDIR)
-        file = self._names.get(name)
-        if file is None:
-            raise oserror(errno.ENOENT)
-        return self.getattr(file.node)
+    def nodes(self) -> Mapping[bytes, int]:
+        return {name: file.node for name, file in self._names.items()}
 
-    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        if node != ROOT_NODE:
-            raise oserror(errno.ENOTDIR)
-        names = sorted(name for name in self._names if name > after)[:limit]
-        return [(name, self.lookup(node, name)) for name in names]
-
-    def getattr(self, node: int) -> Attr:
-        if node == ROOT_NODE:
-            return self._attr(node, stat.S_IFDIR | DIRECTORY_MODE, self._since_ns)
+    def file_attr(self, node: int) -> Attr:
         file = self._file(node)
         with self.lock:
             content = file.opened.get(node) or next(reversed(file.opened.values()), None)
@@ -124,14 +168,7 @@ class PseudoFiles(NativeVolume):
         return file
 
     def _attr_of(self, node: int, content: ContentSince) -> Attr:
-        return self._attr(node, stat.S_IFREG | FILE_MODE, content.since_ns, len(content.data))
-
-    def _attr(self, node: int, mode: int, since_ns: int, size: int = 0) -> Attr:
-        times = {"atime_ns": since_ns, "mtime_ns": since_ns, "ctime_ns": since_ns}
-        owner = {"uid": os.geteuid(), "gid": os.getegid()}
-        return Attr(
-            node, mode, nlink=1 + stat.S_ISDIR(mode), **owner, size=size, blocks=-(-size // BLOCK_BYTES), **times
-        )
+        return self.attr(node, stat.S_IFREG | self.file_mode, content.since_ns, len(content.data))
 
     def _computed(self, file: PseudoFile) -> ContentSince:
         data = file.compute()
@@ -142,11 +179,7 @@ class PseudoFiles(NativeVolume):
 
     # -- data --------------------------------------------------------------------------------------------------
 
-    def open(self, node: int, flags: int) -> Attr:
-        if flags & _WRITING:
-            raise oserror(errno.EROFS)
-        if node == ROOT_NODE:
-            raise oserror(errno.EISDIR)
+    def opened(self, node: int) -> Attr:
         file = self._file(node)
         content = self._computed(file)
         with self.lock:
@@ -167,6 +200,3 @@ class PseudoFiles(NativeVolume):
         with self.lock:
             file = self._files.pop(node)
             del file.opened[node]
-
-    def statfs(self) -> StatFs:
-        return StatFs(BLOCK_BYTES, 0, 0, len(self._names), 0)
