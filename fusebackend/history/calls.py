@@ -41,28 +41,16 @@ MOST_NAMED: Final = 1000
 """Calls that clients have named and not ended."""
 
 
-class Mark:
-    """A call that has changed a file, and how; see `recorder.py`. The call is None once it has ended."""
-
-    __slots__ = ("call", "how")
-
-    def __init__(self, call: OpenCall, how: int) -> None:
-        self.call: OpenCall | None = call
-        self.how = how
-
-
 class OpenCall:
     """A call that goes on. `Calls` makes them.
 
     Attributes:
         number: 0 before its first change.
-        counts: how many files it has changed last, by volume.
-        earlier: how those are recorded that another call has changed since, by volume and node.
+        files: how the files are recorded that it has changed, by volume (`VolumeRecords`) and node.
     """
 
     __slots__ = (
-        "_marks", "actor", "began_s", "counts", "earlier", "ended", "kind", "last_s", "number", "title", "undoes",
-        "users",
+        "actor", "began_s", "ended", "files", "kind", "last_s", "number", "title", "undoes", "users",
     )  # fmt: skip
 
     def __init__(self, kind: CallKind, title: str, actor: Actor, undoes: Sequence[int] = ()) -> None:
@@ -74,23 +62,7 @@ class OpenCall:
         self.users = 0
         self.began_s = self.last_s = 0.0
         self.ended = False
-        self._marks: dict[int, Mark] = {}
-        self.counts: dict[Any, int] = {}
-        self.earlier: dict[Any, dict[int, int]] = {}
-
-    def mark(self, how: int) -> Mark:
-        """Return the mark of the files that are recorded so far, the same for all of them."""
-        mark = self._marks.get(how)
-        if mark is None:
-            mark = self._marks[how] = Mark(self, how)
-        return mark
-
-    def forget(self) -> dict[Any, int]:
-        """End all marks; returns how many files of each volume had one."""
-        for mark in self._marks.values():
-            mark.call = None
-        counts, self.counts, self._marks, self.earlier = self.counts, {}, {}, {}
-        return counts
+        self.files: dict[Any, dict[int, int]] = {}
 
 
 _inside: contextvars.ContextVar[OpenCall | None] = contextvars.ContextVar("fusebackend_call", default=None)
@@ -349,7 +321,7 @@ class Calls:
             for table in (self._sessions, self._tools):
                 for key, call in tuple(table.items()):
                     is_long = call.kind == "session" and now_s - call.began_s > LONGEST_S
-                    is_large = call.kind == "session" and sum(tuple(call.counts.values())) > MOST_FILES
+                    is_large = call.kind == "session" and sum(map(len, tuple(call.files.values()))) > MOST_FILES
                     if not call.users and (now_s - call.last_s > QUIET_S or is_long or is_large):
                         del table[key]  # type: ignore[arg-type]
                         over.append(call)

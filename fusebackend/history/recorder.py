@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fusebackend.base.paths import AgentPath, to_name
-from fusebackend.history.calls import Calls, Mark, OpenCall
+from fusebackend.history.calls import Calls, OpenCall
 from fusebackend.history.history_file import Entry, HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.records import Image, RecordKind, Stamp, State
@@ -91,57 +91,31 @@ class Kept(NamedTuple):
 
 
 class VolumeRecords:
-    """The files of one volume that calls have changed, for all routes and trees that show it.
+    """The files of one volume that calls have changed, for all routes and trees that show it."""
 
-    A large call has many: a file costs an entry of one dictionary, whose value all files share that its call has
-    changed in the same way.
-    """
-
-    __slots__ = ("_stale", "marks")
+    __slots__ = ("last",)
 
     def __init__(self) -> None:
-        self.marks: dict[int, Mark] = {}
-        """Node → the call that has changed it last, and how. It has a record of how the file was before, see `how`."""
-        self._stale = 0  # marks of calls that have ended
+        self.last: dict[int, OpenCall] = {}
+        """Node → the call that has changed it last, of those that go on. It has a record of how the file was before."""
 
     def own(self, call: OpenCall, node: int, how: int) -> None:
         """Note that a change of a file by a call is recorded."""
-        mark = self.marks.get(node)
-        if mark is not None and mark.call is call:
-            how |= mark.how
-        else:
-            if mark is not None:
-                self._left(mark, node)
-            if call.earlier:
-                how |= call.earlier.get(self, {}).pop(node, 0)
-            call.counts[self] = call.counts.get(self, 0) + 1
-        self.marks[node] = call.mark(how)
-
-    def _left(self, mark: Mark, node: int) -> None:
-        """Another call changes a file now."""
-        other = mark.call
-        if other is None:
-            self._stale -= 1
-        else:
-            other.counts[self] = other.counts.get(self, 0) - 1
-            other.earlier.setdefault(self, {})[node] = mark.how
+        self.last[node] = call
+        files = call.files.setdefault(self, {})
+        files[node] = files.get(node, 0) | how
 
     def is_last(self, call: OpenCall, node: int) -> bool:
         """Return True if no other call that goes on has changed the file since."""
-        mark = self.marks.get(node)
-        return mark is not None and mark.call is call
+        return self.last.get(node) is call
 
     def how(self, call: OpenCall, node: int) -> int:
         """Return how far the changes of a file by a call are recorded."""
-        mark = self.marks.get(node)
-        if mark is not None and mark.call is call:
-            return mark.how
-        return call.earlier.get(self, {}).get(node, 0) if call.earlier else 0
+        return call.files.get(self, {}).get(node, 0)
 
     def has_bytes(self, call: OpenCall, node: int) -> bool:
         """Return True if a record of the call leads to the bytes before it, and no other has changed the file since."""
-        mark = self.marks.get(node)
-        return mark is not None and mark.call is call and bool(mark.how & (CONTENT | MADE | AGAIN))
+        return self.last.get(node) is call and bool(self.how(call, node) & (CONTENT | MADE | AGAIN))
 
     def part(self, call: OpenCall, node: int) -> None:
         """Note that a file which a call has changed has lost one of its names in it."""
@@ -150,18 +124,17 @@ class VolumeRecords:
 
     def disown(self, call: OpenCall, node: int) -> None:
         """The change was not made."""
-        if self.is_last(call, node) and self.marks.pop(node, None) is not None:
-            call.counts[self] -= 1
-        call.earlier.get(self, {}).pop(node, 0)
+        self._forget(call, node)
+        call.files.get(self, {}).pop(node, None)
 
-    def ended(self, marks: int) -> None:
-        """A call has ended that had so many marks here: once they are the most, they go."""
-        self._stale += marks
-        if self._stale * 2 > len(self.marks):
-            # Where the volume is no lock of its callers, several calls may end at once.
-            for node in [node for node, mark in self.marks.copy().items() if mark.call is None]:
-                self.marks.pop(node, None)
-            self._stale = 0
+    def end(self, call: OpenCall) -> None:
+        """A call has ended."""
+        for node in list(call.files.pop(self, ())):
+            self._forget(call, node)
+
+    def _forget(self, call: OpenCall, node: int) -> None:
+        if self.last.get(node) is call:
+            self.last.pop(node, None)  # where the volume is no lock of its callers, several calls may end at once
 
 
 class Recorder:
@@ -282,8 +255,8 @@ class Recorder:
             self.stamp(call.number)
         except Exception as error:
             self.failed(error, "what a call has left can't be looked at")
-        for records, marks in call.forget().items():
-            records.ended(marks)
+        for records in tuple(call.files):
+            records.end(call)
 
     def settle_all(self) -> None:
         """Stamp what the calls that go on have left by now."""
@@ -447,7 +420,7 @@ class HistoryListener(ChangeListener):
         self._volume = volume
         self.recorder = recorder
         self.records = recorder.of(volume)
-        self._marks = self.records.marks
+        self._last = self.records.last
         self._current = recorder.calls.current
         # The lock of a branch is held while its route is asked, in threads; the mount's loop does not wait for it.
         is_branch = isinstance(volume, SnapshotVolume) and not volume.takes_snapshots
@@ -544,8 +517,9 @@ class HistoryListener(ChangeListener):
         return is_linked
 
     def _is_recorded(self, call: OpenCall, node: int, kind: str) -> bool:
-        mark = self._marks.get(node)
-        return mark is not None and mark.call is call and (kind == "attributes" or bool(mark.how & (CONTENT | MADE)))
+        if self._last.get(node) is not call:
+            return False
+        return kind == "attributes" or bool(self.records.how(call, node) & (CONTENT | MADE))
 
     def _first(self, call: OpenCall, change: DoorChange) -> _PendingChange | None:
         """Return the record of the first change of a file by a call, or of the first one after another call's."""

@@ -32,8 +32,7 @@ def test_calls_in_turn_as_in_a_model() -> None:
                     del last[node]
                 how[call].pop(node, None)
             case 1:
-                for volume, marks in call.forget().items():
-                    volume.ended(marks)
+                records.end(call)
                 last = {each: owner for each, owner in last.items() if owner is not call}
                 how[call] = {}
             case _:
@@ -44,31 +43,19 @@ def test_calls_in_turn_as_in_a_model() -> None:
         for each in range(12):
             assert [records.how(one, each) for one in calls] == [how[one].get(each, 0) for one in calls]
             assert [records.is_last(one, each) for one in calls] == [last.get(each) is one for one in calls]
-        assert sum(sum(one.counts.values()) for one in calls) == len(last)
 
 
 def test_nothing_is_kept_of_calls_that_have_ended() -> None:
-    """However large a call is that goes on: at most as many as of those that do."""
     records, large = VolumeRecords(), opened()
     for node in range(100):
         records.own(large, node, MADE)
     for node in range(1000, 3000):
         call = opened()
         records.own(call, node, CONTENT)
-        for volume, marks in call.forget().items():
-            volume.ended(marks)
-        assert len(records.marks) <= 201
-    for volume, marks in large.forget().items():
-        volume.ended(marks)
-    assert records.marks == {}
-
-
-def test_files_of_a_call_share_a_mark() -> None:
-    """A call that goes on may have 100,000 of them."""
-    records, call = VolumeRecords(), opened()
-    for node in range(100):
-        records.own(call, node, MADE)
-    assert len({id(mark) for mark in records.marks.values()}) == 1
+        records.end(call)
+        assert len(records.last) == 100
+    records.end(large)
+    assert records.last == {} and large.files == {}
 
 
 def test_calls_that_end_at_once() -> None:
@@ -80,8 +67,7 @@ def test_calls_that_end_at_once() -> None:
             call = opened()
             for node in range(first, first + 60):
                 records.own(call, node + turn % 7, CONTENT)
-            for volume, marks in call.forget().items():
-                volume.ended(marks)
+            records.end(call)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
