@@ -156,7 +156,6 @@ class Recorder:
         """The routes whose volumes keep a log."""
         self._routes: dict[AgentPath, Route] = {}
         self._volumes: dict[int, VolumeRecords] = {}
-        self._stamped: dict[int, int] = {}  # call → the last record that was stamped
 
     def of(self, volume: Volume) -> VolumeRecords:
         """Return what is recorded of a volume."""
