@@ -6,9 +6,7 @@ the others is left out of a comparison: it would seem to have been created since
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,7 +18,6 @@ from fusebackend.trees.branches import Branches
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.earlier import EarlierVolume
 from fusebackend.trees.merge.tree import RACY_NS, Item, MergeTree
-from fusebackend.trees.recorded import stat_of
 from fusebackend.trees.refs import Ref
 from fusebackend.trees.snapshots import Snapshots
 
@@ -131,9 +128,9 @@ class States:
         held = {ref.name: {_inner(prefix) for prefix in state.kept} for ref, state in ((before, one), (after, other))}
         routes = {_inner(prefix) for prefix in self._volumes}
         scope = scope_of(paths, routes, held)
-        trees = ItemTree(one.tree), ItemTree(other.tree)
+        trees = one.tree, other.tree
         for path in scope.paths:
-            if all(tree.entry(path) is None for tree in trees):
+            if all(tree.find(path) is None for tree in trees):
                 text = f"'/{to_text(path)}' is neither in '{before.name}' nor in '{after.name}'"
                 raise OSError(errno.ENOENT, text)
         older_ns = min((ref.time_ns for ref in (before, after) if ref.time_ns is not None), default=None)
@@ -142,7 +139,7 @@ class States:
         if len(branches) == 1 and all(ref.is_main or ref.is_call or ref.is_branch for ref in (before, after)):
             older_ns = _ALWAYS_NS + RACY_NS if None in branches else None
             touched = [*_touched(one.earlier), *_touched(other.earlier)]
-            chosen = [path for path in _chosen(touched, chosen) if any(tree.entry(path) is not None for tree in trees)]
+            chosen = [path for path in _chosen(touched, chosen) if any(tree.find(path) is not None for tree in trees)]
         elif branches != {None} and (before.is_call or after.is_call):
             older_ns = None  # the state before a call of a branch gives files numbers and times of its own
         ways = {way for route in routes for way in above(route) if way}
@@ -232,46 +229,3 @@ def _chosen(touched: Sequence[bytes], paths: Sequence[bytes]) -> list[bytes]:
     found = {path for path in touched if any(path == each or is_below(path, each) for each in paths)}
     found |= {path for path in paths if any(is_below(path, each) for each in touched)}
     return tops(found)
-
-
-class ItemTree:
-    """A `MergeTree` as a `ReadTree`."""
-
-    def __init__(self, tree: MergeTree) -> None:
-        self._tree = tree
-
-    def _item(self, path: bytes) -> Item:
-        item = self._tree.find(path)
-        if item is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), to_text(path))
-        return item
-
-    def entry(self, path: bytes) -> os.stat_result | None:
-        item = self._tree.find(path)
-        return None if item is None else stat_of(item, item.ctime_ns)
-
-    def entries(self, path: bytes) -> dict[bytes, os.stat_result]:
-        return {name: stat_of(item, item.ctime_ns) for name, item in self._item(path).names().items()}
-
-    def pieces(self, path: bytes) -> Iterator[tuple[int, bytes]]:
-        with _found(path):
-            yield from self._item(path).source().pieces()
-
-    def target(self, path: bytes) -> bytes:
-        with _found(path):
-            return self._item(path).state.target
-
-    def xattrs(self, path: bytes) -> dict[str, bytes]:
-        with _found(path):
-            return {os.fsdecode(name): value for name, value in self._item(path).state.xattrs.items()}
-
-
-@contextlib.contextmanager
-def _found(path: bytes) -> Iterator[None]:
-    """A file that has gone since its directory was listed is not there: ENOENT, not ESTALE."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), to_text(path)) from None

@@ -9,6 +9,7 @@ nothing is known but the path. A tree belongs to one thread; its calls wait for 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -141,6 +142,23 @@ class Item:
     def state(self, state: State) -> None:
         self._state = state
 
+    @property
+    def target(self) -> bytes:
+        """Of a symbolic link. ENOENT if it has gone since its directory was listed."""
+        with _found(self):
+            return self.state.target
+
+    @property
+    def xattrs(self) -> dict[bytes, bytes]:
+        """Its extended attributes. ENOENT if it has gone since its directory was listed."""
+        with _found(self):
+            return self.state.xattrs
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Read a regular file: each piece with its offset, holes left out. ENOENT as above."""
+        with _found(self):
+            yield from self.source().pieces()
+
     def source(self, state: State | None = None) -> NodeSource:
         """Its bytes, with its own attributes or others."""
         return NodeSource(self.volume, self.node, self.state if state is None else state)
@@ -266,6 +284,17 @@ class MergeTree:
             if len(prefix) > len(best) and (path == inner or path.startswith(inner + b"/")):
                 best = prefix
         return best
+
+
+@contextlib.contextmanager
+def _found(item: Item) -> Iterator[None]:
+    """A file that has gone since its directory was listed is not there: ENOENT, not ESTALE."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), to_text(item.path)) from None
 
 
 def same_bytes(one: Item, other: Item) -> bool:

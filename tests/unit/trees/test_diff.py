@@ -21,7 +21,7 @@ from fusebackend.testing.posix.case import fails
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import RACY_NS, Differences, differences, filled, same_pieces
 from fusebackend.trees.diff_output import as_objects, name_status, stat_lines, stat_rows
-from fusebackend.trees.states import ItemTree
+from fusebackend.trees.merge.tree import Item
 from fusebackend.volumes.contents import PIECE_BYTES
 
 Pieces: TypeAlias = "list[tuple[int, bytes]]"
@@ -38,13 +38,13 @@ def lines(result: Differences) -> list[str]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Record the files that are opened from now on."""
     opened: list[bytes] = []
-    pieces = ItemTree.pieces
+    pieces = Item.pieces
 
-    def recorded(tree: ItemTree, path: bytes) -> Any:
-        opened.append(path)
-        return pieces(tree, path)
+    def recorded(item: Item) -> Any:
+        opened.append(item.path)
+        return pieces(item)
 
-    monkeypatch.setattr(ItemTree, "pieces", recorded)
+    monkeypatch.setattr(Item, "pieces", recorded)
     return opened
 
 
@@ -127,30 +127,31 @@ def test_a_link_on_the_way_is_not_followed(sides: tuple[Path, Path], tmp_path: P
     make(outside, {b"f": File(b"secret")}, 1_000)
     (sides[1] / "d").symlink_to(outside)
     assert lines(compare(sides, b"d/f")) == ["D\td/f"]
-    tree = tree_of(sides[1])
-    with pytest.raises(FileNotFoundError):
-        list(tree.pieces(b"d/f"))
+    tree, link = tree_of(sides[1]), tree_of(sides[1]).find(b"d")
+    assert tree.find(b"d/f") is None and link is not None
     with fails(errno.EINVAL):
-        list(tree.pieces(b"d"))
+        list(link.pieces())
 
 
 def test_a_file_that_became_a_fifo_does_not_block(sides: tuple[Path, Path]) -> None:
     make(sides[0], {b"f": Fifo()}, 1_000)
+    pipe = tree_of(sides[0]).find(b"f")
+    assert pipe is not None
     with fails(errno.EINVAL):
-        list(tree_of(sides[0]).pieces(b"f"))
+        list(pipe.pieces())
 
 
 def test_what_can_not_be_read_is_skipped(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     make(sides[0], {b"d": {b"f": File(b"1")}, b"g": File(b"2")}, 1_000)
     make(sides[1], {b"d": {b"f": File(b"3")}, b"g": File(b"4")}, 2_000)
-    entries = ItemTree.entries
+    names = Item.names
 
-    def refused(tree: ItemTree, path: bytes) -> Any:
-        if path == b"d":
+    def refused(item: Item) -> Any:
+        if item.path == b"d":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return entries(tree, path)
+        return names(item)
 
-    monkeypatch.setattr(ItemTree, "entries", refused)
+    monkeypatch.setattr(Item, "names", refused)
     result = compare(sides)
     assert (lines(result), result.skipped) == (["M\tg"], [(b"d", "Permission denied")])
     assert b"# d: not compared: Permission denied\n" in b"".join(diff_output.patch(result))
@@ -268,10 +269,11 @@ def test_holes(sides: tuple[Path, Path], request: pytest.FixtureRequest, knows_h
     if not knows_holes:
         request.getfixturevalue("without_holes")
     with (sides[0] / "f").open("rb") as one, (sides[1] / "g").open("rb") as other:
-        trees = tree_of(sides[0]), tree_of(sides[1])
-        assert same_pieces(trees[0].pieces(b"f"), trees[1].pieces(b"f"))
-        assert not same_pieces(trees[0].pieces(b"f"), trees[1].pieces(b"g"))
-        read = sum(len(piece) for _, piece in trees[0].pieces(b"f"))
+        first, same, empty = (tree_of(sides[i]).find(name) for i, name in ((0, b"f"), (1, b"f"), (1, b"g")))
+        assert first is not None and same is not None and empty is not None
+        assert same_pieces(first.pieces(), same.pieces())
+        assert not same_pieces(first.pieces(), empty.pieces())
+        read = sum(len(piece) for _, piece in first.pieces())
         assert read == (PIECE_BYTES if knows_holes else size)
         ((start, end),) = data_ranges(one.fileno(), size)
         assert (start, end) == ((5 << 20, (5 << 20) + 4096) if knows_holes else (0, size))
