@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.merge_lines import is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
-from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree, Seen, OtherName
+from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree, Seen
 from fusebackend.history.records import Image, Record, Stamp
 from fusebackend.protocol import SnapshotVolume, UndoConflict, Volume
 from fusebackend.volumes.frozen import LooksAhead

@@ -19,7 +19,7 @@ import hashlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -90,16 +90,13 @@ def differences(
     after: MergeTree,
     paths: Iterable[bytes] = (b"",),
     *,
-    left_out: Collection[bytes] = (),
-    ways: Collection[bytes] = (),
     older_ns: int | None = None,
 ) -> Differences:
-    """Compare two trees.
+    """Compare two trees, in the routes that both hold. Of directories on the way to routes the own attributes are not
+    compared: some are synthesised.
 
     Args:
         paths: the paths that are compared, with all below them.
-        left_out: paths that are not compared.
-        ways: directories on the way to routes, whose own attributes are not compared: some are synthesised.
         older_ns: when the older one of two trees of one mount was taken. Without it every file is read.
 
     Raises:
@@ -114,10 +111,8 @@ def differences(
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
         while left:
             here, old, new = left.pop()
-            if here in left_out:
-                continue
             try:
-                left += _compared(result, here, old, new, trusted_ns, is_way=here in ways)
+                left += _compared(result, here, old, new, trusted_ns)
             except OSError as error:
                 result.skipped.append((here, error.strerror or str(error)))
     unique = {(each.path, each.change): each for each in result.found}
@@ -128,18 +123,22 @@ def differences(
 
 
 def _compared(
-    result: Differences, path: bytes, before: Item | None, after: Item | None, trusted_ns: int, *, is_way: bool
+    result: Differences, path: bytes, before: Item | None, after: Item | None, trusted_ns: int
 ) -> list[tuple[bytes, Item | None, Item | None]]:
     """Compare a path, and return the names below it that are to be compared next."""
-    if is_way:
+    ours = before.names() if before is not None else {}
+    theirs = after.names() if after is not None else {}
+    is_way = tuple(item is not None and item.is_way for item in (before, after))
+    if any(is_way) and not all(is_way):  # one of them does not hold the route, but maybe those below it
+        both = (name for name in ours.keys() & theirs.keys() if ours[name].is_fixed)
+        return [(join(path, name), ours[name], theirs[name]) for name in both]
+    if all(is_way) or (path and any(item is not None and item.is_on_way for item in (before, after))):
         pass  # its names alone
     elif before is None or after is None or before.type != after.type:
         change: Change = "created" if before is None else "deleted" if after is None else "retyped"
         result.found.append(Difference(change, path, before, after))
     elif differing := tuple(fields(before, after, trusted_ns)):
         result.found.append(Difference("modified", path, before, after, fields=differing))
-    ours = before.names() if before is not None else {}
-    theirs = after.names() if after is not None else {}
     if ours and after is not None and after.is_dir and not theirs:
         result.emptied.append(path)
     return [(join(path, name), ours.get(name), theirs.get(name)) for name in ours.keys() | theirs.keys()]

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.errors import oserror
-from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.base.paths import AgentPath
 from fusebackend.base.relative_paths import above, is_below, split
 from fusebackend.base.stamps import TICK_NS
 from fusebackend.history.history_file import HistoryFile
@@ -461,8 +461,7 @@ def sides(records: Sequence[Record], past: Past) -> tuple[MergeTree, MergeTree]:
         since = [later[number] for number in sorted(later, reverse=True)]
         after[prefix] = _Side(past, prefix, since, own)
         before[prefix] = _Side(past, prefix, [*since, *reversed(own)], own)
-    empty = InMemoryVolume()
-    return MergeTree({ROOT: empty, **before}), MergeTree({ROOT: empty, **after})
+    return MergeTree(before), MergeTree(after)
 
 
 def _paths_of(record: Record) -> Sequence[bytes]:

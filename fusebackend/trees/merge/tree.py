@@ -114,6 +114,11 @@ class Item:
         return self.is_fixed and not self.node
 
     @property
+    def is_on_way(self) -> bool:
+        """True for a directory that leads to a route."""
+        return self._place is not None and bool(self._place.children)
+
+    @property
     def path(self) -> bytes:
         """Its path in the tree, without a slash at the begin; empty for the root."""
         names = []
@@ -208,11 +213,15 @@ class Item:
         parent.names()[name] = self
 
 
+_WAY = Attr(0, stat.S_IFDIR | 0o755)
+
+
 class MergeTree:
     """See the module's docstring.
 
     Args:
-        volumes: prefix → volume. A tree in one volume has only the default one.
+        volumes: prefix → volume. A tree in one volume has only the default one. A route that has none is a directory
+            that leads to those below it.
         prefixes: those of all routes of the mount.
         key_of: gives keys; None where nodes of the volumes mean nothing in other trees.
         time_ns: when the tree was frozen; 0 for one that changes.
@@ -233,7 +242,8 @@ class MergeTree:
         self.time_ns = time_ns
         self.prefixes = frozenset(volumes if prefixes is None else prefixes)
         self._places = Places(self.prefixes)
-        self.root = Item(self, ROOT, volumes[ROOT].getattr(ROOT_NODE), None, b"", self._places.roots[0])
+        root = volumes[ROOT].getattr(ROOT_NODE) if ROOT in volumes else _WAY
+        self.root = Item(self, ROOT, root, None, b"", self._places.roots[0])
         self._by_key: dict[Hashable, Item] | None = None
         self._more: dict[Hashable, list[Item]] = {}  # further names of a file
 
@@ -250,7 +260,7 @@ class MergeTree:
             if prefix is not None:
                 found[name] = Item(self, prefix, self.volumes[prefix].getattr(ROOT_NODE), item, name, below)
             elif name not in found:
-                found[name] = Item(self, item.prefix, Attr(0, stat.S_IFDIR | 0o755), item, name, below)
+                found[name] = Item(self, item.prefix, _WAY, item, name, below)
         return found
 
     def _shown_at(self, place: Place) -> AgentPath | None:

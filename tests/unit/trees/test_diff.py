@@ -13,15 +13,21 @@ from typing import Any, TypeAlias
 
 import pytest
 from for_each import for_each
+from merging import write
 from random_trees import Fifo, File, Link, Tree, make, tree_of
 
 from fusebackend.backends.directory.dirfd import CACHED_DESCRIPTORS
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.base.paths import AgentPath
 from fusebackend.linux.holes import data_ranges
 from fusebackend.testing.posix.case import fails
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import RACY_NS, Differences, differences, filled, same_pieces
 from fusebackend.trees.diff_output import as_objects, name_status, stat_lines, stat_rows
 from fusebackend.trees.merge.tree import Item
+from fusebackend.trees.refs import MAIN_REF, Ref
+from fusebackend.trees.snapshots import Snapshots
+from fusebackend.trees.states import States
 from fusebackend.volumes.contents import PIECE_BYTES
 
 Pieces: TypeAlias = "list[tuple[int, bytes]]"
@@ -113,11 +119,33 @@ def test_a_path_that_neither_has(sides: tuple[Path, Path]) -> None:
     assert missing.value.filename == "a/y/z"
 
 
-def test_paths_that_are_left_out_and_ways(sides: tuple[Path, Path]) -> None:
-    make(sides[0], {b"way": {b"route": {}}, b".fusebackend": {}}, 1_000)
-    make(sides[1], {b"way": {b"route": {b"live": File(b"1")}, b"other": File(b"2")}}, 2_000)
-    (sides[1] / "way").chmod(0o500)
-    assert lines(compare(sides, left_out=(b"way/route", b".fusebackend"), ways=(b"way",))) == ["A\tway/other"]
+ROUTES = ("/", "/a", "/a/in", "/a/in/most", "/b/c", "/bc")
+
+
+@for_each(
+    ("held", "path", "found", "missing"),
+    [
+        (ROUTES, b"", [b"a/in/most/new", b"a/in/new", b"a/new", b"b/c/new", b"bc/new", b"new"], []),
+        (("/", "/a", "/bc"), b"", [b"a/new", b"bc/new", b"new"], ["/a/in/", "/a/in/most/", "/b/c/"]),
+        (("/", "/a/in/most", "/bc"), b"a", [b"a/in/most/new"], ["/a/in/"]),
+        (("/", "/a/in/most"), b"a/in/most/new", [b"a/in/most/new"], []),
+        (("/a", "/b/c"), b"", [b"a/new", b"b/c/new"], ["/", "/a/in/", "/a/in/most/", "/bc/"]),
+        (("/a", "/b/c"), b"new", "'/new' lies in a route of which 'one' holds nothing: '/'", []),
+    ],
+)
+def test_routes_that_one_state_does_not_hold(held: Any, path: bytes, found: Any, missing: Any) -> None:
+    volumes = {AgentPath(prefix): InMemoryVolume() for prefix in ROUTES}
+    for prefix, volume in volumes.items():
+        if prefix in held:
+            volume.take_snapshot("one")
+        write(volume, b"new", b"1")
+    states = States(volumes, snapshots=Snapshots(volumes))
+    if isinstance(found, str):
+        with fails(errno.ENODATA, match=found):
+            states.differences(Ref("one", 1), MAIN_REF, [path])
+        return
+    result = states.differences(Ref("one", 1), MAIN_REF, [path])
+    assert ([each.path for each in result.found], result.missing, result.emptied) == (found, missing, [])
 
 
 def test_a_link_on_the_way_is_not_followed(sides: tuple[Path, Path], tmp_path: Path) -> None:
