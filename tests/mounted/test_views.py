@@ -27,6 +27,7 @@ import fusebackend
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.linux.bind_mount import unbind
 from fusebackend.rules.view import View
+from fusebackend.testing.posix.case import refused
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.walk import resolve
 
@@ -110,12 +111,6 @@ def own_socket(server: Mounted) -> str:
 
 def tree(server: Mounted) -> Path:
     return server.path / ".fusebackend/views/reviewer"
-
-
-def refused(number: int, work: object) -> None:
-    with pytest.raises(OSError) as caught:
-        work()  # type: ignore[operator]
-    assert caught.value.errno == number, caught.value
 
 
 def everything(top: Path) -> set[str]:

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, fails, fresh, needs, opened
+from fusebackend.testing.posix.case import Case, fresh, needs, opened, refused
 
 
 class AttributeCases(Case):
@@ -44,8 +44,7 @@ class AttributeCases(Case):
         assert stat.S_IMODE((d / "link").lstat().st_mode) == 0o777
 
     def test_chmod_of_what_is_missing(self, d: Path) -> None:
-        with fails(errno.ENOENT):
-            os.chmod(d / "missing", 0o644)
+        refused(errno.ENOENT, os.chmod, d / "missing", 0o644)
 
     @needs("persistent_modes", "links")
     def test_chmod_is_seen_through_every_link(self, d: Path) -> None:
@@ -74,8 +73,7 @@ class AttributeCases(Case):
     def test_nobody_executes_a_file_without_x(self, d: Path) -> None:
         (d / "script").write_text("#!/bin/sh\nexit 7\n")
         assert not os.access(d / "script", os.X_OK)
-        with fails(errno.EACCES):
-            os.execv(d / "script", ["script"])
+        refused(errno.EACCES, os.execv, d / "script", ["script"])
         os.chmod(d / "script", 0o755)
         assert os.waitstatus_to_exitcode(os.system(f"'{d}/script'")) == 7
 

@@ -19,12 +19,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
 from fusebackend.protocol import Features
+from fusebackend.testing.each import each
 
+P = ParamSpec("P")
 _C = TypeVar("_C", bound=Callable[..., Any])
 
 NOBODY = 65534
@@ -113,6 +115,19 @@ def fails(*numbers: int, match: str = "") -> Iterator[None]:
         assert re.search(match, str(error)), f"{match!r} is not in {str(error)!r}"
         return
     pytest.fail(f"no error, expected {' or '.join(errno.errorcode[number] for number in numbers)}", pytrace=True)
+
+
+def refused(numbers: int | tuple[int, ...], call: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> None:
+    """Fail unless the call raises `OSError` with this errno, or one of these."""
+    with fails(*((numbers,) if isinstance(numbers, int) else numbers)):
+        call(*arguments, **options)
+
+
+def all_refused(*rows: tuple[int | tuple[int, ...], Callable[..., object], *tuple[Any, ...]]) -> None:
+    """Check every row, in order: an errno (or some), a call and its arguments. All run; each failure names its row."""
+    for case in each({f"row {number}: {row}": row for number, row in enumerate(rows)}):
+        with case as (numbers, call, *arguments):
+            refused(numbers, call, *arguments)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusebackend.testing.posix.case import Case, fails, fork, needs, opened
+from fusebackend.testing.posix.case import Case, fork, needs, opened, refused
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -219,10 +219,8 @@ class DirectoryCases(Case):
         with opened(d / "gone", os.O_RDONLY | os.O_DIRECTORY) as fd:
             os.rmdir(d / "gone")
             assert os.listdir(fd) == []
-            with fails(errno.ENOENT):
-                os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=fd)
-            with fails(errno.ENOENT):
-                os.mkdir("new", dir_fd=fd)
+            refused(errno.ENOENT, os.open, "new", os.O_WRONLY | os.O_CREAT, dir_fd=fd)
+            refused(errno.ENOENT, os.mkdir, "new", dir_fd=fd)
             assert os.fstat(fd).st_nlink == 0
 
     def test_a_directory_can_be_made_again(self, d: Path) -> None:

@@ -14,13 +14,14 @@ from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import (
     NOBODY,
     Case,
+    all_refused,
     as_user,
     drop_capabilities,
-    fails,
     fresh,
     in_child,
     needs,
     opened,
+    refused,
 )
 
 OTHER = 12345
@@ -157,12 +158,9 @@ class OwnershipCases(Case):
                 ("closed/file", os.O_RDONLY),
                 ("new", os.O_WRONLY | os.O_CREAT),
             ):
-                with fails(errno.EACCES):
-                    os.open(path, flags)
-            with fails(errno.EACCES):
-                os.listdir("closed")
-            with fails(errno.EACCES):
-                os.unlink("secret")
+                refused(errno.EACCES, os.open, path, flags)
+            refused(errno.EACCES, os.listdir, "closed")
+            refused(errno.EACCES, os.unlink, "secret")
             with opened("readable", os.O_RDONLY) as fd:
                 assert os.read(fd, 10) == b"open"
 
@@ -174,12 +172,11 @@ class OwnershipCases(Case):
         os.chmod(d / "file", 0o666)
 
         def try_all() -> None:
-            with fails(errno.EPERM):
-                os.chmod("file", 0o777)
-            with fails(errno.EPERM):
-                os.chown("file", NOBODY, -1)
-            with fails(errno.EPERM):
-                os.utime("file", ns=(1, 1))
+            all_refused(
+                (errno.EPERM, os.chmod, "file", 0o777),
+                (errno.EPERM, os.chown, "file", NOBODY, -1),
+                (errno.EPERM, partial(os.utime, "file", ns=(1, 1))),
+            )
             os.utime("file")  # the time of now: write permission is enough
             os.truncate("file", 0)
 
@@ -193,10 +190,8 @@ class OwnershipCases(Case):
         def try_all() -> None:
             os.close(os.open("file", os.O_WRONLY | os.O_CREAT))
             os.chown("file", -1, OTHER)
-            with fails(errno.EPERM):
-                os.chown("file", -1, OTHER + 1)
-            with fails(errno.EPERM):
-                os.chown("file", 0, -1)
+            refused(errno.EPERM, os.chown, "file", -1, OTHER + 1)
+            refused(errno.EPERM, os.chown, "file", 0, -1)
 
         as_user(d, try_all, groups=(OTHER,))
         assert ((d / "file").stat().st_uid, (d / "file").stat().st_gid) == (NOBODY, OTHER)
@@ -207,10 +202,8 @@ class OwnershipCases(Case):
         (d / "file").write_bytes(b"x")
 
         def try_all() -> None:
-            with fails(errno.EPERM, errno.EACCES):
-                os.unlink("file")
-            with fails(errno.EPERM, errno.EACCES):
-                os.rename("file", "other")
+            refused((errno.EPERM, errno.EACCES), os.unlink, "file")
+            refused((errno.EPERM, errno.EACCES), os.rename, "file", "other")
             os.close(os.open("mine", os.O_WRONLY | os.O_CREAT))
             os.unlink("mine")
 
@@ -327,5 +320,4 @@ class OwnershipCases(Case):
                 return os.read(fd, 100)
 
         assert as_user(d, read, groups=(OTHER,)) == b"for the group"
-        with fails(errno.EACCES):
-            as_user(d, read)
+        refused(errno.EACCES, as_user, d, read)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fusebackend.base.stamps import now_ns
 from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, fails, fresh, needs, opened
+from fusebackend.testing.posix.case import Case, all_refused, fresh, needs, opened, refused
 
 UTIME_NOW = (1 << 30) - 1
 UTIME_OMIT = (1 << 30) - 2
@@ -107,10 +107,8 @@ class TimeCases(Case):
 
     def test_utime_errors(self, d: Path) -> None:
         file = _file(d)
-        with fails(errno.EINVAL):
-            utimensat(file, (0, SECOND_NS), (0, 0))
-        with fails(errno.ENOENT):
-            os.utime(d / "missing")
+        refused(errno.EINVAL, utimensat, file, (0, SECOND_NS), (0, 0))
+        refused(errno.ENOENT, os.utime, d / "missing")
 
     @needs("persistent_modes", "wide_times")
     def test_times_before_1970_and_after_2038(self, d: Path) -> None:
@@ -227,12 +225,11 @@ class TimeCases(Case):
     def test_a_failed_call_changes_no_directory(self, d: Path) -> None:
         _file(d)
         with leaves(d):
-            with fails(errno.EEXIST):
-                os.mkdir(d / "file")
-            with fails(errno.ENOTDIR):
-                os.rmdir(d / "file")
-            with fails(errno.ENOENT):
-                os.unlink(d / "none")
+            all_refused(
+                (errno.EEXIST, os.mkdir, d / "file"),
+                (errno.ENOTDIR, os.rmdir, d / "file"),
+                (errno.ENOENT, os.unlink, d / "none"),
+            )
 
     @needs("persistent_modes", "links")
     def test_link_changes_the_file_and_the_directory(self, d: Path) -> None:
