@@ -36,11 +36,10 @@ class AttributeCases(Case):
         assert stat.S_IMODE((d / "file").stat().st_mode) == 0o751
 
     @needs("persistent_modes", "symlinks")
-    def test_chmod_follows_a_symlink(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_chmod_follows_a_symlink(self, d: Path, file: Path) -> None:
         os.symlink("file", d / "link")
         os.chmod(d / "link", 0o600)
-        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o600
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert stat.S_IMODE((d / "link").lstat().st_mode) == 0o777
 
     def test_chmod_of_what_is_missing(self, d: Path) -> None:
@@ -63,9 +62,8 @@ class AttributeCases(Case):
         assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
         assert (d / "file").read_bytes() == b"data"
 
-    def test_access_answers(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        assert os.access(d / "file", os.F_OK | os.R_OK | os.W_OK)
+    def test_access_answers(self, d: Path, file: Path) -> None:
+        assert os.access(file, os.F_OK | os.R_OK | os.W_OK)
         assert not os.access(d / "missing", os.F_OK)
         assert os.access(d, os.R_OK | os.W_OK | os.X_OK)
 

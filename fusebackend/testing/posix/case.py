@@ -1,8 +1,9 @@
 """The base of the POSIX cases: a fresh directory, declared limits, and a few calls that Python lacks.
 
-A case is a method with the argument `d`: an empty directory of its own, removed afterwards. `needs(...)` names the
-features and limits without which a case is skipped; `fails(errno, ...)` expects one of those errnos and no other. A
-case for many values loops over them with `fusebackend.testing.each`, in `fresh(d)` for each.
+A case is a method with the argument `d`: an empty directory of its own, removed afterwards; `file` is a file in it.
+`needs(...)` names the features and limits without which a case is skipped. `refused(errno, call, ...)`, and the block
+`fails(errno, ...)`, expect one of those errnos and no other. A case for many values loops over them with
+`fusebackend.testing.each`, in `fresh(d)` for each.
 """
 
 from __future__ import annotations
@@ -95,6 +96,18 @@ class Case:
         with umask(0o022):
             yield directory
         remove_tree(directory)
+
+    @pytest.fixture
+    def file(self, d: Path) -> Path:
+        """A file of one byte, `x`, in the directory of the case."""
+        (d / "file").write_bytes(b"x")
+        return d / "file"
+
+    @pytest.fixture
+    def fd(self, d: Path) -> Iterator[int]:
+        """A new and empty `file` in the directory of the case, open for reading and writing."""
+        with opened(d / "file", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+            yield fd
 
     def has(self, word: str) -> bool:
         """Return whether the class declares this feature or limit; `root` means that the tests run as root."""

@@ -55,17 +55,16 @@ class LinkCases(Case):
         assert (d / "two").stat().st_nlink == 1
 
     @needs("links")
-    def test_link_errors(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_link_errors(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
         all_refused(
-            (errno.EEXIST, os.link, d / "file", d / "dir"),
-            (errno.EEXIST, os.link, d / "file", d / "file"),
+            (errno.EEXIST, os.link, file, d / "dir"),
+            (errno.EEXIST, os.link, file, file),
             (errno.ENOENT, os.link, d / "missing", d / "new"),
-            (errno.ENOENT, os.link, d / "file", d / "missing" / "new"),
+            (errno.ENOENT, os.link, file, d / "missing" / "new"),
             (errno.EPERM, os.link, d / "dir", d / "new"),
         )
-        assert (d / "file").stat().st_nlink == 1
+        assert file.stat().st_nlink == 1
 
     @needs("links", "symlinks")
     def test_a_hard_link_to_a_symlink(self, d: Path) -> None:
@@ -88,10 +87,9 @@ class LinkCases(Case):
         assert stat.S_ISLNK((d / "to-file").lstat().st_mode)
 
     @needs("symlinks")
-    def test_an_absolute_symlink(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        os.symlink(d / "file", d / "link")
-        assert os.readlink(d / "link") == str(d / "file")
+    def test_an_absolute_symlink(self, d: Path, file: Path) -> None:
+        os.symlink(file, d / "link")
+        assert os.readlink(d / "link") == str(file)
         assert (d / "link").read_bytes() == b"x"
 
     @needs("symlinks")

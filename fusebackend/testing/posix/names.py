@@ -76,26 +76,24 @@ class NameCases(Case):
                 assert os.listdir(os.fsencode(own)) == os.listdir(path) == [name]
                 assert os.stat(path + b"/" + name).st_size == 1
 
-    def test_a_name_of_256_bytes_is_enametoolong(self, d: Path) -> None:
+    def test_a_name_of_256_bytes_is_enametoolong(self, d: Path, file: Path) -> None:
         long = d / ("n" * 256)
-        (d / "file").write_bytes(b"x")
         all_refused(
             (errno.ENAMETOOLONG, long.stat),
             (errno.ENAMETOOLONG, os.open, long, os.O_WRONLY | os.O_CREAT),
             (errno.ENAMETOOLONG, long.mkdir),
-            (errno.ENAMETOOLONG, os.rename, d / "file", long),
+            (errno.ENAMETOOLONG, os.rename, file, long),
             (errno.ENAMETOOLONG, os.unlink, long),
             (errno.ENAMETOOLONG, os.rmdir, long),
         )
         assert os.listdir(d) == ["file"]
 
     @needs("symlinks", "links", "special_files")
-    def test_a_link_of_256_bytes_is_enametoolong(self, d: Path) -> None:
+    def test_a_link_of_256_bytes_is_enametoolong(self, d: Path, file: Path) -> None:
         long = d / ("n" * 256)
-        (d / "file").write_bytes(b"x")
         all_refused(
             (errno.ENAMETOOLONG, os.symlink, "file", long),
-            (errno.ENAMETOOLONG, os.link, d / "file", long),
+            (errno.ENAMETOOLONG, os.link, file, long),
             (errno.ENAMETOOLONG, os.mkfifo, long),
         )
 
@@ -105,9 +103,8 @@ class NameCases(Case):
                 refused(errno.ENAMETOOLONG, os.stat, d / ("n" * size))
                 refused(errno.ENAMETOOLONG, os.mkdir, d / ("n" * size))
 
-    def test_a_path_of_4095_bytes_works_and_4096_does_not(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        path = os.fsencode(d / "file")
+    def test_a_path_of_4095_bytes_works_and_4096_does_not(self, d: Path, file: Path) -> None:
+        path = os.fsencode(file)
         # Repeated slashes lengthen the path without another directory.
         start, end = os.fsencode(d), b"file"
         longest = start + b"/" * (4095 - len(start) - len(end)) + end
@@ -151,8 +148,7 @@ class NameCases(Case):
         refused(errno.EEXIST, os.mkdir, f"{d}/a/.")
         refused(errno.EEXIST, os.mkdir, f"{d}/a/..")
 
-    def test_a_trailing_slash_means_a_directory(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_a_trailing_slash_means_a_directory(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
         assert os.stat(f"{d}/dir/").st_ino == os.stat(d / "dir").st_ino
         refused(errno.ENOTDIR, os.stat, f"{d}/file/")
@@ -179,14 +175,13 @@ class NameCases(Case):
             os.unlink(d / f"name-{number}")
             assert not (d / f"name-{number}").exists()
 
-    def test_mkdir_errors(self, d: Path) -> None:
+    def test_mkdir_errors(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
-        (d / "file").write_bytes(b"x")
         all_refused(
             (errno.EEXIST, os.mkdir, d / "dir"),
-            (errno.EEXIST, os.mkdir, d / "file"),
+            (errno.EEXIST, os.mkdir, file),
             (errno.ENOENT, os.mkdir, d / "missing" / "below"),
-            (errno.ENOTDIR, os.mkdir, d / "file" / "below"),
+            (errno.ENOTDIR, os.mkdir, file / "below"),
         )
 
     @needs("symlinks")
@@ -212,13 +207,12 @@ class NameCases(Case):
         os.symlink("dir", d / "link")
         refused(errno.ENOTDIR, os.rmdir, d / "link")
 
-    def test_unlink_errors(self, d: Path) -> None:
+    def test_unlink_errors(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
-        (d / "file").write_bytes(b"x")
         all_refused(
             ((errno.EISDIR, errno.EPERM), os.unlink, d / "dir"),
             (errno.ENOENT, os.unlink, d / "missing"),
-            (errno.ENOTDIR, os.unlink, d / "file" / "below"),
+            (errno.ENOTDIR, os.unlink, file / "below"),
             (errno.ENOTDIR, os.unlink, f"{d}/file/"),
         )
         assert sorted(os.listdir(d)) == ["dir", "file"]

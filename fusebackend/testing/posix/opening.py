@@ -18,18 +18,16 @@ class OpenCases(Case):
         for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_DIRECTORY):
             refused(errno.ENOENT, os.open, d / "missing", flags)
 
-    def test_open_through_a_file_is_enotdir(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        refused(errno.ENOTDIR, os.open, d / "file" / "below", os.O_RDONLY)
-        refused(errno.ENOTDIR, os.open, d / "file" / "below", os.O_WRONLY | os.O_CREAT)
+    def test_open_through_a_file_is_enotdir(self, file: Path) -> None:
+        refused(errno.ENOTDIR, os.open, file / "below", os.O_RDONLY)
+        refused(errno.ENOTDIR, os.open, file / "below", os.O_WRONLY | os.O_CREAT)
 
     def test_open_directory_for_writing_is_eisdir(self, d: Path) -> None:
         for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_CREAT, os.O_RDWR | os.O_TRUNC):
             refused(errno.EISDIR, os.open, d, flags)
 
-    def test_o_directory_on_a_file_is_enotdir(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        refused(errno.ENOTDIR, os.open, d / "file", os.O_RDONLY | os.O_DIRECTORY)
+    def test_o_directory_on_a_file_is_enotdir(self, file: Path) -> None:
+        refused(errno.ENOTDIR, os.open, file, os.O_RDONLY | os.O_DIRECTORY)
 
     @needs("persistent_modes")
     def test_creat_applies_the_umask(self, d: Path) -> None:
@@ -75,8 +73,7 @@ class OpenCases(Case):
         assert (d / "target").read_bytes() == b"through"
 
     @needs("symlinks")
-    def test_o_nofollow_refuses_a_symlink(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_o_nofollow_refuses_a_symlink(self, d: Path, file: Path) -> None:
         os.symlink("file", d / "link")
         refused(errno.ELOOP, os.open, d / "link", os.O_RDONLY | os.O_NOFOLLOW)
 
@@ -183,8 +180,7 @@ class OpenCases(Case):
                 assert (own / "file").stat().st_atime_ns == 10**18
 
     @needs("root", "persistent_modes", "other_users")
-    def test_o_noatime_is_for_the_owner(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_o_noatime_is_for_the_owner(self, d: Path, file: Path) -> None:
         with fails(errno.EPERM):
             as_user(d, lambda: os.open("file", os.O_RDONLY | os.O_NOATIME))
 
@@ -244,13 +240,12 @@ class OpenCases(Case):
         assert (d / "file").read_bytes() == b"newer"
 
     @needs("persistent_modes")
-    def test_attributes_of_an_unlinked_open_file_can_change(self, d: Path) -> None:
-        with opened(d / "file", os.O_RDWR | os.O_CREAT) as fd:
-            os.unlink(d / "file")
-            os.fchmod(fd, 0o600)
-            os.utime(fd, ns=(10**9, 2 * 10**9))
-            status = os.fstat(fd)
-            assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o600, 2 * 10**9)
+    def test_attributes_of_an_unlinked_open_file_can_change(self, d: Path, fd: int) -> None:
+        os.unlink(d / "file")
+        os.fchmod(fd, 0o600)
+        os.utime(fd, ns=(10**9, 2 * 10**9))
+        status = os.fstat(fd)
+        assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o600, 2 * 10**9)
 
     @needs("links")
     def test_an_unlinked_open_file_is_not_linked_back(self, d: Path) -> None:
@@ -281,9 +276,8 @@ class OpenCases(Case):
             finally:
                 os.close(twin)
 
-    def test_o_path_gives_a_handle_for_names_only(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        with opened(d / "file", os.O_PATH) as fd:
+    def test_o_path_gives_a_handle_for_names_only(self, file: Path) -> None:
+        with opened(file, os.O_PATH) as fd:
             assert os.fstat(fd).st_size == 1
             refused(errno.EBADF, os.read, fd, 1)
 
