@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, in_a_line, json_option, note
+from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, json_option, note
 from fusebackend.cli.space import size_text
 from fusebackend.cli.target import complete_names, mount_option, trees_path
 from fusebackend.protocol import WORKTREE
@@ -27,9 +27,8 @@ def branch_path(files: Client, name: str) -> str:
     Raises:
         Failed: there is none of that name, or it can't be used.
     """
-    with in_a_line():
-        found = {each.name: each for each in files.branches()}
-        trees = trees_path(files)
+    found = {each.name: each for each in files.branches()}
+    trees = trees_path(files)
     if name not in found:
         known = ", ".join(found) or "none at all"
         raise Failed(f"there is no branch '{name}'; there are: {known}")
@@ -71,8 +70,7 @@ def create(name: str, ref: str | None, directory: str | None, as_json: bool, mou
     changed in the branch is as it is in the mount.
     """
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        made = files.create_branch(name, ref, directory)
+    made = files.create_branch(name, ref, directory)
     path = made.directory or target.outside(files, branch_path(files, name))
     if as_json:
         output.document({**asdict(made), "path": path})
@@ -89,9 +87,8 @@ def create(name: str, ref: str | None, directory: str | None, as_json: bool, mou
 def list_branches(as_json: bool, mount: str | None) -> None:
     """List the branches: name, age, changed names, space, and of each route whether it is frozen or live."""
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        found = files.branches()
-        trees = trees_path(files)
+    found = files.branches()
+    trees = trees_path(files)
     if as_json:
         top = target.outside(files, f"{trees}/branches")
         output.document([{**asdict(each), "path": each.directory or f"{top}/{each.name}"} for each in found])
@@ -135,6 +132,5 @@ def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
     """Delete branches, with all that was changed in them. That can't be had back, so on a terminal it asks first;
     elsewhere it needs --yes."""
     files = target.here(mount).files
-    with in_a_line():
-        confirm_deletion("branch", "branches", names, {each.name for each in files.branches()}, yes)
-        files.delete_branches(*names)
+    confirm_deletion("branch", "branches", names, {each.name for each in files.branches()}, yes)
+    files.delete_branches(*names)

@@ -8,7 +8,7 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.branch import branch, complete_name
-from fusebackend.cli.show import Output, in_a_line, json_option, note
+from fusebackend.cli.show import Output, json_option, note
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.cli.undo import CHANGED, refuse, show_changes, show_json, show_left
 from fusebackend.cli.worktree import fetch_commits
@@ -55,14 +55,13 @@ def merge(
     for each in places:
         target.require_mount(each, place.files)
     output = Output()
-    with in_a_line():
-        result = place.files.merge_branch(
-            name,
-            [each.path for each in places] or None,
-            "main" if keep_main else "branch" if keep_branch else None,
-            merge_lines,
-            dry_run,
-        )
+    result = place.files.merge_branch(
+        name,
+        [each.path for each in places] or None,
+        "main" if keep_main else "branch" if keep_branch else None,
+        merge_lines,
+        dry_run,
+    )
     failed = [] if dry_run or result.conflicts else fetch_commits(place.files, result)
     if as_json:
         show_json(output, result)

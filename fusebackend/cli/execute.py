@@ -14,7 +14,7 @@ from fusebackend.base.paths import ROOT, AgentPath, is_below
 from fusebackend.base.shown import shown
 from fusebackend.cli import target
 from fusebackend.cli.branch import branch_path, complete_name
-from fusebackend.cli.show import Failed, Output, in_a_line, note, write_all
+from fusebackend.cli.show import Failed, Output, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.cli.view import complete_view, find_view
 
@@ -85,13 +85,10 @@ def execute(
     printed = Printed(_json_lines(Output()) if as_json else _passed_on)
     try:  # after Ctrl-C the connection is closed, and the command ends with it
         answer = place.files.run(line, timeout=timeout_s, stdin=stdin, cwd=start, on_output=printed.take)
-    except NotImplementedError as error:
-        raise Failed(str(error)) from None
     except ValueError as error:
         raise Failed(f"the command can't be run: {error}") from None
     if branch is not None and directory is not None:
-        with in_a_line():
-            place.files.create_branch(branch, None, directory)
+        place.files.create_branch(branch, None, directory)
     code = NOT_KNOWN if answer.exit_code is None else answer.exit_code
     message = printed.message(answer)
     if as_json:
@@ -106,12 +103,11 @@ def execute(
 
 def _taken_in(place: Target, branch: str) -> str | None:
     """Have a branch know what was changed in its plain directory; returns that, None if it is in none."""
-    with in_a_line():
-        found = next((each.directory for each in place.files.branches() if each.name == branch), None)
-        if found is not None and not place.files.is_mounted:
-            raise Failed(f"nothing is mounted, so run the command in '{found}', where branch '{branch}' is")
-        if found is not None:
-            place.files.take_in_branch(branch)
+    found = next((each.directory for each in place.files.branches() if each.name == branch), None)
+    if found is not None and not place.files.is_mounted:
+        raise Failed(f"nothing is mounted, so run the command in '{found}', where branch '{branch}' is")
+    if found is not None:
+        place.files.take_in_branch(branch)
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from fusebackend.base.errors import UserError
 from fusebackend.base.version import __version__
 from fusebackend.cli import show
 from fusebackend.cli.show import one_line
@@ -102,9 +103,7 @@ class _Commands(click.Group):
             ctx.exit(128 + signal.SIGPIPE)
         except KeyboardInterrupt:
             ctx.exit(show.INTERRUPTED)
-        except Exception as error:
-            if not _is_for_the_user(error):
-                raise
+        except (UserError, OSError) as error:
             raise (_Mistake if _is_mistake(error) else click.ClickException)(one_line(error)) from error
 
 
@@ -119,15 +118,6 @@ def _is_mistake(error: Exception) -> bool:
     from fusebackend.base.settings import ConfigError, UnreadableConfigError
 
     return isinstance(error, ConfigError) and not isinstance(error, UnreadableConfigError)
-
-
-def _is_for_the_user(error: Exception) -> bool:
-    """Return True for an error that a user can cause."""
-    from fusebackend.base.extras import MissingExtraError
-    from fusebackend.base.settings import ConfigError
-    from fusebackend.urls.opening import UrlError
-
-    return isinstance(error, (UrlError, ConfigError, MissingExtraError, OSError))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

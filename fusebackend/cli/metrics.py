@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Output, in_a_line
+from fusebackend.cli.show import Output
 from fusebackend.cli.target import complete_mountpoint
 
 
@@ -17,6 +17,5 @@ def metrics(mountpoint: str | None) -> None:
     Times of requests and verbs are there if the mount's TOML file has the table [metrics]; counts are there anyway.
     With `listen = "127.0.0.1:9464"` in it, Prometheus can ask the server itself.
     """
-    with in_a_line():
-        text = target.here(mountpoint, "as MOUNTPOINT").files.metrics()
+    text = target.here(mountpoint, "as MOUNTPOINT").files.metrics()
     Output().line(text, end="")

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, aligned, in_a_line, json_option, note
+from fusebackend.cli.show import Failed, Output, aligned, json_option, note
 from fusebackend.cli.target import mount_option
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 def find_view(files: Client, name: str) -> ViewInfo:
     """Return a view of a mount. Raises `Failed` if there is none of that name."""
-    with in_a_line():
-        found = {each.name: each for each in files.views()}
+    found = {each.name: each for each in files.views()}
     if name not in found:
         raise Failed(f"there is no view '{name}'; there are: {', '.join(found) or 'none at all'}")
     return found[name]
@@ -51,8 +50,7 @@ def view() -> None:
 def list_views(as_json: bool, mount: str | None) -> None:
     """List the views: name, number of rules, directory."""
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        found = files.views()
+    found = files.views()
     if as_json:
         output.document([asdict(each) for each in found])
         return
@@ -98,8 +96,7 @@ def socket_of(name: str, mount: str | None) -> None:
     first asked for, for this user alone (0600), and ends with the server of the mount; the next one has another path.
     """
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        path = files.view_socket(name)
+    path = files.view_socket(name)
     output.line(path)
 
 
@@ -112,15 +109,13 @@ def socket_of(name: str, mount: str | None) -> None:
 def explain(name: str, operation: str, path: str, as_json: bool, mount: str | None) -> None:
     """Tell what a view does about an operation on a PATH, as agents name it, and which rule says so."""
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        answer = files.explain(name, operation, path)
+    answer = files.explain(name, operation, path)
     if as_json:
         output.document(asdict(answer))
         return
     if answer.rule is None:
         output.line(f"{answer.mode}: no rule matches")
         return
-    with in_a_line():
-        rule = next(each for each in files.views() if each.name == name).rules[answer.rule - 1]
+    rule = next(each for each in files.views() if each.name == name).rules[answer.rule - 1]
     output.line(f"{answer.mode}: rule {answer.rule} matches {output.name(answer.path)}")
     output.line(_line(output, answer.rule, rule["mode"], rule["operations"], rule["paths"]))

@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from fusebackend.base import errors
+from fusebackend.base.errors import UserError
 from fusebackend.control import rendezvous, wire
 from fusebackend.control.client.waits import Waits
 from fusebackend.control.wire import Closed, Incoming, Lines
@@ -56,7 +57,19 @@ class TurnedAway(NotSent):
     """It has no room for this connection, or not any more: nothing has been done."""
 
 
-class AnsweredError(Exception):
+class InvalidCall(UserError, ValueError):
+    """The server does not take the parameters of a call."""
+
+
+class FailedCall(UserError, RuntimeError):
+    """The server says why a call came to nothing, which no errno does."""
+
+
+class NotSupported(UserError, NotImplementedError):
+    """The mounted backend can't do this."""
+
+
+class AnsweredError(UserError):
     """The server answered with an error."""
 
     def __init__(self, error: wire.ErrorObject) -> None:
@@ -71,10 +84,10 @@ class AnsweredError(Exception):
             path: that the call names.
         """
         if self.code == wire.INVALID_PARAMS:
-            return ValueError(str(self))
+            return InvalidCall(str(self))
         if self.code == wire.SYSTEM_ERROR:
             return errors.about(OSError(self.data.get("errno", errno.EIO), str(self)), path)
-        return RuntimeError(str(self))
+        return FailedCall(str(self))
 
 
 class Connection:
@@ -256,7 +269,7 @@ class Connection:
             if message.error.code == wire.BUSY and message.id is None:
                 raise TurnedAway(self._turned_away(message.error))
             if message.error.code == wire.NOT_SUPPORTED:
-                raise NotImplementedError(message.error.message)
+                raise NotSupported(message.error.message)
             raise AnsweredError(message.error)
         if message.result is msgspec.UNSET:
             raise self._strange("no result")
