@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pwd
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option, note
+from fusebackend.cli.show import Failed, Output, json_option, note, user_name
 from fusebackend.cli.target import Target, complete_names, complete_path, mount_option
 from fusebackend.control.following import POLLED_S, until_end
 from fusebackend.history.records import is_call_name
@@ -333,12 +332,7 @@ def who(actor: Actor) -> str:
     """Return one word for an actor: the agent, the thread, the program, or the user."""
     if actor.word:
         return actor.word
-    if actor.uid is None:
-        return "?"
-    try:
-        return pwd.getpwuid(actor.uid).pw_name
-    except KeyError:
-        return str(actor.uid)
+    return "?" if actor.uid is None else user_name(actor.uid)
 
 
 def moment(time_ns: int) -> str:

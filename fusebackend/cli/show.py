@@ -211,15 +211,6 @@ def announce(lines: Sequence[str]) -> None:
         output.flush()
 
 
-def report_copies(files: list[dict[str, Any]], key: str, skipped: list[tuple[str, str]], as_json: bool) -> None:
-    """Report a copy of files: as JSON, or the `skipped` files with their reasons; `key` is their name in JSON."""
-    if as_json:
-        Output().document({"files": files, "skipped": [{key: name, "reason": reason} for name, reason in skipped]})
-        return
-    for name, reason in skipped:
-        note(f"left out '{name}': {reason}")
-
-
 # -- attributes of files ----------------------------------------------------------------------------------------
 #
 # The attributes of a file, in the form of ls(1) and stat(1).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, aligned, json_option, note
-from fusebackend.cli.target import mount_option
+from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -29,10 +28,7 @@ def find_view(files: Client, name: str) -> ViewInfo:
 
 def complete_view(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a view."""
-    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
-        found = target.here(context.params.get("mount")).files.views()
-        return [CompletionItem(each.name) for each in found if each.name.startswith(incomplete)]
-    return []
+    return complete_names(context, incomplete, lambda files: [(each.name, None) for each in files.views()])
 
 
 @click.group()
@@ -56,13 +52,9 @@ def list_views(as_json: bool, mount: str | None) -> None:
         return
     if not found:
         note("no views; [views.NAME] in the mount's TOML file makes one")
-    rows = []
-    for each in found:
-        rules = f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}"
-        rows.append(
-            (each.name, f"{rules:<9}", target.outside(files, each.path) + ("  (default)" if each.is_default else ""))
-        )
-    for line in aligned(rows):
+    rules = [f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}" for each in found]
+    places = [target.outside(files, each.path) + ("  (default)" if each.is_default else "") for each in found]
+    for line in aligned([*zip((each.name for each in found), map("{:<9}".format, rules), places, strict=True)]):
         output.line(line)
 
 
