@@ -23,8 +23,8 @@ from fusebackend.rules.rule import within
 from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
 from fusebackend.rules.ruled_volume import RuledVolume
 from fusebackend.rules.view import View
-from fusebackend.server.absent import Absent
 from fusebackend.server.forget import Forgetting
+from fusebackend.server.mounted import Absent
 from fusebackend.testing.posix.case import fails, refused
 from fusebackend.testing.snapshots import SnapshotCases
 from fusebackend.trees.snapshots import Snapshots
