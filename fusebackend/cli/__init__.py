@@ -1,17 +1,17 @@
-"""The `fusebackend` command: a module for each subcommand, found by the table in `main`.
+"""The `fusebackend` command: a module for each subcommand, or for several that are alike, found by the table in `main`.
 
 main.py                                         the group of commands; errors become a line and an exit status
-mount.py start.py serve.py umount.py            a mount: its plan, its start, the process behind it, its end
+mount.py serve.py umount.py                     a mount: its plan, the process behind it and its start, its end
 mount_helper.py                                 the same for mount(8) and umount(8), by /etc/fstab
 doctor.py                                       what a machine lacks for a mount
 unmounted.py                                    the command `serve`: the same without a mount
-status.py metrics.py backends.py check.py       the state of mounts, what is measured, the kinds of URLs, damage
-ls.py stat.py read.py search.py watch.py        reading; `search.py` has `grep` and `glob`
-write.py edit.py mv.py rm.py                    changing
-upload.py download.py execute.py                copies, and commands in the mount
+status.py backends.py check.py                  the state of mounts and what is measured, the kinds of URLs, damage
+files.py                                        `ls`, `stat`, `read`, `write`, `edit`, `rm` and `mv`
+search.py watch.py                              `grep` and `glob`; changes
+copies.py execute.py                            `upload` and `download`; `exec` and `shell`
 threads.py                                      what LangGraph's checkpoints take, and how they are pruned
 mcp.py                                          a mount for MCP clients
-branch.py branch_merge.py shell.py              branches, and their merges; a shell in one
+branch.py                                       branches, and their merges
 worktree.py                                     branches as worktrees of a coding agent
 view.py approval.py                             views: their rules; changes that wait for an approval
 snapshot.py diff.py restore.py                  earlier states of a mount

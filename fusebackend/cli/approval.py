@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
 from fusebackend.cli.log import moment, who
-from fusebackend.cli.show import Complaints, Failed, Output, in_a_line, json_option, note
+from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
 from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
@@ -53,13 +53,11 @@ def list_requests(with_decided: bool, follow: bool, as_json: bool, mount: str | 
     if follow:
         if with_decided:
             raise click.UsageError("--all and -f: give one of them")
-        with in_a_line():
-            for each in files.follow_approvals():
-                output.record(asdict(each)) if as_json else output.line(output.row(_line(output, each)))
-                output.flush()
+        for each in files.follow_approvals():
+            output.record(asdict(each)) if as_json else output.line(output.row(_line(output, each)))
+            output.flush()
         return
-    with in_a_line():
-        found = [each for each in files.approvals() if with_decided or each.state == PENDING]
+    found = [each for each in files.approvals() if with_decided or each.state == PENDING]
     if as_json:
         output.document([asdict(each) for each in found])
         return
@@ -82,8 +80,7 @@ def _line(output: Output, info: ApprovalInfo) -> str:
 def show(number: int, as_json: bool, mount: str | None) -> None:
     """Show a request, and what it would change: a patch against the files as they are now, or the command."""
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        found = files.approval(number)
+    found = files.approval(number)
     if as_json:
         output.document(asdict(found))
         return
@@ -123,7 +120,7 @@ def approve(numbers: Sequence[int], as_json: bool, mount: str | None) -> None:
     output, files = Output(), target.here(mount).files
     complaints, made = Complaints(), []
     for number in numbers:
-        with complaints, in_a_line():
+        with complaints:
             found = files.approve(number)
             made.append(found)
             if found.state != "made":
@@ -145,7 +142,7 @@ def deny(numbers: Sequence[int], reason: str | None, as_json: bool, mount: str |
     output, files = Output(), target.here(mount).files
     complaints, denied = Complaints(), []
     for number in numbers:
-        with complaints, in_a_line():
+        with complaints:
             denied.append(files.deny(number, reason))
     if as_json:
         output.document([asdict(each) for each in denied])

@@ -9,7 +9,7 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.log import moment, who
-from fusebackend.cli.show import Failed, Output, in_a_line, json_option
+from fusebackend.cli.show import Failed, Output, json_option
 from fusebackend.cli.target import complete_path, mount_option
 
 if TYPE_CHECKING:
@@ -39,11 +39,10 @@ def blame(path: str, branch: str | None, as_json: bool, mount: str | None) -> No
     output = Output()
     place = target.locate(path, mount) if branch is None else target.here(mount)
     shown = place.shown(place.path) if branch is None else path
-    with in_a_line():
-        try:
-            found = place.files.blame(place.path if branch is None else path, branch=branch)
-        except OSError as error:
-            raise Failed(f"'{shown}': {error.strerror}") from None
+    try:
+        found = place.files.blame(place.path if branch is None else path, branch=branch)
+    except OSError as error:
+        raise Failed(f"'{shown}': {error.strerror}") from None
     if as_json:
         output.document({**asdict(found), "path": shown})
     elif found.lines is None:

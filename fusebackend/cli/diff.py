@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.cli import snapshot
 from fusebackend.cli.log import complete_call
-from fusebackend.cli.show import Failed, Output, in_a_line, note
+from fusebackend.cli.show import Failed, Output, note
 from fusebackend.cli.target import complete_path, locate, mount_option, together
 from fusebackend.protocol.served import NOT_HELD, STAT_COLUMNS
 from fusebackend.trees.refs import RefError, Refs, Taken
@@ -105,8 +105,7 @@ def diff(words: Sequence[str], form: DiffForm | None, mount: str | None) -> None
         if form in ("stat", "names"):  # the others have it in their text
             note(f"'{path}' was not compared: {reason}")
 
-    with in_a_line():
-        files.diff(ref, paths=paths, form=form, columns=columns, on_text=take, on_skipped=skipped)
+    files.diff(ref, paths=paths, form=form, columns=columns, on_text=take, on_skipped=skipped)
     if incomplete:
         context.exit(1)
 
@@ -121,9 +120,8 @@ def _chosen(
     if first is not None and "/" in first and after_dashes is None:  # no REF has one, and it may tell the mount
         first, given = None, list(words)
     files, paths = together(given, mount)
-    with in_a_line():
-        refs = Refs([Taken(each.name, each.time_ns) for each in files.snapshots()],
-                    [Taken(each.name, each.time_ns) for each in files.branches() if each.error is None])  # fmt: skip
+    refs = Refs([Taken(each.name, each.time_ns) for each in files.snapshots()],
+                [Taken(each.name, each.time_ns) for each in files.branches() if each.error is None])  # fmt: skip
     if first is not None and after_dashes is None and not refs.is_ref(first) and _is_there(first, mount):
         files, paths = together([first, *given], mount)
         first = None
@@ -142,14 +140,13 @@ def _chosen(
 def _last_call(files: Client) -> str | None:
     """Return the newest call that changed something; None if the mount keeps no history, or it has none."""
     try:
-        with in_a_line():
-            before: str | None = None
-            while found := files.log(before=before, limit=PAGE):
-                for each in found:
-                    if each.changes:  # requests for approvals have none
-                        return each.call
-                before = found[-1].call
-            return None
+        before: str | None = None
+        while found := files.log(before=before, limit=PAGE):
+            for each in found:
+                if each.changes:  # requests for approvals have none
+                    return each.call
+            before = found[-1].call
+        return None
     except OSError as error:
         if error.errno == errno.ENOTSUP:
             return None

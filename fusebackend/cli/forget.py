@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, confirm_loss, in_a_line, json_option, note
+from fusebackend.cli.show import Failed, Output, confirm_loss, json_option, note
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.protocol import ForgetResult
 
@@ -33,12 +33,11 @@ def forget(paths: Sequence[str], dry_run: bool, yes: bool, as_json: bool, mount:
     if len({place.files.mountpoint for place in places}) > 1:
         raise Failed("the paths are in several mounts; give those of one")
     files, given, output = places[0].files, [place.path for place in places], Output()
-    with in_a_line():
-        found = files.forget(*given, dry_run=True)
-        if not dry_run:
-            if not yes:
-                confirm_loss("what is forgotten", f"Forget {_words(output, places[0], found)}")
-            found = files.forget(*given)
+    found = files.forget(*given, dry_run=True)
+    if not dry_run:
+        if not yes:
+            confirm_loss("what is forgotten", f"Forget {_words(output, places[0], found)}")
+        found = files.forget(*given)
     if as_json:
         output.document(asdict(found))
         if found.unknown:

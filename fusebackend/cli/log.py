@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pwd
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, in_a_line, json_option, note
+from fusebackend.cli.show import Failed, Output, json_option, note, user_name
 from fusebackend.cli.target import Target, complete_names, complete_path, mount_option
 from fusebackend.control.following import POLLED_S, until_end
 from fusebackend.history.records import is_call_name
@@ -114,21 +113,19 @@ def log(
     named = [each.path for each in places] if branch is None else list(words)
     asked = _Asked(place.files, by, _since_ns(since), named, limit, branch)
     shown = Printed(Output(), place, as_json=as_json, with_changes=with_changes, branch=branch)
-    with in_a_line():
-        if follow:
-            until_end(partial(_follow, asked, shown), asked.files.has_ended)
-        else:
-            found = asked.files.log(calls) if calls else asked.calls()
-            shown.show(found)
-            if not found and not as_json:
-                there = " there" if named or branch is not None else ""
-                note(f"no call has changed anything{there}")
+    if follow:
+        until_end(partial(_follow, asked, shown), asked.files.has_ended)
+    else:
+        found = asked.files.log(calls) if calls else asked.calls()
+        shown.show(found)
+        if not found and not as_json:
+            there = " there" if named or branch is not None else ""
+            note(f"no call has changed anything{there}")
 
 
 def _verify(place: Target, as_json: bool) -> None:
     output = Output()
-    with in_a_line():
-        found = place.files.verify_log()
+    found = place.files.verify_log()
     if as_json:
         output.document(asdict(found))
     elif not found.problems:
@@ -335,12 +332,7 @@ def who(actor: Actor) -> str:
     """Return one word for an actor: the agent, the thread, the program, or the user."""
     if actor.word:
         return actor.word
-    if actor.uid is None:
-        return "?"
-    try:
-        return pwd.getpwuid(actor.uid).pw_name
-    except KeyError:
-        return str(actor.uid)
+    return "?" if actor.uid is None else user_name(actor.uid)
 
 
 def moment(time_ns: int) -> str:

@@ -126,7 +126,7 @@ def start_server(plan: MountPlan, warning: str = "Warning: ") -> int:
     Raises:
         MountError: it could not mount, in its own words.
     """
-    from fusebackend.cli.start import start
+    from fusebackend.cli.serve import start
 
     pid, warnings = start(plan)
     for each in warnings:

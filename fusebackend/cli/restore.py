@@ -11,7 +11,7 @@ import click
 
 from fusebackend.base.paths import ROOT, join
 from fusebackend.cli import snapshot, target
-from fusebackend.cli.show import Complaints, Failed, Output, in_a_line, note
+from fusebackend.cli.show import Complaints, Failed, Output, note
 from fusebackend.cli.target import complete_path, mount_option
 from fusebackend.linux.open_files import FileId, writers
 from fusebackend.protocol import RestoreResult
@@ -46,8 +46,7 @@ def restore(
     files, given = target.together(paths, mount)
     sources: list[str] = sorted(set(given))
     targets = None if destination is None else _targets(files, sources, destination, mount)
-    with in_a_line():
-        result = files.restore(sources, ref, to=targets, dry_run=only_print, force=force)
+    result = files.restore(sources, ref, to=targets, dry_run=only_print, force=force)
     for route in result.left_alone:
         note(f"route '{route}' is left as it is: '{result.ref}' holds nothing of it")
     output = Output()

@@ -9,7 +9,7 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.progress import waiting
-from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.show import Complaints, Output, json_option, note
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.protocol import GrepMatch
 
@@ -62,8 +62,7 @@ def grep(
             place = _there(given, mount)
             with waiting("searching", quiet=as_json):
                 found = place.files.grep(pattern, place.path, glob, max_count=left)
-            if found.error is not None:
-                raise Failed(place.words(found.error))
+            place.require(found.error)
             matches += [{**match, "path": place.shown(match["path"])} for match in found.matches or ()]
             truncated = truncated or found.truncated
             missing += [found.missing] if found.missing is not None else []
@@ -129,8 +128,7 @@ def glob(pattern: str, path: str | None, zero: bool, as_json: bool, mount: str |
     place = _there(path, mount)
     with waiting("searching", quiet=as_json):
         found = place.files.glob(pattern, place.path)
-    if found.error is not None:
-        raise Failed(place.words(found.error))
+    place.require(found.error)
     matches: list[dict[str, Any]] = [{**info, "path": place.shown(info["path"])} for info in found.matches or ()]
     if as_json:
         output.document({

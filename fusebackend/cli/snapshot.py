@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Output, aligned, confirm_deletion, in_a_line, json_option, note, to_the_second
+from fusebackend.cli.show import Output, aligned, confirm_deletion, json_option, note, to_the_second
 from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ def create(name: str | None, as_json: bool, mount: str | None) -> None:
     Without a NAME, it is the time in UTC: 20261123T061530Z. The files are neither read nor copied.
     """
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        taken = files.create_snapshot(name)
-        directory = _directory(files)
+    taken = files.create_snapshot(name)
+    directory = _directory(files)
     if as_json:
         output.document(_as_object(taken, directory))
         return
@@ -65,9 +64,8 @@ def list_snapshots(with_automatic: bool, as_json: bool, mount: str | None) -> No
     from fusebackend.trees.snapshots import AUTOMATIC
 
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        kept = files.snapshots()
-        directory = _directory(files)
+    kept = files.snapshots()
+    directory = _directory(files)
     found = [each for each in kept if with_automatic or not each.name.startswith(AUTOMATIC)]
     if as_json:
         output.document([_as_object(each, directory) for each in found])
@@ -89,9 +87,8 @@ def list_snapshots(with_automatic: bool, as_json: bool, mount: str | None) -> No
 def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
     """Delete snapshots. Those can't be had back, so on a terminal it asks first; elsewhere it needs --yes."""
     files = target.here(mount).files
-    with in_a_line():
-        confirm_deletion("snapshot", "snapshots", names, {each.name for each in files.snapshots()}, yes)
-        files.delete_snapshots(*names)
+    confirm_deletion("snapshot", "snapshots", names, {each.name for each in files.snapshots()}, yes)
+    files.delete_snapshots(*names)
 
 
 def _directory(files: Client) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Output, confirm_loss, in_a_line, json_option
+from fusebackend.cli.show import Output, confirm_loss, json_option
 from fusebackend.cli.target import complete_mountpoint, mount_option
 from fusebackend.protocol import PruneResult
 
@@ -36,8 +36,7 @@ def df(mountpoint: str | None, as_json: bool, mount: str | None) -> None:
     MOUNTPOINT is as --mount.
     """
     output = Output()
-    with in_a_line():
-        space = asdict(target.here(mount if mountpoint is None else mountpoint).files.df())
+    space = asdict(target.here(mount if mountpoint is None else mountpoint).files.df())
     if as_json:
         output.document(space)
         return
@@ -60,12 +59,11 @@ def prune(dry_run: bool, yes: bool, as_json: bool, mount: str | None) -> None:
     needs --yes.
     """
     files, output = target.here(mount).files, Output()
-    with in_a_line():
-        going = files.prune(dry_run=True)
-        if not dry_run:
-            if not yes:
-                confirm_loss("what is pruned", f"Delete {_words(going)}")
-            going = files.prune()
+    going = files.prune(dry_run=True)
+    if not dry_run:
+        if not yes:
+            confirm_loss("what is pruned", f"Delete {_words(going)}")
+        going = files.prune()
     if as_json:
         output.document(asdict(going))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -11,8 +10,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, aligned, in_a_line, json_option, note
-from fusebackend.cli.target import mount_option
+from fusebackend.cli.show import Failed, Output, aligned, json_option, note
+from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 
 def find_view(files: Client, name: str) -> ViewInfo:
     """Return a view of a mount. Raises `Failed` if there is none of that name."""
-    with in_a_line():
-        found = {each.name: each for each in files.views()}
+    found = {each.name: each for each in files.views()}
     if name not in found:
         raise Failed(f"there is no view '{name}'; there are: {', '.join(found) or 'none at all'}")
     return found[name]
@@ -30,10 +28,7 @@ def find_view(files: Client, name: str) -> ViewInfo:
 
 def complete_view(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a view."""
-    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
-        found = target.here(context.params.get("mount")).files.views()
-        return [CompletionItem(each.name) for each in found if each.name.startswith(incomplete)]
-    return []
+    return complete_names(context, incomplete, lambda files: [(each.name, None) for each in files.views()])
 
 
 @click.group()
@@ -51,20 +46,15 @@ def view() -> None:
 def list_views(as_json: bool, mount: str | None) -> None:
     """List the views: name, number of rules, directory."""
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        found = files.views()
+    found = files.views()
     if as_json:
         output.document([asdict(each) for each in found])
         return
     if not found:
         note("no views; [views.NAME] in the mount's TOML file makes one")
-    rows = []
-    for each in found:
-        rules = f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}"
-        rows.append(
-            (each.name, f"{rules:<9}", target.outside(files, each.path) + ("  (default)" if each.is_default else ""))
-        )
-    for line in aligned(rows):
+    rules = [f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}" for each in found]
+    places = [target.outside(files, each.path) + ("  (default)" if each.is_default else "") for each in found]
+    for line in aligned([*zip((each.name for each in found), map("{:<9}".format, rules), places, strict=True)]):
         output.line(line)
 
 
@@ -98,8 +88,7 @@ def socket_of(name: str, mount: str | None) -> None:
     first asked for, for this user alone (0600), and ends with the server of the mount; the next one has another path.
     """
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        path = files.view_socket(name)
+    path = files.view_socket(name)
     output.line(path)
 
 
@@ -112,15 +101,13 @@ def socket_of(name: str, mount: str | None) -> None:
 def explain(name: str, operation: str, path: str, as_json: bool, mount: str | None) -> None:
     """Tell what a view does about an operation on a PATH, as agents name it, and which rule says so."""
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        answer = files.explain(name, operation, path)
+    answer = files.explain(name, operation, path)
     if as_json:
         output.document(asdict(answer))
         return
     if answer.rule is None:
         output.line(f"{answer.mode}: no rule matches")
         return
-    with in_a_line():
-        rule = next(each for each in files.views() if each.name == name).rules[answer.rule - 1]
+    rule = next(each for each in files.views() if each.name == name).rules[answer.rule - 1]
     output.line(f"{answer.mode}: rule {answer.rule} matches {output.name(answer.path)}")
     output.line(_line(output, answer.rule, rule["mode"], rule["operations"], rule["paths"]))

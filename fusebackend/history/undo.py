@@ -25,9 +25,10 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
+from fusebackend.history.planned_tree import Seen, stamp_of
 from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, UNSURE, Kept, Recorder
 from fusebackend.history.records import Call, RecordKind, Stamp
-from fusebackend.history.undo_plan import Seen, Step, UndoPlan, mount_path, stamp_of
+from fusebackend.history.undo_plan import Step, UndoPlan, mount_path
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,

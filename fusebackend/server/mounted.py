@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 import msgspec
@@ -74,7 +75,6 @@ from fusebackend.protocol import (
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.protocol.served import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, MountProtocol, OnOutput
 from fusebackend.rules import met
-from fusebackend.server.absent import Absent
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
@@ -118,6 +118,41 @@ KINDS: Mapping[str, Kind] = {"delete": "remove", "remove_directory": "remove", "
 
 STAT_BYTES = 2048
 """Memory of a `StatResult`, with its part of an answer."""
+
+
+class Absent:
+    """In the place of a part that a mount does not have, such as snapshots, branches or a history. Nothing is in it and
+    nothing is open, so listings are empty; whatever else is asked of it is ENOTSUP.
+
+    Args:
+        why: gives the sentence that says why there is none.
+    """
+
+    opened = bases = broken = distinct = MappingProxyType[str, Any]({})
+    image_bytes = log_bytes = 0
+    is_open = False
+    recorder = None
+
+    def __init__(self, why: Callable[[], str]) -> None:
+        self._why = why
+
+    def all(self) -> list[Any]:
+        """Return nothing: there are no snapshots and no branches."""
+        return []
+
+    forgettable = all
+
+    def forget(self, calls: Sequence[str]) -> None:
+        """There is no call to forget."""
+
+    def tidy(self) -> None:
+        """Nothing was left."""
+
+    def before_call(self) -> None:
+        """Nothing takes snapshots."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise OSError(errno.ENOTSUP, self._why())
 
 
 class MountedBackend(MountProtocol):

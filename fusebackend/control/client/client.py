@@ -33,9 +33,8 @@ import msgspec
 
 from fusebackend.base.batches import by_size
 from fusebackend.control import rendezvous, wire
-from fusebackend.control.client.client_connection import AnsweredError, Connection, ServerLost
+from fusebackend.control.client.client_connection import AnsweredError, Connection, RemoteWatch, ServerLost
 from fusebackend.control.client.pool import Pool, Take
-from fusebackend.control.client.remote_watch import RemoteWatch
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
 from fusebackend.control.following import follow, new_approvals
 from fusebackend.control.limits import MAX_ITEMS
