@@ -112,7 +112,7 @@ def log(
         raise Failed("the paths lie in different mounts; ask for those of one")
     named = [each.path for each in places] if branch is None else list(words)
     asked = _Asked(place.files, by, _since_ns(since), named, limit, branch)
-    shown = Printed(Output(), place, as_json=as_json, with_changes=with_changes, branch=branch)
+    shown = PrintedLog(Output(), place, as_json=as_json, with_changes=with_changes, branch=branch)
     if follow:
         until_end(partial(_follow, asked, shown), asked.files.has_ended)
     else:
@@ -170,7 +170,7 @@ class _Asked(NamedTuple):
         return not self.paths or any(is_below(each, path) for each in named for path in self.paths)
 
 
-def _follow(asked: _Asked, shown: Printed) -> None:
+def _follow(asked: _Asked, shown: PrintedLog) -> None:
     """Show the calls that have ended, then each when it ends; with changes, these as they come."""
     number = max((each.number for each in asked.files.changes(after=-1)), default=0)
     begin_ns = time.time_ns()
@@ -185,7 +185,7 @@ def _follow(asked: _Asked, shown: Printed) -> None:
         shown.output.flush()
 
 
-def _follow_changes(asked: _Asked, shown: Printed, number: int, done: set[str]) -> None:
+def _follow_changes(asked: _Asked, shown: PrintedLog, number: int, done: set[str]) -> None:
     """Show the changes after one, but those of calls that are done. Ends with an error, as when the mount ends."""
     files = asked.files
     calls: dict[str, CallInfo] = {}
@@ -211,7 +211,7 @@ def _one(files: Client, call: str) -> list[CallInfo]:
     return []
 
 
-class Printed:
+class PrintedLog:
     """Calls and changes as they are printed.
 
     Args:

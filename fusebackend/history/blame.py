@@ -30,7 +30,7 @@ AUTOJUNK_LINES: Final = 5000
 (`difflib`): it takes the square of them."""
 
 
-class Origin(NamedTuple):
+class LineOrigin(NamedTuple):
     """Where a line comes from."""
 
     calls: frozenset[int]
@@ -125,7 +125,7 @@ def blame(
     left: tuple[int, int],
     read: Callable[[Record], Sequence[bytes] | None],
     call: Callable[[int], Call | None],
-) -> list[Origin]:
+) -> list[LineOrigin]:
     """Return the origin of each line of a file.
 
     Args:
@@ -136,17 +136,17 @@ def blame(
         call: returns a call by its number.
     """
     lines: Sequence[bytes] = []  # of the last version that is known
-    origins: list[Origin] = []
-    pending = Origin(frozenset(), not is_new)  # of the changes since
+    origins: list[LineOrigin] = []
+    pending = LineOrigin(frozenset(), not is_new)  # of the changes since
     order = steps[::-1]
     for number, step in enumerate(order):
         before = _before(step, read)
         if before is not None:
             origins = _carried(lines, before, origins, pending)
-            lines, pending = before, Origin(frozenset(), False)
+            lines, pending = before, LineOrigin(frozenset(), False)
         after = order[number + 1].record if number + 1 < len(order) else None
         others = _others(step.record, after, left, call)
-        pending = Origin(
+        pending = LineOrigin(
             pending.calls | {step.record.call} | _in_turn(order[: number + 1], call), pending.others or others
         )
     return _carried(lines, now, origins, pending)
@@ -157,8 +157,8 @@ def _before(step: Step, read: Callable[[Record], Sequence[bytes] | None]) -> Seq
 
 
 def _carried(
-    before: Sequence[bytes], after: Sequence[bytes], origins: Sequence[Origin], changed: Origin
-) -> list[Origin]:
+    before: Sequence[bytes], after: Sequence[bytes], origins: Sequence[LineOrigin], changed: LineOrigin
+) -> list[LineOrigin]:
     """Return the origins of the lines of the next version: those of the lines that both have, and `changed`."""
     found = [changed] * len(after)
     for start, to, count in _common(before, after):

@@ -269,12 +269,13 @@ class HistoryFile:
             self.id, self._call, self._record, closed, *self._chain = found
             self.earlier = self._record
             self.was_killed = closed != self._record
-            self._end_interrupted()
+            (self._ended_ns,) = self._writer.execute(_LAST_END).fetchone()
             self._connections = opened.pop_all()
         self._wake = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-history", daemon=True)
         self._thread.start()
+        self._end_interrupted()
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -295,13 +296,24 @@ class HistoryFile:
         except sqlite3.Error as error:
             raise OSError(sqlite.errno_of(error), f"no history can be kept in '{self.path}': {error}") from None
 
-    def _end_interrupted(self) -> None:
-        """End the calls that a crash has interrupted: with their last record."""
-        last = "coalesce((SELECT max(time_ns) FROM records WHERE call = calls.number), began_ns)"
-        rows = self._writer.execute(f"SELECT number, {last} FROM calls WHERE ended_ns IS NULL").fetchall()
-        self.interrupted = [number for number, _ in rows]
-        self._write([("", row_of("end", number, number=last_ns)) for number, last_ns in rows])
-        (self._ended_ns,) = self._writer.execute(_LAST_END).fetchone()
+    def _end_interrupted(self, calls: Iterable[int] = ()) -> None:
+        """End the calls that a kill has interrupted with their last record.
+
+        Args:
+            calls: that have ended so, and have more records now.
+        """
+        last = "(SELECT max(time_ns) FROM records WHERE call = calls.number)"
+        rows = self._read(
+            f"SELECT max(coalesce(ended_ns, 0), coalesce({last}, began_ns)), number FROM calls "
+            "WHERE ended_ns IS NULL OR number IN (SELECT value FROM json_each(?)) ORDER BY 1",
+            (json.dumps([*calls]),),
+        )
+        with self._guard:
+            for ended_ns, number in rows:
+                self._ended_ns = max(self._ended_ns, ended_ns)
+                self._put("end", number, number=ended_ns)
+        self.interrupted = sorted({*self.interrupted, *(number for _, number in rows)})
+        self.flush()
 
     def close(self) -> None:
         """End open calls, write everything, and let go of the file. Twice is once."""
@@ -555,7 +567,7 @@ class HistoryFile:
                     self._put_entry(entry)
         self.flush()
         self.earlier = self._record
-        self._end_again({call for call in calls.values() if call})
+        self._end_interrupted(call for call in calls.values() if call)
         return taken
 
     def _replayed_call(self, entry: Entry, calls: dict[int, int]) -> int:
@@ -580,18 +592,6 @@ class HistoryFile:
                     for _, _, _, undone, *_ in undoes:
                         self._put("undoes", found, number=undone)
         return calls[number]
-
-    def _end_again(self, calls: set[int]) -> None:
-        """Let calls end with their last record."""
-        last = "max(coalesce(ended_ns, 0), (SELECT max(time_ns) FROM records WHERE call = calls.number))"
-        marks = ", ".join("?" * len(calls))
-        rows = self._read(f"SELECT {last}, number FROM calls WHERE number IN ({marks}) ORDER BY 1", tuple(calls))
-        with self._guard:
-            for ended_ns, number in rows:
-                self._ended_ns = max(self._ended_ns, ended_ns)
-                self._put("end", number, number=ended_ns)
-        self.interrupted = sorted({*self.interrupted, *calls})
-        self.flush()
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Delete records of changes that were not made."""
@@ -1177,7 +1177,8 @@ class HistoryFile:
         return [number for (number,) in self._read(found, (time_ns, time_ns))]
 
     def bind(self, backends: Mapping[AgentPath, str | None]) -> None:
-        """Delete the calls that changed a route which another backend has now: an undo would change the wrong files.
+        """Delete the calls that changed a route which another backend has now: an undo would change the wrong files. Of
+        a branch in the place of another one of its name only the records are deleted.
 
         Args:
             backends: each prefix with a text that names its backend, the same in the next server; None for one whose
@@ -1185,28 +1186,22 @@ class HistoryFile:
         """
         known = dict(self._read("SELECT prefix, backend FROM routes", ()))
         for prefix, backend in backends.items():
-            stored = to_name(prefix)
-            if backend is None or (stored in known and known[stored] != backend):
-                rows = self._read("SELECT DISTINCT call FROM records WHERE route = ?", (stored,))
-                self.forget([call for (call,) in rows])
+            stored, named = to_name(prefix), sqlite.bound(backend)
+            if backend is None or known.get(stored, named) != named:
+                if self.apart is not None and is_below(prefix, self.apart):
+                    self.drop_route(prefix)
+                else:
+                    rows = self._read("SELECT DISTINCT call FROM records WHERE route = ?", (stored,))
+                    self.forget([call for (call,) in rows])
             with self._guard:
-                self._change(_ROUTE, (stored, sqlite.bound(backend)))
+                self._change(_ROUTE, (stored, named))
         self.flush()
-
-    def bind_apart(self, prefix: AgentPath, identity: str) -> None:
-        """Delete the records of another branch that had this one's name."""
-        stored = to_name(prefix)
-        known = self._read("SELECT backend FROM routes WHERE prefix = ?", (stored,))
-        if known and known[0][0] != sqlite.bound(identity):
-            self.drop_route(prefix)
-        with self._guard:
-            self._change(_ROUTE, (stored, sqlite.bound(identity)))
 
     def drop_route(self, prefix: AgentPath) -> None:
         """Delete the records of a branch that is gone. Their images are for the caller to remove."""
         stored = to_name(prefix)
         self.drop(number for (number,) in self._read("SELECT number FROM records WHERE route = ?", (stored,)))
-        with self._guard:  # a change on the way may leave another record: `bind_apart` finds that
+        with self._guard:  # a change on the way may leave another record: `bind` finds that
             self._change(_ROUTE, (stored, None))
         self.flush()
 

@@ -109,7 +109,8 @@ class Approvals:
         self._noted: dict[tuple[str, ...], float] = {}
         self._last = 0
         self._bytes = 0
-        self._closed = False
+        self.is_closed = False
+        """True once the mount has ended."""
         for request in () if history is None else history.requests():
             self._keep(request)
         with self._changed:
@@ -121,13 +122,8 @@ class Approvals:
     def close(self) -> None:
         """Let go of callers who wait. Their requests stay."""
         with self._changed:
-            self._closed = True
+            self.is_closed = True
             self._changed.notify_all()
-
-    @property
-    def is_closed(self) -> bool:
-        """True once the mount has ended."""
-        return self._closed
 
     # -- asking ------------------------------------------------------------------------------------------------
 
@@ -212,7 +208,7 @@ class Approvals:
                 request = self._requests[number]
                 left_s = deadline_s - time.monotonic()
                 waits = request.state == "approved" or (request.state == "pending" and left_s > 0)
-                if not waits or self._closed or asking.cancelled:
+                if not waits or self.is_closed or asking.cancelled:
                     return request
                 self._changed.wait(LOOK_S if request.state == "approved" else min(left_s, LOOK_S))
 
@@ -282,7 +278,8 @@ class Approvals:
         with self._changed:
             data = b"" if answer is None else packed(answer)
             self._become(request, "made" if error is None else "failed", by, error or "", data)
-        self._try_to_write()
+        with contextlib.suppress(OSError):  # it is in the log, and `status` says it; the change was made
+            self._written()
 
     def deny(self, number: int, by: Actor, reason: str = "") -> None:
         """Deny a request: it will not happen.
@@ -381,10 +378,6 @@ class Approvals:
         """Wait until the history's file has it. OSError: it can't be written."""
         if self._history is not None:
             self._history.require()
-
-    def _try_to_write(self) -> None:
-        with contextlib.suppress(OSError):  # it is in the log, and `status` says it; the change was made
-            self._written()
 
 
 def _identity(asked: Asked, change: bytes) -> bytes:

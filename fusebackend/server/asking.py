@@ -1,4 +1,4 @@
-"""`Asking`: makes a request of a verb that a view interrupts, and makes what was approved.
+"""`InterruptedVerbs`: makes a request of a verb that a view interrupts, and makes what was approved.
 
 A verb is made in its view first. Where it is refused by a rule of mode `interrupt`, its arguments become a request
 (`approvals.py`). Once approved, they are made through the same view with an approval (`View.granting`) for the paths
@@ -102,7 +102,7 @@ _ANSWERS: Final[dict[str, Any]] = {
 """By verb."""
 
 
-class Asking:
+class InterruptedVerbs:
     """See the module's docstring. Any thread.
 
     Args:

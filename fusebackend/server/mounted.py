@@ -76,7 +76,7 @@ from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.protocol.served import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, MountProtocol, OnOutput
 from fusebackend.rules import met
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, info_of
-from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
+from fusebackend.server.asking import KEPT_OUTPUT, Change, InterruptedVerbs
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
 from fusebackend.server.space import prune, space
@@ -189,7 +189,7 @@ class MountedBackend(MountProtocol):
             self._past = MountHistory(self._recorder, volumes)
         self._views = parts.views
         self._for = TreesFace(backend, filesystem, parts.views).of
-        self._asking = Asking(parts.approvals, parts.views, filesystem.tree)
+        self._asking = InterruptedVerbs(parts.approvals, parts.views, filesystem.tree)
         if parts.branches is not None:
             self._attach(parts.branches, volumes)
 

@@ -159,7 +159,7 @@ class Recording:
         if not isinstance(volume, BranchVolume):
             return False
         try:
-            self.history.bind_apart(route.prefix, f"branch {volume.created_ns}")
+            self.history.bind({route.prefix: f"branch {volume.created_ns}"})
             with contextlib.suppress(OSError):  # as of the routes of the mount
                 drop_unmade(self.history, self.images, {route.prefix: volume})
         except OSError as error:

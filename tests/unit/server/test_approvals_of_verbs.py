@@ -22,7 +22,7 @@ from fusebackend import Actor, Client
 from fusebackend.backends import InMemoryBackend, SqliteBackend
 from fusebackend.history.requests import ApprovalOptions
 from fusebackend.protocol import ROOT_NODE, Caller
-from fusebackend.server.asking import Asking
+from fusebackend.server.asking import InterruptedVerbs
 from fusebackend.testing.posix.case import fails
 from fusebackend.volumes.walk import entries, resolve
 
@@ -282,14 +282,14 @@ def test_a_link_that_moves_in_the_last_moment_leads_to_no_other_file(
         files.upload_files([("/prod/dir/b", b"b")])
         link = Link(server, "../prod/dir/harmless")
         assert "request 1" in str(agent.upload_files([("/plain/link", b"by link")])[0].error)
-        compared = Asking.face
+        compared = InterruptedVerbs.face
 
-        def late(self: Asking, request: Any) -> Any:
+        def late(self: InterruptedVerbs, request: Any) -> Any:
             face = compared(self, request)
             link.lead("../prod/dir/authorized_keys")
             return face
 
-        monkeypatch.setattr(Asking, "face", late)
+        monkeypatch.setattr(InterruptedVerbs, "face", late)
         done = files.approve(1)
         assert listed(server, "/prod/dir") == [b"b"], done
         assert done.state == "failed"
