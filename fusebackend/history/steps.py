@@ -4,7 +4,7 @@ The files at the paths are kept and recorded before the verb, and compared after
 dropped, and new names get theirs. So a change by others during the verb has a later record than the verb's, and an undo
 of the verb finds the conflict. Verbs that name the same path wait for each other.
 
-In routes that keep a log, the records of what a verb makes and renames are in its transactions (`_Noted`).
+In routes that keep a log, the records of what a verb makes and renames are in its transactions (`_Made`).
 
 A failure to record is logged, and the verb is made all the same (`Recorder.failed`).
 """
@@ -52,12 +52,12 @@ class _Before(NamedTuple):
     """The records that were made of what is there, by their numbers: path and state."""
 
 
-class _Noted:
-    """The records of what a verb makes and renames, in the transactions that do it. What it replaces and removes is
-    recorded before.
+class _Made:
+    """The records of what a verb makes and renames: in the transactions that do it, of routes that keep a log; of others
+    after it. What it replaces and removes is recorded before.
 
     Args:
-        before: the paths of the verb, in routes that keep a log.
+        before: the paths of the verb.
         recording: logs what fails in a block.
     """
 
@@ -71,40 +71,56 @@ class _Noted:
         self._recorder = recorder
         self._call = call
         self._before = before
+        self._is_rename = len(before) == 2 and before[0].how == "rename"
         self._recording = recording
         self._pending: dict[tuple[RecordKind, AgentPath, AgentPath], tuple[Volume, Entry]] = {}
-        self.made: set[tuple[RecordKind, AgentPath, AgentPath]] = set()
-        """What is recorded so: kind, route and path."""
+        self._made: set[tuple[RecordKind, AgentPath, AgentPath]] = set()  # what is recorded: kind, route and path
 
     def rows(self, volume: Volume) -> Sequence[LogRow]:
         for _, entry in self._pending.values():
             self._recorder.history.release(entry)
         self._pending = {}
         with self._recording():
-            is_rename = _is_rename(self._before)
             for found in self._before:
-                if found.place.attr is None and _keeper(found) is volume:
-                    for path, node in _created(found, is_rename):
-                        self._note(found, "create", path, node=node)
-            if is_rename and _keeper(self._before[0]) is volume:
-                old, new = self._before
-                moved = find(new.route.volume, new.place.path)
-                if moved is not None and old.place.attr is not None and moved.node == old.place.attr.node:
-                    to_path = to_name(new.place.path)
-                    if find(old.route.volume, old.place.path) is None:
-                        self._note(old, "rename", old.place.path, to_path=to_path, node=moved.node)
+                if found.route.prefix in self._recorder.logged and _keeper(found) is volume:
+                    self.created(found)
+                    if found is self._before[-1]:
+                        self.renamed()
         return [entry.said for _, entry in self._pending.values()]
+
+    def created(self, found: _Before) -> None:
+        """Note the names that are there, where there was none before: directories on the way, and all names below."""
+        records = self._recorder.of(found.route.volume)
+        for path, node in _created(found, self._is_rename) if found.place.attr is None else ():
+            # What is on the way may have been made by another verb of the call.
+            if len(path) >= len(found.place.path) or not records.how(self._call, node) & MADE:
+                self._note(found, "create", path, node=node)
+
+    def renamed(self, *, is_made: bool = False) -> None:
+        """Note the rename of a verb.
+
+        Args:
+            is_made: the verb has worked. Else the nodes say whether it has got so far.
+        """
+        if not self._is_rename:
+            return
+        old, new = self._before
+        was, now = old.place.attr, find(new.route.volume, new.place.path)
+        if was is None or now is None or old.place.path == new.place.path:
+            return
+        if is_made or (now.node == was.node and find(old.route.volume, old.place.path) is None):
+            self._note(old, "rename", old.place.path, to_path=to_name(new.place.path), node=now.node)
 
     def _note(self, found: _Before, kind: RecordKind, path: AgentPath, **fields: Any) -> None:
         key = kind, found.route.prefix, path
-        if key not in self.made and key not in self._pending:
+        if key not in self._made and key not in self._pending:
             history, call = self._recorder.history, self._recorder.calls.number(self._call)
             entry = history.reserve(history.entry(call, found.route.prefix, kind, to_name(path), **fields))
             self._pending[key] = found.route.volume, entry
 
     def committed(self) -> None:
         for key, (volume, entry) in self._pending.items():
-            self.made.add(key)
+            self._made.add(key)
             if key[0] == "create":
                 self._recorder.of(volume).own(self._call, entry.node, MADE)
             self._recorder.history.confirm(entry)
@@ -171,27 +187,18 @@ class Steps:
                     found = self._before(call, how, path)
                     if found is not None:
                         before.append(found)
+            if any(found.numbers for found in before if found.route.prefix in self._recorder.logged):
+                self._recorder.history.flush()  # the records of what it is about to replace come first
+            new = _Made(self._recorder, call, before, partial(self._recording, title, call))
             made = False
-            noted = self._noted(call, before, title)
             try:
-                with noted or contextlib.nullcontext():
+                with new:
                     result = work()
                 made = done(result)
             finally:
                 with self._recording(title, call):
-                    self._after(call, before, made, noted)
+                    self._after(call, before, made, new)
             return result
-
-    def _noted(self, call: OpenCall, before: list[_Before], title: str) -> _Noted | None:
-        """Return the note of a verb, if it changes a route that keeps a log. The records of what it is about to replace
-        or to remove are in the history first."""
-        recorder = self._recorder
-        logged = [found for found in before if found.route.prefix in recorder.logged]
-        if not logged:
-            return None
-        if any(found.numbers for found in logged):
-            recorder.history.flush()
-        return _Noted(recorder, call, logged, partial(self._recording, title, call))
 
     def _ways(self, verb: Verb, named: Sequence[str]) -> list[tuple[AgentPath, How]]:
         """Return what a verb does with each path."""
@@ -270,16 +277,17 @@ class Steps:
 
     # -- after -----------------------------------------------------------------------------------------------------
 
-    def _after(self, call: OpenCall, before: list[_Before], made: bool, noted: _Noted | None) -> None:
-        is_rename = _is_rename(before)
-        for found in before:
-            found.route.executor.run("stat", partial(self._compare, call, found, made, is_rename, noted))
-        if made and is_rename:
-            old, new = before
-            old.route.executor.run("stat", partial(self._renamed, call, old, new, noted))
+    def _after(self, call: OpenCall, before: list[_Before], made: bool, new: _Made) -> None:
+        try:
+            for found in before:
+                found.route.executor.run("stat", partial(self._compare, call, found, new if made else None))
+            if made and before:
+                before[0].route.executor.run("stat", partial(new.renamed, is_made=True))
+        finally:
+            new.committed()
 
-    def _compare(self, call: OpenCall, found: _Before, made: bool, is_rename: bool, noted: _Noted | None) -> None:
-        """Drop the records of unchanged files, and add those of new names."""
+    def _compare(self, call: OpenCall, found: _Before, new: _Made | None) -> None:
+        """Drop the records of unchanged files, and note new names."""
         how = found.how
         volume, prefix, recorder = found.route.volume, found.route.prefix, self._recorder
         records = recorder.of(volume)
@@ -295,27 +303,8 @@ class Steps:
                 image = Image("lost", "two calls changed it at the same time")
                 recorder.add(call, prefix, "content", to_name(path), kept._replace(image=image))
                 records.own(call, kept.node, CONTENT)
-        if made and found.place.attr is None:
-            self._created(call, found, is_rename, noted)
-
-    def _created(self, call: OpenCall, found: _Before, is_rename: bool, noted: _Noted | None) -> None:
-        """Add the records of names that a verb has made: directories on the way, and all names below."""
-        volume, prefix, recorder = found.route.volume, found.route.prefix, self._recorder
-        for path, node in _created(found, is_rename):
-            if noted is not None and ("create", prefix, path) in noted.made:
-                continue
-            if len(path) < len(found.place.path) and recorder.of(volume).how(call, node) & MADE:
-                continue  # on the way to another path of the verb, too
-            recorder.of(volume).own(call, node, MADE)
-            recorder.add(call, prefix, "create", to_name(path), node=node)
-
-    def _renamed(self, call: OpenCall, old: _Before, new: _Before, noted: _Noted | None) -> None:
-        now = find(new.route.volume, new.place.path)
-        if noted is not None and ("rename", old.route.prefix, old.place.path) in noted.made:
-            return
-        if old.place.attr is not None and now is not None and old.place.path != new.place.path:
-            path, to_path = to_name(old.place.path), to_name(new.place.path)
-            self._recorder.add(call, old.route.prefix, "rename", path, to_path=to_path, node=now.node)
+        if new is not None:
+            new.created(found)
 
     @contextlib.contextmanager
     def _recording(self, what: str, call: OpenCall) -> Iterator[None]:
@@ -329,10 +318,6 @@ def _keeper(found: _Before) -> Volume:
     """Return the volume that keeps the log of a route."""
     volume = found.route.volume
     return volume.kept_by if isinstance(volume, SnapshotVolume) else volume
-
-
-def _is_rename(before: Sequence[_Before]) -> bool:
-    return len(before) == 2 and before[0].how == "rename"
 
 
 def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, int]]:
