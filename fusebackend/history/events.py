@@ -119,11 +119,17 @@ APPEND: Final = {
 
 _BLANK: Final = ", ".join(f"{column} = NULL" for column in ("kind", *COLUMNS[NUMBER + 1 :]))
 
-_FORGET: Final = (
-    f"UPDATE events SET event = 'gone', call = ?1, number = NULL, {_BLANK} WHERE event IN ('left', 'returned') "
-    "AND path ISNULL AND number IN (SELECT number FROM events WHERE call = ?1 AND path NOTNULL)",
-    f"UPDATE events SET event = 'gone', number = NULL, {_BLANK} WHERE call = ?",
+_FORGET: Final = tuple(
+    f"UPDATE events SET event = 'gone', call = ?1, number = NULL, {_BLANK} WHERE {which}"
+    for which in (
+        "link IN (SELECT e.link FROM events r CROSS JOIN events e ON e.event IN ('left', 'returned') "
+        "AND e.number = r.number AND e.path ISNULL WHERE r.call = ?1 AND r.path NOTNULL)",
+        "call = ?1 AND path NOTNULL",
+        "call = ?1 AND path ISNULL",
+    )
 )
+"""What a call has left, its changes, and all else of it. An index has each."""
+
 _LIVE: Final = (
     "SELECT link FROM events WHERE +event IN ('call', 'change', 'request') "
     "AND call NOT IN (SELECT value FROM json_each(?)) ORDER BY link LIMIT 1"

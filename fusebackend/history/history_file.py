@@ -943,10 +943,13 @@ class HistoryFile:
             number: of the last record before that time.
             time_ns: since the epoch.
         """
+        with self._guard:
+            going_on = json.dumps([*self._open])
         rows = self._read(
-            "SELECT 1 FROM calls WHERE (ended_ns IS NULL OR ended_ns >= ?) AND began_ns < ? AND EXISTS "
+            "SELECT 1 FROM calls WHERE number IN (SELECT value FROM json_each(?) UNION "
+            "SELECT call FROM events WHERE event = 'end' AND number >= ? AND path ISNULL) AND began_ns < ? AND EXISTS "
             "(SELECT 1 FROM records WHERE call = calls.number AND node = ? AND route = ? AND number <= ?) LIMIT 1",
-            (time_ns, time_ns, node, to_name(prefix), number),
+            (going_on, time_ns, time_ns, node, to_name(prefix), number),
         )
         return bool(rows)
 
@@ -990,7 +993,7 @@ class HistoryFile:
 
     def _require_all(self, link: int, since_ns: int, words: str) -> None:
         """Raise ENODATA if a change since a link of the chain, or since a time, is not in the history."""
-        if self._read("SELECT 1 FROM events WHERE link > ? AND +event = 'gone' AND +call > 0 LIMIT 1", (link,)):
+        if self._read("SELECT 1 FROM events WHERE link > ? AND event = 'gone' AND path ISNULL AND +call > 0", (link,)):
             raise OSError(errno.ENODATA, f"calls that have changed something since {words} were forgotten")
         gaps = self._read(
             "SELECT call, why FROM gaps LEFT JOIN calls ON calls.number = gaps.call "
@@ -1077,8 +1080,8 @@ class HistoryFile:
         """Return the undos of calls that are not undone: they were interrupted, and are not undone themselves."""
         marks = ", ".join("?" * len(calls))
         rows = self._read(
-            "SELECT DISTINCT undo FROM undoes JOIN calls AS made ON made.number = undo "
-            "JOIN calls AS taken ON taken.number = undoes.call "
+            "SELECT DISTINCT undo FROM undoes CROSS JOIN calls AS made ON made.number = undo "
+            "CROSS JOIN calls AS taken ON taken.number = undoes.call "
             f"WHERE undoes.call IN ({marks}) AND made.undone_by IS NULL AND taken.undone_by IS NULL",
             tuple(calls),
         )

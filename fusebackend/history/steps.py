@@ -53,7 +53,7 @@ class _Before(NamedTuple):
 
 
 class _Made:
-    """The records of what a verb makes and renames: in the transactions that do it, of routes that keep a log; of others
+    """The records of what a verb makes and renames: in the transactions that do it where a route keeps a log, else
     after it. What it replaces and removes is recorded before.
 
     Args:
