@@ -231,9 +231,8 @@ class HistoryFile:
         self._time_ns = time_ns
         self.set_aside: str | None = None
         self._guard = threading.Lock()  # of the next fields, and of the numbers
-        self._waiting: list[_Statement] = []
+        self._waiting: list[_Statement] = []  # until they are written
         self._unwritten: set[int] = set()  # calls without a record yet
-        self._writing_now: list[_Statement] = []
         self._reserved: dict[int, Entry] = {}  # records whose changes are being committed, by their numbers
         self._heads: dict[int, list[Row]] = {}  # the events of the begins of calls that are not in the file
         self._late_ends: set[int] = set()  # calls that end with their last reserved record
@@ -527,8 +526,7 @@ class HistoryFile:
     def written(self) -> int:
         """Return a number: no record with a lower one waits to be written, or for the outcome of its change."""
         with self._guard:
-            rows = (row for statement, row in (*self._writing_now, *self._waiting) if not statement)
-            waiting = (row[events.NUMBER] for row in rows if row[0] == "change")
+            waiting = (row[events.NUMBER] for each, row in self._waiting if not each and row[0] == "change")
             return min(min(waiting, default=self._record + 1), min(self._reserved, default=self._record + 1))
 
     def commit_log(self) -> CommitLog:
@@ -635,31 +633,34 @@ class HistoryFile:
         """Write what was added. An error is logged, once in a row, and kept in `failed`."""
         with self._writing:
             with self._guard:
-                rows = self._writing_now = self._waiting
-                self._waiting = []
+                rows, numbers = self._waiting.copy(), (self._call, self._record)
                 self._wake.clear()
-                numbers = (self._call, self._record)
             if not rows:
                 return
             try:
                 self._write(rows, numbers)
-                with self._guard:
-                    self._writing_now = []
-                    for statement, row in rows:
-                        if not statement and row[0] == "call":
-                            self._heads.pop(row[events.NUMBER], None)
             except sqlite3.Error as error:
                 if not self._errno:
                     log.error("the history '%s' can't be written, and is incomplete: %s", self.path, error)
                 self._errno, self.failed = sqlite.errno_of(error), str(error)
-                self._keep(rows)
-            else:
-                self._errno = 0
-                if not self._has_lost:
-                    trouble = self._file.trouble  # SQLite goes on with a file that was moved or deleted
-                    self.failed = None if trouble is None else trouble[1]
+                with self._guard:  # for the next attempt, unless they are too many
+                    if len(self._waiting) > MOST_WAITING:
+                        self._lose()
+                    self._wake.set()
+                return
+            with self._guard:
+                del self._waiting[: len(rows)]
+                if self._waiting:
+                    self._wake.set()
+                for statement, row in rows:
+                    if not statement and row[0] == "call":
+                        self._heads.pop(row[events.NUMBER], None)
+            self._errno = 0
+            if not self._has_lost:
+                trouble = self._file.trouble  # SQLite goes on with a file that was moved or deleted
+                self.failed = None if trouble is None else trouble[1]
 
-    def _write(self, rows: Sequence[_Statement], numbers: tuple[int, int] | None = None) -> None:
+    def _write(self, rows: Sequence[_Statement], numbers: tuple[int, int]) -> None:
         """Write rows and the last numbers in one transaction. With the writer's lock.
 
         Events are written many at a time: after each statement this thread waits for Python's lock, and takes it from
@@ -686,9 +687,8 @@ class HistoryFile:
                         values = tuple(itertools.chain.from_iterable(linked[start : start + ROWS]))
                         self._writer.execute(_APPEND_MANY[width], values)
                     self._writer.executemany(events.APPEND[width], linked[whole:])
-            if numbers is not None:
-                self._writer.execute("UPDATE state SET call = ?, record = ?", numbers)
-            self._writer.execute("UPDATE state SET link = ?, digest = ?", (link, digest))
+            values = (*numbers, link, digest)
+            self._writer.execute("UPDATE state SET call = ?, record = ?, link = ?, digest = ?", values)
         self._chain = [link, digest]
 
     def require(self) -> None:
@@ -701,16 +701,8 @@ class HistoryFile:
         if self._errno:
             raise OSError(self._errno, f"the history '{self.path}' can't be written: {self.failed}")
 
-    def _keep(self, rows: list[_Statement]) -> None:
-        """Have rows that could not be written wait for the next attempt, unless they are too many."""
-        with self._guard:
-            self._waiting, self._writing_now = rows + self._waiting, []
-            if len(self._waiting) > MOST_WAITING:
-                self._lose()
-            self._wake.set()
-
     def _lose(self) -> None:
-        """Forget the changes that wait, so that their calls have gaps."""
+        """Forget the changes that wait, so that their calls have gaps. Called with the guard."""
         lost = {row[events.CALL] for statement, row in self._waiting if not statement and row[0] == "change"}
         why = f"the history could not be written ({self.failed})"
         self._waiting = [each for each in self._waiting if each[0] or each[1][0] not in _LOST]
