@@ -281,19 +281,15 @@ class HistoryFile:
     def _opened(self) -> sqlite3.Connection:
         try:
             return _connect(self.path)
-        except _Foreign as error:
-            why = str(error)
         except sqlite3.Error as error:
-            if sqlite.primary(error) not in _DAMAGE:
+            if self.set_aside is not None or sqlite.primary(error) not in _DAMAGE:
                 raise OSError(sqlite.errno_of(error), f"no history can be kept in '{self.path}': {error}") from None
-            why = f"is damaged ({error})"
-        place = _set_aside(self.path)
-        self.set_aside = f"the history '{self.path}' {why}; it is kept in '{place}', and a new one begins"
+            place = _set_aside(self.path)
+            self.set_aside = (
+                f"the history '{self.path}' can't be used ({error}): it is kept in '{place}', and a new one begins"
+            )
         log.warning("%s", self.set_aside)
-        try:
-            return _connect(self.path)
-        except sqlite3.Error as error:
-            raise OSError(sqlite.errno_of(error), f"no history can be kept in '{self.path}': {error}") from None
+        return self._opened()
 
     def _end_interrupted(self, calls: Iterable[int] = ()) -> None:
         """End the calls that a kill has interrupted with their last record.
@@ -1226,10 +1222,6 @@ class HistoryFile:
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
 
 
-class _Foreign(Exception):
-    """The file is of a version that this program does not know."""
-
-
 def _locked(directory: str) -> int:
     """Make the directory, and lock it for this process; returns the descriptor that holds the lock."""
     os.makedirs(directory, 0o700, exist_ok=True)
@@ -1251,13 +1243,13 @@ def _connect(path: str) -> sqlite3.Connection:
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version not in (0, VERSION):
-            raise _Foreign(f"is of another version ({version}, and this fusebackend knows {VERSION} alone)")
+            raise sqlite3.DatabaseError(f"it is of another version: {version}, and this program knows {VERSION} alone")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before there is a table
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")
         small = os.stat(path).st_size <= CHECKED_BYTES
         if small and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-            raise sqlite3.DatabaseError("quick_check finds errors")
+            raise sqlite3.DatabaseError("it is damaged: quick_check finds errors")
         connection.executescript(events.SCHEMA)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:

@@ -29,6 +29,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fusebackend.base import acl
@@ -295,10 +296,6 @@ class RuledVolume(NativeVolume):
                 self._names = {node: place for node, place in self._names.items() if node in self._held}
             self._names[attr.node] = parent, name
 
-    def _made(self, parent: int, name: bytes, path: AgentPath, attr: Attr) -> Attr:
-        self._found(parent, name, attr)
-        return self._shown(attr, self._bits(path) or 0)
-
     def _refused(self, node: int, bits: int) -> None:
         """EACCES if one of these bits is set. Of a directory they are those of its path."""
         if not own_bits(node) & bits:
@@ -392,26 +389,31 @@ class RuledVolume(NativeVolume):
             return found
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        with self.lock:
-            path = self._new_path(parent, name)
-            return self._made(parent, name, path, self.changed().mknod(parent, name, mode, rdev, caller))
+        return self._create(parent, name, partial(self.changed().mknod, parent, name, mode, rdev, caller))
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        with self.lock:
-            path = self._new_path(parent, name)
-            return self._made(parent, name, path, self.changed().mkdir(parent, name, mode, caller))
+        return self._create(parent, name, partial(self.changed().mkdir, parent, name, mode, caller))
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        with self.lock:
-            path = self._new_path(parent, name)
-            return self._made(parent, name, path, self.changed().symlink(parent, name, target, caller))
+        return self._create(parent, name, partial(self.changed().symlink, parent, name, target, caller))
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
+        make = partial(self.changed().create, parent, name, mode, flags, caller)
+        return self._create(parent, name, make, reads=flags & os.O_ACCMODE != os.O_WRONLY)
+
+    def _create(self, parent: int, name: bytes, make: Callable[[], Attr], *, reads: bool = False) -> Attr:
+        """Return what `make` makes under a name.
+
+        Args:
+            reads: it is opened for reading, too.
+        """
         with self.lock:
             path = self._new_path(parent, name)
-            if self.view.decide("read", path) != "allow" and flags & os.O_ACCMODE != os.O_WRONLY:
+            if reads and self.view.decide("read", path) != "allow":
                 raise oserror(errno.EACCES, name)
-            return self._made(parent, name, path, self.changed().create(parent, name, mode, flags, caller))
+            attr = make()
+            self._found(parent, name, attr)
+            return self._shown(attr, self._bits(path) or 0)
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         with self.lock:

@@ -229,12 +229,12 @@ def test_what_fails_to_open_leaves_nothing_open(history, path, monkeypatch):
     HistoryFile(path).close()
 
 
-@pytest.mark.parametrize("harm", ["damaged", "another version"])
+@pytest.mark.parametrize("harm", ["not a database", "another version"])
 def test_a_file_that_cannot_be_read_is_set_aside(path, caplog, harm):
     history = HistoryFile(path)
     made(history, b"/a")
     history.close()
-    if harm == "damaged":
+    if harm == "not a database":
         Path(path).write_bytes(b"no database" * 1000)
     else:
         newer = sqlite3.connect(path)
