@@ -10,8 +10,6 @@ one. A directory keeps its node. A restore is a call of the history, and can be 
 A path at which another file system is mounted is left alone, with all above it that would have to be removed: the
 kernel unmounts what is mounted on a name that changes (`d_invalidate` in fs/dcache.c). Names of the server's own, of a
 merge that is under way or was killed, are in no state.
-
-One at a time, by any thread but the mount's loop.
 """
 
 from __future__ import annotations
@@ -22,22 +20,20 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, repeat
 from typing import TypeAlias
 
 from fusebackend.base.paths import ROOT, AgentPath, normalise, to_name, to_text
 from fusebackend.base.relative_paths import above, is_below, join, split
-from fusebackend.history.calls import OpenCall
-from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import is_call_name
 from fusebackend.protocol import Features, RestoreResult, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branch_volume import BranchVolume
-from fusebackend.trees.branches import JOURNAL_OF_BASE, Branches
+from fusebackend.trees.branches import JOURNAL_OF_BASE
 from fusebackend.trees.merge.pairs import Pairs
-from fusebackend.trees.merge.plan import READ_ONLY, Fields, FileUpdate, Plan, Planner, Step, Uncarried, stamp_of
-from fusebackend.trees.merge.records import MergeRecords
-from fusebackend.trees.merge.run import ATTEMPTS, STAGING, Merge
+from fusebackend.trees.merge.plan import READ_ONLY, Fields, FileUpdate, Plan, Planner, Step, stamp_of
+from fusebackend.trees.merge.run import ATTEMPTS, STAGING, MainTree, Merge
 from fusebackend.trees.merge.tree import Item, MergeTree
 from fusebackend.trees.refs import MAIN_REF, Ref
 from fusebackend.trees.states import States
@@ -54,31 +50,16 @@ class Restores:
     """See the module's docstring.
 
     Args:
-        branches, volumes, states: of the mount.
-        written: returns the nodes that somebody has open for writing, each with the prefix of its route.
-        recorder: of the history; None if there is none.
-        covered: returns the paths of main at which other file systems are mounted, without a slash at the begin.
+        main, states: of the mount.
         began_ns: returns when a call began; OSError, there is none of that name, or no history.
     """
 
-    def __init__(
-        self,
-        branches: Branches,
-        volumes: Mapping[AgentPath, Volume],
-        states: States,
-        written: Callable[[], Collection[tuple[AgentPath, int]]],
-        recorder: Recorder | None,
-        covered: Callable[[], Collection[bytes]] = tuple,
-        began_ns: Callable[[str], int] | None = None,
-    ) -> None:
-        self._covered = covered
-        self._began_ns = began_ns
-        self._branches = branches
-        self._states = states
-        self._volumes = dict(volumes)
-        self._written = written
-        self._recorder = recorder
+    def __init__(self, main: MainTree, states: States, began_ns: Callable[[str], int] | None = None) -> None:
+        self._main = main
         self._guard = threading.Lock()
+        self._began_ns = began_ns
+        self._states = states
+        self._journal = main.branches.journal(JOURNAL)
 
     def restore(
         self, given: Sequence[str], ref: Ref, to: Sequence[str] | None, *, dry_run: bool, force: bool
@@ -98,14 +79,13 @@ class Restores:
             pairs = [pair for pair in dict.fromkeys(pairs) if tops.isdisjoint(above(pair[0]))]
         else:
             _require_apart(pairs, ref)
-        call: list[OpenCall] = []
         left_alone: set[str] = set()
 
         def plan() -> Plan:
             for _ in range(ATTEMPTS):
                 state, main = self._states.at(ref, [source for source, _ in pairs]), self._states.at(MAIN_REF)
-                left_alone.update(_lacking(state.kept, self._volumes, sources))
-                found = _plan(state.tree, main.tree, ref.name, pairs, to is None, self._covered())
+                left_alone.update(_lacking(state.kept, self._main.volumes, sources))
+                found = _plan(state.tree, main.tree, ref.name, pairs, to is None, self._main.covered())
                 for step in found.steps:
                     if step.item is not None:
                         state.require(step.item)
@@ -114,20 +94,18 @@ class Restores:
             raise OSError(errno.EBUSY, "the files change again and again; try again, or restore fewer paths at a time")
 
         with self._guard:
-            os.makedirs(os.path.dirname(self._branches.journal(JOURNAL)), 0o700, exist_ok=True)
-            run = Merge(JOURNAL, self._volumes, plan, self._branches.journal(JOURNAL),
-                        tuple if force else self._written, lambda: self._recording(ref, call))  # fmt: skip
+            os.makedirs(os.path.dirname(self._journal), 0o700, exist_ok=True)
+            recording = partial(self._main.recording, "restore", lambda: f"restore from {ref.name}")
+            run = Merge(
+                JOURNAL, self._main.volumes, plan, self._journal, tuple if force else self._main.written, recording
+            )
             outcome = run.dry_run() if dry_run else run.run()
-        steps = outcome.plan.steps if dry_run else outcome.steps
-        conflicts = [UndoConflict(path, "is open for writing in the mount") for path in outcome.open_paths]
-        conflicts += [UndoConflict(each.path, each.reason) for each in outcome.plan.conflicts]
-        number = call[0].number if call else 0
         return RestoreResult(
             ref.name,
-            f"c{number}" if number else None,
-            [] if conflicts else list(_changes(steps)),
-            [UndoConflict(each.path, each.what) for each in outcome.plan.uncarried],
-            conflicts,
+            outcome.call,
+            [] if outcome.is_refused else list(_changes(outcome.steps)),
+            outcome.plan.uncarried,
+            outcome.conflicts,
             list(dict.fromkeys(outcome.partly)),
             sorted(left_alone),
         )
@@ -135,7 +113,7 @@ class Restores:
     @property
     def is_kept(self) -> bool:
         """True if there is a history, which knows states before the present."""
-        return self._recorder is not None
+        return self._main.recorder is not None
 
     def began_ns(self, call: str) -> int:
         """Return when a call began.
@@ -178,27 +156,16 @@ class Restores:
                     return found
             raise OSError(errno.EBUSY, "the files change again and again; try again, or begin with a snapshot")
 
-        journal = self._branches.journal(JOURNAL_OF_BASE)
+        journal = self._main.branches.journal(JOURNAL_OF_BASE)
         with contextlib.suppress(FileNotFoundError):  # of a base that was not completed, and is gone
             os.unlink(journal)
-        outcome = Merge(JOURNAL_OF_BASE, volumes, plan, journal).run()
-        for each in outcome.plan.uncarried:
-            raise OSError(errno.EIO, f"'{each.path}': {each.what}")
+        _complete(Merge(JOURNAL_OF_BASE, volumes, plan, journal).run().plan)
 
     def tidy(self) -> None:
         """Remove what a killed restore has left in the routes, and give what it has parked its names again. The same
         restore still does the rest."""
         with self._guard:
-            Merge(JOURNAL, self._volumes, Plan, self._branches.journal(JOURNAL)).tidy()
-
-    @contextlib.contextmanager
-    def _recording(self, ref: Ref, calls: list[OpenCall]) -> Iterator[MergeRecords]:
-        if self._recorder is None:
-            yield MergeRecords()
-            return
-        with self._recorder.calls.inside("restore", f"restore from {ref.name}") as call:
-            calls[:] = [call]
-            yield MergeRecords(self._recorder, call)
+            Merge(JOURNAL, self._main.volumes, Plan, self._journal).tidy()
 
 
 def mirror(source: Volume, target: Volume, journal: str, *, changed_after_ns: int | None = None) -> AgentPath | None:
@@ -236,10 +203,8 @@ def mirror(source: Volume, target: Volume, journal: str, *, changed_after_ns: in
 
 def _complete(plan: Plan) -> Plan:
     """Return a plan that leaves nothing out. EIO for another one."""
-    left = [(each.path, each.what) for each in plan.uncarried]
-    left += [(each.path, each.reason) for each in plan.conflicts]
-    if left:
-        raise OSError(errno.EIO, f"'{left[0][0]}': {left[0][1]}")
+    for each in (*plan.uncarried, *plan.conflicts):
+        raise OSError(errno.EIO, f"'{each.path}': {each.reason}")
     return plan
 
 
@@ -399,12 +364,13 @@ class _Restoring(Planner):
         self._same: dict[_FileKey, _FileKey] = {}  # in both directions
         super().__init__(pairs, main, "branch", False, (b"",), ())
         skipped = [*((path, FOREIGN) for path in foreign), *pairs.skipped]
-        self.result.uncarried[:0] = [Uncarried(AgentPath("/" + to_text(path)), why) for path, why in skipped]
-        self.result.uncarried = list(dict.fromkeys(self.result.uncarried))
+        found = [(f"/{to_text(path)}", why) for path, why in skipped]
+        found += [(each.path, each.reason) for each in self.result.uncarried]
+        self.result.uncarried = [UndoConflict(*each) for each in dict.fromkeys(found)]
 
     def _lacks(self, path: AgentPath, what: str) -> None:
         words = "its route is read-only" if what == READ_ONLY else f"its route can't hold {what}"
-        self.result.uncarried.append(Uncarried(path, words))
+        self.result.uncarried.append(UndoConflict(path, words))
 
     def _note_uncarried(self, branch: Item, features: Features, path: bytes, *, is_link: bool = False) -> None:
         """What is lost on the way is told when it is."""
@@ -412,10 +378,10 @@ class _Restoring(Planner):
     def _decide_deleted(self, base: Item) -> None:
         inner = next((each for each in self._covered if each == base.path or is_below(each, base.path)), None)
         if any(each.is_fixed for each in base.walk()):
-            self.result.uncarried.append(Uncarried(base.shown, "a route is in it"))
+            self.result.uncarried.append(UndoConflict(base.shown, "a route is in it"))
         elif inner is not None:
             where = f"another file system is mounted at '/{to_text(inner)}'"
-            self.result.uncarried.append(Uncarried(base.shown, where))
+            self.result.uncarried.append(UndoConflict(base.shown, where))
         elif not self._is_read_only(base):
             self._doom(base)
 

@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from fusebackend.base.merge_lines import merge_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.base.relative_paths import is_below
-from fusebackend.protocol import Attr, Features, SnapshotVolume
+from fusebackend.protocol import Attr, Features, SnapshotVolume, UndoConflict
 from fusebackend.trees.merge.pairs import Pairs
 from fusebackend.trees.merge.tree import Item, MergeTree, same_bytes
 from fusebackend.volumes.placing import State
@@ -41,21 +41,6 @@ READ_ONLY = "a change: the route is read-only"
 
 MAX_LINES_BYTES = 16 << 20
 """A larger file is not merged by lines: it is held in memory three times."""
-
-
-class Conflict(NamedTuple):
-    """A path that both sides have changed."""
-
-    path: AgentPath
-    """In main; in the branch where main has none."""
-    reason: str
-
-
-class Uncarried(NamedTuple):
-    """Something of the branch that a route of main can't hold."""
-
-    path: AgentPath
-    what: str
 
 
 class Stamp(NamedTuple):
@@ -107,7 +92,8 @@ class Plan:
 
     Attributes:
         steps: the changes, in their order.
-        conflicts: those that are left; the steps then leave them as they are in main.
+        conflicts: paths that both sides have changed, in main, or in the branch where main has none; those that are
+            left. The steps leave them as they are in main.
         decided: conflicts that `keep` has decided, or an earlier merge.
         for_main: with `keep="main"`, a digest of each of them and of both its sides: `decided` of a later plan.
         merged: paths of main whose lines were merged.
@@ -116,11 +102,11 @@ class Plan:
     """
 
     steps: list[Step] = field(default_factory=list)
-    conflicts: list[Conflict] = field(default_factory=list)
-    decided: list[Conflict] = field(default_factory=list)
+    conflicts: list[UndoConflict] = field(default_factory=list)
+    decided: list[UndoConflict] = field(default_factory=list)
     for_main: set[bytes] = field(default_factory=set)
     merged: list[AgentPath] = field(default_factory=list)
-    uncarried: list[Uncarried] = field(default_factory=list)
+    uncarried: list[UndoConflict] = field(default_factory=list)
     left: list[AgentPath] = field(default_factory=list)
 
 
@@ -249,7 +235,7 @@ class Planner:
             other: of the branch, if it has one, too.
             whole: main's side drops all that is in the branch's directory.
         """
-        found, keep = Conflict(item.shown, reason), self._keep
+        found, keep = UndoConflict(item.shown, reason), self._keep
         if keep == "main" or (keep is None and self._decided_before):
             digest = self._digest(item if other is None else other, reason, item, whole=whole)
             if keep == "main":
@@ -555,7 +541,7 @@ class Planner:
 
     def _lacks(self, path: AgentPath, what: str) -> None:
         """Note what a route of main can't hold."""
-        self.result.uncarried.append(Uncarried(path, what))
+        self.result.uncarried.append(UndoConflict(path, what))
 
     def _is_read_only(self, item: Item) -> bool:
         """Note a change that can't be made because the route of main is read-only."""
@@ -670,7 +656,7 @@ class Planner:
                 self._conflict(change.item, words)
             else:
                 shown = self._parked_at.get(change.item, change.item.shown)
-                self.result.conflicts.append(Conflict(shown, words))
+                self.result.conflicts.append(UndoConflict(shown, words))
 
     def _try(self, change: _Make | _Move) -> bool:
         """Make a change if it can be made now."""

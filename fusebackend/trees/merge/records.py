@@ -29,6 +29,11 @@ class MergeRecords:
         self._call = call
         self._made: list[int] = []
 
+    @property
+    def call(self) -> str | None:
+        """The name of the call, if it has changed something."""
+        return f"c{self._call.number}" if self._call is not None and self._call.number else None
+
     def removed(self, prefix: AgentPath, volume: Volume, path: bytes, attr: Attr, gone: int = 0) -> None:
         """Before a name is removed, or leads to another file.
 
