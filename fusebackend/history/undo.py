@@ -25,7 +25,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
-from fusebackend.history.planned_tree import Seen, stamp_of
+from fusebackend.history.planned_tree import stamp_of
 from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, UNSURE, Kept, Recorder
 from fusebackend.history.records import Call, RecordKind, Stamp
 from fusebackend.history.undo_plan import Step, UndoPlan, mount_path
@@ -45,6 +45,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.volumes import placing
 from fusebackend.volumes.placing import Name, Placed, state_of
+from fusebackend.volumes.walk import directory_at
 
 log = logging.getLogger(__name__)
 
@@ -458,7 +459,7 @@ class _Making:
         """Record what the step of a number has made."""
         attr, record = placed.attr, self._numbers.pop(number, None)
         self._recorder.of(volume).own(self._call, attr.node, MADE)
-        after = Stamp(attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns) if stat.S_ISREG(attr.mode) else None
+        after = stamp_of(attr) if stat.S_ISREG(attr.mode) else None
         if record is None:
             record = self._record("create", step, node=attr.node, after=after)
         elif after is not None:
@@ -481,7 +482,7 @@ class _Making:
         if attr is not None:
             raise _changed(step, "has been made anew")
         found = volume.getattr(step.node) if step.node else self._found(volume, step, step.to_path)
-        node, stamp = found.node, Seen.of(found).stamp  # some volumes change the object that they return
+        node, stamp = found.node, stamp_of(found)  # some volumes change the object that they return
         if self.made in self._numbers:
             self._recorder.history.set_after({self._numbers[self.made]: stamp})
         else:
@@ -539,11 +540,8 @@ class _Making:
             raise _changed(step, "is not there any more")
         seen = step.seen
         if seen is not None and path == step.path:
-            found = Seen.of(attr)
-            if found.is_dir and seen.is_dir:
-                found = found._replace(size=seen.size, mtime_ns=seen.mtime_ns, ctime_ns=seen.ctime_ns, nlink=seen.nlink)
-            # A step of ours may have changed links and ctime; and `dir:` may number a file anew that nobody holds.
-            if found._replace(node=seen.node, nlink=seen.nlink, ctime_ns=seen.ctime_ns) != seen:
+            found = stamp_of(attr)
+            if found[: 3 if attr.is_dir else 5] != seen[: 3 if attr.is_dir else 5]:
                 raise _changed(step, "has changed in this moment")
         return attr
 
@@ -564,13 +562,8 @@ class _Making:
     def _place(self, volume: Volume, path: bytes) -> tuple[int, bytes]:
         """Return the directory of a path, and its name there."""
         above, _, name = path.rpartition(b"/")
-        parent = self._directories.get(above)
-        if parent is None:
-            parent = ROOT_NODE
-            for each in above.split(b"/")[1:]:
-                parent = volume.lookup(parent, each).node
-            self._directories[above] = parent
-        return parent, name
+        self._directories.setdefault(b"", ROOT_NODE)
+        return directory_at(volume, above, self._directories), name
 
 
 def _asks_first(volume: Volume) -> bool:

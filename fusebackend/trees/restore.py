@@ -36,7 +36,7 @@ from fusebackend.trees.merge.plan import READ_ONLY, Fields, FileUpdate, Plan, Pl
 from fusebackend.trees.merge.run import ATTEMPTS, STAGING, MainTree, Merge
 from fusebackend.trees.merge.tree import Item, MergeTree
 from fusebackend.trees.refs import MAIN_REF, Ref
-from fusebackend.trees.states import States
+from fusebackend.trees.states import State, States
 from fusebackend.volumes.placing import TEMPORARY
 
 FOREIGN = "another file system is mounted there"
@@ -81,24 +81,18 @@ class Restores:
             _require_apart(pairs, ref)
         left_alone: set[str] = set()
 
-        def plan() -> Plan:
-            for _ in range(ATTEMPTS):
-                state, main = self._states.at(ref, [source for source, _ in pairs]), self._states.at(MAIN_REF)
-                left_alone.update(_lacking(state.kept, self._main.volumes, sources))
-                found = _plan(state.tree, main.tree, ref.name, pairs, to is None, self._main.covered())
-                for step in found.steps:
-                    if step.item is not None:
-                        state.require(step.item)
-                if not state.is_overtaken:
-                    return found
-            raise OSError(errno.EBUSY, "the files change again and again; try again, or restore fewer paths at a time")
+        def plan() -> tuple[State, Plan, bool]:
+            state, main = self._states.at(ref, [source for source, _ in pairs]), self._states.at(MAIN_REF)
+            left_alone.update(state.lacking(sources))
+            found = _plan(state.tree, main.tree, ref.name, pairs, to is None, self._main.covered())
+            return state, found, state.is_overtaken
 
         with self._guard:
             os.makedirs(os.path.dirname(self._journal), 0o700, exist_ok=True)
             recording = partial(self._main.recording, "restore", lambda: f"restore from {ref.name}")
-            run = Merge(
-                JOURNAL, self._main.volumes, plan, self._journal, tuple if force else self._main.written, recording
-            )
+            settled = partial(_settled, plan, "restore fewer paths at a time")
+            written = tuple if force else self._main.written
+            run = Merge(JOURNAL, self._main.volumes, settled, self._journal, written, recording)
             outcome = run.dry_run() if dry_run else run.run()
         return RestoreResult(
             ref.name,
@@ -143,29 +137,42 @@ class Restores:
         """
         volumes = {ROOT: base}
 
-        def plan() -> Plan:
-            for _ in range(ATTEMPTS):
-                state = self._states.at(ref, [to_name(prefix).strip(b"/") for prefix in prefixes])
-                pairs = [(path, path) for path in state.touched(prefixes)]
-                there = MergeTree(volumes, volumes, lambda _, node: base.main_file(node))
-                found = _plan(state.tree, there, ref.name, pairs, True, (), removes=True)
-                for step in found.steps:
-                    if step.item is not None:
-                        state.require(step.item)
-                if not state.is_touched_again(prefixes):
-                    return found
-            raise OSError(errno.EBUSY, "the files change again and again; try again, or begin with a snapshot")
+        def plan() -> tuple[State, Plan, bool]:
+            state = self._states.at(ref, [to_name(prefix).strip(b"/") for prefix in prefixes])
+            pairs = [(path, path) for path in state.touched(prefixes)]
+            there = MergeTree(volumes, volumes, lambda _, node: base.main_file(node))
+            found = _plan(state.tree, there, ref.name, pairs, True, (), removes=True)
+            return state, found, state.is_touched_again(prefixes)
 
         journal = self._main.branches.journal(JOURNAL_OF_BASE)
         with contextlib.suppress(FileNotFoundError):  # of a base that was not completed, and is gone
             os.unlink(journal)
-        _complete(Merge(JOURNAL_OF_BASE, volumes, plan, journal).run().plan)
+        _complete(Merge(JOURNAL_OF_BASE, volumes, partial(_settled, plan, "begin with a snapshot"), journal).run().plan)
 
     def tidy(self) -> None:
         """Remove what a killed restore has left in the routes, and give what it has parked its names again. The same
         restore still does the rest."""
         with self._guard:
             Merge(JOURNAL, self._main.volumes, Plan, self._journal).tidy()
+
+
+def _settled(plan: Callable[[], tuple[State, Plan, bool]], advice: str) -> Plan:
+    """Return a plan of a state that nobody has changed meanwhile.
+
+    Args:
+        plan: makes one, and says whether somebody has.
+
+    Raises:
+        OSError: ENODATA, the bytes of a file are not known; EBUSY, the files change again and again.
+    """
+    for _ in range(ATTEMPTS):
+        state, found, is_overtaken = plan()
+        for step in found.steps:
+            if step.item is not None:
+                state.require(step.item)
+        if not is_overtaken:
+            return found
+    raise OSError(errno.EBUSY, f"the files change again and again; try again, or {advice}")
 
 
 def mirror(source: Volume, target: Volume, journal: str, *, changed_after_ns: int | None = None) -> AgentPath | None:
@@ -206,14 +213,6 @@ def _complete(plan: Plan) -> Plan:
     for each in (*plan.uncarried, *plan.conflicts):
         raise OSError(errno.EIO, f"'{each.path}': {each.reason}")
     return plan
-
-
-def _lacking(kept: Collection[AgentPath], prefixes: Collection[AgentPath], paths: Sequence[bytes]) -> Iterator[str]:
-    """Return the prefixes of the routes at and below some paths of which a state holds nothing, for people."""
-    for prefix in prefixes:
-        route = to_name(prefix).strip(b"/")
-        if prefix not in kept and any(route == path or is_below(route, path) for path in paths):
-            yield f"{prefix.rstrip('/')}/"
 
 
 def _require_apart(pairs: Sequence[tuple[bytes, bytes]], ref: Ref) -> None:

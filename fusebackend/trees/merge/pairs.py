@@ -186,15 +186,11 @@ class Pairs:
 
     def is_moved_in_main(self, base: Item, main: Item) -> bool:
         """Return True if a file has another name or directory in main than in the base."""
-        if base.parent is None or main.parent is None:
-            return False
-        return base.name != main.name or self.main_of(base.parent) is not main.parent
+        return _is_moved(base, main, self.main_of)
 
     def is_moved_in_branch(self, base: Item, branch: Item) -> bool:
         """Return True if a file has another name or directory in the branch than in the base."""
-        if base.parent is None or branch.parent is None:
-            return False
-        return base.name != branch.name or self.branch_of(base.parent) is not branch.parent
+        return _is_moved(base, branch, self.branch_of)
 
     def strangers(self, base: Item, main: Item) -> Iterable[Item]:
         """Return what main has put into a directory since."""
@@ -203,6 +199,12 @@ class Pairs:
             old = before.get(name)
             if not item.is_fixed and (old is None or old.type != item.type):
                 yield item
+
+
+def _is_moved(base: Item, now: Item, same: Callable[[Item], Item | None]) -> bool:
+    if base.parent is None or now.parent is None:
+        return False
+    return base.name != now.name or same(base.parent) is not now.parent
 
 
 def _depth(item: Item) -> int:
