@@ -34,7 +34,7 @@ from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.paths import AgentPath, split, to_name, to_text
 from fusebackend.base.relative_paths import split as split_path
 from fusebackend.history.recorder import Recorder
-from fusebackend.history.records import CallKind
+from fusebackend.history.records import CallKind, RecordKind
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -470,7 +470,8 @@ class _ChangingRoute:
                     why = f"'{self.shown(to_path)}' is at '{at}', and can't be brought back: {error.strerror}"
                     raise OSError(error.errno, f"{why}; merge again when it can be") from error
                 changes += [Change(node=here[0]), Change(node, *here, "created", self.inner(to_path))]
-                records.renamed(self.prefix, self.recorded(parked), self.recorded(to_path), node)
+                old, new = self.recorded(parked), self.recorded(to_path)
+                records.add("rename", self.prefix, self.volume, old, node, to_path=new)
                 made.append((parked, to_path))
         self.forget()
         return made
@@ -562,15 +563,15 @@ class _RouteSteps:
         """Record that what is at the path of a step is removed, or replaced."""
         if attr is not None:
             gone = self.set_aside[attr.node]
-            self.records.removed(self.route.prefix, self.volume, self.recorded(step.path), attr, gone)
+            self.record("remove", step.path, attr.node, attr, gone=gone)
 
     def come(self, step: Step, node: int) -> None:
         """Record what is at the path of a step now."""
-        path, is_link = self.recorded(step.path), step.word == "link"
-        self.records.created(self.route.prefix, self.volume, path, node, linked=is_link)
+        self.record("create", step.path, node, linked=step.word == "link")
 
-    def recorded(self, path: bytes) -> bytes:
-        return self.route.recorded(path)
+    def record(self, kind: RecordKind, path: bytes, node: int, before: Attr | None = None, **fields: Any) -> None:
+        """Record a change, see `MergeRecords.add`."""
+        self.records.add(kind, self.route.prefix, self.volume, self.route.recorded(path), node, before, **fields)
 
     def run_step(self, step: Step, name: bytes, attr: Attr | None, changes: Changes) -> None:
         """Make one step.
@@ -617,7 +618,7 @@ class _RouteSteps:
 
     def overwrite(self, step: Step, attr: Attr, changes: Changes) -> None:
         source, inner = self.source(step), self.route.inner(step.path)
-        self.records.changes(self.route.prefix, self.volume, self.recorded(step.path), attr, content=True)
+        self.record("content", step.path, attr.node, attr)
         self.lost(step, placing.overwrite(self.volume, attr.node, source, changes, inner))
 
     def remove(self, step: Step, attr: Attr, changes: Changes) -> None:
@@ -640,8 +641,8 @@ class _RouteSteps:
         placing.rename(self.volume, old, new, attr, changes, RENAME_NOREPLACE)
         if is_dir:
             self.route.forget()
-        path, to_path = map(self.recorded, _ends(step))
-        self.records.renamed(self.route.prefix, path, to_path, node)
+        path, to_path = _ends(step)
+        self.record("rename", path, node, to_path=self.route.recorded(to_path))
 
     def final(self, step: Step) -> bytes:
         """Return the path that a parked file gets in the end."""
@@ -657,7 +658,7 @@ class _RouteSteps:
         assert step.state is not None
         state = step.state if step.times else step.state._replace(atime_ns=attr.atime_ns, mtime_ns=attr.mtime_ns)
         inner = self.route.inner(step.path)
-        self.records.changes(self.route.prefix, self.volume, self.recorded(step.path), attr, content=False)
+        self.record("attributes", step.path, attr.node, attr)
         self.lost(step, placing.set_attributes(self.volume, attr.node, state, changes, inner))
 
 
