@@ -21,30 +21,15 @@ from fusebackend.volumes.walk import below, entries
 
 
 class Seen(NamedTuple):
-    """A file as the plan has found it. The step is made only if it is still so."""
+    """A file as it was found."""
 
     node: int
-    mode: int
-    uid: int
-    gid: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
     nlink: int
+    stamp: Stamp
 
     @classmethod
     def of(cls, attr: Attr) -> Seen:
-        return cls(
-            attr.node, attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns, attr.ctime_ns, attr.nlink
-        )  # fmt: skip
-
-    @property
-    def is_dir(self) -> bool:
-        return stat.S_ISDIR(self.mode)
-
-    @property
-    def stamp(self) -> Stamp:
-        return Stamp(self.mode, self.uid, self.gid, self.size, self.mtime_ns)
+        return cls(attr.node, attr.nlink, stamp_of(attr))
 
 
 class OtherName(NamedTuple):
@@ -108,9 +93,9 @@ class PlannedFile:
         return stat.S_ISREG(self.stamp.mode)
 
     @property
-    def expected(self) -> Seen | None:
-        """The file in the volume, if no step has changed it."""
-        return self.seen if self.state is None else None
+    def expected(self) -> Stamp | None:
+        """That of the file in the volume, if no step has changed it."""
+        return self.stamp if self.state is None else None
 
 
 class PlannedName:
@@ -274,5 +259,5 @@ class PlannedTree:
                     yield place
 
 
-def stamp_of(state: State) -> Stamp:
-    return Stamp(state.mode, state.uid, state.gid, state.size, state.mtime_ns)
+def stamp_of(file: State | Attr) -> Stamp:
+    return Stamp(file.mode, file.uid, file.gid, file.size, file.mtime_ns)

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.merge_lines import is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
-from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree, Seen
+from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree
 from fusebackend.history.records import Image, Record, Stamp
 from fusebackend.protocol import SnapshotVolume, UndoConflict, Volume
 from fusebackend.volumes.frozen import LooksAhead
@@ -53,8 +53,8 @@ class Step(NamedTuple):
     """Of `make`, `overwrite` and `merge`."""
     state: State | None = None
     """Of `attributes`."""
-    seen: Seen | None = None
-    """None if steps before have made or changed the file."""
+    seen: Stamp | None = None
+    """Of the file as it was found: the step is made only if it is still so. None if earlier steps have changed it."""
     node: int = 0
     """Of `link`: the file, if it has no name that the plan knows."""
     file: bytes = b""
@@ -446,7 +446,7 @@ class UndoPlan:
         if at_path != path or first.kind not in ("content", "rename") or first.image is None:
             return False
         file = None if place is None else place.file
-        if file is None or file.expected is None or not file.is_regular or record.image is None:
+        if file is None or file.seen is None or file.expected is None or not file.is_regular or record.image is None:
             return False
         if max(file.expected.size, record.before.size, first.before.size) > MERGED_BYTES:
             return False
@@ -454,7 +454,7 @@ class UndoPlan:
         theirs = image_source(view.volume, self._image_path, record.before, record.image)
         if base is None or theirs is None:
             return False
-        ours = NodeSource(view.volume, file.expected.node)
+        ours = NodeSource(view.volume, file.seen.node)
         texts = [whole(source) for source in (base, ours, theirs)]
         if any(is_binary(text) for text in texts):
             return False

@@ -55,6 +55,12 @@ class State(NamedTuple):
         if isinstance(item.volume, EarlierVolume):
             item.volume.require(item.node)
 
+    def lacking(self, paths: Sequence[bytes]) -> list[str]:
+        """Return the prefixes of the routes at and below some paths of which it holds nothing, for people."""
+        lacks = {prefix: _inner(prefix) for prefix in self.tree.prefixes if prefix not in self.kept}
+        return sorted(_shown(prefix) for prefix, route in lacks.items()
+                      if any(route == path or is_below(route, path) for path in paths))  # fmt: skip
+
 
 class States:
     """See the module's docstring.
@@ -145,10 +151,7 @@ class States:
         elif branches != {None} and (before.is_call or after.is_call):
             older_ns = None  # the state before a call of a branch gives files numbers and times of its own
         result = differences(*trees, chosen, older_ns=older_ns)
-        left_out = sorted(prefix for prefix in self._volumes if prefix not in kept)
-        result.missing = [
-            _shown(prefix) for prefix in left_out if any(is_below(_inner(prefix), path) for path in paths)
-        ]
+        result.missing = sorted({*one.lacking(paths), *other.lacking(paths)})
         return result
 
 

@@ -10,6 +10,7 @@ nothing is known but the path. A tree belongs to one thread; its calls wait for 
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import stat
@@ -73,6 +74,21 @@ class Item:
         attr = Attr(0, like.mode, nlink=1, rdev=like.rdev, size=like.size, mtime_ns=like.mtime_ns)
         made = cls(tree, prefix, attr, None, b"", None)
         made._names = {}
+        return made
+
+    def apart(self, parent: Item | None, name: bytes, *, with_names: bool = True, is_way: bool = False) -> Item:
+        """Return a copy at another place of a tree that is put together from parts.
+
+        Args:
+            with_names: with all that is in it; an empty directory otherwise.
+            is_way: only lead to what is put into it.
+        """
+        made = copy.copy(self)
+        made.parent, made.name, made._names = None, b"", None if with_names else {}
+        if is_way:
+            made.node, made.is_fixed = 0, True
+        if parent is not None:
+            made.attach(parent, name)
         return made
 
     @property
