@@ -258,7 +258,7 @@ def test_a_change_of_the_log_past_the_server_is_found(command: Command, files: C
     found = command.json("log", "--verify")
     assert (command.ok("log", "--verify"), found["problems"]) == ("the log is as it was written\n", [])
     with contextlib.closing(sqlite3.connect(shared.history / "history.db")) as connection, connection:
-        connection.execute("UPDATE calls SET title = 'write /three' WHERE number = ?", (calls[1][1:],))
+        connection.execute("UPDATE events SET kind = 'command' WHERE event = 'call' AND call = ?", (calls[1][1:],))
     done = command("log", "--verify")
     assert (done.exit_code, done.stdout) == (1, f"call {calls[1]} was changed\n")
     assert json.loads(command("log", "--verify", "--json").stdout)["problems"] == [f"call {calls[1]} was changed"]
