@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from fusebackend import config
 from fusebackend.base import xdg
-from fusebackend.base.paths import ROOT
+from fusebackend.base.paths import ROOT, is_below
 from fusebackend.base.settings import ConfigError, Field
 from fusebackend.cli.show import announce
 from fusebackend.cli.target import complete_route, complete_url, complete_words
@@ -222,20 +222,16 @@ def _keep_apart(plan: MountPlan) -> None:
         if url.path is not None:
             _keep_url_apart(url, url.path, plan.mountpoint)
     for what, path in (("log", plan.log), ("history", plan.history)):
-        if path is not None and _is_inside(os.path.realpath(path), plan.mountpoint):
+        if path is not None and is_below(os.path.realpath(path), plan.mountpoint):
             raise ConfigError(f"the {what} would be inside the mount: '{path}'; set XDG_STATE_HOME to another place")
 
 
 def _keep_url_apart(url: Url, path: str, mountpoint: str) -> None:
     real = os.path.realpath(path)
-    if _is_inside(real, mountpoint):
+    if is_below(real, mountpoint):
         raise UrlError(f"'{url.masked}' lies inside the mount point '{mountpoint}'; choose one outside the other")
-    if _is_inside(mountpoint, real) and os.path.isdir(real):
+    if is_below(mountpoint, real) and os.path.isdir(real):
         raise UrlError(f"'{url.masked}' holds the mount point '{mountpoint}'; choose one outside the other")
-
-
-def _is_inside(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def announce_mounted(plan: MountPlan, pid: int, log: str | None = None) -> None:

@@ -8,8 +8,7 @@ branches) are refused.
 from __future__ import annotations
 
 import errno
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +61,7 @@ class ViewedMount(MountedBackend):
         return {**shown, "trees": None, "view": self._view_name}
 
     def watch(self, path: str = "/") -> Watch:
-        return ViewedWatch(super().watch(path), self._readable)  # type: ignore[return-value]
+        return self.filesystem.feed.watch(path, self._readable)
 
     def _readable(self, event: FileEvent) -> FileEvent | None:
         """Return an event as far as the view shows it: a move from or to what it does not show is a beginning or an
@@ -94,33 +93,3 @@ for _verb in SERVED.values():
     if not _verb.in_view:
         setattr(ViewedMount, _verb.name, _refused(_verb.name))
 ViewedMount.diff_pieces = _refused("diff")  # type: ignore[method-assign]
-
-
-class ViewedWatch:
-    """The events of a `Watch` that a view shows. Its methods are those of `Watch`."""
-
-    def __init__(self, watch: Watch, shown: Callable[[FileEvent], FileEvent | None]) -> None:
-        self._watch = watch
-        self._shown = shown
-        self.path = watch.path
-
-    def get(self, timeout_s: float | None = None) -> FileEvent | None:
-        """As `Watch.get`."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            event = self._watch.get(left)
-            shown = None if event is None else self._shown(event)
-            if event is None or shown is not None:
-                return shown
-
-    @property
-    def closed(self) -> bool:
-        return self._watch.closed
-
-    def close(self) -> None:
-        self._watch.close()
-
-    def __iter__(self) -> Iterator[FileEvent]:
-        while (event := self.get()) is not None:
-            yield event
