@@ -2,7 +2,7 @@
 
 `MountProtocol` has a method for each, without a body. `server/mounted.py` implements them. Everything else follows from
 the table `SERVED`: the `a…` form of each, its parameters and call on the control socket
-(`control/verbs.py`), its methods of a client (`control/client/client.py`), whether a view has it (`server/viewed.py`),
+(`control/verbs.py`), its methods of a client (`control/client/client.py`), whether a view has it (`server/mounted.py`),
 what is measured (`server/metrics.py`), and the pages of reference (`scripts/declared.py`).
 
 A new verb is a method here with `@verb`, and a method of the same name in `MountedBackend`.
