@@ -22,11 +22,10 @@ import click
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, age
 from fusebackend.linux import mount_table
-from fusebackend.protocol import WORKTREE
+from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
-    from fusebackend.protocol import BranchInfo, MergeResult
 
 MAX_INPUT_BYTES: Final = 1 << 20
 

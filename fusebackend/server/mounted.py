@@ -63,6 +63,7 @@ from fusebackend.protocol import (
     StatResult,
     StatsResult,
     UndoResult,
+    Verb,
     VerifyResult,
     ViewInfo,
     Volume,
@@ -101,7 +102,6 @@ if TYPE_CHECKING:
     from fusebackend.history.recorder import Recorder
     from fusebackend.history.requests import Request
     from fusebackend.history.steps import Verb as Kind
-    from fusebackend.protocol import Verb
     from fusebackend.server.assemble import MountParts
     from fusebackend.server.recording import Recording
     from fusebackend.trees.automatic import AutomaticSnapshots

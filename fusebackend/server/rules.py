@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Any
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.backend import CompositeBackend
-from fusebackend.protocol import FileEvent, SnapshotVolume
+from fusebackend.protocol import FileEvent, SnapshotVolume, Volume
 from fusebackend.remote.volume import volume_of
 from fusebackend.rules.rule import RouteRules, RuleError, within
 from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
 from fusebackend.rules.ruled_volume import RuledVolume
 from fusebackend.rules.view import View
-from fusebackend.vfs.junctions import VIEWS_NAME
+from fusebackend.vfs.junctions import VIEWS_NAME, Route
 from fusebackend.volumes.agent_face import VolumeBackend
 
 if TYPE_CHECKING:
-    from fusebackend.protocol import Volume
-    from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
