@@ -28,6 +28,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.flusher import Worker
 from fusebackend.backends.sqlite.old_rows import Newest
@@ -76,19 +78,15 @@ _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS origin (
         node INTEGER PRIMARY KEY, path BLOB, own INTEGER NOT NULL, names INTEGER NOT NULL, "limit" INTEGER,
         base INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL,
-        version INTEGER NOT NULL)""",
+        version INTEGER NOT NULL, below BLOB)""",
     """CREATE TABLE IF NOT EXISTS lower_dentry (
         parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, mode INTEGER NOT NULL,
         mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL, version INTEGER NOT NULL,
         PRIMARY KEY (parent, name)) WITHOUT ROWID""",
-    """CREATE TABLE IF NOT EXISTS lower_inode (
-        node INTEGER PRIMARY KEY, mode INTEGER NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL)""",
-    """CREATE TABLE IF NOT EXISTS lower_xattr (
-        node INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (node, name)) WITHOUT ROWID""",
     "CREATE TABLE IF NOT EXISTS decided (digest BLOB PRIMARY KEY) WITHOUT ROWID",
 )
-"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up; `lower_inode` and
-`lower_xattr`: a `Below` each; `decided`: see `BranchVolume.note_decided`."""
+"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up; `decided`: see
+`BranchVolume.note_decided`."""
 
 _ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
     prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
@@ -109,6 +107,16 @@ class BranchRoute(NamedTuple):
     """Of the snapshot; of a live route, when the branch was made. Since the epoch."""
 
 
+class Below(msgspec.Struct, frozen=True, array_like=True):
+    """The attributes that a live file had when they were copied up: a merge can tell by them which side has changed
+    one."""
+
+    mode: int
+    uid: int
+    gid: int
+    xattrs: dict[bytes, bytes]
+
+
 @dataclass(slots=True)
 class Origin:
     """The parts of a lower file that a branch has of its own."""
@@ -127,6 +135,8 @@ class Origin:
     """The node that has the bytes of a live file as they were when the first one was changed; 0 for none."""
     stamp: Stamp = (0, 0, 0, 0)
     """Of the lower file, when it was copied up; of a live file with bytes of below, as it was seen last."""
+    below: Below | None = None
+    """Of a live file with attributes of the branch's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +146,6 @@ class LowerEntry:
     node: int
     mode: int
     stamp: Stamp
-
-
-@dataclass(frozen=True, slots=True)
-class Below:
-    """The attributes that a live file had when they were copied up: a merge can tell by them which side has changed
-    one."""
-
-    mode: int
-    uid: int
-    gid: int
-    xattrs: Mapping[bytes, bytes]
 
 
 class _LookedAt(set[int]):
@@ -176,8 +175,6 @@ class _BranchBuffer(DirtyBuffer):
         """Those that have changed; None for one that is gone."""
         self.listed: list[tuple[int, bytes, Attr]] = []
         """Entries of live directories that were copied up: directory, name, attributes."""
-        self.below: dict[int, Below] = {}
-        """Attributes of live files that were copied up."""
         self.followed: int | None = None
         """The merge whose renames are in `origins`."""
         self.decided: list[bytes] = []
@@ -190,23 +187,18 @@ class _BranchBuffer(DirtyBuffer):
         if self.followed is not None:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('followed', ?)", (self.followed,))
         gone = [(node,) for node, origin in self.origins.items() if origin is None]
-        for table in ("origin", "lower_inode", "lower_xattr"):
-            db.executemany(f"DELETE FROM {table} WHERE node = ?", gone)
+        db.executemany("DELETE FROM origin WHERE node = ?", gone)
         rows = [
-            (each.node, each.path, each.own, each.names, each.limit, each.base, *each.stamp)
+            (each.node, each.path, each.own, each.names, each.limit, each.base, *each.stamp,
+             None if each.below is None else msgspec.msgpack.encode(each.below))
             for each in self.origins.values()
             if each is not None
-        ]
-        db.executemany("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        ]  # fmt: skip
+        db.executemany("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         db.executemany(
             "INSERT OR REPLACE INTO lower_dentry VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [(parent, name, attr.node, attr.mode, *attr.fingerprint) for parent, name, attr in self.listed],
         )
-        kept = [(node, below.mode, below.uid, below.gid) for node, below in self.below.items()]
-        db.executemany("INSERT OR REPLACE INTO lower_inode VALUES (?, ?, ?, ?)", kept)
-        db.executemany("DELETE FROM lower_xattr WHERE node = ?", [(node,) for node in self.below])
-        xattrs = [(node, *xattr) for node, below in self.below.items() for xattr in below.xattrs.items()]
-        db.executemany("INSERT INTO lower_xattr VALUES (?, ?, ?)", xattrs)
         db.executemany("INSERT OR IGNORE INTO decided VALUES (?)", [(digest,) for digest in self.decided])
 
 
@@ -275,16 +267,14 @@ class BranchVolume(SqliteVolume):
                 # Files that were open without a name when the last server ended.
                 gone = "DELETE FROM origin WHERE own AND node NOT IN (SELECT node FROM inode)"
                 self._db.execute(gone)
-                for table in ("lower_inode", "lower_xattr"):
-                    self._db.execute(f"DELETE FROM {table} WHERE node NOT IN (SELECT node FROM origin)")
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
             self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
             self.decided |= {digest for (digest,) in self._db.execute("SELECT digest FROM decided")}
             rows = self._db.execute("SELECT * FROM origin").fetchall()
-        for node, path, own, names, limit, base, *stamp in rows:
-            mtime_ns, ctime_ns, size, version = stamp
-            stamped = (mtime_ns, ctime_ns, size, version)
-            self._origins[node] = Origin(node, path, bool(own), bool(names), limit, base, stamped)
+        for node, path, own, names, limit, base, mtime_ns, ctime_ns, size, version, below in rows:
+            stamp = (mtime_ns, ctime_ns, size, version)
+            kept = None if below is None else msgspec.msgpack.decode(below, type=Below)
+            self._origins[node] = Origin(node, path, bool(own), bool(names), limit, base, stamp, kept)
             self.lower.keep(node, path)
         self.lower.reserve(self._scalar("SELECT coalesce(max(node), 0) FROM lower_dentry"))
 
@@ -336,13 +326,7 @@ class BranchVolume(SqliteVolume):
     def below(self, node: int) -> Below | None:
         """Return the attributes that a live file had when the branch got its own; None if it has none."""
         with self.lock:
-            if node not in self._origins or not self.lower.is_live(node):
-                return None
-            self.write_back()
-            with sqlite_errors():
-                row = self._db.execute("SELECT mode, uid, gid FROM lower_inode WHERE node = ?", (node,)).fetchone()
-                xattrs = self._db.execute("SELECT name, value FROM lower_xattr WHERE node = ?", (node,)).fetchall()
-        return None if row is None else Below(row[0], row[1], row[2], dict(xattrs))
+            return self._origins[node].below if node in self._origins and self.lower.is_live(node) else None
 
     def kept_below(self, node: int) -> str | None:
         with self.lock:
@@ -544,7 +528,7 @@ class BranchVolume(SqliteVolume):
         inode.xattrs = self.lower.xattrs(node)
         target = self.lower.target(node) if stat.S_ISLNK(inode.mode) else b""
         if self.lower.is_live(node) and not origin.base:  # else those of its bytes
-            self._dirty.below[node] = Below(inode.mode, inode.uid, inode.gid, dict(inode.xattrs))
+            origin.below = Below(inode.mode, inode.uid, inode.gid, dict(inode.xattrs))
         origin.own, origin.stamp = True, below.fingerprint
         self._seen[node] = below.fingerprint
         self._origin_changed(origin)
@@ -734,7 +718,6 @@ class BranchVolume(SqliteVolume):
             else:
                 del self._origins[node]
                 self._dirty.origins[node] = None
-                self._dirty.below.pop(node, None)
 
     # -- storage: names ----------------------------------------------------------------------------------------
 
@@ -1016,9 +999,8 @@ def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns
     _copy_attributes(attr, inode)
     inode.xattrs = lower.xattrs(ROOT_NODE)
     buffer.inodes[ROOT_NODE] = buffer.xattrs[ROOT_NODE] = inode
-    if lower.is_live(ROOT_NODE):
-        buffer.below[ROOT_NODE] = Below(attr.mode, attr.uid, attr.gid, dict(inode.xattrs))
-    buffer.origins[ROOT_NODE] = Origin(ROOT_NODE, b"", own=True, stamp=attr.fingerprint)
+    below = Below(attr.mode, attr.uid, attr.gid, dict(inode.xattrs)) if lower.is_live(ROOT_NODE) else None
+    buffer.origins[ROOT_NODE] = Origin(ROOT_NODE, b"", own=True, stamp=attr.fingerprint, below=below)
     rows = [
         (to_name(each.prefix), None if each.snapshot is None else to_name(each.snapshot), *each[2:]) for each in routes
     ]
