@@ -214,7 +214,8 @@ class RecordedVolume(Volume):
         if file.state is None and not file.is_dir:
             assert file.seen is not None, "a file that is made has a state"
             attr = live if live is not None and live.node == file.seen.node else self._live.getattr(file.seen.node)
-            if not self._is_newer(file, attr.mode, self._time_of(attr)):
+            time_ns = attr.mtime_ns if place.is_moved else self._time_of(attr)  # a rename moves the ctime, too
+            if not self._is_newer(file, attr.mode, time_ns):
                 return attr
             file.state, file.why_lost = state_of(self._live, attr), _UNKNOWN
         if file.seen is not None:
@@ -371,7 +372,7 @@ class EarlierVolume(RecordedVolume):
         for number in sorted(records, reverse=True):
             self.take_back(records[number])
         # A change of another name moves the ctime, too.
-        self._counted = {each.node for each in records.values() if each.linked or each.kind in ("rename", "exchange")}
+        self._counted = {each.node for each in records.values() if each.linked or each.to_path}
         paths_of = {path.rstrip(b"/") for each in records.values() for path in _paths_of(each)}
         # Changed by one name, a file may have others that no record names.
         self.touched = [b""] if any(map(_is_of_several, records.values())) else list(paths_of)
