@@ -44,7 +44,7 @@ from fusebackend.trees import diff_output
 from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.diff import Differences, differences
-from fusebackend.trees.earlier import EarlierVolume, Moment, Past, sides
+from fusebackend.trees.earlier import EarlierVolume, Past, PastMoment, sides
 from fusebackend.trees.refs import Ref, begin_ns
 from fusebackend.volumes.placing import NodeSource, Source
 from fusebackend.volumes.walk import resolve
@@ -182,10 +182,10 @@ class MountHistory:
         """
         if ref.is_call:
             call = self.call(ref.name)
-            moment = Moment(f"before {call.ref}", call.began_ns, self._file.begin(call))
+            moment = PastMoment(f"before {call.ref}", call.began_ns, self._file.begin(call))
         else:
             assert ref.time_ns is not None, "the present needs no history"
-            moment = Moment(f"at '{ref.name}'", ref.time_ns, self._file.begin_at(ref.time_ns, ref.name))
+            moment = PastMoment(f"at '{ref.name}'", ref.time_ns, self._file.begin_at(ref.time_ns, ref.name))
         if ref.is_call and (branch := self.branch_of(ref.name)) is not None:
             prefix = next(each for each in self._recorder.beside if paths.split(each)[-1] == to_name(branch))
             inner = [b"/" + path for path in given]

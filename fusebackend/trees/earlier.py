@@ -55,7 +55,7 @@ _DIRECTORY: Final = State(stat.S_IFDIR | 0o755, 0, 0, 0, 0, 2, 0, 0, {}, b"")
 _ctimes = itertools.count(1)
 
 
-class Moment(NamedTuple):
+class PastMoment(NamedTuple):
     """A moment of a history.
 
     Attributes:
@@ -353,7 +353,7 @@ class EarlierVolume(RecordedVolume):
     def __init__(
         self,
         history: HistoryFile,
-        moment: Moment,
+        moment: PastMoment,
         prefixes: Sequence[AgentPath],
         live: Volume,
         paths: Sequence[bytes],
@@ -414,7 +414,7 @@ class EarlierVolume(RecordedVolume):
         return OSError(errno.ENODATA, f"the bytes of '{shown}' {self._moment.words} are not known: {why}")
 
 
-class _Side(RecordedVolume):
+class _SideOfCall(RecordedVolume):
     """One side of a call in one route: nothing but some paths, and the directories above them.
 
     Args:
@@ -460,8 +460,8 @@ def sides(records: Sequence[Record], past: Past) -> tuple[MergeTree, MergeTree]:
         paths = {path for each in own for path in _paths_of(each)}
         later = _touching(paths, partial(past.later, last, prefix))
         since = [later[number] for number in sorted(later, reverse=True)]
-        after[prefix] = _Side(past, prefix, since, own)
-        before[prefix] = _Side(past, prefix, [*since, *reversed(own)], own)
+        after[prefix] = _SideOfCall(past, prefix, since, own)
+        before[prefix] = _SideOfCall(past, prefix, [*since, *reversed(own)], own)
     return MergeTree(before), MergeTree(after)
 
 

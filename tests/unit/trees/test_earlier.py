@@ -21,7 +21,7 @@ from replayed import shown, tree_of
 from fusebackend.base.paths import ROOT
 from fusebackend.history.records import Record
 from fusebackend.history.undo_plan import image_source
-from fusebackend.trees.earlier import EarlierVolume, Moment
+from fusebackend.trees.earlier import EarlierVolume, PastMoment
 from fusebackend.volumes.placing import Source
 from fusebackend.volumes.walk import resolve
 
@@ -45,7 +45,7 @@ def before(place: Place, number: int, path: bytes = b"/") -> EarlierVolume:
         return found
 
     call = place.history.call(number)
-    moment = Moment(f"before {call.ref}", call.began_ns, place.history.begin(call))
+    moment = PastMoment(f"before {call.ref}", call.began_ns, place.history.begin(call))
     return EarlierVolume(place.history, moment, [ROOT], place.volume, [path], source)
 
 
