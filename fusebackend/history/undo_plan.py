@@ -32,6 +32,9 @@ from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, Node
 MERGED_BYTES = 16 << 20
 """Larger files are not merged by lines: three of them are in memory at once."""
 
+ImageSource: TypeAlias = NodeSource | KeptSource
+"""The bytes of an image: in a snapshot, or in a file."""
+
 LOOKED_AT_ONCE = 1000
 """Images in snapshots that are looked at together."""
 
@@ -469,7 +472,7 @@ class UndoPlan:
         return True
 
 
-def image_source(volume: Volume, image_path: Callable[[Image], str], state: State, image: Image) -> Source | None:
+def image_source(volume: Volume, image_path: Callable[[Image], str], state: State, image: Image) -> ImageSource | None:
     """Return the bytes of an image with a state; None if they are lost, or gone since."""
     if image.place == "file":
         path = image_path(image)

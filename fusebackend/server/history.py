@@ -26,7 +26,7 @@ from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Call, Record, call_number, is_call_name
 from fusebackend.history.undo import Undo
-from fusebackend.history.undo_plan import image_source, mount_path, whole
+from fusebackend.history.undo_plan import ImageSource, image_source, mount_path, whole
 from fusebackend.protocol import (
     Actor,
     BlamedLine,
@@ -264,7 +264,7 @@ class MountHistory:
     def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
         return self._file.later(number, prefix, path, with_undone=True)
 
-    def _source(self, record: Record) -> Source:
+    def _source(self, record: Record) -> ImageSource:
         """Return the bytes of a record's image. Raises OSError."""
         volume, state, image = self._everywhere.get(record.prefix), record.before, record.image
         if volume is None or state is None or image is None:

@@ -21,7 +21,6 @@ import errno
 import itertools
 import os
 import stat
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,12 +35,12 @@ from fusebackend.base.stamps import TICK_NS
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree, Seen
 from fusebackend.history.records import Record
-from fusebackend.history.undo_plan import mount_path, node_of
+from fusebackend.history.undo_plan import ImageSource, mount_path, node_of
 from fusebackend.linux.holes import next_data
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, StatFs, Volume
 from fusebackend.trees.merge.tree import MergeTree
 from fusebackend.volumes.contents import opened
-from fusebackend.volumes.placing import NodeSource, Source, State, state_of
+from fusebackend.volumes.placing import NodeSource, State, state_of
 from fusebackend.volumes.walk import entries
 
 _FIRST_OWN: Final = MAX_NODE + 1
@@ -80,11 +79,11 @@ class Past(NamedTuple):
 
     volumes: Mapping[AgentPath, Volume]
     later: Callable[[int, AgentPath, bytes], Iterable[Record]]
-    source: Callable[[Record], Source]
+    source: Callable[[Record], ImageSource]
 
 
 class _OpenBytes(NamedTuple):
-    """A file that is open: in a volume, or as a copy."""
+    """A file that is open: in a volume, or an image on disk."""
 
     volume: Volume | None
     handle: int
@@ -105,7 +104,11 @@ class RecordedVolume(Volume):
     features = Features(read_only=True)
 
     def __init__(
-        self, tree: PlannedTree, source: Callable[[Record], Source], lasts: Callable[[Record], bool], with_ways: bool
+        self,
+        tree: PlannedTree,
+        source: Callable[[Record], ImageSource],
+        lasts: Callable[[Record], bool],
+        with_ways: bool,
     ) -> None:
         self.lock = tree.volume.lock
         self._tree = tree
@@ -297,11 +300,12 @@ class RecordedVolume(Volume):
         if source is None:
             source = NodeSource(self._live, node)
         if isinstance(source, NodeSource):
-            handle = closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
-            self._open[node] = _OpenBytes(source.volume, handle, source.state.size, closing)
+            volume, handle = source.volume, closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
         else:
-            handle = closing.enter_context(_copied(source))
-            self._open[node] = _OpenBytes(None, handle, source.state.size, closing)
+            assert source.path is not None, "an image has bytes"
+            volume, handle = None, os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+            closing.callback(os.close, handle)
+        self._open[node] = _OpenBytes(volume, handle, source.state.size, closing)
         return None
 
     def require(self, node: int) -> None:
@@ -357,7 +361,7 @@ class EarlierVolume(RecordedVolume):
         prefixes: Sequence[AgentPath],
         live: Volume,
         paths: Sequence[bytes],
-        source: Callable[[Record], Source],
+        source: Callable[[Record], ImageSource],
     ) -> None:
         frozen = isinstance(live, SnapshotVolume)
         tree = PlannedTree(prefixes[0], live, {})
@@ -503,13 +507,3 @@ def _others(record: Record, path: bytes) -> Iterator[bytes]:
             yield other
         elif path.startswith(one + b"/"):
             yield other + path[len(one) :]
-
-
-@contextlib.contextmanager
-def _copied(source: Source) -> Iterator[int]:
-    """Copy the bytes of a regular file to an unnamed one, and yield its descriptor."""
-    with tempfile.TemporaryFile(prefix="fusebackend-") as copy:
-        for offset, piece in source.pieces():
-            os.pwrite(copy.fileno(), piece, offset)
-        os.ftruncate(copy.fileno(), source.state.size)
-        yield copy.fileno()
