@@ -50,7 +50,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
-from fusebackend.trees.merge.plan import PARKED, Plan, Step
+from fusebackend.trees.merge.plan import PARKED, MergePlan, Step
 from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.volumes import placing
 from fusebackend.volumes.native import NativeVolume
@@ -129,7 +129,7 @@ class Outcome:
         call: its name in the history; None where nothing was changed.
     """
 
-    plan: Plan
+    plan: MergePlan
     steps: list[Step] = field(default_factory=list)
     open_paths: list[AgentPath] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)
@@ -198,12 +198,12 @@ class Merge:
         self,
         branch: str,
         volumes: Mapping[AgentPath, Volume],
-        plan: Callable[[], Plan],
+        plan: Callable[[], MergePlan],
         journal: str,
         written: Callable[[], Collection[tuple[AgentPath, int]]] = tuple,
         recording: Callable[[], AbstractContextManager[MergeRecords]] = _unrecorded,
         follow: Callable[[int, Sequence[tuple[bytes, bytes]]], None] = lambda number, moves: None,
-        before: Callable[[Plan], None] = lambda plan: None,
+        before: Callable[[MergePlan], None] = lambda plan: None,
     ) -> None:
         self._before = before
         self._follow = follow
@@ -228,7 +228,7 @@ class Merge:
                 one a part may be. The same merge does the rest.
         """
         self.tidy()
-        outcome = Outcome(Plan())
+        outcome = Outcome(MergePlan())
         for attempt in range(ATTEMPTS):
             outcome.plan = self._plan()
             outcome.open_paths = self._written(outcome.plan)
@@ -258,7 +258,7 @@ class Merge:
         self.tidy()
         return outcome
 
-    def _written(self, plan: Plan) -> list[AgentPath]:
+    def _written(self, plan: MergePlan) -> list[AgentPath]:
         found: list[AgentPath] = []
         written = {(id(self._volumes[prefix]), node) for prefix, node in self._open()}
         for step in plan.steps if written else ():
@@ -816,7 +816,7 @@ class _AtOnce(_RouteSteps):
         changes += [Change(node=parent), Change(parent=parent, name=name)]
 
 
-def keep_sources(branch: BranchVolume, plan: Plan) -> None:
+def keep_sources(branch: BranchVolume, plan: MergePlan) -> None:
     """Copy up the bytes that steps of a plan are made of and that the branch reads from live routes. Else a step reads
     what an earlier one has put there, as where files have changed places (`mv a t; mv b a; mv t b`), and so would the
     same merge once more after a kill.

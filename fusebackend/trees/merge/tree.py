@@ -17,7 +17,7 @@ import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from fusebackend.base.paths import ROOT, AgentPath, split, to_text
+from fusebackend.base.paths import ROOT, AgentPath, in_route, split, to_text
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import WAY, Place, Places
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
@@ -304,12 +304,7 @@ class MergeTree:
 
     def owner(self, path: bytes) -> AgentPath:
         """Return the prefix of the route that has a path."""
-        best = ROOT
-        for prefix in self.prefixes:
-            inner = b"/".join(split(prefix))
-            if len(prefix) > len(best) and (path == inner or path.startswith(inner + b"/")):
-                best = prefix
-        return best
+        return in_route(AgentPath(f"/{to_text(path)}"), self._places.prefixes)[0]
 
 
 @contextlib.contextmanager
