@@ -44,8 +44,7 @@ from fusebackend.trees import diff_output
 from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.diff import Differences, differences
-from fusebackend.trees.earlier import EarlierVolume, Moment
-from fusebackend.trees.recorded import Past, sides
+from fusebackend.trees.earlier import EarlierVolume, Moment, Past, sides
 from fusebackend.trees.refs import Ref, begin_ns
 from fusebackend.volumes.placing import NodeSource, Source
 from fusebackend.volumes.walk import resolve
@@ -165,7 +164,7 @@ class MountHistory:
         before, after = sides(self._file.records(found.number), Past(self._everywhere, self._later, self._source))
         inner = [os.fsencode(paths.normalise(each)).strip(b"/") for each in given] or [b""]
         try:
-            result = differences(before, after, inner, ways=before.ways & after.ways)
+            result = differences(before, after, inner)
         except FileNotFoundError as error:
             raise OSError(errno.ENOENT, f"{call} has not changed '/{error.filename}'") from None
         result.emptied.clear()  # the trees have only what the call changed

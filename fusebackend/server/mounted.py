@@ -86,6 +86,7 @@ from fusebackend.server.trees import TreesFace
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.checkouts import Checkouts
 from fusebackend.trees.merge.merges import Merges
+from fusebackend.trees.merge.run import MainTree
 from fusebackend.trees.refs import Refs, Taken
 from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
@@ -207,13 +208,12 @@ class MountedBackend(MountProtocol):
         """Give the mount what it changes many files with: merges, restores, branches in directories."""
         filesystem, parts = self.filesystem, self.backend.mounts().values()
         own = filesystem.tree.trees_path
-        self._merges = Merges(branches, volumes, filesystem.written, self._recorder, own, self._covered)
+        main = MainTree(branches, volumes, filesystem.written, self._recorder, self._covered)
+        self._merges = Merges(main, own)
         branches.compare = self._merges.compare
         directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
         self._checkouts = Checkouts(branches, [*([self.mountpoint] if self.is_mounted else []), *directories])
-        self._restores = branches.past = Restores(
-            branches, volumes, self._states, filesystem.written, self._recorder, self._covered, self._began_ns
-        )
+        self._restores = branches.past = Restores(main, self._states, self._began_ns)
 
     def tidy(self) -> None:
         """Remove what a killed server has left of merges and restores, before anybody sees the files."""

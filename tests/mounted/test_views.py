@@ -27,6 +27,7 @@ import fusebackend
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.linux.bind_mount import unbind
 from fusebackend.rules.view import View
+from fusebackend.testing.posix.case import refused
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.walk import resolve
 
@@ -110,12 +111,6 @@ def own_socket(server: Mounted) -> str:
 
 def tree(server: Mounted) -> Path:
     return server.path / ".fusebackend/views/reviewer"
-
-
-def refused(number: int, work: object) -> None:
-    with pytest.raises(OSError) as caught:
-        work()  # type: ignore[operator]
-    assert caught.value.errno == number, caught.value
 
 
 def everything(top: Path) -> set[str]:
@@ -1003,9 +998,7 @@ def test_what_is_hidden_is_in_nothing_that_is_kept(ruled: Mounted) -> None:
             for path in (".env", "secret"):
                 refused(errno.ENOENT, lambda branch=branch, path=path: os.stat(branch / path))
         for path in ("/.env", "/secret/key", "/sub/.env"):
-            with pytest.raises(OSError) as absent:
-                files.restore([path], ref="before-the-rule")
-            assert absent.value.errno == errno.ENOENT
+            refused(errno.ENOENT, files.restore, [path], ref="before-the-rule")
             found = files.forget(path, dry_run=True)
             assert (found.unknown, found.live, found.snapshots) == ([path], [], [])
         assert not [each for each in files.changes() if b"secret" in os.fsencode(each.path)]

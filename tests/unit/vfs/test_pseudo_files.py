@@ -7,12 +7,11 @@ import os
 import stat
 
 import pytest
-from nodes import refused
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import fails, refused
 from fusebackend.vfs import pseudo_files
 from fusebackend.vfs.inodes import ROOT_INODE, Entry
 from fusebackend.vfs.mounted_tree import FileSystem

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from counting import Counting, acl_of
-from nodes import refused
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Usage
+from fusebackend.testing.posix.case import refused
 from fusebackend.volumes.agent_face import VolumeBackend
 
 ME = Caller(os.getuid(), os.getgid(), os.getpid())

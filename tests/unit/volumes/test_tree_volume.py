@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from clocks import MULTIGRAIN
-from nodes import names, put, refused
+from nodes import names, put
 from raising import raising
 
 from fusebackend.backends.memory import InMemoryVolume
@@ -29,6 +29,7 @@ from fusebackend.protocol import (
     Change,
 )
 from fusebackend.testing.each import each
+from fusebackend.testing.posix.case import refused
 from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.posix import TreeVolume

@@ -17,7 +17,7 @@ from fusebackend.history.records import Image, Record
 from fusebackend.protocol import RENAME_EXCHANGE, Actor, AttrChanges, Caller
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import differences
-from fusebackend.trees.recorded import Past, sides
+from fusebackend.trees.earlier import Past, sides
 from fusebackend.volumes.placing import KeptSource, Source, state_of
 from fusebackend.volumes.walk import resolve
 
@@ -117,7 +117,7 @@ class Story:
     def diff(self, call: int, form: str = "names") -> list[str]:
         past = Past({self.prefix: self.volume}, self._later, self._source)
         before, after = sides(self.history.records(call), past)
-        result = differences(before, after, ways=before.ways & after.ways)
+        result = differences(before, after)
         result.emptied.clear()
         if form == "names":
             return list(diff_output.name_status(result))
