@@ -16,11 +16,10 @@ from fusebackend.cli.space import size_text
 from fusebackend.cli.target import Target, complete_names, complete_path, mount_option, trees_path
 from fusebackend.cli.undo import CHANGED, refuse, show_changes, show_json, show_left
 from fusebackend.cli.worktree import fetch_commits
-from fusebackend.protocol import WORKTREE, MergeResult
+from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
-    from fusebackend.protocol import BranchInfo
 
 
 def branch_path(files: Client, name: str) -> str:

@@ -68,7 +68,7 @@ def _served(place: str) -> Iterator[None]:
     if is_mounted or rendezvous.is_socket(found):
         yield
         return
-    from fusebackend.cli.unmounted import served_meanwhile
+    from fusebackend.cli.mount import served_meanwhile
 
     # The import takes a second, and so does the server's start: side by side, on two processors.
     threading.Thread(target=_import_early, daemon=True).start()

@@ -1,4 +1,7 @@
-"""`fusebackend view`: the views of a mount, their rules, and what a rule does about a path."""
+"""`fusebackend view`: the views of a mount, their rules, and what a rule does about a path.
+
+`fusebackend approval`: changes in a view that wait until somebody approves them.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, aligned, json_option, note
+from fusebackend.cli.log import moment, who
+from fusebackend.cli.show import Complaints, Failed, Output, aligned, json_option, note
 from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
-    from fusebackend.protocol import ViewInfo
+    from fusebackend.protocol import ApprovalInfo, ViewInfo
 
 
 def find_view(files: Client, name: str) -> ViewInfo:
@@ -111,3 +115,138 @@ def explain(name: str, operation: str, path: str, as_json: bool, mount: str | No
     rule = next(each for each in files.views() if each.name == name).rules[answer.rule - 1]
     output.line(f"{answer.mode}: rule {answer.rule} matches {output.name(answer.path)}")
     output.line(_line(output, answer.rule, rule["mode"], rule["operations"], rule["paths"]))
+
+
+# -- approval ----------------------------------------------------------------------------------------------------
+
+
+PENDING = "pending"
+FIELDS = (
+    "{number, state, verb, paths, view, actor, time_ns, expires_ns, title, size, decided_ns, decided_by, reason, "
+    "change}"
+)
+
+
+def complete_number(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the number of a request that waits; what it asks is the help."""
+    return complete_names(
+        context,
+        incomplete,
+        lambda files: [(str(each.number), each.title) for each in files.approvals() if each.state == PENDING],
+    )
+
+
+@click.group()
+def approval() -> None:
+    """Decide about changes that a view lets happen only once somebody has approved them.
+
+    A rule of mode "interrupt" makes a request of a verb that writes, and of a command that starts: with a number, who
+    asked, and the change itself. It happens once it is approved, as it was asked; or says why it no longer can.
+    """
+
+
+@approval.command("list")
+@click.option("--all", "with_decided", is_flag=True, help="Also those that were decided in the last day.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with each new one, until Ctrl-C or the mount's end.")
+@json_option(f"an array of {FIELDS}; with -f, an object a line.")
+@mount_option
+def list_requests(with_decided: bool, follow: bool, as_json: bool, mount: str | None) -> None:
+    """List the requests that wait: number, time, actor, what is asked."""
+    output, files = Output(), target.here(mount).files
+    if follow:
+        if with_decided:
+            raise click.UsageError("--all and -f: give one of them")
+        for each in files.follow_approvals():
+            output.record(asdict(each)) if as_json else output.line(output.row(_request_line(output, each)))
+            output.flush()
+        return
+    found = [each for each in files.approvals() if with_decided or each.state == PENDING]
+    if as_json:
+        output.document([asdict(each) for each in found])
+        return
+    for each in found:
+        output.line(output.row(_request_line(output, each)))
+    if not found:
+        note("nothing waits for an approval")
+
+
+def _request_line(output: Output, info: ApprovalInfo) -> str:
+    state = "" if info.state == PENDING else f"  ({info.state})"
+    actor = output.told(who(info.actor))
+    return f"{info.number:>4}  {moment(info.time_ns)}  {actor:<12}{state}  {output.told(info.title)}"
+
+
+@approval.command("show")
+@click.argument("number", type=click.IntRange(min=1), shell_complete=complete_number)
+@json_option(f"{FIELDS}.")
+@mount_option
+def show_request(number: int, as_json: bool, mount: str | None) -> None:
+    """Show a request, and what it would change: a patch against the files as they are now, or the command."""
+    output, files = Output(), target.here(mount).files
+    found = files.approval(number)
+    if as_json:
+        output.document(asdict(found))
+        return
+    agent = " ".join(word for word in (found.actor.agent, found.actor.thread, found.actor.call) if word)
+    lines = {
+        "request": f"{found.number}, {found.state}",
+        "asked": f"{output.told(found.title)}  (view {output.name(found.view)})",
+        "by": output.told(f"{who(found.actor)}{f' ({agent})' if agent else ''}, at {moment(found.time_ns)}"),
+        "expires": moment(found.expires_ns) if found.state == PENDING else "",
+        "decided": _decided(output, found),
+        "reason": output.told(found.reason or ""),
+    }
+    for name, text in lines.items():
+        if text:
+            output.line(f"{name + ':':<9} {text}")
+    if found.change:
+        output.line()
+        output.line(output.text(found.change, lines=True), end="")
+
+
+def _decided(output: Output, info: ApprovalInfo) -> str:
+    if info.state == PENDING or info.decided_ns is None:
+        return ""
+    by = "" if info.decided_by is None else f" by {output.told(who(info.decided_by))}"
+    return f"{moment(info.decided_ns)}{by}"
+
+
+@approval.command()
+@click.argument("numbers", type=click.IntRange(min=1), nargs=-1, required=True, shell_complete=complete_number)
+@json_option(f"an array of {FIELDS}.")
+@mount_option
+def approve(numbers: Sequence[int], as_json: bool, mount: str | None) -> None:
+    """Approve requests, by their NUMBERS: each change happens now, as it was asked.
+
+    The exit status is 1 if one could not happen any more, or was decided already.
+    """
+    output, files = Output(), target.here(mount).files
+    complaints, made = Complaints(), []
+    for number in numbers:
+        with complaints:
+            found = files.approve(number)
+            made.append(found)
+            if found.state != "made":
+                raise Failed(f"request {number} is approved, and could not happen: {found.reason}")
+            if not as_json:
+                output.line(f"request {number} has happened: {output.told(found.title)}")
+    if as_json:
+        output.document([asdict(each) for each in made])
+    complaints.finish()
+
+
+@approval.command()
+@click.argument("numbers", type=click.IntRange(min=1), nargs=-1, required=True, shell_complete=complete_number)
+@click.option("--reason", metavar="TEXT", help="A line for the agent that asked.")
+@json_option(f"an array of {FIELDS}.")
+@mount_option
+def deny(numbers: Sequence[int], reason: str | None, as_json: bool, mount: str | None) -> None:
+    """Deny requests, by their NUMBERS: they will not happen."""
+    output, files = Output(), target.here(mount).files
+    complaints, denied = Complaints(), []
+    for number in numbers:
+        with complaints:
+            denied.append(files.deny(number, reason))
+    if as_json:
+        output.document([asdict(each) for each in denied])
+    complaints.finish()

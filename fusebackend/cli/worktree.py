@@ -22,11 +22,10 @@ import click
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, age
 from fusebackend.linux import mount_table
-from fusebackend.protocol import WORKTREE
+from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
-    from fusebackend.protocol import BranchInfo, MergeResult
 
 MAX_INPUT_BYTES: Final = 1 << 20
 
@@ -110,9 +109,7 @@ def fetch_commits(files: Client, merged: MergeResult) -> list[str]:
             if head.stdout == _git(here, "rev-parse", "--verify", "--quiet", "HEAD").stdout:
                 continue
             ref = f"+HEAD:refs/fusebackend/{merged.branch}"
-            done = _git(
-                here, "fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", there, ref
-            )
+            done = _git(here, *_FETCH, there, ref)
             if done.returncode:
                 why = done.stderr.strip().rpartition("\n")[2] or "git failed"
                 failed.append(f"'{here}': the commits of '{merged.branch}' were not fetched: {why}")

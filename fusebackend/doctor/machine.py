@@ -23,6 +23,7 @@ from fusebackend.base import xdg
 from fusebackend.base.deadline import GivenUp, within
 from fusebackend.base.extras import EXTRA_OF
 from fusebackend.base.lines import split_lines
+from fusebackend.base.paths import is_below
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc, runtime_directory
 from fusebackend.linux.distribution import install, install_everything
@@ -312,7 +313,7 @@ def confinement() -> Iterable[Finding]:
 def propagation(mountpoint: str | None) -> Iterable[Finding]:
     """Whether a mount made here is seen in other mount namespaces: on the host of a container, and the reverse."""
     path = table.resolve(mountpoint or "/")
-    holding = [each for each in table.mounts() if _holds(each.mountpoint, path)]
+    holding = [each for each in table.mounts() if is_below(path, each.mountpoint)]
     if not holding:  # in a plain chroot, whose root directory is no mount
         why = f"no mount that this process sees holds '{path}': its root directory is not a mount"
         return [warning("propagation", why, "bind the root directory onto itself before chroot, or use a container")]
@@ -323,10 +324,6 @@ def propagation(mountpoint: str | None) -> Iterable[Finding]:
     mend = f"mount --make-rshared {inner.mountpoint}; for a container: -v HOST_DIR:{bound}:rshared"
     why = f"'{inner.mountpoint}' is not shared: mounts below it are seen in this mount namespace alone"
     return [warning("propagation", why, f"{mend}, if others are to see them")]
-
-
-def _holds(mountpoint: str, path: str) -> bool:
-    return path == mountpoint or path.startswith(mountpoint.rstrip("/") + "/")
 
 
 # -- commands ---------------------------------------------------------------------------------------------------

@@ -16,35 +16,20 @@ from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.records import Stamp
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
-from fusebackend.volumes.placing import Source, State
+from fusebackend.volumes.placing import KeptSource, NodeSource, State
 from fusebackend.volumes.walk import below, entries
 
 
 class Seen(NamedTuple):
-    """A file as the plan has found it. The step is made only if it is still so."""
+    """A file as it was found."""
 
     node: int
-    mode: int
-    uid: int
-    gid: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
     nlink: int
+    stamp: Stamp
 
     @classmethod
     def of(cls, attr: Attr) -> Seen:
-        return cls(
-            attr.node, attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns, attr.ctime_ns, attr.nlink
-        )  # fmt: skip
-
-    @property
-    def is_dir(self) -> bool:
-        return stat.S_ISDIR(self.mode)
-
-    @property
-    def stamp(self) -> Stamp:
-        return Stamp(self.mode, self.uid, self.gid, self.size, self.mtime_ns)
+        return cls(attr.node, attr.nlink, stamp_of(attr))
 
 
 class OtherName(NamedTuple):
@@ -77,7 +62,7 @@ class PlannedFile:
     def __init__(self, seen: Seen | None, state: State | None = None) -> None:
         self.seen = seen
         self.state = state
-        self.source: Source | None = None
+        self.source: NodeSource | KeptSource | None = None
         self.why_lost = ""
         self.checked = False
         self.hollow = False
@@ -108,9 +93,9 @@ class PlannedFile:
         return stat.S_ISREG(self.stamp.mode)
 
     @property
-    def expected(self) -> Seen | None:
-        """The file in the volume, if no step has changed it."""
-        return self.seen if self.state is None else None
+    def expected(self) -> Stamp | None:
+        """That of the file in the volume, if no step has changed it."""
+        return self.stamp if self.state is None else None
 
 
 class PlannedName:
@@ -178,18 +163,18 @@ class PlannedTree:
 
     def at(self, path: bytes) -> PlannedName | None:
         """Return the place of a path; None if its directory is not there."""
-        place = self.root
-        for name in path.split(b"/"):
-            if not name:
-                continue
-            directory = place.file
-            if directory is None or not directory.is_dir:
-                return None
-            below = directory.names.get(name)
-            if below is None:
-                below = directory.names[name] = PlannedName(place, name, self._look(directory, name))
-            place = below
+        place: PlannedName | None = self.root
+        for name in filter(None, path.split(b"/")):
+            place = self._below(place, name)
         return place
+
+    def _below(self, place: PlannedName | None, name: bytes) -> PlannedName | None:
+        directory = None if place is None else place.file
+        if directory is None or not directory.is_dir:
+            return None
+        if name not in directory.names:
+            directory.names[name] = PlannedName(place, name, self._look(directory, name))
+        return directory.names[name]
 
     def _look(self, directory: PlannedFile, name: bytes) -> PlannedFile | None:
         if directory.seen is None:
@@ -238,15 +223,10 @@ class PlannedTree:
         place: PlannedName | None = self.root
         for name in path.split(b"/")[1:]:
             directory = None if place is None else place.file
-            if directory is None:
-                return None
-            below = directory.names.get(name)
-            if below is None:
-                below = directory.names[name] = PlannedName(place, name, self._look(directory, name))
-            if below.moved:
+            place = self._below(place, name)
+            if place is not None and place.moved and directory is not None:
                 file = self._look(directory, name)
-                below = None if file is None else file.place
-            place = below
+                place = None if file is None else file.place
         return place
 
     def file(self, attr: Attr) -> PlannedFile:
@@ -274,5 +254,5 @@ class PlannedTree:
                     yield place
 
 
-def stamp_of(state: State) -> Stamp:
-    return Stamp(state.mode, state.uid, state.gid, state.size, state.mtime_ns)
+def stamp_of(file: State | Attr) -> Stamp:
+    return Stamp(file.mode, file.uid, file.gid, file.size, file.mtime_ns)

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.merge_lines import is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
-from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree, Seen
+from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree
 from fusebackend.history.records import Image, Record, Stamp
 from fusebackend.protocol import SnapshotVolume, UndoConflict, Volume
 from fusebackend.volumes.frozen import LooksAhead
@@ -31,6 +31,9 @@ from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, Node
 
 MERGED_BYTES = 16 << 20
 """Larger files are not merged by lines: three of them are in memory at once."""
+
+ImageSource: TypeAlias = NodeSource | KeptSource
+"""The bytes of an image: in a snapshot, or in a file."""
 
 LOOKED_AT_ONCE = 1000
 """Images in snapshots that are looked at together."""
@@ -53,8 +56,8 @@ class Step(NamedTuple):
     """Of `make`, `overwrite` and `merge`."""
     state: State | None = None
     """Of `attributes`."""
-    seen: Seen | None = None
-    """None if steps before have made or changed the file."""
+    seen: Stamp | None = None
+    """Of the file as it was found: the step is made only if it is still so. None if earlier steps have changed it."""
     node: int = 0
     """Of `link`: the file, if it has no name that the plan knows."""
     file: bytes = b""
@@ -129,7 +132,7 @@ class UndoPlan:
                 self._look_ahead(records[max(0, len(records) - count - LOOKED_AT_ONCE) : len(records) - count])
             try:
                 self._add(record, theirs.get(record.number, ()))
-            except _Conflict as conflict:
+            except _NotTakenBack as conflict:
                 self._refuse(record, conflict)
         self.conflicts += [
             UndoConflict(
@@ -156,7 +159,7 @@ class UndoPlan:
                     if isinstance(view, LooksAhead):
                         view.ahead([volume.node_in(name, node) for node in wanted])
 
-    def _refuse(self, record: Record, conflict: _Conflict) -> None:
+    def _refuse(self, record: Record, conflict: _NotTakenBack) -> None:
         path = record.to_path if conflict.at_target else record.path
         call = conflict.call
         if call is None and len(self.conflicts) < NAMED_CONFLICTS:
@@ -176,7 +179,7 @@ class UndoPlan:
                 return
             last = theirs[-1]
             at_target = bool(record.to_path) and record.to_path in (last.path, last.to_path)
-            raise _Conflict(_words_for(record, last), last.call, at_target=at_target)
+            raise _NotTakenBack(_words_for(record, last), last.call, at_target=at_target)
         match record.kind:
             case "create":
                 self._remove(view, record)
@@ -196,9 +199,9 @@ class UndoPlan:
         if view is None:
             volume = self._volumes.get(prefix)
             if volume is None:
-                raise _Conflict("belongs to a route that is not mounted any more")
+                raise _NotTakenBack("belongs to a route that is not mounted any more")
             if volume.features.read_only:
-                raise _Conflict("is on a route that is read-only now")
+                raise _NotTakenBack("is on a route that is read-only now")
             earlier = 0 if isinstance(volume, SnapshotVolume) else self._earlier
             view = self._views[prefix] = PlannedTree(prefix, volume, self._returned(prefix, earlier))
         return view
@@ -220,7 +223,7 @@ class UndoPlan:
                 self.left.append((mount_path(view.prefix, record.path), os.fsdecode(left)))
                 return
             if left is not None:
-                raise _Conflict(f"is not empty: '{os.fsdecode(left)}' is in it")
+                raise _NotTakenBack(f"is not empty: '{os.fsdecode(left)}' is in it")
             for name in names:  # an undo that was killed has left it
                 self.steps.append(Step("clean", view.prefix, record.path + b"/" + name, closes=True))
         self.steps.append(Step("remove", view.prefix, record.path, seen=place.file.expected))
@@ -230,15 +233,15 @@ class UndoPlan:
         """Plan for a file that comes back. Its bytes may come later: an earlier record of its call leads to them."""
         before = record.before
         if before is None:
-            raise _Conflict("was there, and its history does not say what it was", at_target=at_target)
+            raise _NotTakenBack("was there, and its history does not say what it was", at_target=at_target)
         place = view.at(path)
         if place is None:
-            raise _Conflict("was in a directory that is not there any more", at_target=at_target)
+            raise _NotTakenBack("was in a directory that is not there any more", at_target=at_target)
         is_dir = stat.S_ISDIR(before.mode)
         if place.file is not None:
             has_less = not is_dir and place.file.links < before.nlink  # it is another name of the same file
             if has_less or not _is_restored(place.file.stamp, before):
-                raise _Conflict("has been made anew", at_target=at_target)
+                raise _NotTakenBack("has been made anew", at_target=at_target)
             if is_dir:
                 self._close(view, place.file, before)
             elif key := self._key(view, record):  # its other names may not be there yet
@@ -304,7 +307,9 @@ class UndoPlan:
         if found is not None or not had_others:
             return found
         if not key or key.isdigit() or self._was_removed(record, {first, key}):
-            raise _Conflict("was one of several names of a file, and none of the others is found", at_target=at_target)
+            raise _NotTakenBack(
+                "was one of several names of a file, and none of the others is found", at_target=at_target
+            )
         return None
 
     def _is_it(self, view: PlannedTree, record: Record, file: PlannedFile) -> bool:
@@ -346,14 +351,14 @@ class UndoPlan:
     def _rename(self, view: PlannedTree, record: Record) -> None:
         old, new = view.at(record.path), view.at(record.to_path)
         if new is None or (old is None and new.file is not None):
-            raise _Conflict("was renamed in a directory that is not there any more", at_target=new is None)
+            raise _NotTakenBack("was renamed in a directory that is not there any more", at_target=new is None)
         if old is not None and old.file is not None:
             is_known = record.node and self._lasts(view, record)
             if is_known and (old.file.seen is None or old.file.seen.node != record.node):
-                raise _Conflict(f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'")
+                raise _NotTakenBack(f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'")
             return  # as in `_make`: it was not renamed
         if new.file is None or old is None:
-            raise _Conflict("is not there any more", at_target=True)
+            raise _NotTakenBack("is not there any more", at_target=True)
         self._require_left(new, new.file, record)
         if record.before is not None:
             # A conflict now, and not when the file is renamed back.
@@ -368,9 +373,9 @@ class UndoPlan:
     def _exchange(self, view: PlannedTree, record: Record) -> None:
         one, other = view.at(record.path), view.at(record.to_path)
         if one is None or one.file is None:
-            raise _Conflict("is not there any more")
+            raise _NotTakenBack("is not there any more")
         if other is None or other.file is None:
-            raise _Conflict("is not there any more", at_target=True)
+            raise _NotTakenBack("is not there any more", at_target=True)
         if self._lasts(view, record) and one.file.seen is not None and one.file.seen.node == record.node:
             return
         self._require_left(other, other.file, record)
@@ -382,7 +387,7 @@ class UndoPlan:
     def _overwrite(self, view: PlannedTree, record: Record) -> None:
         place, file, before = self._there(view, record)
         if not file.is_regular:
-            raise _Conflict("is no regular file any more")
+            raise _NotTakenBack("is no regular file any more")
         self._require_left(place, file, record)
         source = self._source(view, record)
         self.steps.append(Step("overwrite", view.prefix, record.path, source=source, seen=file.expected))
@@ -401,9 +406,9 @@ class UndoPlan:
     def _there(self, view: PlannedTree, record: Record) -> tuple[PlannedName, PlannedFile, State]:
         place = view.at(record.path)
         if place is None or place.file is None or record.before is None:
-            raise _Conflict("is not there any more")
+            raise _NotTakenBack("is not there any more")
         if not self._is_it(view, record, place.file):
-            raise _Conflict("is not the file that was changed, which had several names")
+            raise _NotTakenBack("is not the file that was changed, which had several names")
         return place, place.file, record.before
 
     def _require_left(self, place: PlannedName, file: PlannedFile, record: Record) -> None:
@@ -418,7 +423,7 @@ class UndoPlan:
         found = file.stamp
         same = found[:3] == after[:3] if file.is_dir else found == after
         if not same:
-            raise _Conflict("has changed since", at_target=record.kind == "rename")
+            raise _NotTakenBack("has changed since", at_target=record.kind == "rename")
 
     # -- earlier bytes -------------------------------------------------------------------------------------------
 
@@ -430,7 +435,7 @@ class UndoPlan:
             return source
         if image is not None and stat.S_ISREG(state.mode) and state.size:
             why = image.name if image.place == "lost" else "they are gone"
-            raise _Conflict(f"can't come back, for its earlier bytes were not kept: {why}", at_target=at_target)
+            raise _NotTakenBack(f"can't come back, for its earlier bytes were not kept: {why}", at_target=at_target)
         return KeptSource(state)
 
     def _merged(self, view: PlannedTree, record: Record, first: Record) -> bool:
@@ -446,7 +451,7 @@ class UndoPlan:
         if at_path != path or first.kind not in ("content", "rename") or first.image is None:
             return False
         file = None if place is None else place.file
-        if file is None or file.expected is None or not file.is_regular or record.image is None:
+        if file is None or file.seen is None or file.expected is None or not file.is_regular or record.image is None:
             return False
         if max(file.expected.size, record.before.size, first.before.size) > MERGED_BYTES:
             return False
@@ -454,7 +459,7 @@ class UndoPlan:
         theirs = image_source(view.volume, self._image_path, record.before, record.image)
         if base is None or theirs is None:
             return False
-        ours = NodeSource(view.volume, file.expected.node)
+        ours = NodeSource(view.volume, file.seen.node)
         texts = [whole(source) for source in (base, ours, theirs)]
         if any(is_binary(text) for text in texts):
             return False
@@ -467,7 +472,7 @@ class UndoPlan:
         return True
 
 
-def image_source(volume: Volume, image_path: Callable[[Image], str], state: State, image: Image) -> Source | None:
+def image_source(volume: Volume, image_path: Callable[[Image], str], state: State, image: Image) -> ImageSource | None:
     """Return the bytes of an image with a state; None if they are lost, or gone since."""
     if image.place == "file":
         path = image_path(image)
@@ -521,7 +526,7 @@ def _words_for(record: Record, other: Record) -> str:
     return f"{words.get(other.kind, 'was changed')} since"
 
 
-class _Conflict(Exception):
+class _NotTakenBack(Exception):
     """A record can't be taken back. The text continues a sentence that begins with the path."""
 
     def __init__(self, reason: str, call: int | None = None, *, at_target: bool = False) -> None:

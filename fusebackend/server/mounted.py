@@ -63,6 +63,7 @@ from fusebackend.protocol import (
     StatResult,
     StatsResult,
     UndoResult,
+    Verb,
     VerifyResult,
     ViewInfo,
     Volume,
@@ -79,11 +80,13 @@ from fusebackend.server.approvals import MAX_CHANGE_BYTES, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Change, InterruptedVerbs
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
+from fusebackend.server.rules import shown_event
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.checkouts import Checkouts
 from fusebackend.trees.merge.merges import Merges
+from fusebackend.trees.merge.run import MainTree
 from fusebackend.trees.refs import Refs, Taken
 from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
@@ -100,7 +103,6 @@ if TYPE_CHECKING:
     from fusebackend.history.recorder import Recorder
     from fusebackend.history.requests import Request
     from fusebackend.history.steps import Verb as Kind
-    from fusebackend.protocol import Verb
     from fusebackend.server.assemble import MountParts
     from fusebackend.server.recording import Recording
     from fusebackend.trees.automatic import AutomaticSnapshots
@@ -156,12 +158,16 @@ class Absent:
 
 
 class MountedBackend(MountProtocol):
-    """See the module's docstring."""
+    """See the module's docstring.
 
-    def __init__(self, parts: MountParts) -> None:
+    Args:
+        view: the name of the view that it is seen through, whose agent face is then the backend of `parts`.
+    """
+
+    def __init__(self, parts: MountParts, view: str | None = None) -> None:
         self.parts = parts
         self.is_mounted = parts.is_mounted
-        self._view_name: str | None = None
+        self._view_name = view
         self.backend = backend = parts.backend
         self.filesystem = filesystem = parts.filesystem
         self.mountpoint = parts.mountpoint
@@ -192,18 +198,22 @@ class MountedBackend(MountProtocol):
         self._asking = InterruptedVerbs(parts.approvals, parts.views, filesystem.tree)
         if parts.branches is not None:
             self._attach(parts.branches, volumes)
+        if view is not None:
+            self._for = lambda *_: backend
+            for verb in (each for each in SERVED.values() if not each.in_view):
+                setattr(self, verb.name, partial(_refuse, verb.name))
+            self.diff_pieces = partial(_refuse, "diff")  # type: ignore[method-assign]
 
     def _attach(self, branches: Branches, volumes: dict[AgentPath, Volume]) -> None:
         """Give the mount what it changes many files with: merges, restores, branches in directories."""
         filesystem, parts = self.filesystem, self.backend.mounts().values()
         own = filesystem.tree.trees_path
-        self._merges = Merges(branches, volumes, filesystem.written, self._recorder, own, self._covered)
+        main = MainTree(branches, volumes, filesystem.written, self._recorder, self._covered)
+        self._merges = Merges(main, own)
         branches.compare = self._merges.compare
         directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
         self._checkouts = Checkouts(branches, [*([self.mountpoint] if self.is_mounted else []), *directories])
-        self._restores = branches.past = Restores(
-            branches, volumes, self._states, filesystem.written, self._recorder, self._covered, self._began_ns
-        )
+        self._restores = branches.past = Restores(main, self._states, self._began_ns)
 
     def tidy(self) -> None:
         """Remove what a killed server has left of merges and restores, before anybody sees the files."""
@@ -453,6 +463,9 @@ class MountedBackend(MountProtocol):
 
     def run_command(self, command: Command) -> ExecuteResponse:
         """Run a command where the default backend does, with every route at the path that the other verbs use."""
+        if self._view_name is not None:
+            root, start = self._views.root(self._view_name), normalise(command.cwd)
+            command = replace(command, cwd=root if start == ROOT else root + start)
         name, cwd = self._views.split(command.cwd)
         if name is None:
             name = self._views.default
@@ -518,7 +531,11 @@ class MountedBackend(MountProtocol):
     # -- the mount ---------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        return self._status()
+        status = self._status()
+        if self._view_name is None:
+            return status
+        shown = {"version": status.get("version"), "mountpoint": status.get("mountpoint")}
+        return {**shown, "trees": None, "view": self._view_name}
 
     def metrics(self) -> str:
         from fusebackend.server.metrics import opened
@@ -685,10 +702,22 @@ class MountedBackend(MountProtocol):
         return Explained(mode, rule, matched)
 
     def viewed(self, name: str) -> MountedBackend:
-        """Return the mount through a view. OSError: ENOENT, there is no such view."""
-        from fusebackend.server.viewed import ViewedMount
+        """Return the mount through a view, for a client that has chosen it. It shares all parts of the mount.
 
-        return ViewedMount(self, name)
+        Paths are those of the mount. The verbs of files go to the agent face of the view (`rules.py`), commands run in
+        its tree, `watch` gives what may be read, and `status` what the view's reader may know. Verbs that show or
+        change what other readers have (the log, undo, snapshots, branches) are refused.
+
+        Raises:
+            OSError: ENOENT, there is no such view; EPERM, it is seen through another one.
+        """
+        if self._view_name is not None:
+            if name != self._view_name:
+                raise OSError(errno.EPERM, f"this connection sees the mount through view '{self._view_name}', for good")
+            return self
+        # Without what its verbs must not reach: the snapshots, the branches, the measures.
+        parts = replace(self.parts, snapshots=None, branches=None, metrics=None)
+        return MountedBackend(replace(parts, backend=self._views.face(name)), name)
 
     def view_socket(self, name: str) -> str:
         return self._views.listen(name)
@@ -954,7 +983,9 @@ class MountedBackend(MountProtocol):
         Raises:
             PathError: the path is malformed.
         """
-        return self.filesystem.feed.watch(path)
+        if self._view_name is None:
+            return self.filesystem.feed.watch(path)
+        return self.filesystem.feed.watch(path, partial(shown_event, self._views.shown(self._view_name)))
 
     def awatch(self, path: str = "/") -> AsyncWatch:
         """`watch`, as an async iterator under asyncio and trio; see `vfs/watch/async_watch.py`. It begins at once.
@@ -963,6 +994,10 @@ class MountedBackend(MountProtocol):
             PathError: the path is malformed.
         """
         return AsyncWatch(ThreadedWatch(self, self.watch(path)))
+
+
+def _refuse(verb: str, *_: Any, **__: Any) -> Any:
+    raise OSError(errno.EPERM, f"a view has no '{verb}': it is about what all readers have")
 
 
 def _asked(request: Request, change: Change, backend: CompositeBackend) -> Callable[[], Any]:

@@ -10,13 +10,14 @@ nothing is known but the path. A tree belongs to one thread; its calls wait for 
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from fusebackend.base.paths import ROOT, AgentPath, split, to_text
+from fusebackend.base.paths import ROOT, AgentPath, in_route, split, to_text
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import WAY, Place, Places
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
@@ -73,6 +74,21 @@ class Item:
         attr = Attr(0, like.mode, nlink=1, rdev=like.rdev, size=like.size, mtime_ns=like.mtime_ns)
         made = cls(tree, prefix, attr, None, b"", None)
         made._names = {}
+        return made
+
+    def apart(self, parent: Item | None, name: bytes, *, with_names: bool = True, is_way: bool = False) -> Item:
+        """Return a copy at another place of a tree that is put together from parts.
+
+        Args:
+            with_names: with all that is in it; an empty directory otherwise.
+            is_way: only lead to what is put into it.
+        """
+        made = copy.copy(self)
+        made.parent, made.name, made._names = None, b"", None if with_names else {}
+        if is_way:
+            made.node, made.is_fixed = 0, True
+        if parent is not None:
+            made.attach(parent, name)
         return made
 
     @property
@@ -288,12 +304,7 @@ class MergeTree:
 
     def owner(self, path: bytes) -> AgentPath:
         """Return the prefix of the route that has a path."""
-        best = ROOT
-        for prefix in self.prefixes:
-            inner = b"/".join(split(prefix))
-            if len(prefix) > len(best) and (path == inner or path.startswith(inner + b"/")):
-                best = prefix
-        return best
+        return in_route(AgentPath(f"/{to_text(path)}"), self._places.prefixes)[0]
 
 
 @contextlib.contextmanager
