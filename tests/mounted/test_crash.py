@@ -53,7 +53,7 @@ class Book:
         self.directory = directory
         self.journal = journal
         self.whole: dict[str, str] = {}
-        self.target: set[str] = set()  # each of these contents is right
+        self.target: set[str | None] = {None}  # each of these contents is right; None: there is no file yet
         self.grown = (0, hashlib.sha256().hexdigest())
         self._read = 0
 
@@ -90,10 +90,9 @@ class Book:
         home = mount / self.directory
         for name, digest in self.whole.items():
             assert trees.sha256(home / name) == digest, f"{name} is not what its fsync returned for"
-        if self.target:
-            now = trees.sha256(home / "target")
-            assert now in self.target, "a replaced file is neither the old nor the new one"
-            self.target = {now}  # the rename is there or not: from now on that must not change
+        now = trees.sha256(home / "target") if (home / "target").exists() else None
+        assert now in self.target, "a replaced file is neither the old nor the new one"
+        self.target = {now}  # the rename is there or not: from now on that must not change
         length, digest = self.grown
         with (home / "log").open("rb") as file:
             assert hashlib.sha256(file.read(length)).hexdigest() == digest, "a log lost what was appended and synced"
