@@ -43,7 +43,7 @@ from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
 from fusebackend.history import events, requests
 from fusebackend.history.events import Row, decode, encode, row_of
-from fusebackend.history.masking import Commands, LogOptions, kept
+from fusebackend.history.masking import LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.history.requests import Request
 from fusebackend.protocol import Actor, CommitLog, LogRow, VerifyResult
@@ -227,7 +227,8 @@ class HistoryFile:
 
     def __init__(self, path: str, time_ns: Callable[[], int] = time.time_ns, options: LogOptions | None = None) -> None:
         self.path = path
-        self._commands = (options or LogOptions()).commands
+        self.commands = (options or LogOptions()).commands
+        """What it keeps of commands."""
         self._time_ns = time_ns
         self.set_aside: str | None = None
         self._guard = threading.Lock()  # of the next fields, and of the numbers
@@ -325,11 +326,6 @@ class HistoryFile:
         self._connections.close()
 
     @property
-    def commands(self) -> Commands:
-        """What it keeps of commands."""
-        return self._commands
-
-    @property
     def size_bytes(self) -> int:
         """Of the file and its WAL."""
         found = 0
@@ -363,8 +359,8 @@ class HistoryFile:
     def masked(self, kind: CallKind, title: str, actor: Actor) -> tuple[str, Actor]:
         """Return the title and the actor of a call as they are kept: cut, with secrets masked."""
         is_command = kind in ("command", "tool", "session")
-        title = kept(title, self._commands if is_command or self._commands == "full" else "masked")[:TITLE_CHARACTERS]
-        return title, replace(actor, command=kept(actor.command, self._commands))
+        title = kept(title, self.commands if is_command or self.commands == "full" else "masked")[:TITLE_CHARACTERS]
+        return title, replace(actor, command=kept(actor.command, self.commands))
 
     def note_call(self, kind: CallKind, title: str, actor: Actor) -> int:
         """Keep a call that changes no file, and ends at once; returns its number. `calls` has it if it is asked for
