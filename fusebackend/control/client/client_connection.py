@@ -25,7 +25,7 @@ from fusebackend.base import errors
 from fusebackend.base.errors import UserError
 from fusebackend.control import rendezvous, wire
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
-from fusebackend.control.wire import Closed, Incoming, Lines
+from fusebackend.control.wire import Closed, Incoming, MessageLines
 from fusebackend.protocol import PLAIN, SERVED, Actor, FileEvent, current_actor
 
 MAX_ANSWER_BYTES = 1 << 30
@@ -117,7 +117,7 @@ class Connection:
         self._process = os.getpid()
         self._ids = itertools.count(1)
         self._stream = stream
-        self._lines = Lines(self._received, MAX_ANSWER_BYTES)
+        self._lines = MessageLines(self._received, MAX_ANSWER_BYTES)
 
     @classmethod
     async def made(
