@@ -109,11 +109,7 @@ def mounts() -> list[MountEntry]:
 
 def mount_at(path: str) -> MountEntry | None:
     """Return the mount exactly at `path` (as `resolve` gives it); of several, the one on top."""
-    found = None
-    for entry in mounts():
-        if entry.mountpoint == path:
-            found = entry
-    return found
+    return next((entry for entry in reversed(mounts()) if entry.mountpoint == path), None)
 
 
 def our_mounts() -> list[MountEntry]:
