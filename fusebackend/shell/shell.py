@@ -19,18 +19,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
 from fusebackend.linux.command import Command, End, Running, StartedProcess, nothing_to_run
+from fusebackend.linux.mount_table import MountWatch
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
 from fusebackend.shell.bubblewrap import SandboxError, SandboxRoot
@@ -313,35 +313,3 @@ def _made(make: Callable[[], Launch]) -> Launch:
         return make()
     except (OSError, ValueError) as error:  # a NUL, or longer than 128 KiB; a limit of this machine
         raise SandboxError(f"the command can't be started: {error}") from None
-
-
-class MountWatch:
-    """Watches the mount point of a command, which ends when it is unmounted.
-
-    A sandbox keeps the mounted file system alive in its own mount namespace: after `fusermount3 -u` the server would
-    serve it until the command ends, and the unmount waits for the server. poll(2) on the table of mounts reports each
-    change of it (proc_pid_mountinfo(5)). Used by one thread, as a context manager.
-    """
-
-    def __init__(self, mountpoint: str) -> None:
-        self._mountpoint = mountpoint
-        self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-        self._poll = select.poll()
-        self._poll.register(self._table, select.POLLPRI)
-        self.gone = not self._is_there()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._table)
-
-    def look(self) -> bool:
-        """Return True when the mount is gone."""
-        if not self.gone and self._poll.poll(0):
-            self.gone = not self._is_there()
-        return self.gone
-
-    def _is_there(self) -> bool:
-        entry = table.mount_at(self._mountpoint)
-        return entry is not None and entry.is_ours
