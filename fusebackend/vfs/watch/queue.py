@@ -6,6 +6,7 @@ to wait in its place for a `ChangeGate`, and those behind it with it.
 
 from __future__ import annotations
 
+import abc
 import threading
 import typing
 from collections import deque
@@ -51,7 +52,36 @@ class Queued(NamedTuple):
     """Called without any lock when the event is taken; returns when the kernel has applied the answer."""
 
 
-class Watch:
+class EventSequence(abc.ABC):
+    """Events as `get` gives them: an iterator, and a block that closes it."""
+
+    @abc.abstractmethod
+    def get(self, timeout_s: float | None = None) -> FileEvent | None:
+        """The next event. None when there is none within `timeout_s` (None: wait for ever), and when it has ended."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End it, from any thread. Twice is once."""
+
+    def __iter__(self) -> Iterator[FileEvent]:
+        return self
+
+    def __next__(self) -> FileEvent:
+        event = self.get()
+        if event is None:
+            raise StopIteration
+        return event
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Watch(EventSequence):
     """The changes at and below one path, from its making on. Take them with `get` or by iterating; thread-safe.
 
     It ends with `close`, from any thread, or with the mount: then what is left can still be taken. A path need not
@@ -106,23 +136,6 @@ class Watch:
             self._ended = True
             self._queue.clear()
             self._changed.notify_all()
-
-    def __iter__(self) -> Iterator[FileEvent]:
-        return self
-
-    def __next__(self) -> FileEvent:
-        event = self.get()
-        if event is None:
-            raise StopIteration
-        return event
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _is_ready(self) -> bool:
         return self._ended if not self._queue else self._may_go(self._queue[0])
