@@ -20,7 +20,7 @@ from fusebackend.protocol import SERVED, ExecuteResponse, FileEvent
 from fusebackend.server.mounted import MountedBackend
 
 if TYPE_CHECKING:
-    from fusebackend.vfs.watch.queue import Watch
+    from fusebackend.vfs.watch.feed import Watch
 
 
 class ViewedMount(MountedBackend):
