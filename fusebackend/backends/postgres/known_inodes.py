@@ -37,7 +37,7 @@ UNKNOWN: Final = 0
 """In the place of a node."""
 
 
-class _KnownInode:
+class _KnownRow:
     __slots__ = ("before", "inode")
 
     def __init__(self, inode: StoredInode, before: int) -> None:
@@ -62,7 +62,7 @@ class KnownInodes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[int, _KnownInode] = {}
+        self._known: dict[int, _KnownRow] = {}
         self._data: dict[int, bytes] = {}  # all bytes of files whose rows are known
         self._bytes = 0
         self._names: dict[int, _Names] = {}
@@ -129,7 +129,7 @@ class KnownInodes:
                 known = self._known.get(inode.node)
                 if data is None and known is not None and known.inode.version == inode.version:
                     return
-                self._set(_KnownInode(copy.copy(inode), 0), data)
+                self._set(_KnownRow(copy.copy(inode), 0), data)
 
     def listed(self, moment: int, inodes: Iterable[StoredInode], *, all_rows: bool = False) -> None:
         """Rows were read. Those that are known are no older from now on, for times don't go back.
@@ -204,7 +204,7 @@ class KnownInodes:
                     follows = True
                 self._note_change(inode.node)
                 if follows and inode.nlink:
-                    self._set(_KnownInode(copy.copy(inode), before.get(inode.node, 0)), None)
+                    self._set(_KnownRow(copy.copy(inode), before.get(inode.node, 0)), None)
             self._names.update(kept)
             self._trim_names()
 
@@ -264,7 +264,7 @@ class KnownInodes:
         if node in self._names:
             self._drop_names(node)
 
-    def _set(self, known: _KnownInode, data: bytes | None) -> None:
+    def _set(self, known: _KnownRow, data: bytes | None) -> None:
         node = known.inode.node
         self._drop(node)
         self._known[node] = known

@@ -33,11 +33,11 @@ from typing import Any, Literal, TypeVar
 from fusebackend.backends.postgres import old_rows, schema, statements
 from fusebackend.backends.postgres.commit_log import KeptLog
 from fusebackend.backends.postgres.feed import VolumeFeed
-from fusebackend.backends.postgres.host_session import Session, configure, require_own_process
+from fusebackend.backends.postgres.host_session import HostSession, configure, require_own_process
 from fusebackend.backends.postgres.known_inodes import UNKNOWN
-from fusebackend.backends.postgres.snapshots import Snapshots
+from fusebackend.backends.postgres.snapshots import PostgresSnapshots
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.backends.postgres.stored_tree import StoredTree, cut_out, missing
+from fusebackend.backends.postgres.stored_tree import PostgresTree, missing
 from fusebackend.backends.postgres.transaction import Wanted, gone
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.errors import oserror
@@ -61,7 +61,7 @@ from fusebackend.protocol import (
     WrongLinks,
 )
 from fusebackend.volumes import posix as tree
-from fusebackend.volumes.chunks import CHUNK_SHIFT
+from fusebackend.volumes.chunks import CHUNK_SHIFT, cut_out
 from fusebackend.volumes.damage import is_in_range
 from fusebackend.volumes.quota import Limits
 from fusebackend.volumes.storage import Inode
@@ -90,7 +90,7 @@ FREE_BLOCKS = 1 << 38
 """Of 4 KiB: a server does not tell how much room it has, so `df` shows 1 PiB."""
 
 
-class PostgresVolume(StoredTree, SnapshotVolume):
+class PostgresVolume(PostgresTree, SnapshotVolume):
     """See the module's docstring.
 
     Args:
@@ -130,12 +130,12 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             pool.run(schema.make_tables)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
             self._feed = VolumeFeed(number)
-            session = Session(conninfo, number, uses, self._feed, pool)
+            session = HostSession(conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
             last_writer_wins = conflict == "last-writer"
-            super().__init__(pool, number, session, uses, self._feed.lease, last_writer_wins=last_writer_wins)
+            super().__init__(pool, number, session, uses, self._feed, last_writer_wins=last_writer_wins)
             session.each_period = self._each_period
-            self._snapshots = Snapshots(number, self._connections.query, self._ask_briefly)
+            self._snapshots = PostgresSnapshots(number, self._connections.query, self._ask_briefly)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
             if limits is not None:
@@ -497,7 +497,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def open(self, node: int, flags: int) -> Attr:
         if self._scope.transaction is not None:
-            inode = self._change(Wanted(nodes=(node,)), self._stored, node)
+            inode = self._change(Wanted(nodes=(node,)), lambda: self._file.inode(node))
         else:
             self._drafts.settle(node)
             is_read = flags & os.O_ACCMODE == os.O_RDONLY
@@ -569,7 +569,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if stat.S_ISDIR(inode.mode):
             raise oserror(errno.EISDIR)
         self._note_access(inode)
-        return cut_out(inode.size, chunks, offset, size)
+        return cut_out(inode.size, lambda index: chunks.get(index, b""), offset, size)
 
     def _note_access(self, attr: Attr) -> None:
         if tree.is_access_noted(attr) and self._scope.view is None:
@@ -625,7 +625,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         try:
             with self._alone(durable=False) as transaction:
                 taken = self._snapshots.take(transaction, name)
-                transaction.announce(SNAPSHOTS)
+                transaction.changes.append(SNAPSHOTS)
         except BaseException:
             self._unsnapped_here = True
             raise
@@ -634,7 +634,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def delete_snapshot(self, name: str) -> None:
         with self._alone(durable=False) as transaction:
             number = self._snapshots.delete(transaction, name)
-            transaction.announce(SNAPSHOTS)
+            transaction.changes.append(SNAPSHOTS)
         self._snapshots.deleted(number)
         self._session.prune()
 
@@ -645,7 +645,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         with self._alone(durable=True) as transaction:
             for statement in old_rows.forget(self.id, list(nodes), self._scope.newest):
                 transaction.ask(statement)
-            transaction.announce(SNAPSHOTS)
+            transaction.changes.append(SNAPSHOTS)
         self._snapshots.forget_cached()
         if self._log is not None:
             self._connections.run(self._log.sweep)

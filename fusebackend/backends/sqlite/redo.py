@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable
 
 from fusebackend.backends.sqlite import sync_log
-from fusebackend.backends.sqlite.old_rows import Newest
+from fusebackend.backends.sqlite.old_rows import NewestRows
 from fusebackend.backends.sqlite.stored_tree import DirtyBuffer, inode_of, stored_chunk
 from fusebackend.backends.sqlite.unlogged import Changes, decode
 from fusebackend.base.errors import oserror
@@ -37,7 +37,7 @@ def store(db: sqlite3.Connection, salt: int, number: int) -> None:
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(LOG_SALT, salt), (LOG_NUMBER, number)])
 
 
-def redo(db: sqlite3.Connection, path: str, damage: Damage, new_row: Callable[[], int], newest: Newest) -> int:
+def redo(db: sqlite3.Connection, path: str, damage: Damage, new_row: Callable[[], int], newest: NewestRows) -> int:
     """Apply the records that the tables lack. Returns the highest `next_node` of them, 0 where there was none.
 
     Args:
@@ -70,15 +70,15 @@ def _buffer(db: sqlite3.Connection, changes: Changes, damage: Damage) -> DirtyBu
     for node, values in changes.xattrs.items():
         buffer.xattrs[node] = inode = buffer.inodes.get(node) or Inode(node, 0)
         inode.xattrs = values
-    for node, index, piece in changes.pieces:
-        if piece.size > CHUNK_BYTES or piece.offset + len(piece.data) > piece.size:
+    for node, index, offset, size, data in changes.pieces:
+        if size > CHUNK_BYTES or offset + len(data) > size:
             damage.tell(f"a record of the sync log has bytes beyond chunk {index} of inode {node}")
             raise oserror(errno.EIO)
         chunk = buffer.chunks.get((node, index))
         if chunk is None:
             is_cut = index >= changes.cuts.get(node, index + 1)
             chunk = buffer.chunks[node, index] = (None if is_cut else stored_chunk(db, damage, node, index)) or Chunk()
-        chunk.cut(piece.size)
-        chunk.put(piece.offset, piece.data)
+        chunk.cut(size)
+        chunk.put(offset, data)
     buffer.contents = {*buffer.inodes, *buffer.cuts, *(node for node, _ in buffer.chunks)}
     return buffer

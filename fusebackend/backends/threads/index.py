@@ -19,9 +19,8 @@ from fusebackend.backends.threads.database.activity import standing
 from fusebackend.backends.threads.database.rows import Damaged, Saved, checkpoint_name
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, plain
-from fusebackend.backends.threads.lineage import Lineage, Moment
+from fusebackend.backends.threads.lineage import Lineage, WholeCheckpoint
 from fusebackend.backends.threads.message_index import (
-    FORMAT,
     MAX_NOTE_CHARS,
     MessageIndex,
     kept_of,
@@ -95,7 +94,7 @@ class LineIndex:
         self.talk = talk
         self._clear()
         if cache is not None:
-            self._restore(cache.get(lineage.place, PART, Kept))
+            self._restore(cache.get(lineage.place, PART, KeptSteps))
 
     def _clear(self) -> None:
         self.steps: list[Step] = []
@@ -103,8 +102,8 @@ class LineIndex:
         self.state_bytes = 0
         self._files: Recent[str, Files] = Recent(RECENT_FILES)
 
-    def _restore(self, found: Kept | None) -> None:
-        if found is None or found.format != FORMAT:
+    def _restore(self, found: KeptSteps | None) -> None:
+        if found is None:
             return
         self.steps, self.state_bytes = found.steps, found.state_bytes
         self.names = {step.name.encode("utf-8", "surrogateescape"): place for place, step in enumerate(self.steps)}
@@ -148,7 +147,7 @@ class LineIndex:
         finally:
             self._files.clear()
 
-    def _add(self, moment: Moment) -> None:
+    def _add(self, moment: WholeCheckpoint) -> None:
         said = self.talk.said[len(self.steps)]
         saved = moment.saved if isinstance(moment.saved, Saved) else None
         error = [str(moment.saved)] if saved is None else []
@@ -223,7 +222,7 @@ class LineIndex:
     def _end(self) -> None:
         self.state_bytes = len(documents.state_now(self._lineage))
         if self._cache is not None:
-            self._cache.put(self._lineage.place, PART, Kept(FORMAT, self.steps, self.state_bytes))
+            self._cache.put(self._lineage.place, PART, KeptSteps(self.steps, self.state_bytes))
 
     # -- contents ----------------------------------------------------------------------------------------------
 
@@ -246,10 +245,9 @@ class LineIndex:
         return None
 
 
-class Kept(NamedTuple):
+class KeptSteps(NamedTuple):
     """What the cache has of a line's steps."""
 
-    format: int
     steps: list[Step]
     state_bytes: int
 
@@ -303,7 +301,7 @@ def _node(saved: Saved | None, parent: Step | None, source: str | None) -> str:
     return "+".join(dict.fromkeys(str(node).strip("_") or "_" for node in nodes)) or source
 
 
-def _following(moment: Moment, saved: Saved | None) -> tuple[list[str], list[str]]:
+def _following(moment: WholeCheckpoint, saved: Saved | None) -> tuple[list[str], list[str]]:
     """The next nodes, and the interrupts that wait, a line each."""
     if saved is None:
         return [], []

@@ -62,7 +62,7 @@ class Raw(NamedTuple):
     data: bytes | None
 
 
-class Mark(NamedTuple):
+class CheckpointMark(NamedTuple):
     """Differs after a change of a checkpoint, or of the writes to it."""
 
     row: object
@@ -175,9 +175,6 @@ class Database(abc.ABC):
     """Tells it from all other databases, without secrets: the indexes of its lines are cached under it. None where its
     marks can't be stored."""
 
-    file: str | None = None
-    """The path of a database that another process can open by it (`SqliteDatabase`)."""
-
     @property
     def trouble(self) -> tuple[float, str] | None:
         """As `Volume.trouble`."""
@@ -199,7 +196,7 @@ class Database(abc.ABC):
         """The namespaces of a thread that have checkpoints."""
 
     @abc.abstractmethod
-    def marks(self, place: Place) -> dict[str, Mark]:
+    def marks(self, place: Place) -> dict[str, CheckpointMark]:
         """The checkpoints by id."""
 
     @abc.abstractmethod
