@@ -295,8 +295,8 @@ class Volume(abc.ABC):
     one of `base/waiting.py`."""
 
     most_nodes: int | None = None
-    """Beyond so many inodes the mount has the kernel drop some that are not in use (`vfs/coherence/pruning.py`): each
-    node that the kernel holds takes memory here. None for any number."""
+    """Beyond so many inodes the mount has the kernel drop some that are not in use (`vfs/coherence/invalidation.py`):
+    each node that the kernel holds takes memory here. None for any number."""
 
     byte_cache: ByteCache | None = None
     """What it keeps of files' bytes in memory; None if it keeps none. The metrics, where they are on, replace its `get`
