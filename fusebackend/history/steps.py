@@ -88,12 +88,21 @@ class _Made:
                         self.renamed()
         return [entry.said for _, entry in self._pending.values()]
 
-    def created(self, found: _Before) -> None:
-        """Note the names that are there, where there was none before: directories on the way, and all names below."""
-        records = self._recorder.of(found.route.volume)
+    def created(self, found: _Before, *, is_made: bool = True) -> None:
+        """Note the names that are there, where there was none before: directories on the way, and all names below.
+
+        Args:
+            is_made: the verb has worked, or is in its transaction. One that has failed may have made some names: those
+                that no other call has recorded.
+        """
+        volume, prefix, call = found.route.volume, found.route.prefix, self._call
         for path, node in _created(found, self._is_rename) if found.place.attr is None else ():
+            if not is_made:
+                last = self._recorder.history.newest_at(prefix, to_name(path), 1 << 62)
+                if last is not None and last.node == node and last.call != call.number:
+                    continue
             # What is on the way may have been made by another verb of the call.
-            if len(path) >= len(found.place.path) or not records.how(self._call, node) & MADE:
+            if len(path) >= len(found.place.path) or not self._recorder.of(volume).how(call, node) & MADE:
                 self._note(found, "create", path, node=node)
 
     def renamed(self, *, is_made: bool = False) -> None:
@@ -280,13 +289,13 @@ class Steps:
     def _after(self, call: OpenCall, before: list[_Before], made: bool, new: _Made) -> None:
         try:
             for found in before:
-                found.route.executor.run("stat", partial(self._compare, call, found, new if made else None))
+                found.route.executor.run("stat", partial(self._compare, call, found, made, new))
             if made and before:
                 before[0].route.executor.run("stat", partial(new.renamed, is_made=True))
         finally:
             new.committed()
 
-    def _compare(self, call: OpenCall, found: _Before, new: _Made | None) -> None:
+    def _compare(self, call: OpenCall, found: _Before, made: bool, new: _Made) -> None:
         """Drop the records of unchanged files, and note new names."""
         how = found.how
         volume, prefix, recorder = found.route.volume, found.route.prefix, self._recorder
@@ -303,8 +312,7 @@ class Steps:
                 image = Image("lost", "two calls changed it at the same time")
                 recorder.add(call, prefix, "content", to_name(path), kept._replace(image=image))
                 records.own(call, kept.node, CONTENT)
-        if new is not None:
-            new.created(found)
+        new.created(found, is_made=made)
 
     @contextlib.contextmanager
     def _recording(self, what: str, call: OpenCall) -> Iterator[None]:
