@@ -128,12 +128,9 @@ class Carrying:
         self._default.leave_out(self._tops)
         return []
 
-    def before(self, stopped: Callable[[], bool]) -> list[str]:
-        return self._carry(stopped)
-
     def after(self) -> list[str]:
         try:
-            return self._carry(lambda: False)
+            return self.before(lambda: False)
         except OSError as error:
             log.warning("what a command has changed could not be carried back: %s", error)
             return [f"the routes' files are not carried back yet: {error.strerror or error}"]
@@ -151,7 +148,7 @@ class Carrying:
 
     # -- one round ---------------------------------------------------------------------------------------------
 
-    def _carry(self, stopped: Callable[[], bool]) -> list[str]:
+    def before(self, stopped: Callable[[], bool]) -> list[str]:
         """Make both sides equal. Returns what the user should know. OSError: the sandbox does not answer."""
         with self._lock:
             notes: list[str] = []
