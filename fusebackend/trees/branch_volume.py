@@ -32,7 +32,7 @@ import msgspec
 
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.flusher import Worker
-from fusebackend.backends.sqlite.old_rows import Newest
+from fusebackend.backends.sqlite.old_rows import NewestRows
 from fusebackend.backends.sqlite.schema import connect_again, new_file
 from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, sqlite_errors
 from fusebackend.base import waiting
@@ -182,7 +182,7 @@ class _BranchBuffer(DirtyBuffer):
     def __bool__(self) -> bool:
         return bool(self.origins or self.decided) or self.followed is not None or super().__bool__()
 
-    def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: Newest) -> None:
+    def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: NewestRows) -> None:
         super().write(db, new_row, newest)
         if self.followed is not None:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('followed', ?)", (self.followed,))
@@ -1002,7 +1002,7 @@ def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns
     ]
 
     def fill(db: sqlite3.Connection) -> None:
-        buffer.write(db, lambda: 0, Newest())
+        buffer.write(db, lambda: 0, NewestRows())
         db.executemany("INSERT INTO branch_route VALUES (?, ?, ?, ?)", rows)
         numbers = [("next_node", FIRST_OWN), ("created_ns", created_ns)]
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", numbers)
