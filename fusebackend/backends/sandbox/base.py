@@ -72,7 +72,8 @@ from fusebackend.protocol import (
     Verb,
     verbs,
 )
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Unreadable, checked
+from fusebackend.volumes.path_verbs import Refusal
 
 PATH_MAX_BYTES = 4095
 """Longest path that a command can name."""
@@ -241,10 +242,10 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
                     found[index] = paths.to_text(real) or paths.ROOT
         return found
 
-    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
-        self._store(path, data, "over" if replace else "new")
+    def _store(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
+        self._place(path, data, "over" if replace else "new")
 
-    def _store(self, path: AgentPath, data: bytes, how: str) -> None:
+    def _place(self, path: AgentPath, data: bytes, how: str) -> None:
         """Put a file at a path. `how`: `new`, `over`, or the sha256 of the file that is to be replaced."""
         if path == paths.ROOT:
             raise oserror(errno.EEXIST if how == "new" else errno.EISDIR)
@@ -267,7 +268,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
 
     def _swap(self, path: AgentPath, before: bytes, after: bytes) -> None:
         try:
-            self._store(path, after, hashlib.sha256(before).hexdigest())
+            self._place(path, after, hashlib.sha256(before).hexdigest())
         except OSError as error:
             if error.errno == errno.ESTALE:
                 raise OSError(errno.ESTALE, "Somebody else has changed the file meanwhile; read it again") from None
