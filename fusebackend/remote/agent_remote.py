@@ -23,7 +23,6 @@ from fusebackend.protocol import FileInfo
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
 from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.files_update import apply_files_update
-from fusebackend.remote.parallel import attempted
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +44,9 @@ class AgentRemote(Remote):
         TypeError: it can't be mounted.
     """
 
+    conditional = False
+    """See `Abilities`."""
+
     def __init__(self, backend: Any, *, exact_sizes: bool | None, ttl_s: float, clock: Callable[[], float]) -> None:
         own_ttl_s: float | None = getattr(backend, "ttl_s", None)
         self.ttl_s = ttl_s if own_ttl_s is None else own_ttl_s
@@ -61,7 +63,8 @@ class AgentRemote(Remote):
             durable=bool(getattr(backend, "durable", False)),
             read_only=not self.face.takes_bytes,
             can_delete=not self.face.lacks("delete"),
-            conditional=False,
+            change_feed=bool(getattr(backend, "change_feed", False)),
+            conditional=self.conditional,
             ttl_s=own_ttl_s,
         )
         self._clock = clock
@@ -151,14 +154,6 @@ class AgentRemote(Remote):
             kept -= len(data)
         return heads
 
-    def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
-        data = self._download(_path(key))
-        if data is None:
-            raise oserror(errno.ENOENT, key)
-        if etag is not None and digest_of(data) != etag:
-            raise oserror(errno.ESTALE, key)
-        return (data,)
-
     def _download(self, path: AgentPath) -> bytes | None:
         """A file's bytes, None when there is no such file."""
         (answer,) = self.face.download_files([path])
@@ -177,9 +172,6 @@ class AgentRemote(Remote):
         self._upload(path, content)
         return digest_of(content)
 
-    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
-        return attempted(lambda file: self.put(*file, over=None, create=True), files, width=1)
-
     def _upload(self, path: AgentPath, data: bytes) -> None:
         (answer,) = self.face.upload_files([(path, data)])
         self._recent.pop(path, None)
@@ -187,11 +179,6 @@ class AgentRemote(Remote):
             raise self._failure(answer.error, path)
         if answer.files_update and self._runtime is not None:  # a state-backed one leaves it to its caller
             apply_files_update(self._runtime, answer.files_update)
-
-    def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
-        there = self._download(_path(key))
-        digest = data.digest()
-        return digest if there is not None and digest_of(there) == digest else None
 
     # -- rename ------------------------------------------------------------------------------------------------
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Remote, Stamp
+from fusebackend.protocol.remote import Bytes, Contents, Etag, Head, Stamp
 from fusebackend.protocol.versions import digest_of
-from fusebackend.remote.agent_remote import info_in, name_in
+from fusebackend.remote.agent_remote import AgentRemote, info_in, name_in
 from fusebackend.remote.agent_verbs import FileVerbs, checked
 from fusebackend.remote.parallel import attempted
 
@@ -28,7 +27,7 @@ _LOST = frozenset({errno.ESTALE, errno.EEXIST, errno.ENOENT})
 """Errors of a put that say that another version is there."""
 
 
-class FilesRemote(Remote):
+class FilesRemote(AgentRemote):
     """See the module's docstring.
 
     Args:
@@ -40,22 +39,11 @@ class FilesRemote(Remote):
         TypeError: it can't be mounted.
     """
 
-    text_only = False
-    write_once = False
+    conditional = True
 
     def __init__(self, backend: FileVerbs, *, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.ttl_s = ttl_s if backend.ttl_s is None else backend.ttl_s
-        self.files = files = backend.kernel_side(self.ttl_s)
-        self.name = type(files).__name__
-        AgentFace(files, self.name).require_mountable()
-        self.abilities = Abilities(
-            exact_sizes=True,
-            blocking=files.blocking,
-            durable=files.durable,
-            change_feed=files.change_feed,
-            ttl_s=backend.ttl_s,
-        )
-        self._clock = clock
+        self.files = backend.kernel_side(ttl_s if backend.ttl_s is None else backend.ttl_s)
+        super().__init__(self.files, exact_sizes=True, ttl_s=ttl_s, clock=clock)
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -115,12 +103,6 @@ class FilesRemote(Remote):
             return None
         return Head(len(data), digest_of(data), content=data)
 
-    def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
-        data = self.files._load(_path(key)).data
-        if etag is not None and digest_of(data) != etag:
-            raise oserror(errno.ESTALE, key)
-        return (data,)
-
     def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
         path, content = _path(key), data.read(0, data.size)
         try:
@@ -171,10 +153,6 @@ class FilesRemote(Remote):
 
     def follow(self, changed: Callable[..., None]) -> Callable[[], None] | None:
         return self.files.follow(changed)
-
-    @property
-    def trouble(self) -> tuple[float, str] | None:
-        return self.files.trouble
 
 
 def _path(key: str) -> AgentPath:

@@ -521,7 +521,7 @@ class ForeignVolume(RemoteVolume):
         clock: seconds that only grow.
     """
 
-    remote: AgentRemote | FilesRemote
+    remote: AgentRemote
 
     def __init__(
         self,
@@ -532,7 +532,7 @@ class ForeignVolume(RemoteVolume):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend  # alive as long as its id is in the table of `foreign_volume`
-        remote: AgentRemote | FilesRemote
+        remote: AgentRemote
         if isinstance(backend, FileVerbs):
             remote = FilesRemote(backend, ttl_s=ttl_s, clock=clock)
         else:
