@@ -207,11 +207,15 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     def _load(self, path: AgentPath) -> Loaded:
         there = self.path_of(path)
         (piece,) = self.pieces([there])
+        return Loaded(self.whole(there, piece), None, text.iso_time(piece.mtime_ns) if piece.code == "f" else None)
+
+    def whole(self, there: str, piece: Piece) -> bytes:
+        """The bytes of a file of which `pieces` has told. OSError."""
         if piece.code == "b":
-            return Loaded(self.fetch(there))
+            return self.fetch(there)
         if piece.code != "f":
             raise failure(piece.code)
-        return Loaded(piece.data, None, text.iso_time(piece.mtime_ns))
+        return piece.data
 
     def pieces(self, wanted: Sequence[str]) -> list[Piece]:
         """Files at paths of the sandbox: their bytes, or code `b` for a larger one, or why there are none."""
@@ -344,21 +348,24 @@ def _at_root(verb: Verb[Any], own: Callable[..., Any]) -> Callable[..., Any]:
     """Make the verb for paths below the root out of an author's, which takes paths of the sandbox. Called by `super()`
     it is the author's: the paths are the sandbox's by then."""
 
-    def below(self: BaseSandbox, items: Sequence[Any], **conditions: Sequence[Any] | None) -> list[Any]:
+    def parted(self: BaseSandbox, items: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Iterable[Any]], list[Any]]]:
+        """What the author's verb is given, and what makes the answer of its answers."""
         if getattr(type(self), own.__name__) is not verb_below:
-            return list(own(self, items))
+            return items, list
+        batch = _Batch(self, verb, items)
+        return batch.there, batch.answered
+
+    def below(self: BaseSandbox, items: Sequence[Any], **conditions: Sequence[Any] | None) -> list[Any]:
         if any(conditions.values()):  # each file by a script that compares
             return FileVerbs.upload_files(self, list(items), **conditions)
-        batch = _Batch(self, verb, items)
-        return batch.answered(own(self, batch.there))
+        there, answered = parted(self, items)
+        return answered(own(self, there))
 
     async def abelow(self: BaseSandbox, items: Sequence[Any], **conditions: Sequence[Any] | None) -> list[Any]:
-        if getattr(type(self), own.__name__) is not verb_below:
-            return list(await own(self, items))
         if any(conditions.values()):
             return await FileVerbs.aupload_files(self, list(items), **conditions)
-        batch = _Batch(self, verb, items)
-        return batch.answered(await own(self, batch.there))
+        there, answered = parted(self, items)
+        return answered(await own(self, there))
 
     verb_below: Any = functools.wraps(own)(abelow if inspect.iscoroutinefunction(own) else below)
     verb_below.at_root = True
@@ -500,12 +507,7 @@ class Search:
         for path, source, piece in zip(candidates, there, self._sandbox.pieces(there), strict=True):
             self._budget.require()
             try:
-                if piece.code == "b":
-                    yield path, self._sandbox.fetch(source)
-                elif piece.code == "f":
-                    yield path, piece.data
-                else:
-                    raise failure(piece.code)
+                yield path, self._sandbox.whole(source, piece)
             except OSError as error:
                 if error.errno not in VANISHED:
                     yield path, None

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fusebackend.backends.sandbox.base import PATHS_BYTES, BaseSandbox, inline
-from fusebackend.backends.sandbox.script_answers import failure
+from fusebackend.backends.sandbox.script_answers import Piece, failure
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.base.batches import by_size
 from fusebackend.base.errors import code_of
-from fusebackend.protocol import FileDownloadResponse, FileUploadResponse
+from fusebackend.protocol import FileDownloadResponse, FileUploadResponse, not_bytes, verbs
 
 INLINE_FILES = 8
 """More files than this are sent: each of them costs a command two processes more, and sending costs a request."""
@@ -58,17 +58,15 @@ class StagedSandbox(BaseSandbox):
     # -- uploads -----------------------------------------------------------------------------------------------
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:  # type: ignore[override]
-        outcomes: list[str | None] = [None] * len(files)
-        items: list[_Item] = []
-        for index, (path, content) in enumerate(files):
-            if not isinstance(content, (bytes, bytearray, memoryview)):
-                outcomes[index] = f"content must be bytes, not {type(content).__name__}"
-                continue
-            items.append(_Item(index, path, bytes(content)))
+        answers = [not_bytes(path, content) or FileUploadResponse(path=path) for path, content in files]
+        items = [
+            _Item(index, path, bytes(content))
+            for index, (path, content) in enumerate(files) if answers[index].error is None
+        ]  # fmt: skip
         for batch in _batches(items):
             for item, failed in zip(batch, self._put_batch(batch), strict=True):
-                outcomes[item.position] = None if failed is None else code_of(failed)
-        return [FileUploadResponse(path=path, error=error) for (path, _), error in zip(files, outcomes, strict=True)]
+                answers[item.position].error = None if failed is None else code_of(failed)
+        return answers
 
     def _put_batch(self, batch: list[_Item]) -> list[OSError | None]:
         """Put files in their places; why not, for each."""
@@ -109,28 +107,20 @@ class StagedSandbox(BaseSandbox):
     # -- downloads ---------------------------------------------------------------------------------------------
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        responses = [FileDownloadResponse(path=path) for path in paths]
-        for start in range(0, len(responses), BATCH_FILES):
-            self._load_batch(responses[start : start + BATCH_FILES])
-        return responses
-
-    def _load_batch(self, wanted: list[FileDownloadResponse]) -> None:
-        try:
-            pieces = self.pieces([response.path for response in wanted])
-        except OSError as error:
-            for response in wanted:
-                response.error = code_of(error)
-            return
-        for response, piece in zip(wanted, pieces, strict=True):
+        answers: list[FileDownloadResponse] = []
+        for start in range(0, len(paths), BATCH_FILES):
+            batch = paths[start : start + BATCH_FILES]
             try:
-                if piece.code == "b":
-                    response.content = self.fetch(response.path)
-                elif piece.code == "f":
-                    response.content = piece.data
-                else:
-                    raise failure(piece.code)
+                answers += map(self._answer, batch, self.pieces(batch))
             except OSError as error:
-                response.error = code_of(error)
+                answers += [verbs.DOWNLOAD_FILES.refused(error, path) for path in batch]
+        return answers
+
+    def _answer(self, path: str, piece: Piece) -> FileDownloadResponse:
+        try:
+            return FileDownloadResponse(path=path, content=self.whole(path, piece))
+        except OSError as error:
+            return verbs.DOWNLOAD_FILES.refused(error, path)
 
 
 def _batches(items: list[_Item]) -> Iterator[list[_Item]]:

@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Self
 
 from fusebackend.backends.store.files import FileFormat, StoreFiles
 from fusebackend.backends.store.items import Items, Settings
-from fusebackend.backends.store.namespaces import AllSpaces, OneSpace, Spaces, require_place_at_root
+from fusebackend.backends.store.namespaces import Spaces, require_place_at_root
 from fusebackend.backends.store.source import Namespace, StoreSource, checked_namespace
 from fusebackend.backends.store.sql_items import SqlDatabase, SqlItems
 from fusebackend.backends.store.values import Form
@@ -136,7 +136,7 @@ class StoreBackend(StoreFiles):
     def over(cls, found: Items | Spaces, **options: Any) -> StoreBackend:
         """A backend of open items, or of the namespaces of a store, which it closes."""
         backend = cls(namespace=("-",), **options)
-        backend._spaces = found if isinstance(found, Spaces) else OneSpace(found)
+        backend._spaces = found if isinstance(found, Spaces) else Spaces.of_one(found)
         return backend
 
     def _where(self) -> str:
@@ -148,12 +148,12 @@ class StoreBackend(StoreFiles):
 
         Options: `file_format`, `on_exists` and `ttl_s`, as for the constructor.
         """
-        return cls.over(AllSpaces.of_store(store), **options)
+        return cls.over(Spaces.of_store(store), **options)
 
     @property
     def spaces(self) -> Spaces:
         """The current namespace, or all of them."""
-        return self._spaces if self._spaces is not None else OneSpace(self._source.items())
+        return self._spaces if self._spaces is not None else Spaces.of_one(self._source.items())
 
     @property
     def items(self) -> Items:
@@ -304,7 +304,7 @@ def _opened(url: Url, database: SqlDatabase) -> StoreBackend:
         if namespace is not None:
             database.close()
             raise UrlError(f"'{url.masked}': tree=1 shows all namespaces; leave ns out")
-        return StoreBackend.over(AllSpaces.of_database(database), on_exists=on_exists, ttl_s=url.parameters.get("ttl"))
+        return StoreBackend.over(Spaces.of_database(database), on_exists=on_exists, ttl_s=url.parameters.get("ttl"))
     if namespace is None:
         there = database.namespaces()[:LISTED]
         database.close()

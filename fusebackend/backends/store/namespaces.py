@@ -28,10 +28,10 @@ each of them.
 
 from __future__ import annotations
 
-import abc
 import errno
 import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from fusebackend.backends.store.items import Conflict, Hub, Items, Settings
@@ -52,144 +52,105 @@ LISTED_AT_ONCE = 1000
 """Namespaces, of a store that is no database."""
 
 
-class Spaces(abc.ABC):
+class Spaces:
     """The namespaces that a backend shows, and the items of each.
 
-    Attributes:
-        root: the namespace that is shown as the root; empty where all are.
-        hub, origin: of the changes, as in `Items`.
-    """
-
-    root: Namespace = ()
-    hub: Hub
-    origin = ""
-
-    @abc.abstractmethod
-    def items(self, space: Namespace) -> Items:
-        """The items of a namespace."""
-
-    @abc.abstractmethod
-    def names(self) -> list[Namespace]:
-        """The namespaces below the root that hold items."""
-
-    @abc.abstractmethod
-    def for_mount(self, ttl_s: float) -> Spaces:
-        """The same, with items for a mount."""
-
-    @abc.abstractmethod
-    def token(self) -> Hashable:
-        """Equal tokens mean that nothing was changed in between, but for changes that the hub counts; None when
-        unknown."""
-
-    @property
-    @abc.abstractmethod
-    def trouble(self) -> tuple[float, str] | None:
-        """As `Volume.trouble`."""
-
-    def close(self) -> None:
-        """Close the connections."""
-
-
-class OneSpace(Spaces):
-    """One namespace."""
-
-    root = ("-",)
-
-    def __init__(self, items: Items) -> None:
-        self._items = items
-        self.hub, self.origin = items.hub, items.origin
-
-    def items(self, space: Namespace) -> Items:
-        return self._items
-
-    def names(self) -> list[Namespace]:
-        return []
-
-    def for_mount(self, ttl_s: float) -> OneSpace:
-        return OneSpace(self._items.for_mount(ttl_s))
-
-    def token(self) -> Hashable:
-        return self._items.token()
-
-    @property
-    def trouble(self) -> tuple[float, str] | None:
-        return self._items.trouble
-
-    def close(self) -> None:
-        self._items.close()
-
-
-class AllSpaces(Spaces):
-    """All namespaces of a store.
-
     Args:
-        store: the store, or None where only its database is open.
-        database: its database (`source.database_of`), or None.
         items_of: makes the items of a namespace.
+        names: lists the namespaces below the root that hold items.
+        root: the namespace that is shown as the root; empty where all are.
+        database: that of all of them, if it is known (`source.database_of`).
         close: closes the connections.
+        hub, origin: of the changes, as in `Items`.
     """
 
     def __init__(
         self,
-        store: Any,
-        database: SqlDatabase | None,
         items_of: Callable[[Namespace], Items],
+        *,
+        names: Callable[[], list[Namespace]] = list,
+        root: Namespace = (),
+        database: SqlDatabase | None = None,
         close: Callable[[], None],
+        hub: Hub | None = None,
+        origin: str = "",
     ) -> None:
-        self._store = store
+        self.names = names
+        self.root = root
+        self.close = close
+        self.hub = hub or Hub()
+        self.origin = origin
         self._database = database
         self._items_of = items_of
         self._items: dict[Namespace, Items] = {}
-        self.close = close  # type: ignore[method-assign]
-        self.hub = Hub()
 
     @classmethod
-    def of_store(cls, store: Any) -> AllSpaces:
-        """The namespaces of a store. TypeError for an unusable one; OSError where its database can't be opened."""
+    def of_one(cls, items: Items) -> Spaces:
+        """One namespace."""
+        return cls(lambda space: items, root=("-",), close=items.close, hub=items.hub, origin=items.origin)
+
+    @classmethod
+    def of_store(cls, store: Any) -> Spaces:
+        """All namespaces of a store. TypeError for an unusable one; OSError where its database can't be opened."""
         shared = SharedStore.of(require_store(store))
         owner = _Owner()
         shared.users.add(owner)
-        return cls(store, shared.database, lambda space: shared.items(space, feed=False), lambda: shared.leave(owner))
+        names = partial(_listed, store) if shared.database is None else partial(_names_in, shared.database)
+        close = partial(shared.leave, owner)
+        return cls(partial(shared.items, feed=False), names=names, database=shared.database, close=close)
 
     @classmethod
-    def of_database(cls, database: SqlDatabase) -> AllSpaces:
-        """The namespaces of a database, which `close` closes."""
-        return cls(None, database, lambda space: SqlItems(database, space, Settings(feed=False)), database.close)
+    def of_database(cls, database: SqlDatabase) -> Spaces:
+        """All namespaces of a database, which `close` closes."""
+        items_of = partial(SqlItems, database, settings=Settings(feed=False))
+        return cls(items_of, names=partial(_names_in, database), database=database, close=database.close)
 
-    def for_mount(self, ttl_s: float) -> AllSpaces:
-        mount = AllSpaces(self._store, self._database, lambda space: self.items(space).for_mount(ttl_s), self.close)
-        mount.hub, mount.origin = self.hub, uuid.uuid4().hex
-        return mount
+    def for_mount(self, ttl_s: float) -> Spaces:
+        """The same, with items for a mount."""
+        if self.root:
+            return Spaces.of_one(self.items(self.root).for_mount(ttl_s))
+        return Spaces(
+            lambda space: self.items(space).for_mount(ttl_s), names=self.names, database=self._database,
+            close=self.close, hub=self.hub, origin=uuid.uuid4().hex,
+        )  # fmt: skip
 
     def items(self, space: Namespace) -> Items:
+        """The items of a namespace."""
         items = self._items.get(space)
         if items is None:
             items = self._items[space] = self._items_of(space or ("-",))
         return items
 
-    def names(self) -> list[Namespace]:
-        if self._database is None:
-            return self._listed()
-        return [tuple(prefix.split(".")) for prefix in self._database.namespaces()]
-
-    def _listed(self) -> list[Namespace]:
-        data = getattr(self._store, "_data", None)
-        if isinstance(data, dict):  # an InMemoryStore, whose own list fails while others write
-            return [tuple(space) for space, items in list(data.items()) if items]
-        found: list[Namespace] = []
-        while True:
-            with translate_errors("The store"):
-                page = self._store.list_namespaces(limit=LISTED_AT_ONCE, offset=len(found))
-            found += [tuple(space) for space in page]
-            if len(page) < LISTED_AT_ONCE:
-                return found
+    @property
+    def _source(self) -> Items | SqlDatabase | None:
+        return self.items(self.root) if self.root else self._database
 
     def token(self) -> Hashable:
-        return None if self._database is None else self._database.token()
+        """Equal tokens mean that nothing was changed in between, but for changes that the hub counts; None when
+        unknown."""
+        return None if self._source is None else self._source.token()
 
     @property
     def trouble(self) -> tuple[float, str] | None:
-        return None if self._database is None else self._database.trouble
+        """As `Volume.trouble`."""
+        return None if self._source is None else self._source.trouble
+
+
+def _names_in(database: SqlDatabase) -> list[Namespace]:
+    return [tuple(prefix.split(".")) for prefix in database.namespaces()]
+
+
+def _listed(store: Any) -> list[Namespace]:
+    data = getattr(store, "_data", None)
+    if isinstance(data, dict):  # an InMemoryStore, whose own list fails while others write
+        return [tuple(space) for space, items in list(data.items()) if items]
+    found: list[Namespace] = []
+    while True:
+        with translate_errors("The store"):
+            page = store.list_namespaces(limit=LISTED_AT_ONCE, offset=len(found))
+        found += [tuple(space) for space in page]
+        if len(page) < LISTED_AT_ONCE:
+            return found
 
 
 class _Owner:
