@@ -13,27 +13,48 @@ import abc
 import errno
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, paths
 from fusebackend.base.budget import Spent
 from fusebackend.base.errors import VANISHED, oserror
-from fusebackend.base.globs import Matcher, compile_glob
-from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.base.globs import GlobError, Matcher, compile_glob
+from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
     ANY,
+    READ_LIMIT_LINES,
+    BackendProtocol,
     Changed,
     Condition,
+    Conditions,
+    DeleteResult,
+    EditResult,
+    FileDownloadResponse,
     FileInfo,
+    FileUploadResponse,
     GlobResult,
     GrepMatch,
     GrepResult,
+    LsResult,
+    MoveResult,
+    OnExists,
     ReadResult,
+    WriteResult,
+    checked_on_exists,
+    conditions_of,
+    not_bytes,
+    verbs,
     version_of_bytes,
 )
-from fusebackend.volumes.path_verbs import FilesUpdate, PathVerbs
 from fusebackend.volumes.walk import UNREADABLE, names_of
+
+Refusal = (PathError, GlobError, OSError, UnicodeError)
+"""Exceptions that become errors of a record."""
+
+FilesUpdate: TypeAlias = dict[str, Any] | None
+"""The change of `runtime.state["files"]`, for a state's caller to merge; None of any other backend."""
+
 
 UNCONDITIONAL = "A graph's state takes no change on a condition: two tool calls of one step both see the state before"
 
@@ -54,7 +75,7 @@ class Unreadable(Exception):
     """Raised by `_find` and `_grep` at their end: there was something that could not be looked into."""
 
 
-class FileVerbs(PathVerbs):
+class FileVerbs(BackendProtocol):
     """See the module's docstring.
 
     Args:
@@ -68,6 +89,9 @@ class FileVerbs(PathVerbs):
     conditional = True
     ttl_s: float | None = None
 
+    def __init__(self, *, on_exists: OnExists = "error") -> None:
+        self.on_exists = checked_on_exists(on_exists)
+
     # -- primitives --------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -79,7 +103,7 @@ class FileVerbs(PathVerbs):
         """A file. ENOENT, EISDIR."""
 
     @abc.abstractmethod
-    def _store(self, path: AgentPath, data: bytes, *, replace: bool) -> FilesUpdate:
+    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> FilesUpdate:
         """Create a file with its parents, or replace one. EEXIST, EISDIR, ENOTDIR."""
 
     @abc.abstractmethod
@@ -202,12 +226,19 @@ class FileVerbs(PathVerbs):
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    def _entries(self, path: str) -> list[FileInfo]:
-        return self._list(checked(path))
+    def ls(self, path: str) -> LsResult:
+        try:
+            entries = self._list(checked(path))
+        except Refusal as error:
+            return verbs.LS.refused(error, path)
+        return LsResult(entries=sorted(entries, key=itemgetter("path")))
 
-    def _read_lines(self, path: str, offset: int, limit: int) -> ReadResult:
-        path = checked(path)
-        loaded = self._load(path)
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        try:
+            path = checked(file_path)
+            loaded = self._load(path)
+        except Refusal as error:
+            return verbs.READ.refused(error, file_path)
         result = text.read_bytes(path, loaded.data, offset, limit)
         if result.file_data is not None:
             if loaded.created_at:
@@ -218,53 +249,96 @@ class FileVerbs(PathVerbs):
             result.version = version_of_bytes(loaded.data)
         return result
 
-    def _content(self, path: str) -> tuple[bytes, str | None]:
-        data = self._load(checked(path)).data
-        return data, version_of_bytes(data)
-
-    def _grep_files(
-        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
         limit = None if max_count is None else max(0, max_count)
         matches: list[GrepMatch] = []
         truncated = False
-        matcher = compile_glob(glob) if glob else None
-        # One more than wanted, to know whether there is more.
-        wanted = None if limit is None else limit + 1
-        left = budget.current()
         try:
-            for found, lines in self._grep(pattern, checked(path), matcher, wanted):
-                left.hold(sum(budget.ENTRY_BYTES + len(line) for _, line in lines))
-                left.rest()
-                matches += [GrepMatch(path=found, line=number, text=line) for number, line in lines]
+            matcher = compile_glob(glob) if glob else None
+            with budget.granted():
+                # One more than wanted, to know whether there is more.
+                wanted = None if limit is None else limit + 1
+                left = budget.current()
+                for found, lines in self._grep(pattern, checked(ROOT if path is None else path), matcher, wanted):
+                    left.hold(sum(budget.ENTRY_BYTES + len(line) for _, line in lines))
+                    left.rest()
+                    matches += [GrepMatch(path=found, line=number, text=line) for number, line in lines]
         except (Spent, Unreadable):
             truncated = True
+        except Refusal as error:
+            return verbs.GREP.refused(error, path or ROOT)
         cut = limit is not None and len(matches) > limit
         return GrepResult(matches=matches[:limit], truncated=truncated or cut)
 
-    def _glob_files(self, pattern: str, path: str) -> GlobResult:
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         matches: list[FileInfo] = []
-        left = budget.current()
         try:
-            for info in self._find(checked(path), compile_glob(pattern)):
-                left.hold(budget.ENTRY_BYTES + len(info["path"]))
-                left.rest()
-                matches.append(info)  # one by one: what there is when the budget is spent is the answer
+            matcher = compile_glob(pattern)
+            with budget.granted():
+                for info in self._find(checked(ROOT if path is None else path), matcher):
+                    budget.current().hold(budget.ENTRY_BYTES + len(info["path"]))
+                    budget.current().rest()
+                    matches.append(info)  # one by one: what there is when the budget is spent is the answer
         except Spent:
             return GlobResult(matches=matches, truncated=True, truncation_reason="budget")
         except Unreadable:
             return GlobResult(matches=matches, truncated=True, truncation_reason="unreadable")
+        except Refusal as error:
+            return verbs.GLOB.refused(error, path or ROOT)
         return GlobResult(matches=matches)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return [self._download(path) for path in paths]
+
+    def _download(self, path: str) -> FileDownloadResponse:
+        try:
+            data = self._load(checked(path)).data
+            return FileDownloadResponse(path=path, content=data, version=version_of_bytes(data))
+        except Refusal as error:
+            return verbs.DOWNLOAD_FILES.refused(error, path)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def _put(self, path: str, data: bytes, *, replace: bool, condition: Condition = ANY) -> FilesUpdate:
-        path = checked(path)
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
+        try:
+            path = checked(file_path)
+            update = self._store_if(
+                path, content.encode("utf-8"), Condition.of(if_version, if_absent), self.on_exists == "replace"
+            )
+        except Refusal as error:
+            return verbs.WRITE.refused(error, file_path)
+        return WriteResult(path=path, files_update=update)
+
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = conditions_of(len(files), if_version, if_absent)
+        return [self._upload(path, content, **when) for (path, content), when in zip(files, conditions, strict=True)]
+
+    def _upload(self, path: str, content: bytes, **when: Unpack[Conditions]) -> FileUploadResponse:
+        if (refusal := not_bytes(path, content)) is not None:
+            return refusal
+        try:
+            update = self._store_if(checked(path), bytes(content), Condition.of(**when), True)
+        except Refusal as error:
+            return verbs.UPLOAD_FILES.refused(error, path)
+        return FileUploadResponse(path=path, files_update=update)
+
+    def _store_if(self, path: AgentPath, data: bytes, condition: Condition, replace: bool) -> FilesUpdate:
+        """Store a file if a condition is met. EEXIST unless `replace`, or a version is wanted; Changed."""
         self._require_conditional(condition)
         if condition.version is not None:
             return self._rewrite_if(path, lambda before: data, condition)
         try:
-            return self._store(path, data, replace=replace and not condition.absent)
+            return self._put(path, data, replace=replace and not condition.absent)
         except FileExistsError:
             if condition.absent:
                 raise Changed(self._version_at(path), is_there=True) from None
@@ -299,49 +373,68 @@ class FileVerbs(PathVerbs):
         except OSError:
             return None
 
-    def _edit(
-        self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY
-    ) -> tuple[int | str, FilesUpdate]:
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult:
         occurrences = 0
 
         def change(before: bytes) -> bytes:
             nonlocal occurrences
-            outcome = text.replace_string(before.decode("utf-8"), old, new, replace_all)
+            outcome = text.replace_string(before.decode("utf-8"), old_string, new_string, replace_all)
             if isinstance(outcome, str):
                 raise _Unchanged(outcome)
             content, occurrences = outcome
             return content.encode("utf-8")
 
-        self._require_conditional(condition)
         try:
-            update = self._rewrite_if(checked(path), change, condition)
+            path, condition = checked(file_path), Condition.of(if_version)
+            self._require_conditional(condition)
+            update = self._rewrite_if(path, change, condition)
         except _Unchanged as refused:
-            return str(refused), None
-        return occurrences, update
+            return EditResult(error=str(refused))
+        except Refusal as error:
+            return verbs.EDIT.refused(error, file_path)
+        return EditResult(path=path, occurrences=occurrences, files_update=update)
 
-    def _delete(self, path: str, condition: Condition = ANY) -> FilesUpdate:
-        found = checked(path)
-        if found == ROOT:
-            raise OSError(errno.EBUSY, "The root can't be deleted")
-        if path.endswith("/"):
-            self._list(found)  # ENOTDIR
-        self._require(found, condition)
-        return self._remove(found)
-
-    def _move(self, source: str, destination: str, condition: Condition, *, is_absent: bool) -> FilesUpdate:
-        old, new = checked(source), checked(destination)
-        if old == ROOT:
-            raise OSError(errno.EBUSY, "The root can't be moved")
-        if old != new and paths.is_below(new, old):
-            raise OSError(errno.EINVAL, "A directory can't be moved into itself")
-        self._require(old, condition)
-        self._require_conditional(Condition(absent=is_absent))
+    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         try:
-            return self._rename(old, new)
-        except FileExistsError:
-            if is_absent:
-                raise Changed(self._version_at(new), is_there=True, of_target=True) from None
-            raise
+            path = checked(file_path)
+            if path == ROOT:
+                raise OSError(errno.EBUSY, "The root can't be deleted")
+            if file_path.endswith("/"):
+                self._list(path)  # ENOTDIR
+            self._require(path, Condition.of(if_version))
+            update = self._remove(path)
+        except Refusal as error:
+            return verbs.DELETE.refused(error, file_path)
+        return DeleteResult(path=path, files_update=update)
+
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
+        try:
+            old, new = checked(source), checked(destination)
+            if old == ROOT:
+                raise OSError(errno.EBUSY, "The root can't be moved")
+            if old != new and paths.is_below(new, old):
+                raise OSError(errno.EINVAL, "A directory can't be moved into itself")
+            self._require(old, Condition.of(if_version))
+            self._require_conditional(Condition(absent=if_absent))
+            update = self._rename(old, new)
+        except FileExistsError as error:
+            if not if_absent:
+                return verbs.MOVE.refused(error, source, destination)
+            lost = Changed(self._version_at(new), is_there=True, of_target=True)
+            return verbs.MOVE.refused(lost, source, destination)
+        except Refusal as error:
+            return verbs.MOVE.refused(error, source, destination)
+        return MoveResult(path=new, files_update=update)
 
 
 def _may_hold(matcher: Matcher, directory: str) -> bool:

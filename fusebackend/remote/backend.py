@@ -113,9 +113,7 @@ class RemoteBackend(VolumeBackend):
 
         self.volume.rewrite(attr.node, if_met, reads=reads)
 
-    def _edit(
-        self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY
-    ) -> tuple[int | str, None]:
+    def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
         outcome: str | tuple[str, int] = ""
 
         def change(before: Callable[[], bytes]) -> bytes:
@@ -140,7 +138,7 @@ class RemoteBackend(VolumeBackend):
             return outcome[1]
 
         with self.volume.changing() as changes:
-            return self._opening(path, edit), None
+            return self._opening(path, edit)
 
     def upload_files(
         self,

@@ -1,7 +1,7 @@
 """`FilesRemote`: the primitives of `FileVerbs` as a `Remote` of whole files: a state, a store, a sandbox.
 
-An ETag is the digest of a file's bytes. A put compares and stores in one step: `_store` makes a new file, and
-`_rewrite` replaces the bytes that it has read.
+An ETag is the digest of a file's bytes. A put compares and stores in one step: `_put` makes a new file, and `_rewrite`
+replaces the bytes that it has read.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class FilesRemote(AgentRemote):
         path, content = _path(key), data.read(0, data.size)
         try:
             if create or over is None:
-                self.files._store(path, content, replace=False)
+                self.files._put(path, content, replace=False)
             else:
                 self._put_over(path, content, over)
         except OSError as error:

@@ -6,8 +6,7 @@ frozen.py        `FrozenTree`: a state that never changes again
 storage.py       `TreeStorage`: inodes, names, and the bytes of files in chunks
 quota.py         limits, and what counts towards them
 chunks.py        a chunk, and a cache of them
-path_verbs.py    `PathVerbs`: the agent's verbs over a few primitives
-agent_face.py    `VolumeBackend`: those of a volume
+agent_face.py    `VolumeBackend`: the agent's verbs over a volume
 walk.py          paths, and the files below a directory
 search.py        `grep` and `glob`
 contents.py      whole contents

@@ -15,33 +15,44 @@ import functools
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Self, TypeVar, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, errors, paths
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.globs import GlobError
+from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import (
     ANY,
+    READ_LIMIT_LINES,
     RENAME_NOREPLACE,
     ROOT_NODE,
     Attr,
+    BackendProtocol,
     Caller,
     Change,
     Changed,
     Changes,
     Condition,
     Conditions,
+    DeleteResult,
     Digest,
+    EditResult,
     FileDownloadResponse,
     FileInfo,
     FileRange,
     FileUploadResponse,
     GlobResult,
     GrepResult,
+    LsResult,
+    MoveResult,
     OnExists,
     ReadResult,
     Verb,
+    WriteResult,
+    checked_on_exists,
+    conditions_of,
+    not_bytes,
     verbs,
     version_of_bytes,
 )
@@ -58,13 +69,15 @@ from fusebackend.volumes.contents import (
     write_pieces,
 )
 from fusebackend.volumes.native import NativeVolume
-from fusebackend.volumes.path_verbs import PathVerbs, Refusal
 from fusebackend.volumes.removal import Doomed, remove_tree
 from fusebackend.volumes.search import file_info, glob_files, grep_files
 from fusebackend.volumes.walk import Needs, Place, entries, resolve, resolve_from
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
+
+Refusal = (OSError, PathError, GlobError, UnicodeError)
+"""Exceptions that become errors of a record."""
 
 R = TypeVar("R")
 
@@ -78,17 +91,25 @@ that there is none."""
 EDIT_ATTEMPTS = 3
 
 
-class VolumeBackend(PathVerbs):
+class VolumeBackend(BackendProtocol):
     """The agent's verbs over a volume.
 
     Args:
         volume: the kernel face. The backend owns it from now on: `close` closes it.
         on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+
+    Attributes:
+        max_file_bytes: larger files are EFBIG, for these verbs hold a file's contents in memory. A sparse file may
+            claim any size.
+        max_search_bytes: larger files are passed over by `grep`, and its answer says `truncated`.
     """
 
+    max_file_bytes: int = 2 << 30
+    max_search_bytes: int = 2 << 30
+
     def __init__(self, volume: NativeVolume, *, on_exists: OnExists = "error") -> None:
-        super().__init__(on_exists=on_exists)
         self.volume = volume
+        self.on_exists = checked_on_exists(on_exists)
         self._closed = False
 
     def close(self) -> None:
@@ -105,15 +126,19 @@ class VolumeBackend(PathVerbs):
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    def _entries(self, path: str) -> list[FileInfo]:
-        place = resolve(self.volume, path, needs="type")
-        directory = place.found
-        if not directory.is_dir:
-            raise errors.oserror(errno.ENOTDIR)
-        trail = (*place.trail, directory.node)
-        base = paths.normalise(path)
-        found = budget.current().kept(entries(self.volume, directory.node, is_brief=True), _size_of)
-        return [self._info(base, trail, name, attr) for name, attr in found]
+    def ls(self, path: str) -> LsResult:
+        try:
+            place = resolve(self.volume, path, needs="type")
+            directory = place.found
+            if not directory.is_dir:
+                raise errors.oserror(errno.ENOTDIR)
+            trail = (*place.trail, directory.node)
+            base = paths.normalise(path)
+            found = budget.current().kept(entries(self.volume, directory.node, is_brief=True), _size_of)
+            infos = [self._info(base, trail, name, attr) for name, attr in found]
+        except Refusal as error:
+            return refused(verbs.LS, error, path)
+        return LsResult(entries=sorted(infos, key=lambda info: info["path"]))
 
     def _info(self, base: AgentPath, trail: tuple[int, ...], name: bytes, attr: Attr) -> FileInfo:
         path = paths.join(base, paths.to_text(name))
@@ -127,16 +152,19 @@ class VolumeBackend(PathVerbs):
             info["version"] = version
         return info
 
-    def _read_lines(self, path: str, offset: int, limit: int) -> ReadResult:
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         def read(place: Place) -> ReadResult:
             attr = place.found
             is_brief, mtime_ns = attr.is_brief, attr.mtime_ns
-            result = self._read(path, attr, offset, limit)
+            result = self._read(file_path, attr, offset, limit)
             if result.file_data is not None:
                 result.file_data["modified_at"] = text.iso_time(attr.mtime_ns if is_brief else mtime_ns)
             return result
 
-        return self._opening(path, read)
+        try:
+            return self._opening(file_path, read)
+        except Refusal as error:
+            return refused(verbs.READ, error, file_path)
 
     def _opening(self, path: str, work: Callable[[Place], R]) -> R:
         """Return the result of `work` for the file at a path, which it opens: once more for a link that looked like a
@@ -189,18 +217,45 @@ class VolumeBackend(PathVerbs):
 
         return read_with(self.volume, attr, self.max_file_bytes, passed, seen), version
 
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        path = "/" if path is None else path
+        try:
+            with budget.granted():
+                limit = min(self.max_search_bytes, self.max_file_bytes)
+                return self._grep_files(pattern, path, glob, max_count, limit)
+        except Refusal as error:
+            return refused(verbs.GREP, error, path)
+
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
     ) -> GrepResult:
         """Overridden by a faster `grep`: see `search.grep_files`, which it has to agree with."""
         return grep_files(self.volume, pattern, path, glob, max_count, max_bytes)
 
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        path = "/" if path is None else path
+        try:
+            with budget.granted():
+                return self._glob_files(pattern, path)
+        except Refusal as error:
+            return refused(verbs.GLOB, error, path)
+
     def _glob_files(self, pattern: str, path: str) -> GlobResult:
         """Overridden by a faster `glob`: see `search.glob_files`."""
         return glob_files(self.volume, pattern, path)
 
-    def _content(self, path: str) -> tuple[bytes, str | None]:
-        return self._opening(path, lambda place: self._versioned(place.found, joined))
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return [self.download(path) for path in paths]
+
+    def download(self, path: str) -> FileDownloadResponse:
+        """`download_files` of one file."""
+        try:
+            content, version = self._opening(path, lambda place: self._versioned(place.found, joined))
+        except Refusal as error:
+            return refused(verbs.DOWNLOAD_FILES, error, path)
+        return FileDownloadResponse(path=path, content=content, version=version)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
@@ -214,13 +269,8 @@ class VolumeBackend(PathVerbs):
         try:
             _, version = self._opening(path, lambda place: self._versioned(place.found, take))
         except Refusal as error:
-            return self._refused(verbs.DOWNLOAD_FILES, error, path)
+            return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path, version=version)
-
-    def _refused(self, verb: Verb[R], error: Exception, *given: str) -> R:
-        """ESTALE says of a volume's node that its file was deleted meanwhile."""
-        stale = isinstance(error, OSError) and error.errno == errno.ESTALE
-        return super()._refused(verb, errors.oserror(errno.ENOENT) if stale else error, *given)
 
     def _require(self, condition: Condition, attr: Attr | None, read: Callable[[], bytes] | None = None) -> None:
         """Raise `Changed` if a condition of a change is not met. EISDIR for the version of a directory. Call it with
@@ -253,12 +303,43 @@ class VolumeBackend(PathVerbs):
 
     # -- writing -----------------------------------------------------------------------------------------------
 
+    def write(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult:
+        try:
+            condition = Condition.of(if_version, if_absent)
+            replace = self.on_exists == "replace" or condition.version is not None
+            self._put(file_path, content.encode("utf-8"), replace=replace, condition=condition)
+        except Refusal as error:
+            return refused(verbs.WRITE, error, file_path)
+        return WriteResult(path=paths.normalise(file_path))
+
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        conditions = conditions_of(len(files), if_version, if_absent)
+        return [self.upload(path, content, **when) for (path, content), when in zip(files, conditions, strict=True)]
+
+    def upload(self, path: str, content: bytes, **when: Unpack[Conditions]) -> FileUploadResponse:
+        """`upload_files` of one file."""
+        if (refusal := not_bytes(path, content)) is not None:
+            return refusal
+        try:
+            self._put(path, bytes(content), replace=True, condition=Condition.of(**when))
+        except Refusal as error:
+            return refused(verbs.UPLOAD_FILES, error, path)
+        return FileUploadResponse(path=path)
+
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, piece by piece."""
         try:
             self._put(path, FileContents(file), replace=True, condition=Condition.of(**when))
         except Refusal as error:
-            return self._refused(verbs.UPLOAD_FILES, error, path)
+            return refused(verbs.UPLOAD_FILES, error, path)
         return FileUploadResponse(path=path)
 
     def _put(self, path: str, data: bytes | FileContents, *, replace: bool, condition: Condition = ANY) -> None:
@@ -300,9 +381,24 @@ class VolumeBackend(PathVerbs):
                 raise
         changes.append(Change(node, parent, place.name, "created", place.path))
 
-    def _edit(
-        self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY
-    ) -> tuple[int | str, None]:
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult:
+        try:
+            outcome = self._edit(file_path, old_string, new_string, replace_all, Condition.of(if_version))
+        except Refusal as error:
+            return refused(verbs.EDIT, error, file_path)
+        if isinstance(outcome, str):
+            return EditResult(error=outcome)
+        return EditResult(path=paths.normalise(file_path), occurrences=outcome)
+
+    def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
         """With the lock free while the new contents are made, as long as the file does not change meanwhile: which
         takes long for a large one."""
         for _ in range(EDIT_ATTEMPTS):
@@ -316,7 +412,7 @@ class VolumeBackend(PathVerbs):
             store = functools.partial(self._store_unless_changed, path, seen, before, edited)
             outcome = self._rewrite(path, store)
             if outcome is not None:
-                return outcome, None
+                return outcome
 
         def edit(changes: Changes) -> int | str:
             place = resolve(self.volume, path)
@@ -325,7 +421,7 @@ class VolumeBackend(PathVerbs):
             edited = self._edited(before, old, new, replace_all)
             return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
 
-        return self._rewrite(path, edit), None
+        return self._rewrite(path, edit)
 
     def _edited(self, before: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int] | str:
         content = before.decode("utf-8")
@@ -447,6 +543,15 @@ class VolumeBackend(PathVerbs):
 
     # -- names -------------------------------------------------------------------------------------------------
 
+    def move(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult:
+        try:
+            self._move(source, destination, Condition.of(if_version), is_absent=if_absent)
+        except Refusal as error:
+            return refused(verbs.MOVE, error, source, destination)
+        return MoveResult(path=paths.normalise(destination))
+
     def _move(self, source: str, destination: str, condition: Condition, *, is_absent: bool) -> None:
         def move(changes: Changes) -> None:
             old = resolve(self.volume, source, follow=False, needs="name")
@@ -467,6 +572,13 @@ class VolumeBackend(PathVerbs):
             changes.append(Change(moved.node, parent, new.name, "moved", after, before))
 
         self.volume.change_as_one(move, source, destination, removes=True)
+
+    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
+        try:
+            self._delete(file_path, Condition.of(if_version))
+        except Refusal as error:
+            return refused(verbs.DELETE, error, file_path)
+        return DeleteResult(path=paths.normalise(file_path))
 
     def _delete(self, path: str, condition: Condition = ANY) -> None:
         def delete(changes: Changes) -> Doomed | None:
@@ -528,3 +640,9 @@ def _size_of(entry: tuple[bytes, Attr]) -> int:
 def caller() -> Caller:
     """The owner of files that an agent makes: the server's own user."""
     return Caller(os.geteuid(), os.getegid(), os.getpid())
+
+
+def refused(verb: Verb[R], error: Exception, *given: str) -> R:
+    """Return the record of a verb that failed. ESTALE says of a volume's node that its file was deleted meanwhile."""
+    stale = isinstance(error, OSError) and error.errno == errno.ESTALE
+    return verb.refused(errors.oserror(errno.ENOENT) if stale else error, *given)

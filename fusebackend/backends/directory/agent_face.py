@@ -18,9 +18,8 @@ from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.globs import Matcher, compile_glob
 from fusebackend.protocol import Change, Changes, FileInfo, GlobResult, GrepMatch, GrepResult, OnExists, verbs
 from fusebackend.text import grep_pieces, iso_time
-from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.agent_face import Refusal, VolumeBackend
 from fusebackend.volumes.contents import LOCKED_BYTES, PIECE_BYTES
-from fusebackend.volumes.path_verbs import Refusal
 from fusebackend.volumes.removal import REMOVED_AT_ONCE, Doomed
 from fusebackend.volumes.walk import UNREADABLE, resolve
 

@@ -72,8 +72,7 @@ from fusebackend.protocol import (
     Verb,
     verbs,
 )
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Unreadable, checked
-from fusebackend.volumes.path_verbs import Refusal
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked
 
 PATH_MAX_BYTES = 4095
 """Longest path that a command can name."""
@@ -246,10 +245,10 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
                     found[index] = paths.to_text(real) or paths.ROOT
         return found
 
-    def _store(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
-        self._place(path, data, "over" if replace else "new")
+    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
+        self._store(path, data, "over" if replace else "new")
 
-    def _place(self, path: AgentPath, data: bytes, how: str) -> None:
+    def _store(self, path: AgentPath, data: bytes, how: str) -> None:
         """Put a file at a path. `how`: `new`, `over`, or the sha256 of the file that is to be replaced."""
         if path == paths.ROOT:
             raise oserror(errno.EEXIST if how == "new" else errno.EISDIR)
@@ -272,7 +271,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
 
     def _swap(self, path: AgentPath, before: bytes, after: bytes) -> None:
         try:
-            self._place(path, after, hashlib.sha256(before).hexdigest())
+            self._store(path, after, hashlib.sha256(before).hexdigest())
         except OSError as error:
             if error.errno == errno.ESTALE:
                 raise OSError(errno.ESTALE, "Somebody else has changed the file meanwhile; read it again") from None

@@ -43,9 +43,8 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.registered import registered_with
 from fusebackend.protocol.scheme import ON_EXISTS, Scheme
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded
+from fusebackend.remote.agent_verbs import FilesUpdate, FileVerbs, Loaded
 from fusebackend.remote.files_update import apply_files_update
-from fusebackend.volumes.path_verbs import FilesUpdate
 
 _MALFORMED = (TypeError, ValueError)
 """What `text.decode_file_data` raises for a record that is no file data."""
@@ -172,12 +171,12 @@ class StateBackend(FileVerbs):
         created_at, modified_at = record.get("created_at"), record.get("modified_at")
         return Loaded(data, created_at and str(created_at), modified_at and str(modified_at))
 
-    def _store(self, path: AgentPath, data: bytes, *, replace: bool) -> FilesUpdate:
+    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> FilesUpdate:
         with self._view.changing() as files:
-            self._record(files, path, data, replace=replace)
+            self._store(files, path, data, replace=replace)
         return files.update
 
-    def _record(self, files: StateFiles, path: AgentPath, data: bytes, *, replace: bool) -> None:
+    def _store(self, files: StateFiles, path: AgentPath, data: bytes, *, replace: bool) -> None:
         key = files.key(path)
         if key is None:
             files.require_place(path)
@@ -193,7 +192,7 @@ class StateBackend(FileVerbs):
 
     def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> FilesUpdate:
         with self._view.changing() as files:
-            self._record(files, path, change(_decoded(lambda: files.data(path))), replace=True)
+            self._store(files, path, change(_decoded(lambda: files.data(path))), replace=True)
         return files.update
 
     def _remove(self, path: AgentPath) -> FilesUpdate:
@@ -250,7 +249,7 @@ class StateBackend(FileVerbs):
             view = self._over(self._view.now())
         except OSError as error:
             return [FileDownloadResponse(path=path, error=error.strerror) for path in paths]
-        return [view.download(path) for path in paths]
+        return [view._download(path) for path in paths]
 
     def upload_files(
         self,
@@ -265,7 +264,7 @@ class StateBackend(FileVerbs):
             with self._view.changing() as draft:
                 view = self._over(draft)
                 given = zip(files, conditions, strict=True)
-                return [view.upload(path, content, **when) for (path, content), when in given]
+                return [view._upload(path, content, **when) for (path, content), when in given]
         except OSError as error:
             return [FileUploadResponse(path=path, error=error.strerror) for path, _ in files]
 

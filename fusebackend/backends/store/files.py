@@ -24,9 +24,8 @@ from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse, OnExists, version_of_bytes
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 from fusebackend.remote.keyed import ROOT_NODE, Keyed, is_path, is_text, may_be_shown_as
-from fusebackend.volumes.path_verbs import Refusal
 
 FileFormat: TypeAlias = Literal["v1", "v2"]
 Placed: TypeAlias = tuple[Namespace, Change]
@@ -81,7 +80,7 @@ class StoreFiles(FileVerbs):
         times = (file.record.value.get(name) for name in ("created_at", "modified_at"))
         return Loaded(file.data, *(str(time) if time else None for time in times))
 
-    def _store(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
+    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
         """Write a file, also while others change it. EEXIST, EBUSY, and as `SpaceTree.new_keys`."""
         for _ in range(ATTEMPTS):
             tree = self._tree()
