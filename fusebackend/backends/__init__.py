@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fusebackend.backends.sandbox.docker import DockerBackend as DockerBackend
     from fusebackend.backends.sandbox.hosted import E2BBackend as E2BBackend
     from fusebackend.backends.sandbox.hosted import ModalBackend as ModalBackend
-    from fusebackend.backends.sandbox.staged import StagedSandbox as StagedSandbox
     from fusebackend.backends.sqlite.backend import SqliteBackend as SqliteBackend
     from fusebackend.backends.state.backend import StateBackend as StateBackend
     from fusebackend.backends.store import StoreBackend as StoreBackend
@@ -54,7 +53,6 @@ _NAMES = {
     "backends.sandbox.base": "BaseSandbox",
     "backends.sandbox.docker": "DockerBackend",
     "backends.sandbox.hosted": "E2BBackend ModalBackend",
-    "backends.sandbox.staged": "StagedSandbox",
     "backends.sqlite.backend": "SqliteBackend",
     "backends.state.backend": "StateBackend",
     "backends.store": "StoreBackend",
