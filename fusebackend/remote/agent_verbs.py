@@ -67,8 +67,8 @@ class Loaded(NamedTuple):
     modified_at: str | None = None
 
 
-class _Unchanged(Exception):
-    """An edit that can't be made; the text says why. Never leaves this module."""
+class Unchanged(Exception):
+    """An edit that can't be made; the text says why. Never leaves an `edit`."""
 
 
 class Unreadable(Exception):
@@ -289,8 +289,16 @@ class FileVerbs(BackendProtocol):
             return verbs.GLOB.refused(error, path or ROOT)
         return GlobResult(matches=matches)
 
+    def _moment(self) -> FileVerbs:
+        """This backend for several looks at one moment."""
+        return self
+
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return [self._download(path) for path in paths]
+        try:
+            view = self._moment()
+        except OSError as error:
+            return [verbs.DOWNLOAD_FILES.refused(error, path) for path in paths]
+        return [view._download(path) for path in paths]
 
     def _download(self, path: str) -> FileDownloadResponse:
         try:
@@ -388,7 +396,7 @@ class FileVerbs(BackendProtocol):
             nonlocal occurrences
             outcome = text.replace_string(before.decode("utf-8"), old_string, new_string, replace_all)
             if isinstance(outcome, str):
-                raise _Unchanged(outcome)
+                raise Unchanged(outcome)
             content, occurrences = outcome
             return content.encode("utf-8")
 
@@ -396,7 +404,7 @@ class FileVerbs(BackendProtocol):
             path, condition = checked(file_path), Condition.of(if_version)
             self._require_conditional(condition)
             update = self._rewrite_if(path, change, condition)
-        except _Unchanged as refused:
+        except Unchanged as refused:
             return EditResult(error=str(refused))
         except Refusal as error:
             return verbs.EDIT.refused(error, file_path)

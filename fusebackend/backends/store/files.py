@@ -8,8 +8,9 @@ of the rest are worked out. When the budget is spent (`base/budget.py`), the fil
 from __future__ import annotations
 
 import abc
+import copy
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -20,10 +21,9 @@ from fusebackend.backends.store.tree import StoreTree
 from fusebackend.backends.store.values import Form, bytes_of, file_bytes, forms_of, written
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent
-from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse, OnExists, version_of_bytes
+from fusebackend.protocol import FileInfo, FileUploadResponse, OnExists
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 from fusebackend.remote.keyed import ROOT_NODE, Keyed, is_path, is_text, may_be_shown_as
 
@@ -61,6 +61,9 @@ class StoreFiles(FileVerbs):
             raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
         self.file_format = file_format
 
+    _seen: SpaceTree | None = None
+    """Of a view of one moment."""
+
     @property
     @abc.abstractmethod
     def spaces(self) -> Spaces:
@@ -68,13 +71,13 @@ class StoreFiles(FileVerbs):
 
     def _tree(self) -> SpaceTree:
         """The tree for one verb."""
-        return SpaceTree(self.spaces)
+        return self._seen or SpaceTree(self.spaces)
 
     def _list(self, path: AgentPath) -> list[FileInfo]:
         return self._tree().entries(path)
 
-    def _load(self, path: AgentPath, tree: SpaceTree | None = None) -> Loaded:
-        file = self._there(tree or self._tree(), path)
+    def _load(self, path: AgentPath) -> Loaded:
+        file = self._there(self._tree(), path)
         if file.form is not Form.FILE:
             return Loaded(file.data, None, file.record.updated_at)
         times = (file.record.value.get(name) for name in ("created_at", "modified_at"))
@@ -94,28 +97,32 @@ class StoreFiles(FileVerbs):
             return
         raise errors.oserror(errno.EBUSY)
 
-    def _put_all(self, files: Mapping[AgentPath, bytes]) -> None:
-        """Write files in one transaction. An error means that none was written. Conflict for several namespaces."""
-        tree = self._tree()
-        changes = [self._change(tree, path, self._kept(tree, path), data) for path, data in files.items()]
-        if len({space for space, _ in changes}) > 1:
-            raise Conflict(next(iter(files)))
-        self._swap(tree, changes, *files)
-
     def _put_new(self, files: Sequence[tuple[AgentPath, bytes]]) -> None:
-        """Make new files in one transaction. After an error none was made, but in a store without transactions.
+        self._put_together(files, new=True)
+
+    def _put_together(self, files: Sequence[tuple[AgentPath, bytes]], *, new: bool) -> None:
+        """Write files in one transaction. After an error none was written, but in a store without transactions.
+
+        Args:
+            new: nothing may be at any of the paths.
 
         Raises:
-            OSError: Conflict, EEXIST, something is at one of the paths, or one is below another; as
+            OSError: Conflict, one is below another or has its path, or they are of several namespaces; as
                 `SpaceTree.new_keys`.
         """
         found = [path for path, _ in files]
         if depend(found, len(files)):
             raise Conflict(found[0])
         tree = self._tree()
-        space, keys = tree.new_keys(found)
-        values = [self._value(tree, space, data) for _, data in files]
-        self._swap(tree, [(space, Change(key, value, None)) for key, value in zip(keys, values, strict=True)], *found)
+        if new:
+            space, keys = tree.new_keys(found)
+            values = (self._value(tree, space, data) for _, data in files)
+            changes = [(space, Change(key, value, None)) for key, value in zip(keys, values, strict=True)]
+        else:
+            changes = [self._change(tree, path, self._kept(tree, path), data) for path, data in files]
+            if len({space for space, _ in changes}) > 1:
+                raise Conflict(found[0])
+        self._swap(tree, changes, *found)
 
     def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
         tree = self._tree()
@@ -175,27 +182,16 @@ class StoreFiles(FileVerbs):
     def _upload_together(self, files: list[tuple[str, bytes]]) -> bool:
         """Upload all, or nothing and False."""
         try:
-            found = {checked(path): bytes(memoryview(content)) for path, content in files}
-            if depend(list(found), len(files)):
-                return False
-            self._put_all(found)
+            given = [(checked(path), bytes(memoryview(content))) for path, content in files]
+            self._put_together(given, new=False)
         except (TypeError, *Refusal):
             return False
         return True
 
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        try:
-            tree = self._tree()
-        except OSError as error:
-            return [FileDownloadResponse(path=path, error=code_of(error)) for path in paths]
-        responses = []
-        for path in paths:
-            try:
-                data = self._load(checked(path), tree).data
-                responses.append(FileDownloadResponse(path=path, content=data, version=version_of_bytes(data)))
-            except Refusal as error:
-                responses.append(FileDownloadResponse(path=path, error=code_of(error)))
-        return responses
+    def _moment(self) -> StoreFiles:
+        view = copy.copy(self)
+        view._seen = self._tree()
+        return view
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -267,12 +263,35 @@ class StoreFiles(FileVerbs):
     # -- searching ---------------------------------------------------------------------------------------------
 
     def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-        return find_files(self._tree(), path, matcher)
+        """As in `FileVerbs`. A single file is matched by its name."""
+        tree = self._tree()
+        at = tree.find(path)
+        if at is None:
+            return
+        if not at.is_dir:
+            if matcher.matches(paths.parent_and_name(path)[1]):
+                yield tree.info(path, at)
+            return
+        parts = list(tree.parts(path, at))
+        found = (info for part in parts for info in _found_below(tree, path, *part, matcher))
+        yield from found if len(parts) == 1 else sorted(found, key=itemgetter("path"))
 
     def _grep(
         self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
     ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-        return grep_files(self._tree(), pattern, path, matcher, limit)
+        """The lines with a literal in these files, file by file; about `limit` of them is enough."""
+        tree = self._tree()
+        at = tree.find(path)
+        if at is None:
+            return
+        if not at.is_dir:
+            if matcher is None or matcher.matches(paths.parent_and_name(path)[1]):
+                for record in tree.tree(at.space).items.fetch([at.node.key]).values():
+                    yield path, text.grep_lines(bytes_of(record.value, Form(at.node.suffix)) or b"", pattern, limit)
+            return
+        parts = list(tree.parts(path, at))
+        found = (hit for part in parts for hit in _hits_below(tree, pattern, path, *part, matcher, limit))
+        yield from found if len(parts) == 1 else sorted(found, key=itemgetter(0))
 
 
 def depend(found: Iterable[AgentPath], count: int) -> bool:
@@ -299,20 +318,6 @@ def require_file(file: File) -> None:
 # -- searching -----------------------------------------------------------------------------------------------------
 
 
-def find_files(tree: SpaceTree, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-    """The files at or below a path that match, sorted by path; `Spent` may end it. A single file is matched by name."""
-    at = tree.find(path)
-    if at is None:
-        return
-    if not at.is_dir:
-        if matcher.matches(paths.parent_and_name(path)[1]):
-            yield tree.info(path, at)
-        return
-    parts = list(tree.parts(path, at))
-    found = (info for part in parts for info in _found_below(tree, path, *part, matcher))
-    yield from found if len(parts) == 1 else sorted(found, key=itemgetter("path"))
-
-
 def _found_below(tree: SpaceTree, path: AgentPath, base: AgentPath, at: At, matcher: Matcher) -> Iterator[FileInfo]:
     left, space = budget.current(), tree.tree(at.space)
     keys = [row.key for row in space.rows_below(at.node)]
@@ -321,23 +326,6 @@ def _found_below(tree: SpaceTree, path: AgentPath, base: AgentPath, at: At, matc
     for found, file in left.metered(space.paths_below(base, at.node, keys, wanted)):
         if matcher.matches(_relative(found, path)):
             yield space.info(found, file.key, file.suffix)
-
-
-def grep_files(
-    tree: SpaceTree, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
-) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-    """The lines with a literal in these files, file by file; about `limit` of them is enough."""
-    at = tree.find(path)
-    if at is None:
-        return
-    if not at.is_dir:
-        if matcher is None or matcher.matches(paths.parent_and_name(path)[1]):
-            for record in tree.tree(at.space).items.fetch([at.node.key]).values():
-                yield path, text.grep_lines(bytes_of(record.value, Form(at.node.suffix)) or b"", pattern, limit)
-        return
-    parts = list(tree.parts(path, at))
-    found = (hit for part in parts for hit in _hits_below(tree, pattern, path, *part, matcher, limit))
-    yield from found if len(parts) == 1 else sorted(found, key=itemgetter(0))
 
 
 def _hits_below(
