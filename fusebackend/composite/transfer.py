@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
-from fusebackend.base import acl, budget, errors, paths
+from fusebackend.base import budget, errors, paths
 from fusebackend.base.deadline import GivenUp
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.agent_face import AgentFace, Guard
@@ -51,7 +51,7 @@ from fusebackend.remote.volume import ForeignVolume, volume_of
 from fusebackend.rules import met
 from fusebackend.volumes import placing
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
+from fusebackend.volumes.contents import PIECE_BYTES, data_pieces
 from fusebackend.volumes.native import NativeVolume, silently
 from fusebackend.volumes.removal import REMOVED_AT_ONCE
 from fusebackend.volumes.walk import Place, below, find, known, resolve
@@ -65,6 +65,8 @@ DIRECTORY_MODE = 0o755
 MAX_WHOLE_BYTES = 2 << 30
 """A backend with the agent face alone takes a file in one piece, which is held in memory."""
 
+CHANGED = "It was changed while it was being moved"
+
 Names = tuple[bytes, ...]
 """The way from the top of the moved tree to something in it; empty for the top itself."""
 
@@ -77,7 +79,6 @@ class Item(NamedTuple):
     mode: int
     uid: int
     gid: int
-    rdev: int
     nlink: int
     size: int
     atime_ns: int
@@ -278,7 +279,7 @@ def _tree(volume: Volume, top: Attr) -> Iterator[Item]:
 
 
 def _item(names: Names, attr: Attr) -> Item:
-    return Item(names, attr.node, attr.mode, attr.uid, attr.gid, attr.rdev, attr.nlink, attr.size, attr.atime_ns,
+    return Item(names, attr.node, attr.mode, attr.uid, attr.gid, attr.nlink, attr.size, attr.atime_ns,
                 attr.mtime_ns, attr.ctime_ns, getattr(attr, "read_only", False))  # fmt: skip
 
 
@@ -312,18 +313,33 @@ class _SparseDigest:
         self._hash = hashlib.blake2b()
         self.size = 0
 
-    def add(self, offset: int, piece: bytes) -> bool:
-        """Return True if the piece has bytes other than zero."""
+    def add(self, offset: int, piece: bytes) -> None:
         self.size = offset + len(piece)
         ended = piece.rstrip(b"\0")
         if ended:
             self._hash.update(b"%d %d " % (offset, len(ended)))
             self._hash.update(ended)
-        return bool(ended)
 
     def value(self) -> bytes:
         self._hash.update(b"%d" % self.size)
         return self._hash.digest()
+
+
+class _Digested(placing.NodeSource):
+    """A node whose bytes are digested as they are read."""
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        self.digest = _SparseDigest()
+        for offset, piece in super().pieces():
+            self.digest.add(offset, piece)
+            yield offset, piece
+
+
+def _state_of(source: Volume, item: Item) -> placing.State:
+    """What a copy is to be: with the times from before it was read, and a directory writable until it is done."""
+    state = placing.state_of(source, source.getattr(item.node))
+    mode = stat.S_IFDIR | 0o700 if item.is_dir else item.mode
+    return state._replace(mode=mode, uid=item.uid, gid=item.gid, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns)
 
 
 def _digest(volume: Volume, node: int) -> bytes:
@@ -446,16 +462,15 @@ class _NodeCopy(_Copy):
             if first != item.names:
                 self.nodes[item.names] = self._calls.link(self._node(first), parent, name).node
                 return
-        node = self.nodes[item.names] = self._make(source, item, parent, name)
+        found = _Digested(source, item.node, _state_of(source, item))
+        placed = placing.make(self._calls, parent, name, found, [], "")
+        self.nodes[item.names] = placed.attr.node
+        if "mode" in placed.lost:
+            raise errors.oserror(errno.EPERM)
         if item.is_file:
-            self.digests[item.names] = self._fill(source, item, node)
-        if self._calls.features.xattrs and not stat.S_ISLNK(item.mode):
-            wanted = source.listxattr(item.node) if source.features.xattrs else ()
-            # The default ACL of its new directory has given it ACLs, which would let others read it.
-            for attribute in acl.NAMES.intersection(self._calls.listxattr(node)).difference(wanted):
-                self._calls.removexattr(node, attribute)
-            for attribute in wanted:
-                self._calls.setxattr(node, attribute, source.getxattr(item.node, attribute))
+            self.digests[item.names] = found.digest.value()
+            if found.digest.size != found.state.size:
+                raise OSError(errno.EBUSY, CHANGED)
 
     def _place_of(self, names: Names) -> tuple[int, bytes]:
         return (self._node(names[:-1]), names[-1]) if names else (self._parent, self._name)
@@ -469,23 +484,6 @@ class _NodeCopy(_Copy):
             node = self._calls.mkdir(self._parent, name, DIRECTORY_MODE, self._caller).node
             self._made.append((self._parent, name))
             self._parent = node
-
-    def _make(self, source: Volume, item: Item, parent: int, name: bytes) -> int:
-        """Make it for the server alone: until `_adorn`, a set-user-ID file would be one of the server's user."""
-        if item.is_dir:
-            return self._calls.mkdir(parent, name, 0o700, self._caller).node
-        if stat.S_ISLNK(item.mode):
-            return self._calls.symlink(parent, name, source.readlink(item.node), self._caller).node
-        return self._calls.mknod(parent, name, stat.S_IFMT(item.mode) | 0o600, item.rdev, self._caller).node
-
-    def _fill(self, source: Volume, item: Item, node: int) -> bytes:
-        digest = _SparseDigest()
-        with opened(self._calls, node, os.O_WRONLY):
-            for offset, piece in data_pieces(source, item.node):
-                if digest.add(offset, piece):  # a hole stays one
-                    self._calls.write(node, offset, piece)
-            self._calls.setattr(node, AttrChanges(size=digest.size))
-        return digest.value()
 
     def finish(self, items: list[Item]) -> None:
         for names, digest in self.digests.items():
@@ -510,16 +508,12 @@ class _NodeCopy(_Copy):
                 changes.append(Change(kind="created", path=path + "/" if item.is_dir else path))
 
     def _adorn(self, item: Item, node: int) -> None:
+        """Give a directory its mode, and everything the times from before it was read."""
         attr = self._calls.getattr(node)
-        if (attr.mode, attr.uid, attr.gid, attr.mtime_ns) == (item.mode, item.uid, item.gid, item.mtime_ns):
-            return  # it is that of the source, which was left there
-        with contextlib.suppress(PermissionError):  # only root may give files away
-            self._calls.setattr(node, AttrChanges(uid=item.uid, gid=item.gid))
-        mode = None if stat.S_ISLNK(item.mode) else stat.S_IMODE(item.mode)  # Linux has no such call for a link
-        attr = self._calls.getattr(node)
-        if mode is not None and not item.is_dir and (attr.uid, attr.gid) != (item.uid, item.gid):
-            mode &= ~(stat.S_ISUID | stat.S_ISGID)  # it stays the server's: as `cp -p`
-        self._calls.setattr(node, AttrChanges(mode=mode, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
+        mode = item.mode if item.is_dir else attr.mode
+        if (attr.mode, attr.atime_ns, attr.mtime_ns) != (mode, item.atime_ns, item.mtime_ns):
+            mode_now = stat.S_IMODE(mode) if item.is_dir else None
+            self._calls.setattr(node, AttrChanges(mode_now, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
 
     def undo(self) -> None:
         try:
@@ -569,7 +563,7 @@ def _set_aside(volume: Volume, place: Place, items: list[Item], ruled: Volume) -
         if ruled is not volume and isinstance(ruled, NativeVolume):
             ruled.require_removable(place.path)
         if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
-            raise OSError(errno.EBUSY, "It was changed while it was being moved")
+            raise OSError(errno.EBUSY, CHANGED)
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
         path = place.path + "/" if top.is_dir else place.path
         changes += [Change(node=place.parent), Change(top.node, place.parent, place.name, "deleted", path)]
@@ -586,4 +580,4 @@ def _require_unchanged(volume: Volume, place: Place, items: list[Item], digests:
         for item in again
         if item.is_file
     ):
-        raise OSError(errno.EBUSY, "It was changed while it was being moved")
+        raise OSError(errno.EBUSY, CHANGED)
