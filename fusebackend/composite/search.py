@@ -68,11 +68,7 @@ class TreePattern:
 
     def may_match_below(self, segments: tuple[str, ...]) -> bool:
         """Return True if a file below this directory, relative to the searched path, can match."""
-        if not self._anchored:
-            return True
-        prefix, depth = self._matcher.prefix, self._matcher.depth
-        common = min(len(prefix), len(segments))
-        return prefix[:common] == segments[:common] and (depth is None or len(segments) < depth)
+        return not self._anchored or self._matcher.may_hold(segments)
 
 
 def _broad(pattern: str) -> str:

@@ -370,11 +370,9 @@ class AgentFace:
             ]
         try:
             answers = self._batch("upload_files", files, **options)
-        except Unsupported as refusal:
-            if self.takes_bytes:
-                return self.texts.upload(files)
-            return [FileUploadResponse(path=path, error=str(refusal)) for path, _ in files]
         except Refusal as refusal:
+            if isinstance(refusal, Unsupported) and self.takes_bytes:
+                return self.texts.upload(files)
             return [FileUploadResponse(path=path, error=str(refusal)) for path, _ in files]
         return [
             FileUploadResponse(
@@ -396,11 +394,9 @@ class AgentFace:
     def download_files(self, wanted: list[AgentPath]) -> list[FileDownloadResponse]:
         try:
             answers = self._batch("download_files", wanted)
-        except Unsupported as refusal:
-            if self.gives_bytes:
-                return self.texts.download(wanted)
-            return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
         except Refusal as refusal:
+            if isinstance(refusal, Unsupported) and self.gives_bytes:
+                return self.texts.download(wanted)
             return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
         return [as_download(path, answer) for path, answer in zip(wanted, answers, strict=True)]
 

@@ -184,7 +184,7 @@ class FileVerbs(BackendProtocol):
             if not info["is_dir"]:
                 if matcher is None or matcher.matches(relative):
                     yield info
-            elif matcher is None or _may_hold(matcher, relative):
+            elif matcher is None or matcher.may_hold(tuple(relative.split("/"))):
                 try:
                     below = self._list(AgentPath(info["path"].rstrip("/")))
                 except OSError as error:
@@ -443,15 +443,6 @@ class FileVerbs(BackendProtocol):
         except Refusal as error:
             return verbs.MOVE.refused(error, source, destination)
         return MoveResult(path=new, files_update=update)
-
-
-def _may_hold(matcher: Matcher, directory: str) -> bool:
-    """Can a file that matches be below this directory? Its path is relative to where the search began."""
-    names = tuple(directory.split("/"))
-    if matcher.depth is not None and len(names) >= matcher.depth:
-        return False
-    shared = min(len(names), len(matcher.prefix))
-    return names[:shared] == matcher.prefix[:shared]
 
 
 def checked(path: str) -> AgentPath:

@@ -539,16 +539,20 @@ class ForeignVolume(RemoteVolume):
             remote = AgentRemote(backend, exact_sizes=exact_sizes, ttl_s=ttl_s, clock=clock)
         super().__init__(remote, ttl_s=remote.ttl_s, clock=clock)
         self.ttl_s = remote.abilities.ttl_s
-        self._absent = AbsentNames()
+        self._absent: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        """Names that were asked for and are not there, by the directory's node: the kernel caches those as well."""
         self._unfollow: Callable[[], None] | None = None
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         try:
             return super().lookup(parent, name)
         except FileNotFoundError:
-            forgotten = self._absent.add(parent, name) if self.features.change_feed else None
-            if forgotten is not None:
-                self.tell([forgotten])
+            if self.features.change_feed:
+                self._absent[parent, name] = None
+                self._absent.move_to_end((parent, name))
+                if len(self._absent) > MAX_ABSENT:
+                    (directory, forgotten), _ = self._absent.popitem(last=False)
+                    self.tell([Change(parent=directory, name=forgotten)])
             raise
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
@@ -597,33 +601,13 @@ class ForeignVolume(RemoteVolume):
             self.expire()
             changes = [change for path in changed for change in _changes_at(self._tree, path)]
             if not changed:
-                changes = [*_changes_everywhere(self._tree), *self._absent.take()]
+                absent, self._absent = self._absent, OrderedDict()
+                changes = list(_changes_everywhere(self._tree))
+                changes += [Change(parent=parent, name=name) for parent, name in absent]
         if elsewhere:
             self.publish(*changes, *(Change(path=path, source="elsewhere") for path in changed))
         else:
             self.tell(changes)
-
-
-class AbsentNames:
-    """Names that were asked for and are not there, by the directory's node: the kernel caches those as well."""
-
-    def __init__(self) -> None:
-        self._names: OrderedDict[tuple[int, bytes], None] = OrderedDict()
-
-    def add(self, parent: int, name: bytes) -> Change | None:
-        """Remember a name; returns the change for a name that had to be dropped."""
-        self._names[parent, name] = None
-        self._names.move_to_end((parent, name))
-        if len(self._names) <= MAX_ABSENT:
-            return None
-        (directory, forgotten), _ = self._names.popitem(last=False)
-        return Change(parent=directory, name=forgotten)
-
-    def take(self) -> Iterator[Change]:
-        """All of them, once."""
-        while self._names:
-            (parent, name), _ = self._names.popitem()
-            yield Change(parent=parent, name=name)
 
 
 def _changes_at(tree: Tree, path: AgentPath) -> Iterator[Change]:
