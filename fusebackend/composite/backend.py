@@ -35,7 +35,7 @@ from fusebackend.base import budget, caller, errors, paths
 from fusebackend.base.deadline import together
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import ROOT, AgentPath, PathError
-from fusebackend.composite.route_table import RouteTable
+from fusebackend.composite.route_table import PrefixTable
 from fusebackend.composite.router import RoutedPath, Routing, face_of
 from fusebackend.composite.search import MAX_AWAITED, TreeSearch
 from fusebackend.databases.graph_state import GraphRuntime, graph_config
@@ -113,7 +113,7 @@ class CompositeBackend(BackendProtocol):
         return super().__new__(_class((*bases, cls)) if bases else cls)
 
     def __init__(self, default: Any, routes: Mapping[str, Any] | None = None) -> None:
-        table = RouteTable(routes or {})
+        table = PrefixTable(routes or {})
         default = unwrapped(default)
         self.given = {paths.normalise_prefix(prefix): unwrapped(backend) for prefix, backend in (routes or {}).items()}
         for prefix, backend in {ROOT: default, **self.given}.items():

@@ -71,7 +71,7 @@ Names = tuple[bytes, ...]
 """The way from the top of the moved tree to something in it; empty for the top itself."""
 
 
-class Item(NamedTuple):
+class MovedItem(NamedTuple):
     """Something in the moved tree, as it was when it was looked at."""
 
     names: Names
@@ -225,7 +225,9 @@ def _delete(source: AgentFace, path: AgentPath, *, silent: bool) -> DeleteResult
     return deleted
 
 
-def _put_back(back: _Copy, volume: Volume, left: AgentPath, items: list[Item], into: Volume, copied: AgentPath) -> None:
+def _put_back(
+    back: _Copy, volume: Volume, left: AgentPath, items: list[MovedItem], into: Volume, copied: AgentPath
+) -> None:
     """Make what is gone of the source from its copy.
 
     Args:
@@ -256,7 +258,7 @@ def _is_native(volume: Volume) -> TypeGuard[ObservableVolume]:
     return isinstance(volume, ObservableVolume) and not isinstance(volume, ForeignVolume)
 
 
-def _twin(volume: Volume, item: Item) -> bytes | int:
+def _twin(volume: Volume, item: MovedItem) -> bytes | int:
     """Return what two names of one file have in common."""
     return volume.lasting(item.node) or item.node
 
@@ -271,19 +273,19 @@ def _volume_of_paths(face: AgentFace) -> Volume:
     return volume_of(face.backend) if face.start == paths.ROOT else ForeignVolume(face.backend)
 
 
-def _tree(volume: Volume, top: Attr) -> Iterator[Item]:
+def _tree(volume: Volume, top: Attr) -> Iterator[MovedItem]:
     """A directory comes before what is in it."""
     yield _item((), top)
     for path, attr in below(volume, top.node) if top.is_dir else ():
         yield _item(tuple(path.split(b"/")[1:]), attr)
 
 
-def _item(names: Names, attr: Attr) -> Item:
-    return Item(names, attr.node, attr.mode, attr.uid, attr.gid, attr.nlink, attr.size, attr.atime_ns,
+def _item(names: Names, attr: Attr) -> MovedItem:
+    return MovedItem(names, attr.node, attr.mode, attr.uid, attr.gid, attr.nlink, attr.size, attr.atime_ns,
                 attr.mtime_ns, attr.ctime_ns, getattr(attr, "read_only", False))  # fmt: skip
 
 
-def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Volume, items: list[Item]) -> None:
+def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Volume, items: list[MovedItem]) -> None:
     """Refuse moves that would fail before anything is copied."""
     if volume.features.read_only or into.features.read_only:
         raise errors.oserror(errno.EROFS)
@@ -335,7 +337,7 @@ class _Digested(placing.NodeSource):
             yield offset, piece
 
 
-def _state_of(source: Volume, item: Item) -> placing.State:
+def _state_of(source: Volume, item: MovedItem) -> placing.State:
     """What a copy is to be: with the times from before it was read, and a directory writable until it is done."""
     state = placing.state_of(source, source.getattr(item.node))
     mode = stat.S_IFDIR | 0o700 if item.is_dir else item.mode
@@ -381,10 +383,10 @@ class _Copy(abc.ABC):
         """Have another hidden name for the top."""
 
     @abc.abstractmethod
-    def add(self, source: Volume, item: Item) -> None: ...
+    def add(self, source: Volume, item: MovedItem) -> None: ...
 
     @abc.abstractmethod
-    def finish(self, items: list[Item]) -> None:
+    def finish(self, items: list[MovedItem]) -> None:
         """Read back and compare, put in place, make durable."""
 
     @abc.abstractmethod
@@ -403,7 +405,7 @@ class _FileCopy(_Copy):
         super().__init__(target, path)
         self._missing = missing
 
-    def add(self, source: Volume, item: Item) -> None:
+    def add(self, source: Volume, item: MovedItem) -> None:
         if not item.is_file:
             return
         if item.size > MAX_WHOLE_BYTES:
@@ -417,7 +419,7 @@ class _FileCopy(_Copy):
             raise OSError(errors.errno_of(answer.error), answer.error)
         self.files_update.update(answer.files_update or {})
 
-    def finish(self, items: list[Item]) -> None:
+    def finish(self, items: list[MovedItem]) -> None:
         for names, digest in self.digests.items():
             (answer,) = self._target.download_files([_below(self._path, names)])
             if answer.error is not None:
@@ -453,7 +455,7 @@ class _NodeCopy(_Copy):
     def hide_as(self, name: bytes) -> None:
         self._name = self._hidden = name
 
-    def add(self, source: Volume, item: Item) -> None:
+    def add(self, source: Volume, item: MovedItem) -> None:
         if not item.names:
             self._make_parents()
         parent, name = self._place_of(item.names)
@@ -485,7 +487,7 @@ class _NodeCopy(_Copy):
             self._made.append((self._parent, name))
             self._parent = node
 
-    def finish(self, items: list[Item]) -> None:
+    def finish(self, items: list[MovedItem]) -> None:
         for names, digest in self.digests.items():
             _require_same(_digest(self._calls, self._node(names)), digest)
         for item in reversed(items):  # a directory after what is in it, for that moves its times
@@ -493,7 +495,7 @@ class _NodeCopy(_Copy):
         _in_time(self._target, partial(self._put_in_place, items))
         self._calls.sync()
 
-    def _put_in_place(self, items: list[Item]) -> None:
+    def _put_in_place(self, items: list[MovedItem]) -> None:
         with self._volume.changing() as changes:
             if self._seen is not self._volume and resolve(self._seen, self._path, follow=False).parent != self._parent:
                 raise OSError(errno.EBUSY, "Its new place was moved meanwhile")
@@ -507,7 +509,7 @@ class _NodeCopy(_Copy):
                 path = AgentPath("/".join([self._place.path, *map(paths.to_text, item.names)]))
                 changes.append(Change(kind="created", path=path + "/" if item.is_dir else path))
 
-    def _adorn(self, item: Item, node: int) -> None:
+    def _adorn(self, item: MovedItem, node: int) -> None:
         """Give a directory its mode, and everything the times from before it was read."""
         attr = self._calls.getattr(node)
         mode = item.mode if item.is_dir else attr.mode
@@ -550,7 +552,7 @@ def _hidden(name: bytes) -> bytes:
 # -- the source ------------------------------------------------------------------------------------------------
 
 
-def _set_aside(volume: Volume, place: Place, items: list[Item], ruled: Volume) -> AgentPath:
+def _set_aside(volume: Volume, place: Place, items: list[MovedItem], ruled: Volume) -> AgentPath:
     """Check that the source has not changed since it was copied, and give it a hidden name, in one step; returns its
     path.
 
@@ -570,7 +572,7 @@ def _set_aside(volume: Volume, place: Place, items: list[Item], ruled: Volume) -
     return paths.join(paths.parent_and_name(place.path)[0], paths.to_text(name))
 
 
-def _require_unchanged(volume: Volume, place: Place, items: list[Item], digests: dict[Names, bytes]) -> None:
+def _require_unchanged(volume: Volume, place: Place, items: list[MovedItem], digests: dict[Names, bytes]) -> None:
     """Its times may say nothing, so look at the bytes again."""
     volume.expire()
     again = list(_tree(volume, volume.lookup(place.parent, place.name)))

@@ -1,4 +1,4 @@
-"""`Uploads`: stores written files on a condition, and settles conflicts.
+"""`FileUploads`: stores written files on a condition, and settles conflicts.
 
 A buffer is stored on the condition that the remote still has the version that was opened, or nothing where the file is
 new. Where it has something else, there are three cases. Equal bytes: an upload has arrived, and its answer was lost. A
@@ -30,7 +30,7 @@ ATTEMPTS = 20
 """How often something is tried on a file that others change all the time."""
 
 
-class Uploads:
+class FileUploads:
     """See the module's docstring."""
 
     def __init__(self, remote: Remote, tree: Tree) -> None:

@@ -1,4 +1,4 @@
-"""`Files`: the contents of files, read in ranges or as a whole, and written to a buffer until they are stored.
+"""`RemoteFiles`: the contents of files, read in ranges or as a whole, and written to a buffer until they are stored.
 
 A remote with ranges gives a file that is only read a `Reader` of the version that was opened; the first write loads it
 into a `Buffer`. Of any other remote the whole comes when the file is opened. A buffer is stored when the file is
@@ -27,7 +27,7 @@ from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
 from fusebackend.protocol.remote import Etag, Head, Reader, Remote
 from fusebackend.remote.buffer import Buffer
-from fusebackend.remote.conflicts import ATTEMPTS, Uploads
+from fusebackend.remote.conflicts import ATTEMPTS, FileUploads
 from fusebackend.remote.entry import OWN, ContentState, Entry
 from fusebackend.remote.gate import Gate
 from fusebackend.remote.parallel import each
@@ -36,7 +36,7 @@ from fusebackend.remote.tree import Tree
 log = logging.getLogger(__name__)
 
 
-class Files:
+class RemoteFiles:
     """See the module's docstring."""
 
     def __init__(self, remote: Remote, tree: Tree, gate: Gate) -> None:
@@ -44,7 +44,7 @@ class Files:
         self._ranges = remote.abilities.ranges
         self._tree = tree
         self._gate = gate
-        self.uploads = Uploads(remote, tree)
+        self.uploads = FileUploads(remote, tree)
 
     # -- what the remote has -----------------------------------------------------------------------------------
 
@@ -371,7 +371,7 @@ class Files:
     # -- storing -----------------------------------------------------------------------------------------------
 
     def store(self, entry: Entry) -> bool:
-        """Store a buffer that was written to; passes the gate. Returns and raises as `Uploads.store`."""
+        """Store a buffer that was written to; passes the gate. Returns and raises as `FileUploads.store`."""
         if not entry.dirty:
             return False
         will_wait()

@@ -52,7 +52,7 @@ from fusebackend.remote.agent_remote import AgentRemote
 from fusebackend.remote.agent_verbs import FileVerbs
 from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.entry import OWN, Entry
-from fusebackend.remote.files import Files
+from fusebackend.remote.files import RemoteFiles
 from fusebackend.remote.files_remote import FilesRemote
 from fusebackend.remote.gate import Gate
 from fusebackend.remote.rename import Renames
@@ -115,7 +115,7 @@ class RemoteVolume(NativeVolume):
         self.ttl_s = ttl_s
         self._gate = Gate(needed=abilities.concurrent)
         self._tree = Tree(remote, ttl_s, clock)
-        self._files = Files(remote, self._tree, self._gate)
+        self._files = RemoteFiles(remote, self._tree, self._gate)
         self._renames = Renames(remote, self._tree, self._files, self._gate)
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class RemoteVolume(NativeVolume):
         return None if attr.dirty or attr.doubted or attr.etag is None else version_of_etag(attr.etag)
 
     def rewrite(self, node: int, change: Callable[[Callable[[], bytes]], bytes], *, reads: bool = False) -> None:
-        """See `Files.rewrite`."""
+        """See `RemoteFiles.rewrite`."""
         with self.lock:
             self._files.rewrite(self._tree.entry(node), change, reads=reads)
 

@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 5 << 40
 
 class FsspecVolume(RemoteVolume):
     """What is in memory, or in a file of this machine, is read and written on the mount's own thread: a read of 128 KiB
-    takes less than the hop to another thread. `Asking` says `will_wait`."""
+    takes less than the hop to another thread. `FsAccess` says `will_wait`."""
 
     at_once = frozenset({"write"})
 

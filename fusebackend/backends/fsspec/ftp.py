@@ -2,7 +2,7 @@
 
 fsspec begins a transfer for each range and aborts it at its end, when the server has sent as much more as the sockets
 hold: 64 MiB took 81 ms in ranges of 5 MiB, and 12 ms in one transfer. The connection takes no other command meanwhile,
-so a transfer is ended before one (`Asking.standing`).
+so a transfer is ended before one (`FsAccess.standing`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from fusebackend.backends.fsspec.asking import Asking
+from fusebackend.backends.fsspec.asking import FsAccess
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Transfer:
         asking: is held by those that call this.
     """
 
-    def __init__(self, file: Any, size: int, asking: Asking) -> None:
+    def __init__(self, file: Any, size: int, asking: FsAccess) -> None:
         self._fs = file.fs
         self._path = file.path
         self._size = size

@@ -1,5 +1,5 @@
 """What an open file of fsspec is read by: `Direct` where it is on this machine, else `remote.ranges.RangedReader` over
-an `OpenFile`.
+an `FsFile`.
 
 fsspec's own caches keep one stretch of a file, and the kernel's reads may overtake each other; each that did had it
 fetched again. A range arrives in pieces. Pieces of `PIECE_BYTES` also come from memory that was used a moment ago: 64
@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileOpener
 from fsspec.implementations.memory import MemoryFile
 from fsspec.spec import AbstractBufferedFile
 
-from fusebackend.backends.fsspec.asking import Asking, Fetch, told
+from fusebackend.backends.fsspec.asking import Fetch, FsAccess, told
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Reader
 from fusebackend.remote.ranges import BlockCache, RangedReader
@@ -29,8 +29,8 @@ PIECE_BYTES = 1 << 20
 with."""
 
 
-class OpenFile:
-    """The `Source` of a reader: an open file, which is opened again when the connection was lost.
+class FsFile:
+    """The `RangeSource` of a reader: an open file, which is opened again when the connection was lost.
 
     Args:
         path: for errors.
@@ -40,7 +40,7 @@ class OpenFile:
         opened: opens the same version again. ESTALE.
     """
 
-    def __init__(self, path: str, file: Any, size: int, asking: Asking, opened: Callable[[], Any]) -> None:
+    def __init__(self, path: str, file: Any, size: int, asking: FsAccess, opened: Callable[[], Any]) -> None:
         self._path = path
         self._file = file
         self._size = size
@@ -94,14 +94,16 @@ class Direct:
             self._file.close()
 
 
-def reader_of(path: str, file: Any, size: int, asking: Asking, opened: Callable[[], Any], cache: BlockCache) -> Reader:
-    """A reader of an open file, which it closes. The arguments are those of `OpenFile`.
+def reader_of(
+    path: str, file: Any, size: int, asking: FsAccess, opened: Callable[[], Any], cache: BlockCache
+) -> Reader:
+    """A reader of an open file, which it closes. The arguments are those of `FsFile`.
 
     What is cached is of this open file alone: versions of fsspec may miss a change within a second.
     """
     if isinstance(file, (LocalFileOpener, MemoryFile)):
         return Direct(path, file)
-    source = OpenFile(path, file, size, asking, opened)
+    source = FsFile(path, file, size, asking, opened)
     return RangedReader(path, source, etag=None, size=size, cache=cache)
 
 
@@ -136,7 +138,7 @@ def _smb_version(file: Any) -> tuple[Any, int]:
     return file.fd.last_write_time, file.fd.end_of_file
 
 
-def _fetch_of(file: Any, size: int, asking: Asking) -> Fetch:
+def _fetch_of(file: Any, size: int, asking: FsAccess) -> Fetch:
     if isinstance(file, Briefly):
         return file
     if type(file).__module__ == "fsspec.implementations.ftp":

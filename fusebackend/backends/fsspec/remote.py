@@ -26,7 +26,7 @@ from fsspec.core import OpenFile
 from fsspec.dircache import DirCache
 from fsspec.implementations.local import LocalFileSystem
 
-from fusebackend.backends.fsspec.asking import SMB_PORT, Asking
+from fusebackend.backends.fsspec.asking import SMB_PORT, FsAccess
 from fusebackend.backends.fsspec.reading import PIECE_BYTES, Briefly, reader_of
 from fusebackend.base import paths
 from fusebackend.base.at_path import Followed
@@ -78,7 +78,7 @@ class FsspecRemote(Remote):
     def __init__(self, fs: Any, root: str, *, read_only: bool = False) -> None:
         self.fs = _uncached(fs)
         self._archive = _archive(fs)
-        self._asking = Asking(fs)
+        self._asking = FsAccess(fs)
         self.byte_cache = BlockCache(CACHE_BYTES, self._asking.pace)
         self._root = root.rstrip("/")
         # The paths of sftp begin with a slash though its root marker is empty; an archive's names have none.

@@ -105,7 +105,7 @@ def put(
 
     if create and if_match is not None:
         raise ValueError("an object is either created or replaced: not both `create` and `if_match`")
-    upload = _Upload(store, key, if_match, create, dict(attributes or {}), extras, name or new_name())
+    upload = _ObjectUpload(store, key, if_match, create, dict(attributes or {}), extras, name or new_name())
     with object_errors(key), buffer.frozen() as data:
         try:
             etag = upload.send(data)
@@ -174,7 +174,7 @@ def _sent(send: Callable[[], str]) -> str:
     return send()
 
 
-class _Upload:
+class _ObjectUpload:
     """One upload, from its sending to the question whether it arrived."""
 
     def __init__(

@@ -290,12 +290,12 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         self.change(Script().call("fb_mv", self.path_of(old), self.path_of(new)))
 
     def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-        return Search(self, path, matcher).files()
+        return SandboxSearch(self, path, matcher).files()
 
     def _grep(
         self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
     ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-        return Search(self, path, matcher).lines(pattern, limit)
+        return SandboxSearch(self, path, matcher).lines(pattern, limit)
 
     # -- uploads -----------------------------------------------------------------------------------------------
 
@@ -526,7 +526,7 @@ READ_FILES = 50
 """Candidates that are read at a time, so that a search that is limited does not read all."""
 
 
-class Search:
+class SandboxSearch:
     """`grep` and `glob`: the regular files at or below a path with a matching path relative to it.
 
     The sandbox's `find` and `grep` list the files, and those that hold the literal. Patterns are matched here, by the

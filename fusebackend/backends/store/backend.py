@@ -37,7 +37,7 @@ from fusebackend.backends.store.files import FileFormat, StoreFiles
 from fusebackend.backends.store.items import Items, Settings
 from fusebackend.backends.store.namespaces import Spaces, require_place_at_root
 from fusebackend.backends.store.source import Namespace, StoreSource, checked_namespace
-from fusebackend.backends.store.sql_items import SqlDatabase, SqlItems
+from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
 from fusebackend.backends.store.values import Form
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
@@ -296,7 +296,7 @@ def _postgres_tables(connection: Any) -> None:
     PostgresStore(connection).setup()
 
 
-def _opened(url: Url, database: SqlDatabase) -> StoreBackend:
+def _opened(url: Url, database: StoreDatabase) -> StoreBackend:
     """The backend over a namespace of a database, or over all. It closes the database."""
     on_exists = url.parameters.get("on_exists", "error")
     namespace = url.parameters.get("ns")

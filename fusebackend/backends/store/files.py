@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fusebackend import text
 from fusebackend.backends.store.items import Change, Conflict, Record, Row
-from fusebackend.backends.store.namespaces import At, Namespace, Spaces, SpaceTree
+from fusebackend.backends.store.namespaces import Namespace, SpacePlace, Spaces, SpaceTree
 from fusebackend.backends.store.tree import StoreTree
 from fusebackend.backends.store.values import Form, bytes_of, file_bytes, forms_of, written
 from fusebackend.base import budget, errors, paths
@@ -250,7 +250,7 @@ class StoreFiles(FileVerbs):
     def _value(self, tree: SpaceTree, space: Namespace, data: bytes, before: Any = None) -> dict[str, Any]:
         return written(data, before, file_format=self.file_format, takes_nul=tree.spaces.items(space).takes_nul)
 
-    def _all(self, tree: SpaceTree, path: AgentPath, at: At | None) -> list[tuple[AgentPath, At]]:
+    def _all(self, tree: SpaceTree, path: AgentPath, at: SpacePlace | None) -> list[tuple[AgentPath, SpacePlace]]:
         """The file at a path, or all below it. ENOENT; EACCES if one of them is a value that is no file."""
         files = [] if at is None else tree.files(path, at)
         if not files:
@@ -318,10 +318,12 @@ def require_file(file: File) -> None:
 # -- searching -----------------------------------------------------------------------------------------------------
 
 
-def _found_below(tree: SpaceTree, path: AgentPath, base: AgentPath, at: At, matcher: Matcher) -> Iterator[FileInfo]:
+def _found_below(
+    tree: SpaceTree, path: AgentPath, base: AgentPath, at: SpacePlace, matcher: Matcher
+) -> Iterator[FileInfo]:
     left, space = budget.current(), tree.tree(at.space)
     keys = [row.key for row in space.rows_below(at.node)]
-    may = _Candidates(space, at.node, _relative(base, path), matcher)
+    may = _KeyFilter(space, at.node, _relative(base, path), matcher)
     wanted = [key for key in left.metered(keys) if may.match(key)]
     for found, file in left.metered(space.paths_below(base, at.node, keys, wanted)):
         if matcher.matches(_relative(found, path)):
@@ -329,11 +331,17 @@ def _found_below(tree: SpaceTree, path: AgentPath, base: AgentPath, at: At, matc
 
 
 def _hits_below(
-    tree: SpaceTree, pattern: str, path: AgentPath, base: AgentPath, at: At, matcher: Matcher | None, limit: int | None
+    tree: SpaceTree,
+    pattern: str,
+    path: AgentPath,
+    base: AgentPath,
+    at: SpacePlace,
+    matcher: Matcher | None,
+    limit: int | None,
 ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
     left, space = budget.current(), tree.tree(at.space)
     rows = space.rows_below(at.node)
-    asked = rows if matcher is None else _Candidates(space, at.node, _relative(base, path), matcher).of(rows)
+    asked = rows if matcher is None else _KeyFilter(space, at.node, _relative(base, path), matcher).of(rows)
     hits: dict[tuple[str, str], list[tuple[int, str]]] = {}
     count, spent = 0, False
     try:
@@ -355,7 +363,7 @@ def _hits_below(
         raise Spent
 
 
-class _Candidates:
+class _KeyFilter:
     """The keys below a directory that may be shown under a path that matches.
 
     Args:

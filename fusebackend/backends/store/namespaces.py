@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fusebackend.backends.store.items import Conflict, Hub, Items, Settings
 from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
-from fusebackend.backends.store.sql_items import SqlDatabase, SqlItems
+from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
 from fusebackend.backends.store.tree import StoreTree
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath
@@ -70,7 +70,7 @@ class Spaces:
         *,
         names: Callable[[], list[Namespace]] = list,
         root: Namespace = (),
-        database: SqlDatabase | None = None,
+        database: StoreDatabase | None = None,
         close: Callable[[], None],
         hub: Hub | None = None,
         origin: str = "",
@@ -100,7 +100,7 @@ class Spaces:
         return cls(partial(shared.items, feed=False), names=names, database=shared.database, close=close)
 
     @classmethod
-    def of_database(cls, database: SqlDatabase) -> Spaces:
+    def of_database(cls, database: StoreDatabase) -> Spaces:
         """All namespaces of a database, which `close` closes."""
         items_of = partial(SqlItems, database, settings=Settings(feed=False))
         return cls(items_of, names=partial(_names_in, database), database=database, close=database.close)
@@ -122,7 +122,7 @@ class Spaces:
         return items
 
     @property
-    def _source(self) -> Items | SqlDatabase | None:
+    def _source(self) -> Items | StoreDatabase | None:
         return self.items(self.root) if self.root else self._database
 
     def token(self) -> Hashable:
@@ -136,7 +136,7 @@ class Spaces:
         return None if self._source is None else self._source.trouble
 
 
-def _names_in(database: SqlDatabase) -> list[Namespace]:
+def _names_in(database: StoreDatabase) -> list[Namespace]:
     return [tuple(prefix.split(".")) for prefix in database.namespaces()]
 
 
@@ -157,7 +157,7 @@ class _Owner:
     """Keeps a shared store open."""
 
 
-class At(NamedTuple):
+class SpacePlace(NamedTuple):
     """A file or directory in the tree of a namespace; the root of that is the namespace itself."""
 
     space: Namespace
@@ -196,13 +196,13 @@ class SpaceTree:
             space, rest = (*space, self._labels[space][name]), AgentPath("/" + below)
         return space, rest
 
-    def find(self, path: AgentPath) -> At | None:
+    def find(self, path: AgentPath) -> SpacePlace | None:
         """The file or directory at a path."""
         space, inner = self.where(path)
         if inner == ROOT:
-            return At(space, ROOT_NODE)
+            return SpacePlace(space, ROOT_NODE)
         node = self.tree(space).find(inner) if space else None
-        return None if node is None else At(space, node)
+        return None if node is None else SpacePlace(space, node)
 
     def entries(self, path: AgentPath) -> list[FileInfo]:
         """The entries of a directory. ENOENT, ENOTDIR."""
@@ -212,18 +212,20 @@ class SpaceTree:
         if not at.is_dir:
             raise errors.oserror(errno.ENOTDIR)
         labels = self._labels.get(at.space, {}) if at.node == ROOT_NODE else {}
-        found = [(name, At((*at.space, label), ROOT_NODE)) for name, label in labels.items()]
+        found = [(name, SpacePlace((*at.space, label), ROOT_NODE)) for name, label in labels.items()]
         if at.space:
-            found += [(name, At(at.space, node)) for name, node in self.tree(at.space).children(at.node).items()]
+            found += [
+                (name, SpacePlace(at.space, node)) for name, node in self.tree(at.space).children(at.node).items()
+            ]
         return [self.info(paths.join(path, name), child) for name, child in found]
 
-    def info(self, path: str, at: At) -> FileInfo:
+    def info(self, path: str, at: SpacePlace) -> FileInfo:
         """A file or directory that was found in this tree."""
         if at.is_dir:
             return FileInfo(path=path + "/", is_dir=True, size=0)
         return self.tree(at.space).info(path, at.node.key, at.node.suffix)
 
-    def parts(self, path: AgentPath, at: At) -> Iterator[tuple[AgentPath, At]]:
+    def parts(self, path: AgentPath, at: SpacePlace) -> Iterator[tuple[AgentPath, SpacePlace]]:
         """A directory, and the namespaces below it where it is one, with their paths."""
         left = [(path, at)]
         while left:
@@ -232,9 +234,12 @@ class SpaceTree:
                 yield path, at
             if at.node == ROOT_NODE:
                 labels = self._labels.get(at.space, {})
-                left += [(paths.join(path, name), At((*at.space, label), ROOT_NODE)) for name, label in labels.items()]
+                left += [
+                    (paths.join(path, name), SpacePlace((*at.space, label), ROOT_NODE))
+                    for name, label in labels.items()
+                ]
 
-    def files(self, path: AgentPath, at: At) -> list[tuple[AgentPath, At]]:
+    def files(self, path: AgentPath, at: SpacePlace) -> list[tuple[AgentPath, SpacePlace]]:
         """A file itself, of a directory all files below it."""
         if not at.is_dir:
             return [(path, at)]
@@ -242,7 +247,7 @@ class SpaceTree:
         for base, (space, node) in self.parts(path, at):
             tree = self.tree(space)
             below = tree.paths_below(base, node, [row.key for row in tree.rows_below(node)])
-            found += [(inner, At(space, file)) for inner, file in below]
+            found += [(inner, SpacePlace(space, file)) for inner, file in below]
         return found
 
     # -- new files ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from fusebackend.backends.store.items import Items, Settings
 from fusebackend.backends.store.searched_items import SearchedItems
-from fusebackend.backends.store.sql_items import SqlDatabase, SqlItems
+from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
 from fusebackend.base.recent import Recent
 from fusebackend.databases.langgraph import loaded_class
 
@@ -229,7 +229,7 @@ def _of_graph(module: str, getter: str) -> Any:
         return None
 
 
-def database_of(store: Any) -> SqlDatabase | None:
+def database_of(store: Any) -> StoreDatabase | None:
     """The database of a store of LangGraph's own classes, to be queried directly; None for any other.
 
     Raises:
@@ -246,7 +246,7 @@ def database_of(store: Any) -> SqlDatabase | None:
     return None
 
 
-def items_of(store: Any, database: SqlDatabase | None, namespace: tuple[str, ...], *, feed: bool = True) -> Items:
+def items_of(store: Any, database: StoreDatabase | None, namespace: tuple[str, ...], *, feed: bool = True) -> Items:
     """The items of a namespace. `database` is from `database_of`."""
     if database is None:
         in_memory = _is_exactly(store, "langgraph.store.memory", "InMemoryStore")

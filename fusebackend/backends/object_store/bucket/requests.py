@@ -175,7 +175,7 @@ class Bucket:
 
 
 class ObjectVersion(NamedTuple):
-    """One version of an object as the `remote.ranges.Source` of a reader. Requests carry `If-Match`, and the ETag of
+    """One version of an object as the `remote.ranges.RangeSource` of a reader. Requests carry `If-Match`, and the ETag of
     each answer is compared: a store may ignore the condition. Without an ETag it is whichever version is there."""
 
     store: Any
