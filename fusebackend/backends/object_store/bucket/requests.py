@@ -175,8 +175,8 @@ class Bucket:
 
 
 class ObjectVersion(NamedTuple):
-    """One version of an object as the `remote.ranges.RangeSource` of a reader. Requests carry `If-Match`, and the ETag of
-    each answer is compared: a store may ignore the condition. Without an ETag it is whichever version is there."""
+    """One version of an object as the `remote.ranges.RangeSource` of a reader. Requests carry `If-Match`, and the ETag
+    of each answer is compared: a store may ignore the condition. Without an ETag it is whichever version is there."""
 
     store: Any
     key: str
