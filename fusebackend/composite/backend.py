@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar, Unpack
 
 from fusebackend.base import budget, caller, errors, paths
-from fusebackend.base.deadline import together
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.composite.route_table import PrefixTable
@@ -65,6 +64,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.registered import registered_with
 from fusebackend.remote.files_update import apply_files_update
+from fusebackend.remote.parallel import each
 
 log = logging.getLogger(__name__)
 
@@ -478,7 +478,7 @@ def _asked(
     """Yield the answers of each backend. Backends with an `a…` verb of their own are asked at the same time. When the
     caller has cancelled, no further backend is asked."""
     awaited = [group for group in groups if group[0][1].face.coroutine(verb.name, caller.library())]
-    yield from zip(awaited, together([functools.partial(ask, group) for group in awaited], MAX_AWAITED), strict=True)
+    yield from zip(awaited, each(ask, awaited, MAX_AWAITED), strict=True)
     for group in groups:
         if group in awaited:
             continue

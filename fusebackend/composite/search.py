@@ -25,11 +25,12 @@ from functools import partial
 from typing import TypeVar
 
 from fusebackend.base import asked, budget, caller, paths
-from fusebackend.base.deadline import Pending, together
+from fusebackend.base.deadline import Pending
 from fusebackend.base.globs import Matcher, compile_glob
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.router import RoutedPath, Routing, Scope
 from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, LsResult
+from fusebackend.remote.parallel import each
 
 log = logging.getLogger(__name__)
 
@@ -231,11 +232,10 @@ def _answers(
     apart = [part for part in parts if part.face.guard] if len(parts) > 1 else []
     awaited = [part for part in parts if part not in apart and part.face.coroutine(verb, caller.library())]
     begun = [Pending(partial(ask, part)) for part in apart]
-    answers = together([partial(ask, part) for part in awaited], MAX_AWAITED)
     for part in parts:
         if part not in apart and part not in awaited:
             yield part, None if left.spent else ask(part)
-    yield from zip(awaited, answers, strict=True)
+    yield from zip(awaited, each(ask, awaited, MAX_AWAITED), strict=True)
     for part, call in zip(apart, begun, strict=True):
         yield part, call.result(lambda: math.inf)
 

@@ -11,6 +11,7 @@ import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
 from typing import TypeVar
 
 from fusebackend.base.errors import oserror
@@ -61,7 +62,9 @@ def each(function: Callable[[T], R], items: Iterable[T], width: int = WIDTH) -> 
                 errors.append(error)
 
     threads = [
-        threading.Thread(target=run, name="fusebackend-objects", daemon=True) for _ in range(min(width, len(work)) - 1)
+        # Budgets and the like travel in context variables.
+        threading.Thread(target=copy_context().run, args=(run,), name="fusebackend-objects", daemon=True)
+        for _ in range(min(width, len(work)) - 1)
     ]
     for thread in threads:
         thread.start()
