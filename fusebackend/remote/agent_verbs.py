@@ -297,7 +297,7 @@ class FileVerbs(BackendProtocol):
         try:
             view = self._moment()
         except OSError as error:
-            return [verbs.DOWNLOAD_FILES.refused(error, path) for path in paths]
+            return [FileDownloadResponse(path=path, error=error.strerror) for path in paths]
         return [view._download(path) for path in paths]
 
     def _download(self, path: str) -> FileDownloadResponse:
