@@ -19,7 +19,6 @@ file that it is at, and the copy is removed.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import copy as copying
 import errno
@@ -28,7 +27,7 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
@@ -47,11 +46,12 @@ from fusebackend.protocol import (
     Volume,
     verbs,
 )
+from fusebackend.remote.files_update import collecting
 from fusebackend.remote.volume import ForeignVolume, volume_of
 from fusebackend.rules import met
 from fusebackend.volumes import placing
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.contents import PIECE_BYTES, data_pieces
+from fusebackend.volumes.contents import data_pieces
 from fusebackend.volumes.native import NativeVolume, silently
 from fusebackend.volumes.removal import REMOVED_AT_ONCE
 from fusebackend.volumes.walk import Place, below, find, known, resolve
@@ -61,9 +61,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DIRECTORY_MODE = 0o755
-
-MAX_WHOLE_BYTES = 2 << 30
-"""A backend with the agent face alone takes a file in one piece, which is held in memory."""
 
 CHANGED = "It was changed while it was being moved"
 
@@ -129,8 +126,8 @@ def transfer(
         _require_able(source, target, volume, into, items)  # after the rules, for it names what it finds
         if there.attr is not None:
             raise errors.oserror(errno.EEXIST)
-    copy = _copy_in(target, there.path, into, seen, there.missing_paths)
-    with contextlib.ExitStack() as undoing:
+    copy = _Copy(target, there.path, into, seen)
+    with contextlib.ExitStack() as undoing, collecting() as stored:
         undoing.callback(copy.undo)
         for item in items:
             if budget.current().cancelled:
@@ -150,8 +147,8 @@ def transfer(
     try:
         deleted = _delete(source, left, silent=left != source_path)
         if deleted.error is None:
-            return deleted.files_update or {}, copy.files_update
-        back = _copy_in(source, source_path, volume, volume, ())
+            return deleted.files_update or {}, stored
+        back = _Copy(source, source_path, volume, volume)
         _put_back(back, reading, left, items, _guarded(into, target), there.path)
     except OSError as error:
         rest = "" if left == source_path else f"; what is left of it is '{paths.parent_and_name(left)[1]}'"
@@ -248,10 +245,6 @@ def _put_back(
     for item in missing:
         back.add(into, item._replace(node=known(into, item.node, _below(copied, item.names)).node))
     back.finish(items)
-
-
-def _copy_in(face: AgentFace, path: AgentPath, volume: Volume, seen: Volume, missing: Sequence[AgentPath]) -> _Copy:
-    return _NodeCopy(face, path, volume, seen) if _is_native(volume) else _FileCopy(face, path, missing)
 
 
 def _is_native(volume: Volume) -> TypeGuard[ObservableVolume]:
@@ -351,13 +344,6 @@ def _digest(volume: Volume, node: int) -> bytes:
     return digest.value()
 
 
-def _digest_of(data: bytes) -> bytes:
-    digest = _SparseDigest()
-    for offset in range(0, len(data), PIECE_BYTES):
-        digest.add(offset, data[offset : offset + PIECE_BYTES])
-    return digest.value()
-
-
 def _require_same(found: bytes, wanted: bytes) -> None:
     if found != wanted:
         raise OSError(errno.EIO, "The copy is not what was copied")
@@ -366,93 +352,33 @@ def _require_same(found: bytes, wanted: bytes) -> None:
 # -- the copy --------------------------------------------------------------------------------------------------
 
 
-class _Copy(abc.ABC):
-    """Where the tree is copied to. `add` each item, a directory before what is in it, then `finish`."""
-
-    def __init__(self, target: AgentFace, path: AgentPath) -> None:
-        self._target = target
-        self._path = path
-        self.nodes: dict[Names, int] = {}
-        """Of what is there, where it has any."""
-        self.twins: dict[bytes | int, Names] = {}
-        """A source file with several names → the first name of its copy."""
-        self.digests: dict[Names, bytes] = {}
-        self.files_update: dict[str, Any] = {}
-
-    def hide_as(self, name: bytes) -> None:
-        """Have another hidden name for the top."""
-
-    @abc.abstractmethod
-    def add(self, source: Volume, item: MovedItem) -> None: ...
-
-    @abc.abstractmethod
-    def finish(self, items: list[MovedItem]) -> None:
-        """Read back and compare, put in place, make durable."""
-
-    @abc.abstractmethod
-    def undo(self) -> None:
-        """Remove all of it."""
-
-
-class _FileCopy(_Copy):
-    """In a backend that has the agent face alone: whole files, and durable as it makes them.
+class _Copy:
+    """Where the tree is copied to, under a hidden name until it is complete; a backend with the agent face alone has no
+    way to give it another. `add` each item, a directory before what is in it, then `finish`.
 
     Args:
-        missing: paths of directories that it will make on the way.
-    """
-
-    def __init__(self, target: AgentFace, path: AgentPath, missing: Sequence[AgentPath]) -> None:
-        super().__init__(target, path)
-        self._missing = missing
-
-    def add(self, source: Volume, item: MovedItem) -> None:
-        if not item.is_file:
-            return
-        if item.size > MAX_WHOLE_BYTES:
-            raise errors.oserror(errno.EFBIG)
-        data = bytearray()
-        for offset, piece in data_pieces(source, item.node):
-            data += bytes(offset - len(data)) + piece
-        self.digests[item.names] = _digest_of(bytes(data))
-        (answer,) = self._target.upload_files([(_below(self._path, item.names), bytes(data))])
-        if answer.error is not None:
-            raise OSError(errors.errno_of(answer.error), answer.error)
-        self.files_update.update(answer.files_update or {})
-
-    def finish(self, items: list[MovedItem]) -> None:
-        for names, digest in self.digests.items():
-            (answer,) = self._target.download_files([_below(self._path, names)])
-            if answer.error is not None:
-                raise OSError(errors.errno_of(answer.error), answer.error)
-            _require_same(_digest_of(answer.content or b""), digest)
-
-    def undo(self) -> None:
-        for names in self.digests:
-            self._target.delete(_below(self._path, names))
-        made = {_below(self._path, names[:end]) for names in self.digests for end in range(len(names))}
-        for directory in sorted(made.union(self._missing), key=len, reverse=True):
-            if self._target.ls(directory).entries == []:
-                self._target.delete(directory)
-
-
-class _NodeCopy(_Copy):
-    """In a volume of this package, under a hidden name until it is complete.
-
-    Args:
+        volume: of the target.
         seen: the volume with its rules.
     """
 
-    def __init__(self, target: AgentFace, path: AgentPath, volume: ObservableVolume, seen: Volume) -> None:
-        super().__init__(target, path)
+    def __init__(self, target: AgentFace, path: AgentPath, volume: Volume, seen: Volume) -> None:
+        self._target = target
+        self._path = path
+        self.nodes: dict[Names, int] = {}
+        """Of what is there."""
+        self.twins: dict[bytes | int, Names] = {}
+        """A source file with several names → the first name of its copy."""
+        self.digests: dict[Names, bytes] = {}
         self._volume, self._calls = volume, _guarded(volume, target)
         self._seen = seen
         self._caller = Caller(os.geteuid(), os.getegid(), os.getpid())
         self._place = resolve(self._calls, path, follow=False)
-        self._name = self._hidden = _hidden(self._place.name)
+        self._name = self._hidden = _hidden(self._place.name) if _is_native(volume) else self._place.name
         self._made: list[tuple[int, bytes]] = []
         self._parent = self._place.parent
 
     def hide_as(self, name: bytes) -> None:
+        """Have another hidden name for the top."""
         self._name = self._hidden = name
 
     def add(self, source: Volume, item: MovedItem) -> None:
@@ -496,10 +422,11 @@ class _NodeCopy(_Copy):
         self._calls.sync()
 
     def _put_in_place(self, items: list[MovedItem]) -> None:
-        with self._volume.changing() as changes:
+        with placing.changing(self._volume) as changes:
             if self._seen is not self._volume and resolve(self._seen, self._path, follow=False).parent != self._parent:
                 raise OSError(errno.EBUSY, "Its new place was moved meanwhile")
-            self._volume.rename(self._parent, self._hidden, self._parent, self._place.name, RENAME_NOREPLACE)
+            if self._hidden != self._place.name:
+                self._volume.rename(self._parent, self._hidden, self._parent, self._place.name, RENAME_NOREPLACE)
             self._name = self._place.name
             for parent, name in [*self._made, (self._parent, self._name)]:
                 changes += [Change(node=parent), Change(parent=parent, name=name)]
@@ -531,13 +458,13 @@ class _NodeCopy(_Copy):
                 if self._volume.getattr(node).is_dir:
                     self._volume.setattr(node, AttrChanges(mode=0o700))
         while left:
-            with contextlib.nullcontext() if was_seen else silently(), self._volume.changing() as changes:
+            with contextlib.nullcontext() if was_seen else silently(), placing.changing(self._volume) as changes:
                 for names in left[: -REMOVED_AT_ONCE - 1 : -1]:
                     parent, name = (self.nodes[names[:-1]], names[-1]) if names else (self._parent, self._name)
                     attr, path = self._volume.lookup(parent, name), _below(self._path, names)
                     placing.remove(self._volume, parent, name, attr, changes, path)
             del left[-REMOVED_AT_ONCE:]
-        with self._volume.changing() as changes, contextlib.suppress(OSError):  # it is not empty any more
+        with placing.changing(self._volume) as changes, contextlib.suppress(OSError):  # it is not empty any more
             for (parent, name), path in reversed(list(zip(self._made, self._place.missing_paths, strict=False))):
                 self._volume.rmdir(parent, name)
                 changes += [Change(node=parent), Change(parent=parent, name=name)]

@@ -22,7 +22,7 @@ from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import FileInfo
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
 from fusebackend.protocol.versions import digest_of
-from fusebackend.remote.files_update import apply_files_update
+from fusebackend.remote.files_update import note
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +113,7 @@ class AgentRemote(Remote):
         """Delete a file or directory; the error, None for success."""
         self._recent.pop(path, None)
         result = self.face.delete(path)
-        if result.files_update and self._runtime is not None:
-            apply_files_update(self._runtime, result.files_update)
+        note(result.files_update, self._runtime)
         return result.error
 
     # -- files -------------------------------------------------------------------------------------------------
@@ -177,8 +176,7 @@ class AgentRemote(Remote):
         self._recent.pop(path, None)
         if answer.error is not None:
             raise self._failure(answer.error, path)
-        if answer.files_update and self._runtime is not None:  # a state-backed one leaves it to its caller
-            apply_files_update(self._runtime, answer.files_update)
+        note(answer.files_update, self._runtime)  # a state-backed one leaves it to its caller
 
     # -- rename ------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from fusebackend.protocol.remote import Bytes, Contents, Etag, Head, Stamp
 from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.agent_remote import AgentRemote, info_in, name_in
 from fusebackend.remote.agent_verbs import FileVerbs, checked
+from fusebackend.remote.files_update import note
 from fusebackend.remote.parallel import attempted
 
 _NOT_BEGUN = frozenset({errno.ENOTSUP, errno.ESTALE, errno.EEXIST})
@@ -107,7 +108,7 @@ class FilesRemote(AgentRemote):
         path, content = _path(key), data.read(0, data.size)
         try:
             if create or over is None:
-                self.files._put(path, content, replace=False)
+                note(self.files._put(path, content, replace=False))
             else:
                 self._put_over(path, content, over)
         except OSError as error:
