@@ -27,7 +27,7 @@ from typing import TypeVar
 from fusebackend.base import asked, budget, caller, paths
 from fusebackend.base.deadline import Pending
 from fusebackend.base.globs import Matcher, compile_glob
-from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.base.paths import AgentPath
 from fusebackend.composite.router import RoutedPath, Routing, Scope
 from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, LsResult
 from fusebackend.remote.parallel import each
@@ -246,16 +246,8 @@ def _missing(results: Iterable[GrepResult | GlobResult]) -> str | None:
 
 
 def _has_directory(routed: RoutedPath) -> bool:
-    """Return True if the backend has this directory, which the routes need anyway. As the nearest directory above says
-    that can be listed: an error of its own is no answer."""
-    path = routed.inner
-    while path != ROOT:
-        above, _ = paths.parent_and_name(path)
-        result = routed.face.ls(above)
-        if result.error is None:
-            return any(info["path"] == f"{path}/" for info in result.entries or ())
-        path = above
-    return True
+    """Return True if the backend has this directory, which the routes need anyway, as far as it can be told."""
+    return routed.face.has(routed.inner) is not False
 
 
 def _outer_match(routed: RoutedPath, match: GrepMatch) -> GrepMatch:

@@ -90,18 +90,11 @@ class AgentRemote(Remote):
 
     def has(self, key: str) -> bool:
         """As the nearest directory above it says that can be listed. EIO."""
-        path, is_dir = _path(key), key.endswith("/")
-        error: str | None = None
-        while path != ROOT:
-            above, name = paths.parent_and_name(path)
-            result = self.face.ls(above)
-            if result.error is None:
-                found = [info for info in result.entries or () if name_in(info) == paths.to_name(name)]
-                return any(bool(info.get("is_dir")) == is_dir for info in found)
-            error, path, is_dir = result.error, above, True
-        if error is not None:
-            raise self._failure(error, ROOT)
-        return True
+        path = _path(key)
+        found = path == ROOT or self.face.has(path, is_dir=key.endswith("/"))
+        if found is None:
+            raise self._failure(self.face.ls(ROOT).error or "", ROOT)
+        return found
 
     def delete(self, key: str) -> None:
         path = _path(key)
