@@ -235,18 +235,20 @@ class CompositeBackend(BackendProtocol):
                 raise errors.oserror(verb.pinned)
         except (PathError, OSError) as error:
             return verb.refused(error, path)
-        result = ask(routed)
-        record: Any = result
+        return self._shown(verb, routed, ask(routed), path, besides)
+
+    def _shown(self, verb: Verb[Record], routed: RoutedPath, answer: Record, given: str, besides: str = "") -> Record:
+        record: Any = answer
         done = record.error is None
         if not done:
             record.error = routed.words(record.error, besides=besides)
         if verb.batch:
-            record.path = path
+            record.path = given
         elif verb.changes and done:
             record.path = routed.outer
         if verb.changes and (done or verb.batch):
             record.files_update = (record.files_update and self._merged(routed, record.files_update)) or None
-        return result
+        return answer
 
     def move(
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
@@ -338,39 +340,21 @@ class CompositeBackend(BackendProtocol):
     ) -> list[FileUploadResponse]:
         """One call per backend; answers in the order and with the paths given."""
         conditions = list(conditions_of(len(files), if_version, if_absent))
-        answers, groups = self._grouped(verbs.UPLOAD_FILES, [path for path, _ in files])
 
         def upload(group: Group) -> list[FileUploadResponse]:
             given = [conditions[index] for index, _ in group]
             items = [(routed.inner, files[index][1]) for index, routed in group]
             return group[0][1].face.upload_files(items, given if any(given) else ())
 
-        for group, responses in _asked(verbs.UPLOAD_FILES, groups, upload):
-            for (index, routed), response in zip(group, responses, strict=True):
-                answers[index] = FileUploadResponse(
-                    path=files[index][0],
-                    error=routed.words(response.error),
-                    files_update=self._merged(routed, response.files_update) or None,
-                    version=response.version,
-                )
-        return answers
+        return self._batched(verbs.UPLOAD_FILES, [path for path, _ in files], upload)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """One call per backend; answers in the order and with the paths given."""
-        answers, groups = self._grouped(verbs.DOWNLOAD_FILES, paths)
 
         def download(group: Group) -> list[FileDownloadResponse]:
-            return group[0][1].face.download_files([routed.inner for _, routed in group])
+            return [*map(with_version, group[0][1].face.download_files([routed.inner for _, routed in group]))]
 
-        for group, responses in _asked(verbs.DOWNLOAD_FILES, groups, download):
-            for (index, routed), response in zip(group, responses, strict=True):
-                answers[index] = FileDownloadResponse(
-                    path=paths[index],
-                    content=response.content,
-                    error=routed.words(response.error),
-                    version=with_version(response).version,
-                )
-        return answers
+        return self._batched(verbs.DOWNLOAD_FILES, paths, download)
 
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, without holding it all in memory where its backend can do
@@ -382,10 +366,12 @@ class CompositeBackend(BackendProtocol):
         backend can do that. The answer has no content."""
         return self._at(verbs.DOWNLOAD_FILES, path, lambda routed: routed.face.download_to(routed.inner, file))
 
-    def _grouped(self, verb: Verb[Response], wanted: list[str]) -> tuple[list[Any], list[Group]]:
-        """Return the answers for paths that no backend is asked for (None elsewhere), and the others by backend."""
-        answers: list[Response | None] = [None] * len(wanted)
-        groups: dict[int, list[tuple[int, RoutedPath]]] = {}
+    def _batched(
+        self, verb: Verb[Response], wanted: list[str], ask: Callable[[Group], list[Response]]
+    ) -> list[Response]:
+        """The answers for paths, of which each backend is asked for its own."""
+        answers: dict[int, Response] = {}
+        groups: dict[int, Group] = {}
         for index, path in enumerate(wanted):
             try:
                 routed = self._routing.route(path)
@@ -395,7 +381,10 @@ class CompositeBackend(BackendProtocol):
                 answers[index] = verb.refused(error, path)
                 continue
             groups.setdefault(id(routed.face.backend), []).append((index, routed))
-        return answers, list(groups.values())
+        for group, found in _asked(verb, list(groups.values()), ask):
+            for (index, routed), answer in zip(group, found, strict=True):
+                answers[index] = self._shown(verb, routed, answer, wanted[index])
+        return [answers[index] for index in range(len(wanted))]
 
     def real_paths(self, wanted: list[str]) -> list[str | None]:
         """One question for each backend. A link leads nowhere out of its route."""
