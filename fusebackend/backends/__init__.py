@@ -22,7 +22,7 @@ from fusebackend.protocol import agent, records
 if TYPE_CHECKING:
     from fusebackend.backends.directory.backend import FilesystemBackend as FilesystemBackend
     from fusebackend.backends.directory.backend import LocalShellBackend as LocalShellBackend
-    from fusebackend.backends.fsspec.backend import FsspecBackend as FsspecBackend
+    from fusebackend.backends.fsspec.remote import FsspecBackend as FsspecBackend
     from fusebackend.backends.memory import InMemoryBackend as InMemoryBackend
     from fusebackend.backends.object_store.backend import ObjectStoreBackend as ObjectStoreBackend
     from fusebackend.backends.object_store.backend import S3Backend as S3Backend

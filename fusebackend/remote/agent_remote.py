@@ -6,11 +6,13 @@ one request. One that was downloaded for its size is kept for `ttl_s`, for the o
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -22,7 +24,9 @@ from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import FileInfo
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
 from fusebackend.protocol.versions import digest_of
+from fusebackend.remote.agent_verbs import FileVerbs, checked
 from fusebackend.remote.files_update import note
+from fusebackend.remote.parallel import attempted
 
 log = logging.getLogger(__name__)
 
@@ -315,3 +319,146 @@ def time_ns(modified_at: str) -> int | None:
     except (ValueError, OverflowError):
         return None
     return (when - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1) * 1000
+
+
+# -- backends of whole files -------------------------------------------------------------------------------------------
+
+_NOT_BEGUN = frozenset({errno.ENOTSUP, errno.ESTALE, errno.EEXIST})
+"""Errors of `_put_new` that say that nothing was made."""
+
+_LOST = frozenset({errno.ESTALE, errno.EEXIST, errno.ENOENT})
+"""Errors of a put that say that another version is there."""
+
+
+class FilesRemote(AgentRemote):
+    """The primitives of `FileVerbs` as a `Remote` of whole files: a state, a store, a sandbox.
+
+    A put compares and stores in one step: `_put` makes a new file, and `_rewrite` replaces the bytes that it has read.
+
+    Args:
+        backend: the backend, of which this calls the `kernel_side`.
+        ttl_s: for how many seconds a listing is valid, unless the backend says so.
+        clock: seconds that only grow.
+
+    Raises:
+        TypeError: it can't be mounted.
+    """
+
+    conditional = True
+
+    def __init__(self, backend: FileVerbs, *, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.files = backend.kernel_side(ttl_s if backend.ttl_s is None else backend.ttl_s)
+        super().__init__(self.files, exact_sizes=True, ttl_s=ttl_s, clock=clock)
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def contents(self, directory: str) -> Contents:
+        try:
+            found = self.files._list(_checked(directory))
+        except NotADirectoryError:
+            raise oserror(errno.ENOENT, directory) from None
+        read_at = self._clock()
+        return Contents({name_in(info): info_in(info, read_at) for info in found})
+
+    def has(self, key: str) -> bool:
+        path = _checked(key)
+        if path == ROOT:
+            return True
+        above, name = paths.parent_and_name(path)
+        try:
+            info = self.contents(above[1:]).infos.get(paths.to_name(name))
+        except FileNotFoundError:
+            return False
+        return info is not None and info.is_dir == key.endswith("/")
+
+    def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
+        segment = super().admit(name, directory, is_dir=is_dir)
+        self.files.admits(paths.join(_checked(directory), segment), is_dir=is_dir)
+        return segment
+
+    def delete(self, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.files._remove(_checked(key))
+
+    def rename(
+        self, old: str, new: str, etag: Etag | None, replaced: tuple[Etag | None] | None, copied: Callable[[], None]
+    ) -> Sequence[str]:
+        """In one step where nothing is at the target; else a copy, and a deletion that takes it back if it fails."""
+        source, target = _checked(old), _checked(new)
+        if replaced is None:
+            self.files._rename(source, target)
+            copied()
+            return ()
+        before, data = self.files._load(target).data, self.files._load(source).data
+        self._put_over(target, data, replaced[0] or digest_of(before))
+        copied()
+        try:
+            self.files._remove(source)
+        except OSError:
+            self._put_over(target, before, digest_of(data))
+            raise
+        return ()
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
+        try:
+            data = self.files._load(_checked(key)).data
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+        return Head(len(data), digest_of(data), content=data)
+
+    def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
+        path, content = _checked(key), data.read(0, data.size)
+        try:
+            if create or over is None:
+                note(self.files._put(path, content, replace=False))
+            else:
+                self._put_over(path, content, over)
+        except OSError as error:
+            raise oserror(errno.ESTALE, key) if error.errno in _LOST else error from None
+        return digest_of(content)
+
+    def _put_over(self, path: AgentPath, data: bytes, etag: Etag) -> None:
+        """Replace one version of a file. ESTALE where it is another one."""
+
+        def change(before: bytes) -> bytes:
+            if digest_of(before) != etag:
+                raise oserror(errno.ESTALE, path)
+            return data
+
+        self.files._rewrite(path, change)
+
+    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
+        is_doubtful = False
+        if len(files) > 1:
+            try:
+                self.files._put_new([(_checked(key), data.read(0, data.size)) for key, data, _ in files])
+            except OSError as error:
+                is_doubtful = error.errno not in _NOT_BEGUN
+            else:
+                return [data.digest() for _, data, _ in files]
+
+        def store(file: tuple[str, Bytes, Stamp]) -> Etag | None:
+            try:
+                return self.put(*file, over=None, create=True)
+            except OSError as error:
+                # What seemed to fail together may have been stored, its answer lost.
+                arrived = self.same(*file) if is_doubtful and error.errno == errno.ESTALE else None
+                if arrived is None:
+                    raise
+                return arrived
+
+        return attempted(store, files, width=1)
+
+    # -- changes -----------------------------------------------------------------------------------------------
+
+    def token(self) -> Hashable:
+        return self.files.token()
+
+    def follow(self, changed: Callable[..., None]) -> Callable[[], None] | None:
+        return self.files.follow(changed)
+
+
+def _checked(key: str) -> AgentPath:
+    return checked("/" + key)

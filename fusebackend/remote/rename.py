@@ -14,7 +14,7 @@ from fusebackend.protocol import RENAME_NOREPLACE
 from fusebackend.protocol.remote import Remote
 from fusebackend.remote.entry import OWN, Entry
 from fusebackend.remote.files import RemoteFiles
-from fusebackend.remote.gate import Gate
+from fusebackend.remote.parallel import Gate
 from fusebackend.remote.tree import Tree
 
 

@@ -1,8 +1,8 @@
 """`RemoteVolume`: the kernel face of files behind an API, over a `Remote`; `ForeignVolume`, that of any agent backend.
 
     volume.py     lookup, create, unlink …        tree.py        names and nodes, over cached listings
-    files.py      handles, buffers, ranges        conflicts.py   when what was written is stored
-    rename.py     the kernel's rename             agent_remote.py, object_store/   two remotes
+    files.py      handles, buffers, conflicts     rename.py      the kernel's rename
+    agent_remote.py, object_store/   two remotes
 
 What a remote can't hold:
 - directories without a file (`Abilities.keeps_directories`): they are kept in the volume, and so is a directory that
@@ -48,13 +48,12 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.remote import Remote
 from fusebackend.protocol.volume import unsupported
-from fusebackend.remote.agent_remote import AgentRemote
+from fusebackend.remote.agent_remote import AgentRemote, FilesRemote
 from fusebackend.remote.agent_verbs import FileVerbs
 from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.entry import OWN, Entry
 from fusebackend.remote.files import RemoteFiles
-from fusebackend.remote.files_remote import FilesRemote
-from fusebackend.remote.gate import Gate
+from fusebackend.remote.parallel import Gate
 from fusebackend.remote.rename import Renames
 from fusebackend.remote.tree import Tree
 from fusebackend.volumes.native import NativeVolume, NewFile, Pieces

@@ -27,8 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fusebackend.backends.object_store.bucket.errors import errno_of, object_errors
-from fusebackend.backends.object_store.bucket.throttling import PATIENCE_S, patiently
+from fusebackend.backends.object_store.bucket.errors import PATIENCE_S, errno_of, object_errors, patiently
 from fusebackend.base import jitter
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Bytes

@@ -48,19 +48,22 @@ from itertools import compress
 from typing import Any, TypeAlias
 
 from fusebackend import text
-from fusebackend.backends.sandbox.script_answers import (
+from fusebackend.backends.sandbox.scripts import (
     END,
     ERRNO,
+    LIBRARY,
+    SETTINGS,
     Entry,
     Found,
     Piece,
+    Script,
     entries_of,
     failure,
     info_of,
+    nonce,
     pieces_of,
     status_of,
 )
-from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.batches import by_size
 from fusebackend.base.budget import Spent

@@ -7,7 +7,7 @@
     StoreBackend.tree(store)  store+sqlite:PATH?tree=1          all of them, each a directory (`namespaces.py`)
 
 A file is an item: its path is the key, and the value has deepagents' format (`values.py`). Values in the seeds' format
-are read, and rewritten in today's when the file is changed. Other keys and values are shown by the rule in `tree.py`:
+are read, and rewritten in today's when the file is changed. Other keys and values are shown by the rule of `StoreTree`:
 nothing is hidden. A child namespace is another tree: give it a route of its own.
 
 - No change of another program is overwritten unseen. `edit` and the mount replace only the version that they have read;

@@ -16,8 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fusebackend import text
 from fusebackend.backends.store.items import Change, Conflict, Record, Row
-from fusebackend.backends.store.namespaces import Namespace, SpacePlace, Spaces, SpaceTree
-from fusebackend.backends.store.tree import StoreTree
+from fusebackend.backends.store.namespaces import Namespace, SpacePlace, Spaces, SpaceTree, StoreTree
 from fusebackend.backends.store.values import Form, bytes_of, file_bytes, forms_of, written
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent

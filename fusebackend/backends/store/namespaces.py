@@ -6,7 +6,7 @@
 Layout of a whole store:
 - the namespace `("users", "ada")` is the directory `/users/ada`; a label is escaped as in `remote/keyed.py` (`a/b` is
   `a%2Fb`, the empty label `%`);
-- in it are the directories of its child namespaces and the keys of the namespace itself, as `tree.py` shows them: a
+- in it are the directories of its child namespaces and the keys of the namespace itself, as `StoreTree` shows them: a
   key with slashes makes directories, and a value that is no file is `NAME.json`, perhaps with a `NAME.md`, which can
   be read only;
 - where the first part of a key is the name of a child namespace as well, the namespace keeps the name, and the file or
@@ -30,19 +30,70 @@ from __future__ import annotations
 
 import errno
 import uuid
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from fusebackend.backends.store.items import Conflict, Hub, Items, Settings
+from fusebackend.backends.store.items import Conflict, Hub, Items, Row, Settings
 from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
 from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
-from fusebackend.backends.store.tree import StoreTree
+from fusebackend.backends.store.values import About, Form
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.langgraph import translate_errors
 from fusebackend.protocol import FileInfo
-from fusebackend.remote.keyed import ROOT_NODE, Keyed, name_of, text_of
+from fusebackend.remote.keyed import ROOT_NODE, Keyed, KeyedTree, name_of, text_of
+
+
+class StoreTree(KeyedTree):
+    """The keys of a namespace as a tree of paths, by the rule of `remote/keyed.py`, for one verb.
+
+    A store takes values that are no files: such a key is `NAME.json`, and `NAME.md` as well where the value is one long
+    text; both can be read only. Names of files are text with surrogateescape, as in agent paths.
+    """
+
+    endings = (Form.JSON.value, Form.TEXT.value)
+
+    def __init__(self, items: Items) -> None:
+        self.items = items
+        self.text_only = items.text_only
+        self._rows: dict[str, Row] = {}
+        self._about: dict[str, About] = {}
+
+    def level(self, prefix: str) -> Iterable[str]:
+        return self._seen(self.items.level(prefix))
+
+    def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[dict[str, Row], list[str]]:
+        rows, directories = self.items.look(keys, prefixes)
+        return self._seen(rows), directories
+
+    def suffixes(self, keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        described = self.items.describe([self._rows[key] for key in keys])
+        self._about.update(described)
+        return {key: about.suffixes for key, about in described.items()}
+
+    def _seen(self, rows: list[Row]) -> dict[str, Row]:
+        found = {row.key: row for row in rows}
+        self._rows.update(found)
+        return found
+
+    def rows_below(self, directory: Keyed) -> list[Row]:
+        """The keys of all files below a directory, in order."""
+        assert directory.place is not None, "only directories have something below them"
+        rows = [row for prefix in directory.place.all for row in self.items.below(prefix)]
+        self._seen(rows)
+        return rows
+
+    def info(self, path: str, key: str, suffix: str) -> FileInfo:
+        """A file that was found in this tree."""
+        about = self._about[key]
+        info = FileInfo(path=path, is_dir=False, size=about.size_of(suffix))
+        if about.modified_at:
+            info["modified_at"] = about.modified_at
+        if about.foreign:
+            info["read_only"] = True
+        return info
+
 
 Namespace: TypeAlias = tuple[str, ...]
 

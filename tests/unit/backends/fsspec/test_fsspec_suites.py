@@ -22,9 +22,8 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from services import fsspec_servers, webdav
 
 from fusebackend.backends.fsspec.asking import CONNECTION_PACE, LOOP_PACE, LOST, FsAccess
-from fusebackend.backends.fsspec.backend import FsspecBackend
 from fusebackend.backends.fsspec.reading import FsFile
-from fusebackend.backends.fsspec.remote import FsspecRemote
+from fusebackend.backends.fsspec.remote import FsspecBackend, FsspecRemote
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.remote.ranges import BLOCK_BYTES as UNIT_BYTES

@@ -26,7 +26,7 @@ from services.s3 import REGION, Bucket, Service
 
 from fusebackend.backends import S3Backend
 from fusebackend.backends.object_store import put as upload
-from fusebackend.backends.object_store.bucket import throttling
+from fusebackend.backends.object_store.bucket import errors as throttling
 from fusebackend.backends.object_store.bucket.errors import object_errors
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.backends.object_store.put import put
