@@ -1,6 +1,6 @@
-"""The Docker engine as `DockerBackend` speaks to it: the SDK imported when it is needed, its errors as `OSError`s of one
-line (each call of it is made inside of `engine_errors`). `DockerExec`: a program in a container, by the engine's `exec`;
-to start one takes some seventy milliseconds.
+"""The Docker engine as `DockerBackend` speaks to it: the SDK imported when it is needed, its errors as `OSError`s of
+one line (each call of it is made inside of `engine_errors`). `DockerExec`: a program in a container, by the engine's
+`exec`; to start one takes some seventy milliseconds.
 
 The output comes over one socket, in frames that tell stdout from stderr. An agent's command begins with a line of ours,
 the number of its process: the runtime gives each `exec` a session of its own (`setsid` in runc's nsexec.c), so that
