@@ -22,7 +22,7 @@ from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
 from fusebackend.base.recent import Recent
 from fusebackend.databases.langgraph import loaded_class
 
-Namespace: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
+NamespaceLike: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
 
 NO_STORE = (
     "There is no store: no LangGraph graph with one is running here. Give StoreBackend a store or a runtime that has "
@@ -145,7 +145,7 @@ _shared: weakref.WeakKeyDictionary[Any, SharedStore] = weakref.WeakKeyDictionary
 class StoreSource:
     """See the module's docstring. Arguments as for `StoreBackend`."""
 
-    def __init__(self, store_or_runtime: Any, store: Any, namespace: Namespace, *, feed: bool) -> None:
+    def __init__(self, store_or_runtime: Any, store: Any, namespace: NamespaceLike, *, feed: bool) -> None:
         is_store = store_or_runtime is not None and _looks_like_a_store(store_or_runtime)
         if store is not None and is_store:
             raise TypeError("Two stores are given; give one")
