@@ -83,7 +83,7 @@ class FileVerbs(BackendProtocol):
 
     Attributes:
         conditional: `if_version` and `if_absent` can be decided.
-        ttl_s: see `Abilities`.
+        ttl_s: see `Abilities`. `AgentRemote` also asks for the other hooks of any backend: `blocking`, `durable` …
     """
 
     conditional = True
@@ -125,24 +125,6 @@ class FileVerbs(BackendProtocol):
     def kernel_side(self, ttl_s: float) -> FileVerbs:
         """The backend that a mount calls, which caches for `ttl_s`."""
         return self
-
-    @property
-    def blocking(self) -> bool:
-        """See `Abilities`; so the next two."""
-        return True
-
-    @property
-    def durable(self) -> bool:
-        return False
-
-    @property
-    def change_feed(self) -> bool:
-        return False
-
-    @property
-    def trouble(self) -> tuple[float, str] | None:
-        """As `Volume.trouble`."""
-        return None
 
     def token(self) -> Hashable:
         """See `Remote.token`."""
