@@ -403,7 +403,11 @@ class StoreBackend(FileVerbs):
         return self._seen or SpaceTree(self.spaces)
 
     def _list(self, path: AgentPath) -> list[FileInfo]:
-        return self._tree().entries(path)
+        tree = self._tree()
+        at = tree.find(path)
+        if at is None or not at.is_dir:
+            raise errors.oserror(errno.ENOENT if at is None else errno.ENOTDIR)
+        return tree.entries(path, at)
 
     def _load(self, path: AgentPath) -> Loaded:
         file = self._there(self._tree(), path)

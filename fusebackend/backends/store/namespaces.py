@@ -255,13 +255,8 @@ class SpaceTree:
         node = self.tree(space).find(inner) if space else None
         return None if node is None else SpacePlace(space, node)
 
-    def entries(self, path: AgentPath) -> list[FileInfo]:
-        """The entries of a directory. ENOENT, ENOTDIR."""
-        at = self.find(path)
-        if at is None:
-            raise errors.oserror(errno.ENOENT)
-        if not at.is_dir:
-            raise errors.oserror(errno.ENOTDIR)
+    def entries(self, path: AgentPath, at: SpacePlace) -> list[FileInfo]:
+        """The entries of a directory."""
         labels = self._labels.get(at.space, {}) if at.node == ROOT_NODE else {}
         found = [(name, SpacePlace((*at.space, label), ROOT_NODE)) for name, label in labels.items()]
         if at.space:
