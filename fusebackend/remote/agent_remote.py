@@ -283,11 +283,11 @@ class AgentRemote(Remote):
         self._recent.clear()
 
     def _failure(self, error: str, path: AgentPath) -> OSError:
-        """The `OSError` for an error of the backend. One without a code is EIO and logged: nobody sees its words."""
+        """The `OSError` for an error of the backend. One without a code is EIO, and logged: no process sees it."""
         number = errors.errno_of(error)
         if number == errno.EIO:
             log.warning("%s: %s: %s", self.name, path, error)
-        return oserror(number)
+        return OSError(number, errors.words_of(error))
 
 
 def _path(key: str) -> AgentPath:
