@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "backends.directory.backend": "FilesystemBackend LocalShellBackend",
-    "backends.fsspec.backend": "FsspecBackend",
+    "backends.fsspec.remote": "FsspecBackend",
     "backends.memory": "InMemoryBackend",
     "backends.object_store.backend": "ObjectStoreBackend S3Backend",
     "backends.postgres": "PostgresBackend",
