@@ -13,6 +13,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -67,7 +68,6 @@ class AgentRemote(Remote):
             durable=bool(getattr(backend, "durable", False)),
             read_only=not self.face.takes_bytes,
             can_delete=not self.face.lacks("delete"),
-            change_feed=bool(getattr(backend, "change_feed", False)),
             conditional=self.conditional,
             ttl_s=own_ttl_s,
         )
@@ -349,6 +349,7 @@ class FilesRemote(AgentRemote):
     def __init__(self, backend: FileVerbs, *, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.files = backend.kernel_side(ttl_s if backend.ttl_s is None else backend.ttl_s)
         super().__init__(self.files, exact_sizes=True, ttl_s=ttl_s, clock=clock)
+        self.abilities = replace(self.abilities, change_feed=bool(getattr(self.files, "change_feed", False)))
 
     # -- names -------------------------------------------------------------------------------------------------
 
