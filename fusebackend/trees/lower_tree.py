@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
-from fusebackend.trees.composed import WAY, At, ComposedTree, Places, Under
+from fusebackend.trees.composed import WAY, ComposedTree, Places, Spot, Under
 from fusebackend.volumes.contents import opened
 from fusebackend.volumes.placing import xattrs_of
 
@@ -283,7 +283,7 @@ class LowerTree(ComposedTree):
             return None
         return self._shown(above[0], attr, number) if attr.node == live.under[1] else None
 
-    def _ask(self, number: int, use: Callable[[At], T]) -> T:
+    def _ask(self, number: int, use: Callable[[Spot], T]) -> T:
         """Return the result of `use` for a number, once more if its file has moved."""
         at = self.at(*self._decoded(number))
         try:
@@ -298,7 +298,7 @@ class LowerTree(ComposedTree):
     def attr_of(self, number: int) -> Attr:
         """As `Volume.getattr`; ESTALE for a file that is gone."""
 
-        def attr(at: At) -> Attr:
+        def attr(at: Spot) -> Attr:
             try:
                 return self.attr(at)
             except FileNotFoundError:

@@ -162,21 +162,36 @@ class DirectoryFace(VolumeBackend):
         each portion is quadratic (100,000 files: 40 s)."""
         left = [(top, self._names(top.node))]
         while left:
-            doomed, names = left[-1]
             with self.volume.changing() as changes:
-                if not doomed.is_there(self.volume, set()):
-                    left.pop()
-                    continue
-                changes.append(Change(node=doomed.node))
-                for child in names[: -REMOVED_AT_ONCE - 1 : -1]:
-                    names.pop()
-                    below = self._delete_child(doomed, child, changes)
-                    if below is not None:
-                        left.append((below, self._names(below.node)))
-                        break
-                else:
-                    if not names and self._delete_emptied(doomed, names, changes):
-                        left.pop()
+                found, names = set[int](), REMOVED_AT_ONCE
+                while left and names > 0:
+                    names -= self._delete_some(left, found, names, changes)
+
+    def _delete_some(
+        self, left: list[tuple[Doomed, list[bytes]]], found: set[int], at_once: int, changes: Changes
+    ) -> int:
+        """Delete names of the last directory, up to the first that is a directory, which is the last from then on.
+        Returns how many names this was, its own included.
+
+        Args:
+            left: directories that are being emptied, and their names.
+            found: as of `Doomed.is_there`.
+        """
+        doomed, names = left[-1]
+        if not doomed.is_there(self.volume, found):
+            left.pop()
+            return 1
+        changes.append(Change(node=doomed.node))
+        portion = names[: -at_once - 1 : -1]
+        for number, child in enumerate(portion, 1):
+            names.pop()
+            below = self._delete_child(doomed, child, changes)
+            if below is not None:
+                left.append((below, self._names(below.node)))
+                return number
+        if not names and self._delete_emptied(doomed, names, changes):
+            left.pop()
+        return 1 + len(portion)
 
     def _names(self, node: int) -> list[bytes]:
         try:

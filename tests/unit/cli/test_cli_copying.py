@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.cli import download as download_module
-from fusebackend.cli import upload as upload_module
-from fusebackend.cli.download import name_in
+from fusebackend.cli import copies
+from fusebackend.cli.copies import name_in
 from fusebackend.cli.show import Failed
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, FileInfo, LsResult
 
@@ -112,9 +111,9 @@ class TestUpload:
         assert content(files, "/t/a.txt") == b"a"
 
     def test_many_small_and_some_large(self, command, files, tmp_path, monkeypatch):
-        monkeypatch.setattr(upload_module, "BATCH_BYTES", 1000)
-        monkeypatch.setattr(upload_module, "BATCH_FILES", 7)
-        monkeypatch.setattr(upload_module, "PIECE_BYTES", 300)
+        monkeypatch.setattr(copies, "SENT_BYTES", 1000)
+        monkeypatch.setattr(copies, "SENT_FILES", 7)
+        monkeypatch.setattr(copies, "PIECE_BYTES", 300)
         (tmp_path / "many").mkdir()
         contents = {f"{number:03}": os.urandom(number * 13) for number in range(120)}
         for name, data in contents.items():
@@ -135,9 +134,11 @@ class TestUpload:
         assert content(files, "/x") == b"a"
 
     def test_what_can_not_be_uploaded(self, command, files, tree):
-        assert command.refused("upload", "none", MOUNT) == "No such file or directory: 'none'"
-        assert command.refused("upload", "tree/fifo", MOUNT) == "'tree/fifo' is neither a file nor a directory"
-        assert "lies in no mount" in command.refused("upload", "tree", "/elsewhere")
+        command.answers(
+            ("refused", "No such file or directory: 'none'", "upload", "none", MOUNT),
+            ("refused", "'tree/fifo' is neither a file nor a directory", "upload", "tree/fifo", MOUNT),
+            ("refused", "…lies in no mount…", "upload", "tree", "/elsewhere"),
+        )
         files.write("/file", "")
         for words in (("tree/a.txt", f"{MOUNT}/file/"), ("tree/a.txt", "tree/sub/b", f"{MOUNT}/file")):
             assert command.refused("upload", *words) == f"'{words[-1]}' is not a directory"
@@ -157,13 +158,13 @@ class TestUpload:
         assert paths(files) == ["/t/deep/c"]
 
     def test_a_file_that_vanishes(self, command, files, tree, monkeypatch):
-        progress = upload_module.progress
+        progress = copies.progress
 
         def late(*words, **options):
             (tree / "sub/b").unlink()
             return progress(*words, **options)
 
-        monkeypatch.setattr(upload_module, "progress", late)
+        monkeypatch.setattr(copies, "progress", late)
         done = command("upload", "tree/sub", f"{MOUNT}/t")
         assert (done.exit_code, done.stderr) == (1, "Error: No such file or directory: 'tree/sub/b'\n")
         assert paths(files) == ["/t/deep/c"]
@@ -248,7 +249,7 @@ class TestDownload:
         assert (tmp_path / "t/a.txt").read_bytes() == b"a"
 
     def test_not_even_by_somebody_quicker(self, command, tmp_path, monkeypatch):
-        monkeypatch.setattr(download_module.os.path, "lexists", lambda path: False)
+        monkeypatch.setattr(copies.os.path, "lexists", lambda path: False)
         (tmp_path / "name").write_bytes(b"old")
         assert "exists" in command.refused("download", f"{MOUNT}/t/a.txt", "name")
         assert os.listdir(tmp_path) == ["name"]
@@ -257,7 +258,7 @@ class TestDownload:
         def refuse(*words):
             raise OSError(errno.EPERM, "no links here")
 
-        monkeypatch.setattr(download_module.os, "link", refuse)
+        monkeypatch.setattr(copies.os, "link", refuse)
         command.ok("download", f"{MOUNT}/t/a.txt", "name")
         assert os.listdir(tmp_path) == ["name"]
 
@@ -282,7 +283,7 @@ class TestDownload:
 
             return interrupted()
 
-        monkeypatch.setattr(download_module, "progress", stop)
+        monkeypatch.setattr(copies, "progress", stop)
         done = command("download", f"{MOUNT}/t/a.txt", "name")
         assert (done.exit_code, done.output, os.listdir(tmp_path)) == (130, "", [])
 
@@ -292,11 +293,15 @@ class TestDownload:
         assert found["skipped"] == []
 
     def test_what_can_not_be_downloaded(self, command, files, tmp_path):
-        assert command.refused("download", f"{MOUNT}/none", "x") == f"'{MOUNT}/none': No such file or directory"
-        assert "is not a directory" in command.refused("download", f"{MOUNT}/t/a.txt", "no/such/name")
+        command.answers(
+            ("refused", f"'{MOUNT}/none': No such file or directory", "download", f"{MOUNT}/none", "x"),
+            ("refused", "…is not a directory…", "download", f"{MOUNT}/t/a.txt", "no/such/name"),
+        )
         (tmp_path / "file").write_bytes(b"")
-        assert command.refused("download", f"{MOUNT}/t/a.txt", "file/") == "'file/' is not a directory"
-        assert command.refused("download", f"{MOUNT}/t", f"{MOUNT}/t/sub/b", "file") == "'file' is not a directory"
+        command.answers(
+            ("refused", "'file/' is not a directory", "download", f"{MOUNT}/t/a.txt", "file/"),
+            ("refused", "'file' is not a directory", "download", f"{MOUNT}/t", f"{MOUNT}/t/sub/b", "file"),
+        )
         (tmp_path / "dir/a.txt").mkdir(parents=True)
         assert command.refused("download", f"{MOUNT}/t/a.txt", "dir") == "'dir/a.txt' is a directory"
         with files.volume.changing():

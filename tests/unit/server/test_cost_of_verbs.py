@@ -29,9 +29,8 @@ RULES = [
 CALLS_A_NAME = 12
 """On the volume, for each name that a verb is sent: some walks down the path, and those of the history."""
 
-CALLS_A_LEVEL_GONE = {"sqlite": 25, "dir": 140}
-"""To delete a directory. On `dir:`, but in no view, it is looked twice whether the 64 directories above are where they
-were."""
+CALLS_A_LEVEL_GONE = 25
+"""To delete a directory."""
 
 PATHS = 50
 """In one batch."""
@@ -95,7 +94,7 @@ def test_no_verb_costs_more_than_it_is_sent(tmp_path: Path, kind: str, view: str
                 assert 0 < counted.calls < CALLS_A_NAME * names
         counted.calls = 0
         assert files.delete("/d").error is None
-        assert counted.calls < CALLS_A_LEVEL_GONE["sqlite" if view else kind] * levels
+        assert counted.calls < CALLS_A_LEVEL_GONE * levels
         assert server.mount.status()["history"]["incomplete"] is None
 
 
