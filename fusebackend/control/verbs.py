@@ -42,7 +42,7 @@ from fusebackend.protocol.served import MAX_CONTENT_BYTES, STAT_COLUMNS, DiffFor
 
 if TYPE_CHECKING:
     from fusebackend.control.server.server_connection import RunningCall
-    from fusebackend.vfs.watch.queue import Watch
+    from fusebackend.vfs.watch.feed import Watch
 
 PROTOCOL = 1
 """Version of the verbs and their records. It grows when something that was there changes its meaning."""

@@ -12,11 +12,11 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fusebackend.base.errors import VANISHED
+from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.records import Stamp
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
-from fusebackend.volumes.placing import Source, State
+from fusebackend.volumes.placing import KeptSource, NodeSource, State
 from fusebackend.volumes.walk import below, entries
 
 
@@ -62,7 +62,7 @@ class PlannedFile:
     def __init__(self, seen: Seen | None, state: State | None = None) -> None:
         self.seen = seen
         self.state = state
-        self.source: Source | None = None
+        self.source: NodeSource | KeptSource | None = None
         self.why_lost = ""
         self.checked = False
         self.hollow = False
@@ -163,28 +163,24 @@ class PlannedTree:
 
     def at(self, path: bytes) -> PlannedName | None:
         """Return the place of a path; None if its directory is not there."""
-        place = self.root
-        for name in path.split(b"/"):
-            if not name:
-                continue
-            directory = place.file
-            if directory is None or not directory.is_dir:
-                return None
-            below = directory.names.get(name)
-            if below is None:
-                below = directory.names[name] = PlannedName(place, name, self._look(directory, name))
-            place = below
+        place: PlannedName | None = self.root
+        for name in filter(None, path.split(b"/")):
+            place = self._below(place, name)
         return place
+
+    def _below(self, place: PlannedName | None, name: bytes) -> PlannedName | None:
+        directory = None if place is None else place.file
+        if directory is None or not directory.is_dir:
+            return None
+        if name not in directory.names:
+            directory.names[name] = PlannedName(place, name, self._look(directory, name))
+        return directory.names[name]
 
     def _look(self, directory: PlannedFile, name: bytes) -> PlannedFile | None:
         if directory.seen is None:
             return None
-        try:
-            return self.file(self.volume.lookup(directory.seen.node, name))
-        except OSError as error:
-            if error.errno not in VANISHED:
-                raise
-            return None
+        attr = unless(VANISHED, self.volume.lookup, directory.seen.node, name)
+        return None if attr is None else self.file(attr)
 
     def now(self, key: bytes) -> bytes:
         """Return what names a file by now that an undo may have brought back."""
@@ -223,15 +219,10 @@ class PlannedTree:
         place: PlannedName | None = self.root
         for name in path.split(b"/")[1:]:
             directory = None if place is None else place.file
-            if directory is None:
-                return None
-            below = directory.names.get(name)
-            if below is None:
-                below = directory.names[name] = PlannedName(place, name, self._look(directory, name))
-            if below.moved:
+            place = self._below(place, name)
+            if place is not None and place.moved and directory is not None:
                 file = self._look(directory, name)
-                below = None if file is None else file.place
-            place = below
+                place = None if file is None else file.place
         return place
 
     def file(self, attr: Attr) -> PlannedFile:

@@ -17,12 +17,13 @@ import contextlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from fusebackend.base.errors import VANISHED
+from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.merge_lines import is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
+from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree
 from fusebackend.history.records import Image, Record, Stamp
 from fusebackend.protocol import SnapshotVolume, UndoConflict, Volume
@@ -31,6 +32,9 @@ from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, Node
 
 MERGED_BYTES = 16 << 20
 """Larger files are not merged by lines: three of them are in memory at once."""
+
+ImageSource: TypeAlias = NodeSource | KeptSource
+"""The bytes of an image: in a snapshot, or in a file."""
 
 LOOKED_AT_ONCE = 1000
 """Images in snapshots that are looked at together."""
@@ -65,18 +69,15 @@ class Step(NamedTuple):
 
 
 class UndoPlan:
-    """See the module's docstring. `add` the records of the calls, then look at `steps` and `conflicts`.
+    """See the module's docstring. `add` the calls, then look at `steps` and `conflicts`.
 
     Args:
         volumes: prefix → volume, of all routes.
         image_path: the path of an image that is a file.
-        later: as `HistoryFile.later`.
+        history: of the mount. Volumes without snapshots may number their files anew when they are opened, so nodes in
+            the records of an earlier server are taken for no file that is there.
         merge: merge files by lines that a later call has changed as well.
         leave: a directory that the call has made, and that has names of others by now, is no conflict and stays.
-        earlier: the last record of an earlier server. Volumes without snapshots may number their files anew when they
-            are opened, so the nodes in these records are taken for no file that is there.
-        identities: of the records' files, see `HistoryFile.identities`.
-        returned, was_removed: as in `HistoryFile`.
 
     Attributes:
         steps: in their order. With conflicts, they take back the rest.
@@ -89,14 +90,10 @@ class UndoPlan:
         self,
         volumes: Mapping[AgentPath, Volume],
         image_path: Callable[[Image], str],
-        later: Callable[[int, AgentPath, bytes], Sequence[Record]],
+        history: HistoryFile,
         *,
         merge: bool = False,
         leave: bool = False,
-        earlier: int = 0,
-        identities: Mapping[int, bytes],
-        returned: Callable[[AgentPath, int], Mapping[bytes, bytes]],
-        was_removed: Callable[[Record, Collection[bytes]], bool],
     ) -> None:
         self.steps: list[Step] = []
         self.conflicts: list[UndoConflict] = []
@@ -104,32 +101,28 @@ class UndoPlan:
         self.partly: list[str] = []
         self._volumes = volumes
         self._image_path = image_path
-        self._later = later
+        self._history = history
         self._merge = merge
         self._leave = leave
-        self._earlier = earlier
-        self._identities = identities
-        self._returned = returned
-        self._was_removed = was_removed
+        self._identities: Mapping[int, bytes] = {}  # of the records' files
         self._views: dict[AgentPath, PlannedTree] = {}
         self._made: dict[tuple[AgentPath, bytes], PlannedFile] = {}  # by `_key`
         self._closing: list[tuple[AgentPath, PlannedFile]] = []
 
-    def add(self, records: Sequence[Record], overlaps: Sequence[tuple[int, Record]]) -> None:
-        """Plan for the records of calls, in the order of their numbers.
-
-        Args:
-            overlaps: of `HistoryFile`, for the same calls.
-        """
+    def add(self, calls: Sequence[int]) -> None:
+        """Plan for calls, by their numbers."""
+        records = [record for number in calls for record in self._history.records(number)]
+        records.sort(key=lambda record: record.number)
+        self._identities = self._history.identities(calls)
         theirs: dict[int, list[Record]] = defaultdict(list)
-        for number, other in overlaps:
+        for number, other in self._history.overlaps(calls):
             theirs[number].append(other)
         for count, record in enumerate(reversed(records)):
             if count % LOOKED_AT_ONCE == 0:
                 self._look_ahead(records[max(0, len(records) - count - LOOKED_AT_ONCE) : len(records) - count])
             try:
                 self._add(record, theirs.get(record.number, ()))
-            except _Conflict as conflict:
+            except _NotTakenBack as conflict:
                 self._refuse(record, conflict)
         self.conflicts += [
             UndoConflict(
@@ -141,6 +134,10 @@ class UndoPlan:
         closing = [(file.place.path, prefix, file.closing) for prefix, file in self._closing if file.place is not None]
         for path, prefix, state in sorted(closing, key=lambda each: each[0].count(b"/"), reverse=True):
             self.steps.append(Step("attributes", prefix, path, state=state, closes=True))
+        for number, why in self._history.gaps(calls).items():
+            self.conflicts.append(
+                UndoConflict("/", f"may have more changes of c{number}, which were not recorded: {why}")
+            )
 
     def _look_ahead(self, records: Sequence[Record]) -> None:
         """Look at the images of records in snapshots together: one by one, each takes a query."""
@@ -156,11 +153,11 @@ class UndoPlan:
                     if isinstance(view, LooksAhead):
                         view.ahead([volume.node_in(name, node) for node in wanted])
 
-    def _refuse(self, record: Record, conflict: _Conflict) -> None:
+    def _refuse(self, record: Record, conflict: _NotTakenBack) -> None:
         path = record.to_path if conflict.at_target else record.path
         call = conflict.call
         if call is None and len(self.conflicts) < NAMED_CONFLICTS:
-            call = next((each.call for each in reversed(self._later(record.number, record.prefix, path))), None)
+            call = next((each.call for each in reversed(self._history.later(record.number, record.prefix, path))), None)
         found = UndoConflict(
             mount_path(record.prefix, path), conflict.reason, None if call is None else f"c{call}"
         )  # fmt: skip
@@ -176,7 +173,7 @@ class UndoPlan:
                 return
             last = theirs[-1]
             at_target = bool(record.to_path) and record.to_path in (last.path, last.to_path)
-            raise _Conflict(_words_for(record, last), last.call, at_target=at_target)
+            raise _NotTakenBack(_words_for(record, last), last.call, at_target=at_target)
         match record.kind:
             case "create":
                 self._remove(view, record)
@@ -196,11 +193,11 @@ class UndoPlan:
         if view is None:
             volume = self._volumes.get(prefix)
             if volume is None:
-                raise _Conflict("belongs to a route that is not mounted any more")
+                raise _NotTakenBack("belongs to a route that is not mounted any more")
             if volume.features.read_only:
-                raise _Conflict("is on a route that is read-only now")
-            earlier = 0 if isinstance(volume, SnapshotVolume) else self._earlier
-            view = self._views[prefix] = PlannedTree(prefix, volume, self._returned(prefix, earlier))
+                raise _NotTakenBack("is on a route that is read-only now")
+            earlier = 0 if isinstance(volume, SnapshotVolume) else self._history.earlier
+            view = self._views[prefix] = PlannedTree(prefix, volume, self._history.returned(prefix, earlier))
         return view
 
     def _is_gone(self, view: PlannedTree, record: Record, last: Record) -> bool:
@@ -220,7 +217,7 @@ class UndoPlan:
                 self.left.append((mount_path(view.prefix, record.path), os.fsdecode(left)))
                 return
             if left is not None:
-                raise _Conflict(f"is not empty: '{os.fsdecode(left)}' is in it")
+                raise _NotTakenBack(f"is not empty: '{os.fsdecode(left)}' is in it")
             for name in names:  # an undo that was killed has left it
                 self.steps.append(Step("clean", view.prefix, record.path + b"/" + name, closes=True))
         self.steps.append(Step("remove", view.prefix, record.path, seen=place.file.expected))
@@ -230,15 +227,15 @@ class UndoPlan:
         """Plan for a file that comes back. Its bytes may come later: an earlier record of its call leads to them."""
         before = record.before
         if before is None:
-            raise _Conflict("was there, and its history does not say what it was", at_target=at_target)
+            raise _NotTakenBack("was there, and its history does not say what it was", at_target=at_target)
         place = view.at(path)
         if place is None:
-            raise _Conflict("was in a directory that is not there any more", at_target=at_target)
+            raise _NotTakenBack("was in a directory that is not there any more", at_target=at_target)
         is_dir = stat.S_ISDIR(before.mode)
         if place.file is not None:
             has_less = not is_dir and place.file.links < before.nlink  # it is another name of the same file
             if has_less or not _is_restored(place.file.stamp, before):
-                raise _Conflict("has been made anew", at_target=at_target)
+                raise _NotTakenBack("has been made anew", at_target=at_target)
             if is_dir:
                 self._close(view, place.file, before)
             elif key := self._key(view, record):  # its other names may not be there yet
@@ -303,8 +300,10 @@ class UndoPlan:
         found = self._by_node(view, record) or view.by_identity(key)
         if found is not None or not had_others:
             return found
-        if not key or key.isdigit() or self._was_removed(record, {first, key}):
-            raise _Conflict("was one of several names of a file, and none of the others is found", at_target=at_target)
+        if not key or key.isdigit() or self._history.was_removed(record, {first, key}):
+            raise _NotTakenBack(
+                "was one of several names of a file, and none of the others is found", at_target=at_target
+            )
         return None
 
     def _is_it(self, view: PlannedTree, record: Record, file: PlannedFile) -> bool:
@@ -326,13 +325,9 @@ class UndoPlan:
         """Return the file of a record by its node."""
         key = self._key(view, record)
         node = int(key) if key.isdigit() else node_of(record) if self._lasts(view, record) else 0
-        if not node or view.identity(node) != key:
-            return None
-        try:
-            attr = view.volume.getattr(node)
-        except OSError as error:
-            if error.errno not in VANISHED:
-                raise
+        is_known = node and view.identity(node) == key
+        attr = unless(VANISHED, view.volume.getattr, node) if is_known else None
+        if attr is None:
             return None
         file = view.file(attr)
         if file.place is not None:  # the node may go with a name that a step before removes
@@ -341,19 +336,19 @@ class UndoPlan:
 
     def _lasts(self, view: PlannedTree, record: Record) -> bool:
         """Return True if the nodes of a record are still those of the volume's files."""
-        return record.number > self._earlier or isinstance(view.volume, SnapshotVolume)
+        return record.number > self._history.earlier or isinstance(view.volume, SnapshotVolume)
 
     def _rename(self, view: PlannedTree, record: Record) -> None:
         old, new = view.at(record.path), view.at(record.to_path)
         if new is None or (old is None and new.file is not None):
-            raise _Conflict("was renamed in a directory that is not there any more", at_target=new is None)
+            raise _NotTakenBack("was renamed in a directory that is not there any more", at_target=new is None)
         if old is not None and old.file is not None:
             is_known = record.node and self._lasts(view, record)
             if is_known and (old.file.seen is None or old.file.seen.node != record.node):
-                raise _Conflict(f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'")
+                raise _NotTakenBack(f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'")
             return  # as in `_make`: it was not renamed
         if new.file is None or old is None:
-            raise _Conflict("is not there any more", at_target=True)
+            raise _NotTakenBack("is not there any more", at_target=True)
         self._require_left(new, new.file, record)
         if record.before is not None:
             # A conflict now, and not when the file is renamed back.
@@ -368,9 +363,9 @@ class UndoPlan:
     def _exchange(self, view: PlannedTree, record: Record) -> None:
         one, other = view.at(record.path), view.at(record.to_path)
         if one is None or one.file is None:
-            raise _Conflict("is not there any more")
+            raise _NotTakenBack("is not there any more")
         if other is None or other.file is None:
-            raise _Conflict("is not there any more", at_target=True)
+            raise _NotTakenBack("is not there any more", at_target=True)
         if self._lasts(view, record) and one.file.seen is not None and one.file.seen.node == record.node:
             return
         self._require_left(other, other.file, record)
@@ -382,7 +377,7 @@ class UndoPlan:
     def _overwrite(self, view: PlannedTree, record: Record) -> None:
         place, file, before = self._there(view, record)
         if not file.is_regular:
-            raise _Conflict("is no regular file any more")
+            raise _NotTakenBack("is no regular file any more")
         self._require_left(place, file, record)
         source = self._source(view, record)
         self.steps.append(Step("overwrite", view.prefix, record.path, source=source, seen=file.expected))
@@ -401,9 +396,9 @@ class UndoPlan:
     def _there(self, view: PlannedTree, record: Record) -> tuple[PlannedName, PlannedFile, State]:
         place = view.at(record.path)
         if place is None or place.file is None or record.before is None:
-            raise _Conflict("is not there any more")
+            raise _NotTakenBack("is not there any more")
         if not self._is_it(view, record, place.file):
-            raise _Conflict("is not the file that was changed, which had several names")
+            raise _NotTakenBack("is not the file that was changed, which had several names")
         return place, place.file, record.before
 
     def _require_left(self, place: PlannedName, file: PlannedFile, record: Record) -> None:
@@ -418,7 +413,7 @@ class UndoPlan:
         found = file.stamp
         same = found[:3] == after[:3] if file.is_dir else found == after
         if not same:
-            raise _Conflict("has changed since", at_target=record.kind == "rename")
+            raise _NotTakenBack("has changed since", at_target=record.kind == "rename")
 
     # -- earlier bytes -------------------------------------------------------------------------------------------
 
@@ -430,7 +425,7 @@ class UndoPlan:
             return source
         if image is not None and stat.S_ISREG(state.mode) and state.size:
             why = image.name if image.place == "lost" else "they are gone"
-            raise _Conflict(f"can't come back, for its earlier bytes were not kept: {why}", at_target=at_target)
+            raise _NotTakenBack(f"can't come back, for its earlier bytes were not kept: {why}", at_target=at_target)
         return KeptSource(state)
 
     def _merged(self, view: PlannedTree, record: Record, first: Record) -> bool:
@@ -467,7 +462,7 @@ class UndoPlan:
         return True
 
 
-def image_source(volume: Volume, image_path: Callable[[Image], str], state: State, image: Image) -> Source | None:
+def image_source(volume: Volume, image_path: Callable[[Image], str], state: State, image: Image) -> ImageSource | None:
     """Return the bytes of an image with a state; None if they are lost, or gone since."""
     if image.place == "file":
         path = image_path(image)
@@ -521,7 +516,7 @@ def _words_for(record: Record, other: Record) -> str:
     return f"{words.get(other.kind, 'was changed')} since"
 
 
-class _Conflict(Exception):
+class _NotTakenBack(Exception):
     """A record can't be taken back. The text continues a sentence that begins with the path."""
 
     def __init__(self, reason: str, call: int | None = None, *, at_target: bool = False) -> None:

@@ -367,7 +367,7 @@ class LiveMount:
             inner = self.filesystem.names.last(route, node)
             if inner is None:
                 return
-            path = AgentPath(paths.join(route.prefix, inner.strip("/")))
+            path = AgentPath(paths.join(route.prefix, paths.to_text(inner.strip(b"/"))))
         actor = Actor(uid=request.current().uid)
         if self.parts.recording is not None and self.parts.recording.is_open:
             actor = self.parts.recording.calls.current().actor

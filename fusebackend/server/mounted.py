@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from fusebackend.server.recording import Recording
     from fusebackend.trees.automatic import AutomaticSnapshots
     from fusebackend.vfs.junctions import Route
-    from fusebackend.vfs.watch.queue import Watch
+    from fusebackend.vfs.watch.feed import Watch
 
 log = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ access time moves. A change copies up, in the transaction that has the change:
 
 - attributes: the row of the inode, with its extended attributes, at the first change of one;
 - names: the list of a directory's entries, at the first change of a name in it. Its files stay below;
-- bytes: chunk by chunk. `Origin.limit` is where the lower bytes end: behind it nothing shines through.
+- bytes: chunk by chunk. `BranchOrigin.limit` is where the lower bytes end: behind it nothing shines through.
 
 So no whiteout is needed, a rename of a directory is two names, and a file with several links is copied up once.
 Nodes of the lower tree have numbers below `FIRST_OWN`, new files those from there on.
 
 A live file, of a route that keeps no snapshots, can change below. Its bytes are copied as a whole at the first change
-of a byte, into a node of the file that has no name (`Origin.base`): a merge needs them. Until then size, mtime and
-bytes are those of below. Mode, owner and extended attributes are kept when the first of them is changed (`Below`).
+of a byte, into a node of the file that has no name (`BranchOrigin.base`): a merge needs them. Until then size, mtime
+and bytes are those of below. Mode, owner and extended attributes are kept when the first of them is changed (`Below`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.flusher import Worker
-from fusebackend.backends.sqlite.old_rows import Newest
+from fusebackend.backends.sqlite.old_rows import NewestRows
 from fusebackend.backends.sqlite.schema import connect_again, new_file
 from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, sqlite_errors
 from fusebackend.base import waiting
 from fusebackend.base.durable import put_in_place, replace_file
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import AgentPath, to_name, to_text
 from fusebackend.base.relative_paths import is_below
 from fusebackend.base.stamps import CLOCK, now_ns
@@ -76,19 +78,15 @@ _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS origin (
         node INTEGER PRIMARY KEY, path BLOB, own INTEGER NOT NULL, names INTEGER NOT NULL, "limit" INTEGER,
         base INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL,
-        version INTEGER NOT NULL)""",
+        version INTEGER NOT NULL, below BLOB)""",
     """CREATE TABLE IF NOT EXISTS lower_dentry (
         parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, mode INTEGER NOT NULL,
         mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL, version INTEGER NOT NULL,
         PRIMARY KEY (parent, name)) WITHOUT ROWID""",
-    """CREATE TABLE IF NOT EXISTS lower_inode (
-        node INTEGER PRIMARY KEY, mode INTEGER NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL)""",
-    """CREATE TABLE IF NOT EXISTS lower_xattr (
-        node INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (node, name)) WITHOUT ROWID""",
     "CREATE TABLE IF NOT EXISTS decided (digest BLOB PRIMARY KEY) WITHOUT ROWID",
 )
-"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up; `lower_inode` and
-`lower_xattr`: a `Below` each; `decided`: see `BranchVolume.note_decided`."""
+"""`origin`: a `BranchOrigin` each; `lower_dentry`: a live directory's entries when they were copied up; `decided`: see
+`BranchVolume.note_decided`."""
 
 _ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
     prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
@@ -109,8 +107,18 @@ class BranchRoute(NamedTuple):
     """Of the snapshot; of a live route, when the branch was made. Since the epoch."""
 
 
+class Below(msgspec.Struct, frozen=True, array_like=True):
+    """The attributes that a live file had when they were copied up: a merge can tell by them which side has changed
+    one."""
+
+    mode: int
+    uid: int
+    gid: int
+    xattrs: dict[bytes, bytes]
+
+
 @dataclass(slots=True)
-class Origin:
+class BranchOrigin:
     """The parts of a lower file that a branch has of its own."""
 
     node: int
@@ -127,6 +135,8 @@ class Origin:
     """The node that has the bytes of a live file as they were when the first one was changed; 0 for none."""
     stamp: Stamp = (0, 0, 0, 0)
     """Of the lower file, when it was copied up; of a live file with bytes of below, as it was seen last."""
+    below: Below | None = None
+    """Of a live file with attributes of the branch's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +146,6 @@ class LowerEntry:
     node: int
     mode: int
     stamp: Stamp
-
-
-@dataclass(frozen=True, slots=True)
-class Below:
-    """The attributes that a live file had when they were copied up: a merge can tell by them which side has changed
-    one."""
-
-    mode: int
-    uid: int
-    gid: int
-    xattrs: Mapping[bytes, bytes]
 
 
 class _LookedAt(set[int]):
@@ -172,12 +171,10 @@ class _BranchBuffer(DirtyBuffer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.origins: dict[int, Origin | None] = {}
+        self.origins: dict[int, BranchOrigin | None] = {}
         """Those that have changed; None for one that is gone."""
         self.listed: list[tuple[int, bytes, Attr]] = []
         """Entries of live directories that were copied up: directory, name, attributes."""
-        self.below: dict[int, Below] = {}
-        """Attributes of live files that were copied up."""
         self.followed: int | None = None
         """The merge whose renames are in `origins`."""
         self.decided: list[bytes] = []
@@ -185,28 +182,23 @@ class _BranchBuffer(DirtyBuffer):
     def __bool__(self) -> bool:
         return bool(self.origins or self.decided) or self.followed is not None or super().__bool__()
 
-    def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: Newest) -> None:
+    def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: NewestRows) -> None:
         super().write(db, new_row, newest)
         if self.followed is not None:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('followed', ?)", (self.followed,))
         gone = [(node,) for node, origin in self.origins.items() if origin is None]
-        for table in ("origin", "lower_inode", "lower_xattr"):
-            db.executemany(f"DELETE FROM {table} WHERE node = ?", gone)
+        db.executemany("DELETE FROM origin WHERE node = ?", gone)
         rows = [
-            (each.node, each.path, each.own, each.names, each.limit, each.base, *each.stamp)
+            (each.node, each.path, each.own, each.names, each.limit, each.base, *each.stamp,
+             None if each.below is None else msgspec.msgpack.encode(each.below))
             for each in self.origins.values()
             if each is not None
-        ]
-        db.executemany("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        ]  # fmt: skip
+        db.executemany("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         db.executemany(
             "INSERT OR REPLACE INTO lower_dentry VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [(parent, name, attr.node, attr.mode, *attr.fingerprint) for parent, name, attr in self.listed],
         )
-        kept = [(node, below.mode, below.uid, below.gid) for node, below in self.below.items()]
-        db.executemany("INSERT OR REPLACE INTO lower_inode VALUES (?, ?, ?, ?)", kept)
-        db.executemany("DELETE FROM lower_xattr WHERE node = ?", [(node,) for node in self.below])
-        xattrs = [(node, *xattr) for node, below in self.below.items() for xattr in below.xattrs.items()]
-        db.executemany("INSERT INTO lower_xattr VALUES (?, ?, ?)", xattrs)
         db.executemany("INSERT OR IGNORE INTO decided VALUES (?)", [(digest,) for digest in self.decided])
 
 
@@ -234,7 +226,7 @@ class BranchVolume(SqliteVolume):
         self.routes = tuple(routes)
         self.created_ns = now_ns()
         """When the branch was made, since the epoch."""
-        self._origins: dict[int, Origin] = {}
+        self._origins: dict[int, BranchOrigin] = {}
         self.decided: set[bytes] = set()
         """See `note_decided`."""
         self._seen: dict[int, Stamp] = {}  # of live files, in this session
@@ -275,16 +267,14 @@ class BranchVolume(SqliteVolume):
                 # Files that were open without a name when the last server ended.
                 gone = "DELETE FROM origin WHERE own AND node NOT IN (SELECT node FROM inode)"
                 self._db.execute(gone)
-                for table in ("lower_inode", "lower_xattr"):
-                    self._db.execute(f"DELETE FROM {table} WHERE node NOT IN (SELECT node FROM origin)")
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
             self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
             self.decided |= {digest for (digest,) in self._db.execute("SELECT digest FROM decided")}
             rows = self._db.execute("SELECT * FROM origin").fetchall()
-        for node, path, own, names, limit, base, *stamp in rows:
-            mtime_ns, ctime_ns, size, version = stamp
-            stamped = (mtime_ns, ctime_ns, size, version)
-            self._origins[node] = Origin(node, path, bool(own), bool(names), limit, base, stamped)
+        for node, path, own, names, limit, base, mtime_ns, ctime_ns, size, version, below in rows:
+            stamp = (mtime_ns, ctime_ns, size, version)
+            kept = None if below is None else msgspec.msgpack.decode(below, type=Below)
+            self._origins[node] = BranchOrigin(node, path, bool(own), bool(names), limit, base, stamp, kept)
             self.lower.keep(node, path)
         self.lower.reserve(self._scalar("SELECT coalesce(max(node), 0) FROM lower_dentry"))
 
@@ -317,18 +307,18 @@ class BranchVolume(SqliteVolume):
 
     # -- for a merge, and for what is shown of a branch --------------------------------------------------------
 
-    def origins(self) -> list[Origin]:
+    def origins(self) -> list[BranchOrigin]:
         """Return the lower files of which the branch has something of its own. Files that it has deleted are not among
         them, unless it has their bytes."""
         with self.lock:
             return [origin for origin in self._origins.values() if origin.own]
 
-    def origin(self, node: int) -> Origin | None:
+    def origin(self, node: int) -> BranchOrigin | None:
         """Return the origin of a node; None for one that is new, or that is as it is below."""
         origin = self._origins.get(node)
         return origin if origin is not None and origin.own else None
 
-    def kept_bytes(self, node: int) -> Origin | None:
+    def kept_bytes(self, node: int) -> BranchOrigin | None:
         """Return the origin of a live file whose bytes were kept, also of one that the branch has deleted since."""
         origin = self._origins.get(node)
         return origin if origin is not None and origin.base else None
@@ -336,13 +326,7 @@ class BranchVolume(SqliteVolume):
     def below(self, node: int) -> Below | None:
         """Return the attributes that a live file had when the branch got its own; None if it has none."""
         with self.lock:
-            if node not in self._origins or not self.lower.is_live(node):
-                return None
-            self.write_back()
-            with sqlite_errors():
-                row = self._db.execute("SELECT mode, uid, gid FROM lower_inode WHERE node = ?", (node,)).fetchone()
-                xattrs = self._db.execute("SELECT name, value FROM lower_xattr WHERE node = ?", (node,)).fetchall()
-        return None if row is None else Below(row[0], row[1], row[2], dict(xattrs))
+            return self._origins[node].below if node in self._origins and self.lower.is_live(node) else None
 
     def kept_below(self, node: int) -> str | None:
         with self.lock:
@@ -393,7 +377,7 @@ class BranchVolume(SqliteVolume):
                 origin.base = 0
                 self._origin_changed(origin)
 
-    def _bases_of(self, path: str) -> list[Origin]:
+    def _bases_of(self, path: str) -> list[BranchOrigin]:
         at = to_name(path).strip(b"/")
         known = [each for each in self._origins.values() if each.base and each.path is not None]
         return [each for each in known if each.path == at or is_below(each.path or b"", at)]
@@ -455,8 +439,8 @@ class BranchVolume(SqliteVolume):
         self.sync()
 
     def note_decided(self, digests: Collection[bytes]) -> None:
-        """Keep what a merge has decided for main (`Plan.for_main`), for the next one. It is durable when this returns.
-        A digest holds until one of the sides changes, so none is ever deleted."""
+        """Keep what a merge has decided for main (`MergePlan.for_main`), for the next one. It is durable when this
+        returns. A digest holds until one of the sides changes, so none is ever deleted."""
         new = set(digests) - self.decided
         if not new:
             return
@@ -508,16 +492,16 @@ class BranchVolume(SqliteVolume):
         origin = self._origins.get(node)
         return origin is not None and origin.own
 
-    def _origin_changed(self, origin: Origin) -> None:
+    def _origin_changed(self, origin: BranchOrigin) -> None:
         if origin.node not in self._dirty.origins:
             self._note(1, 0)
         self._dirty.origins[origin.node] = origin
 
-    def _known(self, node: int) -> Origin:
+    def _known(self, node: int) -> BranchOrigin:
         """Return the origin of a node of the lower tree, whose number the file keeps from now on."""
         origin = self._origins.get(node)
         if origin is None:
-            origin = self._origins[node] = Origin(node, self.lower.keep(node))
+            origin = self._origins[node] = BranchOrigin(node, self.lower.keep(node))
             self._origin_changed(origin)
         return origin
 
@@ -527,7 +511,7 @@ class BranchVolume(SqliteVolume):
             if names and not self.has_own_names(inode.node):
                 self._copy_names(inode)
 
-    def _copy_attributes(self, inode: Inode) -> Origin:
+    def _copy_attributes(self, inode: Inode) -> BranchOrigin:
         """Copy the inode up, if that was not done yet."""
         node, way = inode.node, []
         above = self._place_below(node)
@@ -544,7 +528,7 @@ class BranchVolume(SqliteVolume):
         inode.xattrs = self.lower.xattrs(node)
         target = self.lower.target(node) if stat.S_ISLNK(inode.mode) else b""
         if self.lower.is_live(node) and not origin.base:  # else those of its bytes
-            self._dirty.below[node] = Below(inode.mode, inode.uid, inode.gid, dict(inode.xattrs))
+            origin.below = Below(inode.mode, inode.uid, inode.gid, dict(inode.xattrs))
         origin.own, origin.stamp = True, below.fingerprint
         self._seen[node] = below.fingerprint
         self._origin_changed(origin)
@@ -612,7 +596,7 @@ class BranchVolume(SqliteVolume):
             origin.limit = inode.size
             self._origin_changed(origin)
 
-    def _copy_base(self, inode: Inode, origin: Origin) -> None:
+    def _copy_base(self, inode: Inode, origin: BranchOrigin) -> None:
         """Copy the bytes of a live file, as they are at one moment."""
         base = self._new_inode(stat.S_IFREG | 0o600, 0)
         base.nlink = 0  # freed when the next server begins, if this one ends on the way
@@ -688,18 +672,15 @@ class BranchVolume(SqliteVolume):
             self._shrink_inodes()
         return inode
 
-    def _follow(self, inode: Inode, origin: Origin) -> None:
+    def _follow(self, inode: Inode, origin: BranchOrigin) -> None:
         """Of a live file with attributes of its own and bytes of below, take size and mtime from there."""
         node = inode.node
         if origin.limit is not None or node in self._fresh or not self.lower.is_live(node):
             return
-        try:
-            attr = self.lower.attr_of(node)
-            self._fresh.add(node)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
+        attr = unless((errno.ESTALE,), self.lower.attr_of, node)
+        if attr is None:
             return
+        self._fresh.add(node)
         # Versions are those of a session.
         if node not in self._seen and attr.fingerprint[:3] == origin.stamp[:3]:
             self._seen[node] = attr.fingerprint
@@ -734,7 +715,6 @@ class BranchVolume(SqliteVolume):
             else:
                 del self._origins[node]
                 self._dirty.origins[node] = None
-                self._dirty.below.pop(node, None)
 
     # -- storage: names ----------------------------------------------------------------------------------------
 
@@ -742,9 +722,8 @@ class BranchVolume(SqliteVolume):
         if self.has_own_names(parent):
             node = super()._child(parent, name)
             return node if node is None or self._is_there(parent, name, node) else None
-        try:
-            attr = self.lower.find(parent, name)
-        except (FileNotFoundError, NotADirectoryError):
+        attr = unless((errno.ENOENT, errno.ENOTDIR), self.lower.find, parent, name)
+        if attr is None:
             return None
         self._found_below(parent, attr)
         return attr.node
@@ -948,7 +927,7 @@ class BranchVolume(SqliteVolume):
         below = self._next_chunk_below(node, origin, index)
         return min((each for each in (own, below) if each is not None), default=None)
 
-    def _next_chunk_below(self, node: int, origin: Origin | None, index: int) -> int | None:
+    def _next_chunk_below(self, node: int, origin: BranchOrigin | None, index: int) -> int | None:
         """Return the first chunk from an index on that the file below has, own or not."""
         limit = origin.limit if origin is not None else None
         if origin is not None and origin.base:
@@ -987,7 +966,7 @@ class BranchVolume(SqliteVolume):
         self._origin_changed(origin)
         return self._inodes[node].blocks if first == 0 else freed
 
-    def _blocks_below(self, node: int, origin: Origin, first: int) -> int:
+    def _blocks_below(self, node: int, origin: BranchOrigin, first: int) -> int:
         """Return the allocated blocks of chunks that shine through, from an index on."""
         assert origin.limit is not None
         blocks, index = 0, self._next_chunk_below(node, origin, first) if first else None
@@ -1016,15 +995,14 @@ def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns
     _copy_attributes(attr, inode)
     inode.xattrs = lower.xattrs(ROOT_NODE)
     buffer.inodes[ROOT_NODE] = buffer.xattrs[ROOT_NODE] = inode
-    if lower.is_live(ROOT_NODE):
-        buffer.below[ROOT_NODE] = Below(attr.mode, attr.uid, attr.gid, dict(inode.xattrs))
-    buffer.origins[ROOT_NODE] = Origin(ROOT_NODE, b"", own=True, stamp=attr.fingerprint)
+    below = Below(attr.mode, attr.uid, attr.gid, dict(inode.xattrs)) if lower.is_live(ROOT_NODE) else None
+    buffer.origins[ROOT_NODE] = BranchOrigin(ROOT_NODE, b"", own=True, stamp=attr.fingerprint, below=below)
     rows = [
         (to_name(each.prefix), None if each.snapshot is None else to_name(each.snapshot), *each[2:]) for each in routes
     ]
 
     def fill(db: sqlite3.Connection) -> None:
-        buffer.write(db, lambda: 0, Newest())
+        buffer.write(db, lambda: 0, NewestRows())
         db.executemany("INSERT INTO branch_route VALUES (?, ?, ?, ?)", rows)
         numbers = [("next_node", FIRST_OWN), ("created_ns", created_ns)]
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", numbers)

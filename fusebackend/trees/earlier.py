@@ -21,7 +21,6 @@ import errno
 import itertools
 import os
 import stat
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,12 +35,12 @@ from fusebackend.base.stamps import TICK_NS
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree, Seen
 from fusebackend.history.records import Record
-from fusebackend.history.undo_plan import mount_path, node_of
+from fusebackend.history.undo_plan import ImageSource, mount_path, node_of
 from fusebackend.linux.holes import next_data
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, StatFs, Volume
 from fusebackend.trees.merge.tree import MergeTree
 from fusebackend.volumes.contents import opened
-from fusebackend.volumes.placing import NodeSource, Source, State, state_of
+from fusebackend.volumes.placing import NodeSource, State, state_of
 from fusebackend.volumes.walk import entries
 
 _FIRST_OWN: Final = MAX_NODE + 1
@@ -55,7 +54,7 @@ _DIRECTORY: Final = State(stat.S_IFDIR | 0o755, 0, 0, 0, 0, 2, 0, 0, {}, b"")
 _ctimes = itertools.count(1)
 
 
-class Moment(NamedTuple):
+class PastMoment(NamedTuple):
     """A moment of a history.
 
     Attributes:
@@ -80,11 +79,11 @@ class Past(NamedTuple):
 
     volumes: Mapping[AgentPath, Volume]
     later: Callable[[int, AgentPath, bytes], Iterable[Record]]
-    source: Callable[[Record], Source]
+    source: Callable[[Record], ImageSource]
 
 
 class _OpenBytes(NamedTuple):
-    """A file that is open: in a volume, or as a copy."""
+    """A file that is open: in a volume, or an image on disk."""
 
     volume: Volume | None
     handle: int
@@ -105,7 +104,11 @@ class RecordedVolume(Volume):
     features = Features(read_only=True)
 
     def __init__(
-        self, tree: PlannedTree, source: Callable[[Record], Source], lasts: Callable[[Record], bool], with_ways: bool
+        self,
+        tree: PlannedTree,
+        source: Callable[[Record], ImageSource],
+        lasts: Callable[[Record], bool],
+        with_ways: bool,
     ) -> None:
         self.lock = tree.volume.lock
         self._tree = tree
@@ -214,7 +217,8 @@ class RecordedVolume(Volume):
         if file.state is None and not file.is_dir:
             assert file.seen is not None, "a file that is made has a state"
             attr = live if live is not None and live.node == file.seen.node else self._live.getattr(file.seen.node)
-            if not self._is_newer(file, attr.mode, self._time_of(attr)):
+            time_ns = attr.mtime_ns if place.is_moved else self._time_of(attr)  # a rename moves the ctime, too
+            if not self._is_newer(file, attr.mode, time_ns):
                 return attr
             file.state, file.why_lost = state_of(self._live, attr), _UNKNOWN
         if file.seen is not None:
@@ -224,10 +228,13 @@ class RecordedVolume(Volume):
         self._known.setdefault(number, place)
         return self.getattr(number)
 
-    def _changed(self, node: int) -> PlannedFile | None:
-        """Return the file of a number, if it is not as the live one."""
-        file = self._known[node].file if node in self._known else None
-        return None if file is None or file.state is None else file
+    def _file(self, node: int) -> PlannedFile | None:
+        """Return the file of a number; None for one that is as the live one."""
+        return self._known[node].file if node in self._known else None
+
+    def _state(self, node: int) -> State | None:
+        file = self._file(node)
+        return None if file is None else file.state
 
     # -- the kernel face -------------------------------------------------------------------------------------------
 
@@ -257,55 +264,48 @@ class RecordedVolume(Volume):
         return there
 
     def getattr(self, node: int) -> Attr:
-        file = self._changed(node)
-        if file is None:
+        state = self._state(node)
+        if state is None:
             return self._live.getattr(node)
-        state = file.state
-        assert state is not None, "it is not as the live one"
         # No two files have this ctime, so that nothing is taken for unchanged by its times.
         ctime_ns = self._ctimes.setdefault(node, -next(_ctimes))
         return Attr(node, state.mode, nlink=state.nlink, uid=state.uid, gid=state.gid, rdev=state.rdev,
                     size=state.size, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns, ctime_ns=ctime_ns)  # fmt: skip
 
-    def _xattrs(self, node: int) -> Mapping[bytes, bytes] | None:
-        file = self._changed(node)
-        return None if file is None or file.state is None else file.state.xattrs
-
     def readlink(self, node: int) -> bytes:
-        file = self._changed(node)
-        return self._live.readlink(node) if file is None or file.state is None else file.state.target
+        state = self._state(node)
+        return self._live.readlink(node) if state is None else state.target
 
     def listxattr(self, node: int) -> Sequence[bytes]:
-        found = self._xattrs(node)
-        return self._live.listxattr(node) if found is None else list(found)
+        state = self._state(node)
+        return self._live.listxattr(node) if state is None else list(state.xattrs)
 
     def getxattr(self, node: int, name: bytes) -> bytes:
-        found = self._xattrs(node)
-        if found is None:
+        state = self._state(node)
+        if state is None:
             return self._live.getxattr(node, name)
-        if name not in found:
+        if name not in state.xattrs:
             raise oserror(errno.ENODATA, name)
-        return found[name]
+        return state.xattrs[name]
 
     def open(self, node: int, flags: int) -> Attr | None:
         """Open a file; each once at a time. An error, with a text for people, if its bytes are not known."""
         assert node not in self._open, "it is open already"
         self.require(node)
-        file, closing = self._changed(node), contextlib.ExitStack()
-        source = None if file is None else file.source
-        if source is None:
-            source = NodeSource(self._live, node)
+        file, closing = self._file(node), contextlib.ExitStack()
+        source = file.source if file is not None and file.source is not None else NodeSource(self._live, node)
         if isinstance(source, NodeSource):
-            handle = closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
-            self._open[node] = _OpenBytes(source.volume, handle, source.state.size, closing)
+            volume, handle = source.volume, closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
         else:
-            handle = closing.enter_context(_copied(source))
-            self._open[node] = _OpenBytes(None, handle, source.state.size, closing)
+            assert source.path is not None, "an image has bytes"
+            volume, handle = None, os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+            closing.callback(os.close, handle)
+        self._open[node] = _OpenBytes(volume, handle, source.state.size, closing)
         return None
 
     def require(self, node: int) -> None:
         """Raise an error, with a text for people, for a regular file whose bytes are not known."""
-        file = self._changed(node)
+        file = self._file(node)
         if file is None or file.state is None or not file.is_regular:
             return
         why = file.why_lost
@@ -352,11 +352,11 @@ class EarlierVolume(RecordedVolume):
     def __init__(
         self,
         history: HistoryFile,
-        moment: Moment,
+        moment: PastMoment,
         prefixes: Sequence[AgentPath],
         live: Volume,
         paths: Sequence[bytes],
-        source: Callable[[Record], Source],
+        source: Callable[[Record], ImageSource],
     ) -> None:
         frozen = isinstance(live, SnapshotVolume)
         tree = PlannedTree(prefixes[0], live, {})
@@ -371,7 +371,7 @@ class EarlierVolume(RecordedVolume):
         for number in sorted(records, reverse=True):
             self.take_back(records[number])
         # A change of another name moves the ctime, too.
-        self._counted = {each.node for each in records.values() if each.linked or each.kind in ("rename", "exchange")}
+        self._counted = {each.node for each in records.values() if each.linked or each.to_path}
         paths_of = {path.rstrip(b"/") for each in records.values() for path in _paths_of(each)}
         # Changed by one name, a file may have others that no record names.
         self.touched = [b""] if any(map(_is_of_several, records.values())) else list(paths_of)
@@ -413,7 +413,7 @@ class EarlierVolume(RecordedVolume):
         return OSError(errno.ENODATA, f"the bytes of '{shown}' {self._moment.words} are not known: {why}")
 
 
-class _Side(RecordedVolume):
+class _SideOfCall(RecordedVolume):
     """One side of a call in one route: nothing but some paths, and the directories above them.
 
     Args:
@@ -459,8 +459,8 @@ def sides(records: Sequence[Record], past: Past) -> tuple[MergeTree, MergeTree]:
         paths = {path for each in own for path in _paths_of(each)}
         later = _touching(paths, partial(past.later, last, prefix))
         since = [later[number] for number in sorted(later, reverse=True)]
-        after[prefix] = _Side(past, prefix, since, own)
-        before[prefix] = _Side(past, prefix, [*since, *reversed(own)], own)
+        after[prefix] = _SideOfCall(past, prefix, since, own)
+        before[prefix] = _SideOfCall(past, prefix, [*since, *reversed(own)], own)
     return MergeTree(before), MergeTree(after)
 
 
@@ -502,13 +502,3 @@ def _others(record: Record, path: bytes) -> Iterator[bytes]:
             yield other
         elif path.startswith(one + b"/"):
             yield other + path[len(one) :]
-
-
-@contextlib.contextmanager
-def _copied(source: Source) -> Iterator[int]:
-    """Copy the bytes of a regular file to an unnamed one, and yield its descriptor."""
-    with tempfile.TemporaryFile(prefix="fusebackend-") as copy:
-        for offset, piece in source.pieces():
-            os.pwrite(copy.fileno(), piece, offset)
-        os.ftruncate(copy.fileno(), source.state.size)
-        yield copy.fileno()

@@ -16,9 +16,9 @@ import errno
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
-from fusebackend.trees.composed import WAY, At, ComposedTree, Places, Under
+from fusebackend.trees.composed import WAY, ComposedTree, Places, Spot, Under
 from fusebackend.volumes.contents import opened
 from fusebackend.volumes.placing import xattrs_of
 
@@ -107,12 +107,7 @@ class LowerTree(ComposedTree):
 
     def under_of(self, number: int) -> Under | None:
         """Return the route and the node of a number; None for a live file that is gone."""
-        try:
-            return self._decoded(number)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            return None
+        return unless((errno.ESTALE,), self._decoded, number)
 
     def main_file(self, number: int) -> tuple[Hashable, int] | None:
         """Return the prefix and the node in the mount that a number is of; None for a live file that is gone. A file
@@ -255,11 +250,8 @@ class LowerTree(ComposedTree):
         path = self.path(number)
         if live is None or path is None:
             return number >= BASE or number == ROOT_NODE
-        try:
-            under = self._walked(path)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
+        under = unless((errno.ESTALE,), self._walked, path)
+        if under is None:
             return False
         if under != live.under:
             if live.under is not None and self._numbers.get(live.under) == number:
@@ -283,7 +275,7 @@ class LowerTree(ComposedTree):
             return None
         return self._shown(above[0], attr, number) if attr.node == live.under[1] else None
 
-    def _ask(self, number: int, use: Callable[[At], T]) -> T:
+    def _ask(self, number: int, use: Callable[[Spot], T]) -> T:
         """Return the result of `use` for a number, once more if its file has moved."""
         at = self.at(*self._decoded(number))
         try:
@@ -298,7 +290,7 @@ class LowerTree(ComposedTree):
     def attr_of(self, number: int) -> Attr:
         """As `Volume.getattr`; ESTALE for a file that is gone."""
 
-        def attr(at: At) -> Attr:
+        def attr(at: Spot) -> Attr:
             try:
                 return self.attr(at)
             except FileNotFoundError:

@@ -32,11 +32,11 @@ from fusebackend.protocol import Features, RestoreResult, UndoConflict, UndoneCh
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import JOURNAL_OF_BASE
 from fusebackend.trees.merge.pairs import Pairs
-from fusebackend.trees.merge.plan import READ_ONLY, Fields, FileUpdate, Plan, Planner, Step, stamp_of
+from fusebackend.trees.merge.plan import READ_ONLY, Fields, FileUpdate, MergePlan, Planner, Step, stamp_of
 from fusebackend.trees.merge.run import ATTEMPTS, STAGING, MainTree, Merge
 from fusebackend.trees.merge.tree import Item, MergeTree
 from fusebackend.trees.refs import MAIN_REF, Ref
-from fusebackend.trees.states import State, States
+from fusebackend.trees.states import MountState, States
 from fusebackend.volumes.placing import TEMPORARY
 
 FOREIGN = "another file system is mounted there"
@@ -81,7 +81,7 @@ class Restores:
             _require_apart(pairs, ref)
         left_alone: set[str] = set()
 
-        def plan() -> tuple[State, Plan, bool]:
+        def plan() -> tuple[MountState, MergePlan, bool]:
             state, main = self._states.at(ref, [source for source, _ in pairs]), self._states.at(MAIN_REF)
             left_alone.update(state.lacking(sources))
             found = _plan(state.tree, main.tree, ref.name, pairs, to is None, self._main.covered())
@@ -137,7 +137,7 @@ class Restores:
         """
         volumes = {ROOT: base}
 
-        def plan() -> tuple[State, Plan, bool]:
+        def plan() -> tuple[MountState, MergePlan, bool]:
             state = self._states.at(ref, [to_name(prefix).strip(b"/") for prefix in prefixes])
             pairs = [(path, path) for path in state.touched(prefixes)]
             there = MergeTree(volumes, volumes, lambda _, node: base.main_file(node))
@@ -153,10 +153,10 @@ class Restores:
         """Remove what a killed restore has left in the routes, and give what it has parked its names again. The same
         restore still does the rest."""
         with self._guard:
-            Merge(JOURNAL, self._main.volumes, Plan, self._journal).tidy()
+            Merge(JOURNAL, self._main.volumes, MergePlan, self._journal).tidy()
 
 
-def _settled(plan: Callable[[], tuple[State, Plan, bool]], advice: str) -> Plan:
+def _settled(plan: Callable[[], tuple[MountState, MergePlan, bool]], advice: str) -> MergePlan:
     """Return a plan of a state that nobody has changed meanwhile.
 
     Args:
@@ -191,7 +191,7 @@ def mirror(source: Volume, target: Volume, journal: str, *, changed_after_ns: in
     volumes = {ROOT: target}
     later: list[AgentPath] = []
 
-    def plan() -> Plan:
+    def plan() -> MergePlan:
         trees = MergeTree({ROOT: source}, volumes), MergeTree(volumes, volumes)
         found = _plan(*trees, "the source", [(b"", b"")], True, ())
         if changed_after_ns is not None:
@@ -208,7 +208,7 @@ def mirror(source: Volume, target: Volume, journal: str, *, changed_after_ns: in
     return later[0] if later else None
 
 
-def _complete(plan: Plan) -> Plan:
+def _complete(plan: MergePlan) -> MergePlan:
     """Return a plan that leaves nothing out. EIO for another one."""
     for each in (*plan.uncarried, *plan.conflicts):
         raise OSError(errno.EIO, f"'{each.path}': {each.reason}")
@@ -244,7 +244,7 @@ def _plan(
     covered: Collection[bytes],
     *,
     removes: bool = False,
-) -> Plan:
+) -> MergePlan:
     """Return the steps that make paths of main what they are in the source: main is what both the base and the present
     are, and the source always wins.
 
@@ -318,11 +318,12 @@ class _RestorePairs(Pairs):
         after = {item.name: item for item in self._inside(branch)}
         chosen = after if branch.is_way else base.names()
         before = {name: item for name, item in base.names().items() if name in chosen and not _is_staging(base, name)}
+        directory = base.path
         for name in before.keys() | after.keys():
-            path, both = join(base.path, name), [each[name] for each in (before, after) if name in each]
+            path, old, new = join(directory, name), before.get(name), after.get(name)
             if path in self._covered:
                 self.skipped.append((path, FOREIGN))
-            elif len({item.type for item in both}) > 1 and any(item.is_fixed for item in both):
+            elif old is not None and new is not None and old.type != new.type and (old.is_fixed or new.is_fixed):
                 self.skipped.append((path, "the root of a route, or a directory on the way to one"))
             else:
                 continue

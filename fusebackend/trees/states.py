@@ -24,7 +24,7 @@ _ALWAYS_NS = 1 << 62
 """Of two trees in which a file that is the same is the same node: its times need no comparison with the present."""
 
 
-class State(NamedTuple):
+class MountState(NamedTuple):
     """A state of a mount.
 
     Attributes:
@@ -93,7 +93,7 @@ class States:
     def _key(self, prefix: AgentPath, node: int) -> Hashable:
         return prefix, node
 
-    def at(self, ref: Ref, paths: Sequence[bytes] = (b"",)) -> State:
+    def at(self, ref: Ref, paths: Sequence[bytes] = (b"",)) -> MountState:
         """Return the tree of a state.
 
         Args:
@@ -103,14 +103,14 @@ class States:
             OSError: ENOENT, it is gone; ENODATA, the history lacks changes since the call; from a volume.
         """
         if ref.is_main:
-            return State(MergeTree(self._volumes, self._volumes, self._key), self._volumes, {})
+            return MountState(MergeTree(self._volumes, self._volumes, self._key), self._volumes, {})
         if ref.is_call or ref.is_recorded:
             earlier = self._before(ref, paths)
             if self.branch_of(ref) is not None:  # its nodes are none of the mount
-                return State(MergeTree(earlier, self._volumes), self._volumes, earlier)
-            return State(MergeTree(earlier, self._volumes, self._key, _ALWAYS_NS), self._volumes, earlier)
+                return MountState(MergeTree(earlier, self._volumes), self._volumes, earlier)
+            return MountState(MergeTree(earlier, self._volumes, self._key, _ALWAYS_NS), self._volumes, earlier)
         if ref.is_branch and self._branches is not None:
-            return State(MergeTree({ROOT: self._branches.volume(ref.name)}, self._volumes), self._volumes, {})
+            return MountState(MergeTree({ROOT: self._branches.volume(ref.name)}, self._volumes), self._volumes, {})
         parts = None if self._snapshots is None else self._snapshots.find(ref.name)
         if parts is None:
             raise OSError(errno.ENOENT, f"there is no snapshot '{ref.name}'")
@@ -120,7 +120,7 @@ class States:
             assert isinstance(volume, SnapshotVolume), "it has a snapshot"
             views[prefix] = volume.snapshot(ref.name)
         time_ns = min(part.time_ns for part in parts.parts.values())
-        return State(MergeTree(views, self._volumes, self._key, time_ns), parts.parts, {})
+        return MountState(MergeTree(views, self._volumes, self._key, time_ns), parts.parts, {})
 
     def differences(self, before: Ref, after: Ref, paths: Sequence[bytes] = (b"",)) -> Differences:
         """Compare two states, in the routes of which both hold something.
@@ -151,7 +151,8 @@ class States:
         elif branches != {None} and (before.is_call or after.is_call):
             older_ns = None  # the state before a call of a branch gives files numbers and times of its own
         result = differences(*trees, chosen, older_ns=older_ns)
-        result.missing = sorted({*one.lacking(paths), *other.lacking(paths)})
+        asked = {f"/{to_text(path)}/" for path in paths if path}  # of these the routes in them are compared
+        result.missing = sorted({*one.lacking(paths), *other.lacking(paths)} - asked)
         return result
 
 

@@ -22,6 +22,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, join, to_name
 from fusebackend.protocol import (
     DEFAULT_TTL_S,
+    NAME_MAX_BYTES,
     RENAME_EXCHANGE,
     Attr,
     AttrChanges,
@@ -37,27 +38,21 @@ from fusebackend.rules.view import View
 from fusebackend.vfs import switches as switching
 from fusebackend.vfs.calls.request import Request, current, on_behalf_of
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
-from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
-from fusebackend.vfs.coherence.capabilities import Capabilities
-from fusebackend.vfs.coherence.dentries import Dentries
+from fusebackend.vfs.coherence.dentries import Dentries, Revalidation
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, NegativeDentries, Overtaken
-from fusebackend.vfs.coherence.invalidation import Invalidation
-from fusebackend.vfs.coherence.page_cache import DirectWriters, DirectWrites, HoldBack, KernelCache, PageVersions
-from fusebackend.vfs.coherence.prefill import Prefill
-from fusebackend.vfs.coherence.pruning import Pruning
-from fusebackend.vfs.coherence.range_order import RangeOrder
-from fusebackend.vfs.coherence.reread_pages import RereadPages
-from fusebackend.vfs.coherence.revalidation import Revalidation
+from fusebackend.vfs.coherence.invalidation import Invalidation, Pruning
+from fusebackend.vfs.coherence.page_cache import DirectIO, KernelCache, PageVersions, Prefill
+from fusebackend.vfs.coherence.range_order import AppendEnd, RangeOrder, RereadPages
 from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.door import ChangeListener
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
-from fusebackend.vfs.inode_resolver import InodeResolver, check_name
+from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Emit, Entry, InodeTable, node_of, route_index
 from fusebackend.vfs.junctions import VIEWS_NAME, Junction, MountTree, Pinned, Route, call_and_hold, routes_of
 from fusebackend.vfs.listing import Listing
-from fusebackend.vfs.setid import SetId, refuse_confined, without_set_id
+from fusebackend.vfs.setid import Capabilities, SetId, refuse_confined, without_set_id
 from fusebackend.vfs.switches import Switches
 from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.vfs.watch.feed import ChangeFeed
@@ -118,12 +113,11 @@ class FileSystem:
 
         self.dentries = Dentries()
         self.overtaken = Overtaken(on.overtaken, on.unordered_replies)
-        self.hold_back = HoldBack(on.hold_back)
-        self.page_versions = PageVersions(inodes, self.hold_back, kernel, on.page_versions)
+        self.page_versions = PageVersions(inodes, kernel, on.page_versions, on.hold_back)
         self.revalidation = Revalidation(tree, self.dentries, kernel, on.revalidation)
         self.write_barrier = WriteBarrier(self.files, on.write_barrier)
         self.range_order = RangeOrder(on.range_order)
-        self.reread_pages = RereadPages(inodes, kernel, on.reread_pages)
+        self.reread_pages = RereadPages(inodes, kernel, self.range_order, on.reread_pages)
         self.append_end = AppendEnd(inodes, on.append_end)
         self.set_id = SetId(inodes, kernel, on.set_id)
         self.capabilities = Capabilities(inodes, self.files, on.capabilities)
@@ -133,15 +127,14 @@ class FileSystem:
         self.negative = NegativeDentries(on.negative_dentries, on.absent_names)
         self.prefill = Prefill(inodes, on.prefill)
         self.cached_readdir = CachedReaddir(inodes, on.cached_readdir)
-        self.direct_writers = DirectWriters(inodes, on.o_direct)
-        self.direct_writes = DirectWrites(on.direct_writes, on.direct_appends)
+        self.direct_io = DirectIO(inodes, on.o_direct, on.direct_writes, on.direct_appends)
 
     def _add_parts(self, on: Switches) -> None:
         """Make what uses several of them."""
         tree, inodes = self.tree, self.inodes
         filled, kept = self.prefill.filled, self.cached_readdir.kept
         self.invalidation = Invalidation(
-            tree, inodes, self.dentries, self.hold_back, self.overtaken, self.negative, filled, on.invalidation
+            tree, inodes, self.dentries, self.page_versions, self.overtaken, self.negative, filled, on.invalidation
         )
         self.pruning = Pruning(inodes, self.invalidation, on.pruning)
         self.twins = Twins(tree, inodes, self.invalidation, kept, on.twins)
@@ -181,7 +174,8 @@ class FileSystem:
     # -- names -------------------------------------------------------------------------------------------------
 
     async def lookup(self, parent: int, name: bytes) -> Entry:
-        check_name(name)
+        if len(name) > NAME_MAX_BYTES:
+            raise oserror(errno.ENAMETOOLONG)
         junction = self.tree.junction(parent)
         if junction is not None:
             child = self.tree.child(junction, name)
@@ -366,10 +360,10 @@ class FileSystem:
         await refuse_confined(mode)
         route, node = await self.resolver.place_for_name(parent, name)
         for_volume = flags & ~_NOT_FOR_VOLUMES
-        mode = _masked(route, mode, caller)
+        make, mode = route.door.create, _masked(route, mode, caller)
         generation = self.overtaken.generation
         try:
-            attr = await route.call_and_hold(route.door.create, node, name, mode, for_volume, caller)
+            attr = await route.call(call_and_hold, route.volume, make, node, name, mode, for_volume, caller)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -378,8 +372,8 @@ class FileSystem:
         is_restricted = route.is_restricted(attr.node)
         handle = FileHandle(entry.inode, route if is_restricted else route.files, attr.node, for_volume)
         handle.bare = True
-        handle.direct = self.direct_writes.are_for(flags, attr.mode) or is_restricted
-        self.direct_writers.opened(entry.inode, flags)
+        handle.direct = self.direct_io.is_for(flags, attr.mode) or is_restricted
+        self.direct_io.opened(entry.inode, flags)
         self._opened(handle, attr)
         opened = OpenedFile(self.files.add(handle), not is_restricted, handle.direct)
         if self.inodes.beside:
@@ -425,8 +419,8 @@ class FileSystem:
             self.write_barrier.dismiss(number)
             raise
         keep = await self.page_versions.are_good(route, inode, attr)
-        keep = not self.direct_writers.opened(inode, flags) and keep
-        handle.direct = self.direct_writes.are_for(flags, attr.mode) or handle.node != node
+        keep = not self.direct_io.opened(inode, flags) and keep
+        handle.direct = self.direct_io.is_for(flags, attr.mode) or handle.node != node
         if route.is_restricted(node):
             keep, handle.direct = False, True
         self._opened(handle, attr)
@@ -437,8 +431,9 @@ class FileSystem:
         if known is None:
             return  # the kernel opens what it knows, and forgets nothing that is open
         known.opens += 1
-        if handle.flags & _WRITING:
+        if handle.can_map:
             self.append_end.opened(handle)
+        if handle.flags & _WRITING:
             self.prefill.filled.discard(handle.inode)
         elif self.invalidation.kernel is not None and not handle.route.is_restricted(handle.node):
             self.prefill.opened(self.invalidation.kernel, handle, attr, known.opens)
@@ -470,7 +465,7 @@ class FileSystem:
         inode, appending = handle.inode, bool(handle.flags & _APPENDING)
         write = partial(self.append_end.write, handle) if appending else handle.write
         if handle.route.executor.blocking:
-            written = await self.reread_pages.write(handle, write, offset, data, self._write_in_order)
+            written = await self.reread_pages.write(handle, write, offset, data)
         else:
             written = await handle.route.call(write, offset, data)
         known = self.inodes.get(inode)
@@ -481,12 +476,6 @@ class FileSystem:
         if handle.route.is_ruled:
             await self.twins.file_changed(handle.route, handle.node)
         return written
-
-    async def _write_in_order(
-        self, handle: FileHandle, write: Callable[[int, bytes], int], offset: int, data: bytes
-    ) -> int:
-        call = partial(handle.route.call, write, offset, data)
-        return await self.range_order.write(handle.inode, offset, len(data), call)
 
     async def flush(self, number: int) -> None:
         handle = self._handle(number)
@@ -503,8 +492,10 @@ class FileSystem:
         known = self.inodes.get(handle.inode)
         if known is not None:
             known.opens -= 1
-            self.append_end.closed(handle)
-            self.direct_writers.closed(handle.inode, handle.flags)
+            if handle.can_map:
+                self.append_end.closed(handle)
+            if self.direct_io.writers:
+                self.direct_io.closed(handle.inode, handle.flags)
         await handle.route.call(handle.route.volume.release, handle.node, handle.flags)
 
     # -- directories -------------------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ from fusebackend.base.errors import UserError
 from fusebackend.control import rendezvous, wire
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
 from fusebackend.control.wire import Closed, Incoming, MessageLines
-from fusebackend.protocol import PLAIN, SERVED, Actor, FileEvent, current_actor
-from fusebackend.vfs.watch.queue import EventSequence
+from fusebackend.protocol import PLAIN, SERVED, Actor, EventSequence, FileEvent, current_actor
 
 MAX_ANSWER_BYTES = 1 << 30
 """The longest message a client takes. Longer contents come in pieces."""
@@ -287,7 +286,7 @@ class Connection:
 
 
 class RemoteWatch(EventSequence):
-    """The changes that a server tells of, like `vfs.watch.queue.Watch`, over a connection that has subscribed to them,
+    """The changes that a server tells of, like `vfs.watch.feed.Watch`, over a connection that has subscribed to them,
     and is its own from now on."""
 
     def __init__(self, connection: Connection) -> None:

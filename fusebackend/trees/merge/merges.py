@@ -14,7 +14,7 @@ from fusebackend.base.relative_paths import is_below
 from fusebackend.history.history_file import Filter
 from fusebackend.protocol import WORKTREE, MergeResult, UndoConflict, UndoneChange
 from fusebackend.trees.branch_volume import BranchVolume
-from fusebackend.trees.merge.plan import PARKED, Plan, Side, Step, plan
+from fusebackend.trees.merge.plan import PARKED, MergePlan, Side, Step, plan
 from fusebackend.trees.merge.run import MainTree, Merge, Outcome, keep_sources
 from fusebackend.trees.merge.sides import trees_of
 
@@ -77,7 +77,7 @@ class Merges:
                 branch.note_decided(outcome.plan.for_main)
         return _result(name, outcome)
 
-    def _merge(self, branch: BranchVolume, name: str, plan: Callable[[], Plan]) -> Merge:
+    def _merge(self, branch: BranchVolume, name: str, plan: Callable[[], MergePlan]) -> Merge:
         journal, written = self._branches.journal(name), self._main.written
         recording = partial(self._main.recording, "merge", partial(self._title, name))
         before = partial(keep_sources, branch)
@@ -88,9 +88,11 @@ class Merges:
         merge still does the rest."""
         for name, branch in self._branches.opened.items():
             with self._guard:
-                self._merge(branch, name, Plan).tidy()
+                self._merge(branch, name, MergePlan).tidy()
 
-    def _plan(self, name: str, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]) -> Plan:
+    def _plan(
+        self, name: str, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]
+    ) -> MergePlan:
         base, theirs, main, may_differ = trees_of(branch, self._volumes)
         apart = (GIT,) if name.startswith(WORKTREE) else ()
         found = plan(

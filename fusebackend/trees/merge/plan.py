@@ -87,7 +87,7 @@ class Step(NamedTuple):
 
 
 @dataclass
-class Plan:
+class MergePlan:
     """See the module's docstring.
 
     Attributes:
@@ -121,7 +121,7 @@ def plan(
     may_differ: Callable[[Item], bool] = lambda item: True,
     apart: Collection[bytes] = (),
     decided: Collection[bytes] = (),
-) -> Plan:
+) -> MergePlan:
     """Return what a merge would do. `main` is moved to the state after it, in memory.
 
     Args:
@@ -129,8 +129,8 @@ def plan(
         lines: merge the lines of files that both sides have changed.
         paths: of the branch or of the base; only what lies at or below one of them is merged.
         may_differ, apart: as of `Pairs`.
-        decided: what earlier plans have decided for main (`Plan.for_main`). Without `keep` that holds until one side of
-            a conflict changes.
+        decided: what earlier plans have decided for main (`MergePlan.for_main`). Without `keep` that holds until one
+            side of a conflict changes.
 
     Raises:
         OSError: a tree can't be read.
@@ -193,7 +193,7 @@ class Planner:
         paths: Collection[bytes],
         decided: Collection[bytes],
     ) -> None:
-        self.result = Plan(left=[item.shown for item in pairs.left])
+        self.result = MergePlan(left=[item.shown for item in pairs.left])
         self._pairs = pairs
         self._main = main
         self._keep = keep
