@@ -42,12 +42,11 @@ from fusebackend.rules.ruled_volume import LINKED, NODES, RuledVolume, own_bits
 from fusebackend.rules.view import View
 from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.calls.request import Request
-from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.door import ChangeListener, Door
 from fusebackend.vfs.inodes import NODE_BITS, SYNTHETIC_INDEX, inode_number, node_of, route_index
+from fusebackend.vfs.options import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits, TreesOptions
 from fusebackend.vfs.pseudo_files import PseudoFiles
-from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.volumes.native import NativeVolume
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ class Route:
 
     @property
     def keeps_listings(self) -> bool:
-        """True if a directory's time tells the kernel whether a listing is valid. See `coherence/cached_readdir.py`."""
+        """True if a directory's time tells the kernel whether a listing is valid. See `listing.py`."""
         waits = self.executor.blocking or self.shared
         return self.policy.coherent and not waits and self.volume.features.persistent_modes
 

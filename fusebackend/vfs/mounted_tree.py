@@ -37,24 +37,20 @@ from fusebackend.rules.ruled_volume import NODES
 from fusebackend.rules.view import View
 from fusebackend.vfs import switches as switching
 from fusebackend.vfs.calls.request import Request, current, on_behalf_of
-from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
-from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
 from fusebackend.vfs.coherence.dentries import Dentries, Revalidation
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, NegativeDentries, Overtaken
-from fusebackend.vfs.coherence.invalidation import Invalidation, Pruning
+from fusebackend.vfs.coherence.invalidation import Invalidation, Pruning, Twins
 from fusebackend.vfs.coherence.page_cache import DirectIO, KernelCache, PageVersions, Prefill
 from fusebackend.vfs.coherence.range_order import AppendEnd, RangeOrder, RereadPages
-from fusebackend.vfs.coherence.twins import Twins
-from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.door import ChangeListener
-from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
+from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, WriteBarrier, close_all
 from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Emit, Entry, InodeTable, node_of, route_index
 from fusebackend.vfs.junctions import VIEWS_NAME, Junction, MountTree, Route, call_and_hold, routes_of
-from fusebackend.vfs.listing import Listing
+from fusebackend.vfs.listing import CachedReaddir, Listing
+from fusebackend.vfs.options import DEFAULT_DEADLINE_S, RouteLimits, TreesOptions
 from fusebackend.vfs.setid import Capabilities, SetId, refuse_confined, without_set_id
 from fusebackend.vfs.switches import Switches
-from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.vfs.watch.feed import ChangeFeed
 from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.vfs.xattrs import ExtendedAttributes
