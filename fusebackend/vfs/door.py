@@ -254,6 +254,7 @@ class Door:
                 _tell(self._ordered, change)
                 return result
         finally:
+            change.record = None  # it refers to the change, and the garbage collector is dear
             if change.ending is not None:
                 change.ending.close()
             if self._after:
