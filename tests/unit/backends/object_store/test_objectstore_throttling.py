@@ -25,7 +25,7 @@ from fusebackend.backends.object_store.bucket.errors import FIRST_S, MOST_S, PAT
 from fusebackend.backends.object_store.bucket.requests import Bucket
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges
-from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
+from fusebackend.vfs.options import DEFAULT_DEADLINE_S
 
 REFUSALS = [(503, "SlowDown"), (429, "TooManyRequests")]
 INNER = 4
