@@ -73,6 +73,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     assert not failures, "\n".join(failures)
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The loop of tests that are marked `anyio`."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def users_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Give tests and their servers a cache, data and state of their own, in place of the user's."""

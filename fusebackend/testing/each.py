@@ -1,4 +1,5 @@
-"""`each`: the cases of one test, in a loop that runs all of them and names those that failed.
+"""`each`: the cases of one test, in a loop that runs all of them and names those that failed. `needs`: what a test of
+a published suite needs.
 
     def test_a_bad_path_is_an_error(self, b):
         for case in each(BAD_PATHS):                    # a mapping: its keys name the cases
@@ -13,13 +14,14 @@ what it made. A failed case doesn't stop the loop; at the loop's end all failure
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeVar, overload
 
 import pytest
 
 T = TypeVar("T")
+_C = TypeVar("_C", bound=Callable[..., Any])
 
 executed = 0
 """Cases that ran in this process and were not skipped. Test runs report it: cases folded into a loop remain counted."""
@@ -55,6 +57,16 @@ class OneCase(Generic[T]):
             self.failure = error
         self.is_interrupted = error is not None and self.failure is None
         return self.failure is not None
+
+
+def needs(*words: str) -> Callable[[_C], _C]:
+    """Skip a test of a published suite unless its class declares each of `words`; the suite's `Case` lists them."""
+
+    def mark(function: _C) -> _C:
+        function.needs = words  # type: ignore[attr-defined]
+        return function
+
+    return mark
 
 
 @overload

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from name_model import File, Names
 
 import fusebackend
+from fusebackend.testing.posix.case import opened
 
 NAMES = ("a", "b", "c", "d", "d/a", "d/b", "e", "e/a")
 DIRECTORIES = ("d", "e")
@@ -141,11 +142,8 @@ class RandomChanges:
 
     def _write(self, host: Host, name: str, flags: int, offset: int, data: bytes) -> None:
         def write() -> None:
-            fd = os.open(host.place(name), os.O_WRONLY | os.O_CREAT | flags, 0o644)
-            try:
+            with opened(host.place(name), os.O_WRONLY | os.O_CREAT | flags, 0o644) as fd:
                 assert os.pwrite(fd, data, offset) == len(data)
-            finally:
-                os.close(fd)
 
         self.system(self.tree.write(name, flags, offset, data), write)
 
@@ -270,11 +268,8 @@ class RandomChanges:
 
 
 def read(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with opened(path, os.O_RDONLY) as fd:
         return os.pread(fd, 1 << 20, 0)
-    finally:
-        os.close(fd)
 
 
 def until(seen: Callable[[], bool], what: str) -> None:

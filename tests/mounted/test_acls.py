@@ -18,7 +18,7 @@ from mounts import Serve
 
 import fusebackend
 from fusebackend.base import acl
-from fusebackend.testing.posix.case import as_user, fails
+from fusebackend.testing.posix.case import as_user, fails, umask
 
 pytestmark = [
     pytest.mark.mounted,
@@ -145,11 +145,8 @@ def test_the_kernel_checks_them(server: mounts.Mounted) -> None:
 
 def test_other_routes_refuse_them_and_work(server: mounts.Mounted) -> None:
     refused_but_working(server.path / "other")
-    mask = os.umask(0o027)
-    try:
+    with umask(0o027):
         (server.path / "new").touch(mode=0o666)
-    finally:
-        os.umask(mask)
     assert (server.path / "new").stat().st_mode & 0o777 == 0o640
 
 
@@ -160,12 +157,9 @@ def refused_but_working(path: Path) -> None:
     assert not may(file, os.O_RDONLY) and may(file, os.O_RDONLY, group=0)
     with fails(errno.ENOTSUP):
         os.setxattr(file, os.fsdecode(acl.ACCESS), acl.inherited(_default(), 0o660)[0] or b"")
-    mask = os.umask(0o027)
-    try:
+    with umask(0o027):
         (path / "new").touch(mode=0o666)
         (path / "directory").mkdir()
-    finally:
-        os.umask(mask)
     assert (path / "new").stat().st_mode & 0o777 == 0o640
     assert (path / "directory").stat().st_mode & 0o777 == 0o750
 

@@ -7,7 +7,6 @@ import errno
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from mounts import Mounted, Serve
 from programs import ok
+from together import beside
 
 import fusebackend
 from fusebackend import Actor
@@ -180,14 +180,11 @@ def test_a_write_waits_until_it_is_approved_and_happens_once(
         fusebackend.connect(server.path, view="agent", actor=Actor("planner")) as agent,
         fusebackend.connect(server.path, view="") as free,
     ):
-        answers: list[Any] = []
-        writer = threading.Thread(target=lambda: answers.append(agent.write("/prod/app.conf", "debug = false\n")))
-        writer.start()
-        found = one(free)
-        assert text_of(free, "/prod/app.conf") is None and writer.is_alive()
-        ok("approval", "approve", found.number, cwd=server.path)
-        writer.join(LIMIT_S)
-        assert [(each.error, each.path) for each in answers] == [(None, "/prod/app.conf")]
+        with beside(lambda: agent.write("/prod/app.conf", "debug = false\n")) as writing:
+            found = one(free)
+            assert text_of(free, "/prod/app.conf") is None and writing.running()
+            ok("approval", "approve", found.number, cwd=server.path)
+        assert (writing.result().error, writing.result().path) == (None, "/prod/app.conf")
         assert text_of(free, "/prod/app.conf") == "debug = false\n"
         (written,) = [each for each in free.log() if each.title == "write /prod/app.conf"]
         assert (written.kind, written.actor.agent) == ("verb", "planner")
@@ -200,35 +197,25 @@ def test_a_write_waits_until_it_is_approved_and_happens_once(
         # An undo without a name is of what was changed, not of the decision.
         assert free.undo().calls == [written.call]
 
-        command: list[Any] = []
         pieces: list[bytes] = []
         free.upload_files([("/work/x", b"")])
-        runner = threading.Thread(
-            target=lambda: command.append(
-                agent.run("echo started", cwd="/work", on_output=lambda _, data: pieces.append(data))
-            )
-        )
-        runner.start()
-        found = one(free)
-        free.approve(found.number)
-        runner.join(LIMIT_S)
-        assert b"".join(pieces) == b"started\n" and command[0].exit_code == 0
+        told = {"cwd": "/work", "on_output": lambda _, data: pieces.append(data)}
+        with beside(lambda: agent.run("echo started", **told)) as running:
+            free.approve(one(free).number)
+        assert b"".join(pieces) == b"started\n" and running.result().exit_code == 0
 
-        writer = threading.Thread(target=lambda: answers.append(agent.write("/prod/late", "x")))
-        writer.start()
-        found = one(free)
-        free.deny(found.number, "no")
-        writer.join(LIMIT_S)
+        with beside(lambda: agent.write("/prod/late", "x")) as writing:
+            found = one(free)
+            free.deny(found.number, "no")
         # `diff` is of what was changed last, not of the requests since.
         assert "diff --git a/work/x b/work/x" in ok("diff", cwd=server.path)
-        assert answers[-1].error == f"Error: '/prod/late' needs an approval: request {found.number}: it was denied: no"
+        denied = f"Error: '/prod/late' needs an approval: request {found.number}: it was denied: no"
+        assert writing.result().error == denied
 
-        writer = threading.Thread(target=lambda: answers.append(agent.write("/prod/end", "x")))
-        writer.start()
-        found = one(free)
-        server.stop()  # a caller who waits holds nothing up
-        writer.join(LIMIT_S)
-        assert f"it is request {found.number};" in answers[-1].error
+        with beside(lambda: agent.write("/prod/end", "x")) as writing:
+            found = one(free)
+            server.stop()  # a caller who waits holds nothing up
+        assert f"it is request {found.number};" in writing.result().error
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from controlled import Raw
+from eventually import eventually
 from mounts import ROOT, Serve
 
 import fusebackend
@@ -102,11 +103,8 @@ class TestHolding:
         before = held()
         memory = mounted.memory_kib()
         use(2000)
-        deadline = time.monotonic() + LIMIT_S
         few = 8  # background threads come and go: the index has one, and so do calls that wait for the disk
-        while any(now > then + few for now, then in zip(held(), before, strict=True)):
-            assert time.monotonic() < deadline, f"{held()} and not {before}"
-            time.sleep(0.05)
+        eventually(lambda: all(now <= then + few for now, then in zip(held(), before, strict=True)), LIMIT_S)
         assert mounted.memory_kib() < memory + 8 * 1024
 
 

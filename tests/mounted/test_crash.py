@@ -229,8 +229,7 @@ def test_a_server_killed_while_it_renames_leaves_each_name_once(
     with contextlib.suppress(OSError):
         os.close(held)
 
-    volume = PostgresVolume(database, "work")
-    try:
+    with contextlib.closing(PostgresVolume(database, "work")) as volume:
         assert check(database, volume.id) == []
         found = []
         for name in (b"a", b"b"):
@@ -240,8 +239,6 @@ def test_a_server_killed_while_it_renames_leaves_each_name_once(
                 assert volume.read(attr.node, 0, 1000) == (entry[4:] + b"\n") * 100
         assert sorted(found) == [b"file%d" % number for number in range(10)]
         assert {entry for entry, _ in volume.readdir(ROOT_NODE, b"", 100)} == {b"a", b"b"}
-    finally:
-        volume.close()
     assert check(database, volume.id) == []
     monkeypatch.setattr(session, "GRACE_S", 0.0)
     deadline = time.monotonic() + 60

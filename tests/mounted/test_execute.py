@@ -56,10 +56,7 @@ def wait_for(pending: executing.Pending) -> None:
 
 
 def wait_for_sleepers(number: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(processes_with(LONG)) < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    eventually(lambda: len(processes_with(LONG)) >= number)
 
 
 # -- files of a command ------------------------------------------------------------------------------------------------
@@ -308,10 +305,7 @@ def test_no_descriptor_thread_or_child_is_left_in_the_server(shell: Commands) ->
     run_some()
     before = census()
     run_some()
-    deadline = time.monotonic() + 10
-    while census() != before and time.monotonic() < deadline:
-        time.sleep(0.01)  # the thread that answered may not have ended yet
-    assert census() == before
+    eventually(lambda: census() == before, 10)  # the thread that answered may not have ended yet
 
 
 # -- nothing is left in the mount --------------------------------------------------------------------------------------

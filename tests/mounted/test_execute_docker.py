@@ -15,6 +15,7 @@ import mounts
 import pytest
 from eventually import eventually
 from programs import command
+from together import beside
 
 import fusebackend
 from fusebackend.backends import DockerBackend
@@ -148,12 +149,9 @@ def test_stopping_ends_a_command_and_the_container(engine, serve) -> None:
         began = threading.Event()
         words = {"timeout": 600, "on_output": lambda stream, piece: began.set()}
         command = "exec 5> /memories/held; echo began; sleep 1000"
-        thread = threading.Thread(target=lambda: _ended(client, command, words))
-        thread.start()
-        assert began.wait(60)
-        server.stop()
-        thread.join(30)
-        assert not thread.is_alive()
+        with beside(lambda: _ended(client, command, words), limit_s=30):
+            assert began.wait(60)
+            server.stop()
 
 
 def test_a_killed_servers_container_goes_with_the_next_mount(engine, serve) -> None:

@@ -11,6 +11,8 @@ import mounts
 import pytest
 from mounts import Mounted
 
+from fusebackend.testing.likeness.calls import opening
+
 pytestmark = pytest.mark.mounted
 
 NEW = iter(range(10**9))
@@ -19,14 +21,6 @@ NEW = iter(range(10**9))
 def new(root: Path) -> Path:
     """Return a name never used before, which the kernel has not cached."""
     return root / f"new{next(NEW)}"
-
-
-def opened(path: Path, flags: int, use: Callable[[int], object]) -> None:
-    file = os.open(path, flags)
-    try:
-        use(file)
-    finally:
-        os.close(file)
 
 
 # Method of the volume → a system call that needs it, and that the kernel can't answer from its caches.
@@ -47,9 +41,9 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "statfs": os.statvfs,
     "create": lambda root: new(root).touch(),
     "open": lambda root: os.close(os.open(root / "file", os.O_RDONLY)),
-    "read": lambda root: opened(root / "large", os.O_RDONLY | os.O_DIRECT, lambda file: os.pread(file, 4096, 0)),
-    "write": lambda root: opened(root / "file", os.O_WRONLY, lambda file: os.write(file, b"x")),
-    "fsync": lambda root: opened(root / "file", os.O_RDONLY, os.fsync),
+    "read": lambda root: opening(root / "large", os.O_RDONLY | os.O_DIRECT, lambda file: os.pread(file, 4096, 0)),
+    "write": lambda root: opening(root / "file", os.O_WRONLY, lambda file: os.write(file, b"x")),
+    "fsync": lambda root: opening(root / "file", os.O_RDONLY, os.fsync),
     "readdir": os.listdir,
 }
 # The kernel does not wait for the reply of these, so no caller gets their error.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -38,8 +39,7 @@ def test_a_volume_of_it(lacking: tuple[str, Path]) -> None:
     there, is_lacking = disk / "volume", number != "EPERM"
     there.mkdir()
     (there / "file").write_text("x")
-    volume = DirectoryVolume(there)
-    try:
+    with contextlib.closing(DirectoryVolume(there)) as volume:
         assert (volume.features.xattrs, volume.features.acls) == (not is_lacking, not is_lacking)
         attr = volume.lookup(ROOT_NODE, b"file")
         for make in (
@@ -62,8 +62,6 @@ def test_a_volume_of_it(lacking: tuple[str, Path]) -> None:
             assert placed.lost == ("extended attributes",)
         volume.setattr(attr.node, AttrChanges(mode=0o600))
         assert sorted(os.listdir(there)) == ["copy", "file", "more"]
-    finally:
-        volume.close()
 
 
 def test_a_mount_of_it(lacking: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import mounts
 import psycopg
 import pytest
+from eventually import eventually
 from hosts import RandomChanges, SharedVolume
 from mounts import Serve
 from postgres_check import check
@@ -163,11 +164,10 @@ def test_nothing_that_was_synced_is_lost_when_postgresql_is_killed_beside_writer
         writer.start()
     chance = random.Random()
     for _ in range(KILLS):
-        before = [writer.confirmed for writer in writers]
-        deadline = time.monotonic() + 60
-        while not all(writer.confirmed >= at + 4 for writer, at in zip(writers, before, strict=True)):
-            assert time.monotonic() < deadline, f"the writers are stuck: {[w.refused[-1:] for w in writers]}"
-            time.sleep(0.01)
+        goals = [(writer, writer.confirmed + 4) for writer in writers]
+        eventually(
+            lambda goals=goals: all(writer.confirmed >= goal for writer, goal in goals), 60, "the writers are stuck"
+        )
         time.sleep(chance.random() / 2)
         server.crash()
         server.start()
@@ -183,8 +183,5 @@ def test_nothing_that_was_synced_is_lost_when_postgresql_is_killed_beside_writer
     print(f"compared {sum(writer.compared for writer in writers)}, refused {sum(len(w.refused) for w in writers)}")
     for host in hosts:
         host.kill()  # one that ends would say that the crash took what nobody had synced
-    opened = PostgresVolume(server.dsn(), "v")
-    try:
+    with contextlib.closing(PostgresVolume(server.dsn(), "v")) as opened:
         assert check(server.dsn(), opened.id) == []
-    finally:
-        opened.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import mounts
 import pytest
+from for_each import for_each
 from programs import python
 
 from fusebackend.linux import mount_table as table
@@ -64,39 +65,154 @@ def script(tmp_path: Path) -> Iterator[Script]:
             subprocess.run(["fusermount3", "-u", "-z", "--", entry.mountpoint], check=False, timeout=LIMIT_S)
 
 
+SCRIPTS = {
+    "every verb arrives": """
+        import asyncio
+        with fusebackend.mount(InMemoryBackend(), point) as files:
+            assert [each.error for each in files.upload_files([("/x/a.py", b"one\\ntwo\\n")])] == [None]
+            assert files.download_files(["/x/a.py"])[0].content == b"one\\ntwo\\n"
+            assert [match["line"] for match in files.grep("two").matches] == [2]
+            assert [match["path"] for match in files.glob("**/*.py").matches] == ["/x/a.py"]
+            assert files.move("/x/a.py", "/x/b.py").error is None
+            assert "     1\\tone" in str(asyncio.run(files.aread("/x/b.py")))
+            assert [entry["path"] for entry in files.ls_info("/x")] == ["/x/b.py"]
+            assert files.id == f"fusebackend:{point}"
+            assert isinstance(files, fusebackend.SandboxBackendProtocol)
+            assert files.execute("cat /x/b.py | sort > /sorted; ls /").output == "sorted\\nx\\n"
+            assert files.read("/sorted").file_data["content"] == "one\\ntwo\\n"
+            assert files.stat("/sorted").size == 8
+            with files.watch("/x") as watch:
+                os.unlink(os.path.join(point, "x/b.py"))
+                event = watch.get(20)
+                assert (event.kind, event.path, event.source) == ("deleted", "/x/b.py", "mount")
+    """,
+    "routes": """
+        backend = CompositeBackend(InMemoryBackend(), {"/memories/": InMemoryBackend()})
+        with fusebackend.mount(backend, point) as files:
+            assert files.write("/memories/a.txt", "a").error is None
+            assert os.listdir(point) == ["memories"]
+            assert text("memories/a.txt") == "a"
+            assert backend.routes["/memories/"].read("/a.txt").error is None
+    """,
+    "a backend like the seeds": """
+        class Notes:
+            def __init__(self): self.files = {"/a.txt": b"a"}
+            def ls_info(self, path): return [{"path": name, "is_dir": False} for name in self.files]
+            def read(self, path, offset=0, limit=2000): return self.files[path].decode()
+            def download_files(self, paths):
+                return [{"path": path, "content": self.files.get(path), "error": None} for path in paths]
+        with fusebackend.mount(Notes(), point) as files:
+            assert os.listdir(point) == ["a.txt"]
+            assert text("a.txt") == "a"
+            assert [entry["path"] for entry in files.ls("/").entries] == ["/a.txt"]
+    """,
+    "the name can be imported too": """
+        from fusebackend import mount
+        import fusebackend.mount.session
+        with mount(InMemoryBackend(), point) as files:
+            assert files.mountpoint == point
+            assert os.path.ismount(point)
+    """,
+    "the backend is not closed": """
+        with SqliteBackend(f"{directory}/x.db") as backend:
+            for number in range(2):
+                with fusebackend.mount(backend, point) as files:
+                    with open(f"{point}/{number}", "w") as file:
+                        file.write("kept")
+                assert files.read(f"/{number}").error is None
+            assert [entry["path"] for entry in backend.ls("/").entries] == ["/0", "/1"]
+    """,
+    "close may be called twice": """
+        files = fusebackend.mount(InMemoryBackend(), point)
+        files.close()
+        files.close()
+        assert not os.path.ismount(point)
+    """,
+    "an error in the block unmounts and comes through": """
+        try:
+            with fusebackend.mount(InMemoryBackend(), point):
+                raise KeyError("mine")
+        except KeyError as error:
+            assert error.args == ("mine",)
+        assert not os.path.ismount(point)
+    """,
+    "unmounted from outside": """
+        import subprocess
+        with fusebackend.mount(InMemoryBackend(), point) as files:
+            subprocess.run(["fusermount3", "-u", point], check=True)
+            assert not os.path.ismount(point)
+            assert files.write("/a", "still a backend").error is None
+    """,
+    "it is shown by status": """
+        from fusebackend.linux.mount_table import probe
+        with fusebackend.mount(InMemoryBackend(), point, read_only=True):
+            state = probe(point)
+            assert (state.state, state.pid) == ("alive", os.getpid())
+            assert state.status["read_only"] is True
+    """,
+    "read only is for the mount": """
+        with fusebackend.mount(InMemoryBackend(), point, read_only=True) as files:
+            try:
+                open(f"{point}/a", "w")
+            except OSError as error:
+                assert error.strerror == "Read-only file system"
+            else:
+                raise AssertionError("it was writable")
+            assert files.write("/a", "a").error is None
+            assert text("a") == "a"
+    """,
+    "words for libfuse": """
+        from fusebackend.linux.mount_table import mount_at
+        with fusebackend.mount(InMemoryBackend(), point, options=["noexec", "nosuid"]):
+            assert {"noexec", "nosuid"} <= set(mount_at(point).options)
+    """,
+    "a factory needs a runtime": """
+        from types import SimpleNamespace
+        runtime = SimpleNamespace(state={"files": {}})
+        for factory in (StateBackend, lambda runtime: StateBackend(runtime)):
+            try:
+                fusebackend.mount(factory, point)
+            except TypeError as error:
+                assert "makes backends and is none: give mount() a runtime=" in str(error)
+            else:
+                raise AssertionError("it was taken")
+            with fusebackend.mount(factory, point, runtime=runtime) as files:
+                with open(f"{point}/a.txt", "w") as file:
+                    file.write("a")
+            assert "/a.txt" in runtime.state["files"]
+            routed = CompositeBackend(InMemoryBackend(), {"/state/": factory})
+            try:
+                fusebackend.mount(routed, point)
+            except TypeError as error:
+                assert "called with a runtime" in str(error)
+            else:
+                raise AssertionError("it was taken")
+            with fusebackend.mount(routed, point, runtime=runtime):
+                assert text("state/a.txt") == "a"
+    """,
+    "what fails in the serving thread": """
+        import pyfuse3
+        def refuse(*arguments): raise RuntimeError("fuse_session_mount failed")
+        pyfuse3.init, init = refuse, pyfuse3.init
+        try:
+            fusebackend.mount(InMemoryBackend(), point)
+        except OSError as error:
+            assert "fuse_session_mount failed" in str(error)
+        else:
+            raise AssertionError("it was taken")
+        pyfuse3.init = init
+        with fusebackend.mount(InMemoryBackend(), point) as files:
+            assert files.write("/a", "a").error is None
+    """,
+}
+
+
+@for_each("code", SCRIPTS.values(), ids=SCRIPTS)
+def test_what_a_process_does_with_its_mount(script: Script, code: str) -> None:
+    script(code)
+
+
 class TestTwoFaces:
-    def test_every_verb_arrives(self, script: Script) -> None:
-        script("""
-            import asyncio
-            with fusebackend.mount(InMemoryBackend(), point) as files:
-                assert [each.error for each in files.upload_files([("/x/a.py", b"one\\ntwo\\n")])] == [None]
-                assert files.download_files(["/x/a.py"])[0].content == b"one\\ntwo\\n"
-                assert [match["line"] for match in files.grep("two").matches] == [2]
-                assert [match["path"] for match in files.glob("**/*.py").matches] == ["/x/a.py"]
-                assert files.move("/x/a.py", "/x/b.py").error is None
-                assert "     1\\tone" in str(asyncio.run(files.aread("/x/b.py")))
-                assert [entry["path"] for entry in files.ls_info("/x")] == ["/x/b.py"]
-                assert files.id == f"fusebackend:{point}"
-                assert isinstance(files, fusebackend.SandboxBackendProtocol)
-                assert files.execute("cat /x/b.py | sort > /sorted; ls /").output == "sorted\\nx\\n"
-                assert files.read("/sorted").file_data["content"] == "one\\ntwo\\n"
-                assert files.stat("/sorted").size == 8
-                with files.watch("/x") as watch:
-                    os.unlink(os.path.join(point, "x/b.py"))
-                    event = watch.get(20)
-                    assert (event.kind, event.path, event.source) == ("deleted", "/x/b.py", "mount")
-        """)
-
-    def test_routes(self, script: Script) -> None:
-        script("""
-            backend = CompositeBackend(InMemoryBackend(), {"/memories/": InMemoryBackend()})
-            with fusebackend.mount(backend, point) as files:
-                assert files.write("/memories/a.txt", "a").error is None
-                assert os.listdir(point) == ["memories"]
-                assert text("memories/a.txt") == "a"
-                assert backend.routes["/memories/"].read("/a.txt").error is None
-        """)
-
     def test_a_route_that_another_process_serves(self, script: Script, tmp_path: Path) -> None:
         other = mounts.start(tmp_path / "other", "memory:")
         try:
@@ -118,50 +234,8 @@ class TestTwoFaces:
         finally:
             other.kill()
 
-    def test_a_backend_like_the_seeds(self, script: Script) -> None:
-        script("""
-            class Notes:
-                def __init__(self): self.files = {"/a.txt": b"a"}
-                def ls_info(self, path): return [{"path": name, "is_dir": False} for name in self.files]
-                def read(self, path, offset=0, limit=2000): return self.files[path].decode()
-                def download_files(self, paths):
-                    return [{"path": path, "content": self.files.get(path), "error": None} for path in paths]
-            with fusebackend.mount(Notes(), point) as files:
-                assert os.listdir(point) == ["a.txt"]
-                assert text("a.txt") == "a"
-                assert [entry["path"] for entry in files.ls("/").entries] == ["/a.txt"]
-        """)
-
-    def test_the_name_can_be_imported_too(self, script: Script) -> None:
-        script("""
-            from fusebackend import mount
-            import fusebackend.mount.session
-            with mount(InMemoryBackend(), point) as files:
-                assert files.mountpoint == point
-                assert os.path.ismount(point)
-        """)
-
 
 class TestLife:
-    def test_the_backend_is_not_closed(self, script: Script) -> None:
-        script("""
-            with SqliteBackend(f"{directory}/x.db") as backend:
-                for number in range(2):
-                    with fusebackend.mount(backend, point) as files:
-                        with open(f"{point}/{number}", "w") as file:
-                            file.write("kept")
-                    assert files.read(f"/{number}").error is None
-                assert [entry["path"] for entry in backend.ls("/").entries] == ["/0", "/1"]
-        """)
-
-    def test_close_may_be_called_twice(self, script: Script) -> None:
-        script("""
-            files = fusebackend.mount(InMemoryBackend(), point)
-            files.close()
-            files.close()
-            assert not os.path.ismount(point)
-        """)
-
     def test_the_end_of_the_interpreter_unmounts(self, script: Script) -> None:
         script("""
             backend = SqliteBackend(f"{directory}/x.db")
@@ -175,25 +249,6 @@ class TestLife:
         """)
             == "b'kept'\n"
         )
-
-    def test_an_error_in_the_block_unmounts_and_comes_through(self, script: Script) -> None:
-        script("""
-            try:
-                with fusebackend.mount(InMemoryBackend(), point):
-                    raise KeyError("mine")
-            except KeyError as error:
-                assert error.args == ("mine",)
-            assert not os.path.ismount(point)
-        """)
-
-    def test_unmounted_from_outside(self, script: Script) -> None:
-        script("""
-            import subprocess
-            with fusebackend.mount(InMemoryBackend(), point) as files:
-                subprocess.run(["fusermount3", "-u", point], check=True)
-                assert not os.path.ismount(point)
-                assert files.write("/a", "still a backend").error is None
-        """)
 
     def test_ctrl_c_unmounts(self, script: Script) -> None:
         process = subprocess.Popen(
@@ -220,15 +275,6 @@ class TestLife:
         assert errors.splitlines()[-1] == "KeyboardInterrupt"
         assert table.mount_at(str(script.point)) is None
 
-    def test_it_is_shown_by_status(self, script: Script) -> None:
-        script("""
-            from fusebackend.linux.mount_table import probe
-            with fusebackend.mount(InMemoryBackend(), point, read_only=True):
-                state = probe(point)
-                assert (state.state, state.pid) == ("alive", os.getpid())
-                assert state.status["read_only"] is True
-        """)
-
     def test_a_dead_mount_is_replaced(self, script: Script) -> None:
         script(
             """
@@ -241,54 +287,6 @@ class TestLife:
         script("""
             with fusebackend.mount(InMemoryBackend(), point):
                 assert os.listdir(point) == []
-        """)
-
-
-class TestOptions:
-    def test_read_only_is_for_the_mount(self, script: Script) -> None:
-        script("""
-            with fusebackend.mount(InMemoryBackend(), point, read_only=True) as files:
-                try:
-                    open(f"{point}/a", "w")
-                except OSError as error:
-                    assert error.strerror == "Read-only file system"
-                else:
-                    raise AssertionError("it was writable")
-                assert files.write("/a", "a").error is None
-                assert text("a") == "a"
-        """)
-
-    def test_words_for_libfuse(self, script: Script) -> None:
-        script("""
-            from fusebackend.linux.mount_table import mount_at
-            with fusebackend.mount(InMemoryBackend(), point, options=["noexec", "nosuid"]):
-                assert {"noexec", "nosuid"} <= set(mount_at(point).options)
-        """)
-
-    def test_a_factory_needs_a_runtime(self, script: Script) -> None:
-        script("""
-            from types import SimpleNamespace
-            runtime = SimpleNamespace(state={"files": {}})
-            for factory in (StateBackend, lambda runtime: StateBackend(runtime)):
-                try:
-                    fusebackend.mount(factory, point)
-                except TypeError as error:
-                    assert "makes backends and is none: give mount() a runtime=" in str(error)
-                else:
-                    raise AssertionError("it was taken")
-                with fusebackend.mount(factory, point, runtime=runtime) as files:
-                    with open(f"{point}/a.txt", "w") as file:
-                        file.write("a")
-                assert "/a.txt" in runtime.state["files"]
-                routed = CompositeBackend(InMemoryBackend(), {"/state/": factory})
-                try:
-                    fusebackend.mount(routed, point)
-                except TypeError as error:
-                    assert "called with a runtime" in str(error)
-                else:
-                    raise AssertionError("it was taken")
-                with fusebackend.mount(routed, point, runtime=runtime):
-                    assert text("state/a.txt") == "a"
         """)
 
 
@@ -329,22 +327,6 @@ class TestRefusals:
         ]  # fmt: skip
         for line, pattern in zip(said.splitlines(), wanted, strict=True):
             assert re.match(pattern, line), line
-
-    def test_what_fails_in_the_serving_thread(self, script: Script) -> None:
-        script("""
-            import pyfuse3
-            def refuse(*arguments): raise RuntimeError("fuse_session_mount failed")
-            pyfuse3.init, init = refuse, pyfuse3.init
-            try:
-                fusebackend.mount(InMemoryBackend(), point)
-            except OSError as error:
-                assert "fuse_session_mount failed" in str(error)
-            else:
-                raise AssertionError("it was taken")
-            pyfuse3.init = init
-            with fusebackend.mount(InMemoryBackend(), point) as files:
-                assert files.write("/a", "a").error is None
-        """)
 
     def test_what_fails_at_the_end_is_raised_by_close(self, script: Script) -> None:
         script(

@@ -37,7 +37,7 @@ from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBacke
 from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.integrations.tools import TOOLS
 from fusebackend.testing.posix import PosixCases
-from fusebackend.testing.posix.case import fails, refused
+from fusebackend.testing.posix.case import fails, opened, refused
 
 pytestmark = pytest.mark.mounted
 
@@ -689,21 +689,20 @@ def test_a_snapshot_keeps_what_was_there(kind: str, tmp_path: Path, serve: Serve
     (mounted / "d").mkdir()
     for path in ("d/file", "notes/note", "a/b/live"):
         (mounted / path).write_text("before")
-    with fusebackend.connect(mounted) as client, (mounted / "d/file").open("r+") as opened:
+    with fusebackend.connect(mounted) as client, (mounted / "d/file").open("r+") as file:
         assert not one.exists()
         assert client.create_snapshot("one").routes == ["/", "/notes/"]
-        opened.write("AFTER")
-        opened.flush()
+        file.write("AFTER")
+        file.flush()
         (mounted / "notes/note").unlink()
         assert ((one / "d/file").read_text(), (one / "notes/note").read_text()) == ("before", "before")
         assert os.listdir(one / "a/b") == [] and stat.S_IMODE((one / "a/b").stat().st_mode) == 0o555
         refused(errno.EROFS, (one / "new").touch)
         assert client.write("/.fusebackend/snapshots/one/new", "x").error
-        directory = os.open(one / "d", os.O_RDONLY)
-        client.delete_snapshots("one")
-        assert os.listdir(one.parent) == [] and not one.exists()
-        refused((errno.ESTALE, errno.ENOENT), os.open, "file", os.O_RDONLY, dir_fd=directory)
-        os.close(directory)
+        with opened(one / "d", os.O_RDONLY) as directory:
+            client.delete_snapshots("one")
+            assert os.listdir(one.parent) == [] and not one.exists()
+            refused((errno.ESTALE, errno.ENOENT), os.open, "file", os.O_RDONLY, dir_fd=directory)
 
 
 @pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", MEMORY])
@@ -894,21 +893,27 @@ def test_what_is_interrupted_waits_for_an_approval(tmp_path: Path, serve: Serve)
         assert "a request keeps at most 1024 KiB" in str(large[0].error)
 
 
-@pytest.mark.parametrize("kind", ["sqlite:{tmp}/volume.db", MEMORY])
-def test_what_was_there_for_ten_seconds_can_be_had_back(kind: str, tmp_path: Path, serve: Serve) -> None:
-    mounted = serve(kind.format(tmp=tmp_path)).path
+def test_what_was_there_for_ten_seconds_can_be_had_back(tmp_path: Path, serve: Serve) -> None:
+    mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/memory": "memory:"}).path
     snapshots = mounted / ".fusebackend/snapshots"
-    (mounted / "work").mkdir()
-    (mounted / "work/file").write_text("precious\n")
+    works = (mounted / "work", mounted / "memory/work")
+    for work in works:
+        work.mkdir()
+        (work / "file").write_text("precious\n")
 
-    def with_file() -> list[str]:
-        return sorted(each.parts[-3] for each in snapshots.glob("@*/work/file") if each.read_text() == "precious\n")
+    def with_files() -> list[str]:
+        return sorted(
+            taken.name
+            for taken in snapshots.glob("@*")
+            if [path.read_text() for path in taken.rglob("work/file")] == ["precious\n"] * 2
+        )
 
-    eventually(with_file, 60)
+    eventually(with_files, 60)
     for loss in ("rm -r work", ": > work/file", "echo other > work/file", "echo x > x; mv x work/file"):
-        subprocess.run(["bash", "-euc", loss], cwd=mounted, check=True)
-        programs.ok("restore", "work", "--from", with_file()[-1], cwd=mounted)
-        assert (mounted / "work/file").read_text() == "precious\n"
+        for work in works:
+            subprocess.run(["bash", "-euc", loss], cwd=work.parent, check=True)
+            programs.ok("restore", "work", "--from", with_files()[-1], cwd=work.parent)
+            assert (work / "file").read_text() == "precious\n"
 
 
 def test_a_restore_puts_back_what_was_there(tmp_path: Path, serve: Serve) -> None:

@@ -63,9 +63,8 @@ def root(disk: Path) -> Path:
 
 @pytest.fixture
 def volume(root: Path) -> Iterator[DirectoryVolume]:
-    volume = DirectoryVolume(root)
-    yield volume
-    volume.close()
+    with contextlib.closing(DirectoryVolume(root)) as volume:
+        yield volume
 
 
 @pytest.fixture

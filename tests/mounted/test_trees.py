@@ -14,7 +14,6 @@ import random
 import shutil
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,8 @@ from two_faces import TwoFaces, two_faces
 import fusebackend
 from fusebackend.backends import InMemoryBackend
 from fusebackend.linux import mount_table as table
+from fusebackend.protocol import RENAME_EXCHANGE
+from fusebackend.testing.posix.case import opened, renameat2
 
 pytestmark = pytest.mark.mounted
 
@@ -169,23 +170,22 @@ def test_a_directory_moves_under_who_stands_in_it(trees: Trees) -> None:
     here, there = trees.here, trees.there
     (here / "a/b").mkdir(parents=True)
     (here / "c").mkdir()
-    inside = os.open(there / "a/b", os.O_RDONLY)
-    before = os.fstat(inside).st_ino
-    (here / "a").rename(here / "c/moved")
-    (here / "c/moved/b/new").write_text("x")
-    assert os.listdir(inside) == ["new"]
-    assert (there / "c/moved/b").stat().st_ino == before
-    Path(f"/proc/self/fd/{inside}/by the other").write_text("y")
-    assert (here / "c/moved/b/by the other").read_text() == "y"
-    assert os.readlink(f"/proc/self/fd/{inside}") == str(there / "c/moved/b")
-    assert not (there / "a").exists()
-    (here / "c/moved/b/new").unlink()
-    (here / "c/moved/b/by the other").unlink()
-    (here / "c/moved/b").rmdir()
-    assert os.listdir(inside) == [] and os.fstat(inside).st_nlink == 0
-    with pytest.raises(OSError):
-        os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=inside)
-    os.close(inside)
+    with opened(there / "a/b", os.O_RDONLY) as inside:
+        before = os.fstat(inside).st_ino
+        (here / "a").rename(here / "c/moved")
+        (here / "c/moved/b/new").write_text("x")
+        assert os.listdir(inside) == ["new"]
+        assert (there / "c/moved/b").stat().st_ino == before
+        Path(f"/proc/self/fd/{inside}/by the other").write_text("y")
+        assert (here / "c/moved/b/by the other").read_text() == "y"
+        assert os.readlink(f"/proc/self/fd/{inside}") == str(there / "c/moved/b")
+        assert not (there / "a").exists()
+        (here / "c/moved/b/new").unlink()
+        (here / "c/moved/b/by the other").unlink()
+        (here / "c/moved/b").rmdir()
+        assert os.listdir(inside) == [] and os.fstat(inside).st_nlink == 0
+        with pytest.raises(OSError):
+            os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=inside)
 
 
 def test_exchanged(trees: Trees) -> None:
@@ -194,15 +194,9 @@ def test_exchanged(trees: Trees) -> None:
     (here / "d/inner").write_text("in d")
     (here / "file").write_text("file")
     assert (there / "file").is_file() and (there / "d").is_dir()
-    exchange(here / "d", here / "file")
+    renameat2(here / "d", here / "file", RENAME_EXCHANGE)
     assert (there / "d").read_text() == "file"
     assert (there / "file/inner").read_text() == "in d"
-
-
-def exchange(one: Path, other: Path) -> None:
-    words = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True)\n"
-    words += "sys.exit(libc.renameat2(-100, os.fsencode(sys.argv[1]), -100, os.fsencode(sys.argv[2]), 2) and 1)"
-    subprocess.run([sys.executable, "-c", words, one, other], check=True)
 
 
 # -- between trees ---------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from together import together
 
 import fusebackend
 from fusebackend.backends import PostgresBackend
-from fusebackend.testing.posix.case import fails, refused
+from fusebackend.testing.posix.case import fails, opened, refused
 
 STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", day=200, night=2_000)
 LIMIT_S = mounts.LIFE_LIMIT_S + STEPS / 3
@@ -245,12 +245,9 @@ def test_appends_of_both_hosts_all_land_at_the_end(pair: Pair) -> None:
              (pair.first, pair.second)}  # fmt: skip
 
     def append(path: Path) -> None:
-        fd = os.open(path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
+        with opened(path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) as fd:
             for line in lines[path]:
                 os.write(fd, line.encode())
-        finally:
-            os.close(fd)
 
     together(*(partial(append, path) for path in lines))
     for path in lines:
@@ -279,8 +276,7 @@ def test_ranges_that_two_hosts_write_are_merged(pair: Pair) -> None:
 @pytest.mark.parametrize("how", ["ftruncate", "O_TRUNC"])
 def test_a_rewrite_of_what_the_other_host_has_changed_is_an_error(pair: Pair, how: str) -> None:
     (pair.first / "file").write_text("first\n")
-    fd = os.open(pair.first / "file", os.O_RDWR)
-    try:
+    with opened(pair.first / "file", os.O_RDWR) as fd:
         if how == "O_TRUNC":
             os.close(fd)
             fd = os.open(pair.first / "file", os.O_WRONLY | os.O_TRUNC)
@@ -289,8 +285,6 @@ def test_a_rewrite_of_what_the_other_host_has_changed_is_an_error(pair: Pair, ho
             if how == "ftruncate":
                 os.ftruncate(fd, 0)
             os.pwrite(fd, b"lost update\n", 0)
-    finally:
-        os.close(fd)
     assert (pair.first / "file").read_text() == (pair.second / "file").read_text() == "by the other host\n"
     (pair.first / "file").write_text("and now anew\n")
     assert (pair.second / "file").read_text() == "and now anew\n"
@@ -299,11 +293,10 @@ def test_a_rewrite_of_what_the_other_host_has_changed_is_an_error(pair: Pair, ho
 def test_unless_the_last_writer_is_to_win(mount: Mount) -> None:
     pair = mount("&conflict=last-writer")
     (pair.first / "file").write_text("first\n")
-    fd = os.open(pair.first / "file", os.O_RDWR)
-    (pair.second / "file").write_text("by the other host\n")
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"last\n", 0)
-    os.close(fd)
+    with opened(pair.first / "file", os.O_RDWR) as fd:
+        (pair.second / "file").write_text("by the other host\n")
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"last\n", 0)
     assert (pair.second / "file").read_text() == "last\n"
 
 

@@ -27,7 +27,7 @@ import fusebackend
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.linux.bind_mount import unbind
 from fusebackend.rules.view import View
-from fusebackend.testing.posix.case import all_refused, refused
+from fusebackend.testing.posix.case import all_refused, opened, refused
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.walk import resolve
 
@@ -171,23 +171,19 @@ class TestTheKernel:
             (errno.EACCES, os.truncate, path, 1),
             (errno.EACCES, os.unlink, path),
         )
-        descriptor = os.open(path, os.O_WRONLY)
-        all_refused(
-            (errno.EACCES, os.pwrite, descriptor, b"X", 0),
-            (errno.EACCES, os.pwrite, descriptor, b"X", 100),
-            (errno.EACCES, os.ftruncate, descriptor, 0),
-        )
-        os.close(descriptor)
+        with opened(path, os.O_WRONLY) as descriptor:
+            all_refused(
+                (errno.EACCES, os.pwrite, descriptor, b"X", 0),
+                (errno.EACCES, os.pwrite, descriptor, b"X", 100),
+                (errno.EACCES, os.ftruncate, descriptor, 0),
+            )
         (tree(viewed) / "log/new").write_text("new\n")
         assert (viewed.path / "log/l.txt").read_text() == path.read_text() == "one\ntwo\n"
         assert (viewed.path / "log/new").read_text() == "new\n"
 
     def test_a_write_where_reading_is_denied_is_made_and_no_error(self, viewed: Mounted) -> None:
-        fd = os.open(tree(viewed) / "drop/in", os.O_WRONLY | os.O_APPEND)
-        try:
+        with opened(tree(viewed) / "drop/in", os.O_WRONLY | os.O_APPEND) as fd:
             assert os.write(fd, b"more\n") == 5
-        finally:
-            os.close(fd)
         assert (viewed.path / "drop/in").read_text() == "needle dropped\nmore\n"
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give capabilities")
@@ -198,11 +194,8 @@ class TestTheKernel:
         with contextlib.suppress(OSError):  # `store:` has neither
             os.setxattr(file, "security.capability", bytes.fromhex("0100000200040000000000000000000000000000"))
         file.chmod(0o4755)
-        fd = os.open(tree(viewed) / name, os.O_WRONLY | os.O_APPEND)
-        try:
+        with opened(tree(viewed) / name, os.O_WRONLY | os.O_APPEND) as fd:
             assert os.write(fd, b"more\n") == 5
-        finally:
-            os.close(fd)
         with pytest.raises(OSError, match=r"No data|not supported"):
             os.getxattr(file, "security.capability")
         eventually(lambda: stat.S_IMODE(file.stat().st_mode) == 0o755, 10)
@@ -230,10 +223,9 @@ class TestTheKernel:
         )
         with (view / "ro/f").open() as file:
             refused(errno.EACCES, lambda: os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR))
-        place = os.open(view / "secrets", os.O_RDONLY)
-        refused(errno.EACCES, lambda: os.open("key", os.O_RDONLY, dir_fd=place))
-        refused(errno.EACCES, lambda: os.open("../secrets//./key", os.O_RDONLY, dir_fd=place))
-        os.close(place)
+        with opened(view / "secrets", os.O_RDONLY) as place:
+            refused(errno.EACCES, lambda: os.open("key", os.O_RDONLY, dir_fd=place))
+            refused(errno.EACCES, lambda: os.open("../secrets//./key", os.O_RDONLY, dir_fd=place))
 
     def test_a_directory_is_not_carried_out_of_its_rules(self, viewed: Mounted) -> None:
         view = tree(viewed)
@@ -745,11 +737,8 @@ def test_four_doors_decide_alike(tmp_path: Path, serve: Serve) -> None:
         first = tried(lambda: os.close(os.open(file, os.O_WRONLY)))
         if first != "allow":
             return first
-        descriptor = os.open(file, os.O_WRONLY)
-        try:
+        with opened(file, os.O_WRONLY) as descriptor:
             return "append" if tried(lambda: os.pwrite(descriptor, b"text", 0)) == "denied" else "allow"
-        finally:
-            os.close(descriptor)
 
     def by_verbs(files: fusebackend.Client, prefix: str, operation: str, path: str) -> str:
         if operation == "read":

@@ -16,7 +16,7 @@ from eventually import eventually
 from kinds import KINDS, NATIVE_BY_DAY
 from mounts import Serve
 from replay import Replay
-from together import together
+from together import beside, together
 
 import fusebackend
 from fusebackend.control.client.client import Client
@@ -144,22 +144,19 @@ def test_an_event_can_be_seen_by_whoever_gets_it(watched: Watched) -> None:
                     wrong.append(f"{event}: {path.stat()}")
 
     (watched.path / "here").mkdir()
-    thread = threading.Thread(target=look)
-    thread.start()
-    assert ready.wait(WAIT_S)
-    for number in range(200):
-        mine, theirs = watched.path / "here" / f"mine-{number}", watched.path / "here" / f"theirs-{number}"
-        assert not mine.exists() and not theirs.exists(), "their absence is cached now"
-        mine.write_text(str(number))
-        watched.agent.write(f"/here/{theirs.name}", str(number))
-        assert theirs.read_text() == str(number)
-    eventually(lambda: len(seen) >= 600 or not thread.is_alive())  # before they go
-    for number in range(200):
-        (watched.path / "here" / f"mine-{number}").unlink()
-        watched.agent.delete(f"/here/theirs-{number}")
-    watched.agent.write("/here/end", "")
-    thread.join(WAIT_S)
-    assert not thread.is_alive()
+    with beside(look, limit_s=WAIT_S) as looking:
+        assert ready.wait(WAIT_S)
+        for number in range(200):
+            mine, theirs = watched.path / "here" / f"mine-{number}", watched.path / "here" / f"theirs-{number}"
+            assert not mine.exists() and not theirs.exists(), "their absence is cached now"
+            mine.write_text(str(number))
+            watched.agent.write(f"/here/{theirs.name}", str(number))
+            assert theirs.read_text() == str(number)
+        eventually(lambda: len(seen) >= 600 or looking.done())  # before they go
+        for number in range(200):
+            (watched.path / "here" / f"mine-{number}").unlink()
+            watched.agent.delete(f"/here/theirs-{number}")
+        watched.agent.write("/here/end", "")
     assert wrong == []
     assert (seen.count("created"), seen.count("modified"), seen.count("deleted")) == (400, 200, 400)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import threading
+
+from together import together
 
 from fusebackend.protocol import Caller
 from fusebackend.volumes import walk
@@ -49,16 +50,10 @@ def heard(backend):
 
     def listen(change):
         def attempt():
-            acquired = backend.volume.lock.acquire(timeout=5)
-            results.append(acquired)
-            if acquired:
-                backend.volume.lock.release()
+            assert backend.volume.lock.acquire(timeout=5), "published with the lock held"
+            backend.volume.lock.release()
 
-        results = []
-        thread = threading.Thread(target=attempt)
-        thread.start()
-        thread.join()
-        assert results == [True], "published with the lock held"
+        together(attempt)
         changes.append(change)
 
     stop = backend.volume.subscribe(listen)

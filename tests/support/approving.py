@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from eventually import eventually
 
 from fusebackend import Client
 from fusebackend.protocol import ApprovalInfo
@@ -23,11 +23,8 @@ def asked(error: str | None, files: Client) -> int:
 
 def one(files: Client) -> ApprovalInfo:
     """Wait for the only request that waits, and return it."""
-    until_s = time.monotonic() + LIMIT_S
-    while not (found := waiting(files)):
-        assert time.monotonic() < until_s, "nothing was asked for"
-        time.sleep(0.01)
-    (only,) = found
+    eventually(lambda: waiting(files), LIMIT_S, "nothing was asked for")
+    (only,) = waiting(files)
     return only
 
 

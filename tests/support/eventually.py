@@ -8,11 +8,11 @@ from collections.abc import Callable
 from fusebackend.base.stamps import now_ns
 
 
-def eventually(condition: Callable[[], object], limit_s: float = 60.0) -> None:
+def eventually(condition: Callable[[], object], limit_s: float = 60.0, what: str = "it did not come true") -> None:
     """Poll the condition every 10 ms until it holds; FileNotFoundError counts as false. Fail after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not _holds(condition):
-        assert time.monotonic() < deadline, f"it did not come true within {limit_s:.0f} s"
+        assert time.monotonic() < deadline, f"{what} within {limit_s:.0f} s"
         time.sleep(0.01)
 
 

@@ -173,13 +173,10 @@ class Reversed:
 @contextlib.contextmanager
 def sqlite_saver(path: Path | str, **options: Any) -> Iterator[SqliteSaver]:
     """Open a SqliteSaver on a file, usable from any thread."""
-    connection = sqlite3.connect(path, check_same_thread=False)
-    try:
+    with contextlib.closing(sqlite3.connect(path, check_same_thread=False)) as connection:
         saver = SqliteSaver(connection, **options)
         saver.setup()
         yield saver
-    finally:
-        connection.close()
 
 
 @contextlib.contextmanager

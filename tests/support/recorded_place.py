@@ -24,10 +24,12 @@ from fusebackend.protocol import (
     Caller,
     Volume,
 )
+from fusebackend.testing.branches.by_path import walk
 from fusebackend.trees.automatic import is_automatic, name_at
 from fusebackend.vfs.junctions import Route
 from fusebackend.vfs.mounted_tree import FileSystem
-from fusebackend.volumes.walk import entries, resolve
+from fusebackend.volumes.contents import opened
+from fusebackend.volumes.walk import resolve
 
 ME = Caller(os.geteuid(), os.getegid())
 
@@ -37,14 +39,8 @@ class Walked:
 
     def _paths(self, route: Route) -> Iterator[tuple[bytes, int]]:
         yield b"/", ROOT_NODE
-        pending = [(b"", ROOT_NODE)]
-        while pending:
-            path, directory = pending.pop()
-            for name, attr in list(entries(route.volume, directory)):
-                below = path + b"/" + name
-                yield below, attr.node
-                if attr.is_dir:
-                    pending.append((below, attr.node))
+        for path, attr in walk(route.volume):
+            yield b"/" + path, attr.node
 
     def of(self, route: Route, node: int) -> bytes | None:
         return next((path for path, found in self._paths(route) if found == node), None)
@@ -84,12 +80,8 @@ class Place:
         return resolve(self.volume, path, follow=False).found.node
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        node = self.node(path)
-        self.volume.open(node, os.O_WRONLY)
-        try:
+        with opened(self.volume, self.node(path), os.O_WRONLY) as node:
             self.door.write(node, offset, data)
-        finally:
-            self.volume.release(node, os.O_WRONLY)
 
     def make(self, parent: int, name: bytes, data: bytes = b"") -> None:
         flags = os.O_WRONLY | os.O_CREAT
@@ -134,9 +126,8 @@ def step(place: Place, operation: str, one: int, two: int, size: int) -> None:
         case "write":
             place.write(path, two % 50, data)
         case "append":
-            place.volume.open(node, os.O_WRONLY)
-            door.append(node, data)
-            place.volume.release(node, os.O_WRONLY)
+            with opened(place.volume, node, os.O_WRONLY) as node:
+                door.append(node, data)
         case "truncate":
             door.setattr(node, AttrChanges(size=two))
         case "chmod":

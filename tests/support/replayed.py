@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from fusebackend.history.records import Image, Record, State
 from fusebackend.protocol import ROOT_NODE, SnapshotVolume, Volume
+from fusebackend.testing.branches.by_path import content, walk
 from fusebackend.volumes.contents import opened
-from fusebackend.volumes.walk import entries
 
 
 @dataclass
@@ -34,23 +34,14 @@ def tree_of(volume: Volume) -> tuple[Tree, dict[int, File]]:
     root = File(volume.getattr(ROOT_NODE).mode)
     tree: Tree = {b"/": root}
     nodes: dict[int, File] = {ROOT_NODE: root}
-    pending = [(b"", ROOT_NODE)]
-    while pending:
-        path, directory = pending.pop()
-        for name, attr in entries(volume, directory):
-            below = path + b"/" + name
-            if attr.node not in nodes:
-                made = nodes[attr.node] = File(attr.mode)
-                if stat.S_ISLNK(attr.mode):
-                    made.target = volume.readlink(attr.node)
-                else:
-                    names = volume.listxattr(attr.node)
-                    made.xattrs = {each: volume.getxattr(attr.node, each) for each in names}
-                if stat.S_ISREG(attr.mode):
-                    made.data = read(volume, attr.node)
-            tree[below] = nodes[attr.node]
-            if attr.is_dir:
-                pending.append((below, attr.node))
+    for path, attr in walk(volume):
+        if attr.node not in nodes:
+            made = nodes[attr.node] = File(attr.mode, content(volume, attr))
+            if stat.S_ISLNK(attr.mode):
+                made.data, made.target = b"", made.data
+            else:
+                made.xattrs = {each: volume.getxattr(attr.node, each) for each in volume.listxattr(attr.node)}
+        tree[b"/" + path] = nodes[attr.node]
     return tree, nodes
 
 

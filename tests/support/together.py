@@ -1,12 +1,16 @@
-"""`together`: calls at the same time."""
+"""`together`: calls at the same time. `beside`: one beside a block."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 LIMIT_S = 60.0
+
+T = TypeVar("T")
 
 
 def together(*calls: Callable[[], Any], limit_s: float = LIMIT_S) -> None:
@@ -26,3 +30,12 @@ def together(*calls: Callable[[], Any], limit_s: float = LIMIT_S) -> None:
         thread.join(limit_s)
         assert not thread.is_alive(), "a call does not end"
     assert not failures, failures
+
+
+@contextlib.contextmanager
+def beside(call: Callable[[], T], *, limit_s: float = LIMIT_S) -> Iterator[Future[T]]:
+    """Run a call in a thread beside the block. It must succeed, and end within `limit_s` after the block."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(call)
+        yield running
+        running.result(limit_s)

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 from fusebackend.testing.conformance.awaiting import AwaitingCases
 from fusebackend.testing.conformance.batches import BatchCases
-from fusebackend.testing.conformance.case import Case, Probe, needs
+from fusebackend.testing.conformance.case import Case, Probe
 from fusebackend.testing.conformance.editing import EditingCases
 from fusebackend.testing.conformance.listing import ListingCases
 from fusebackend.testing.conformance.moving import MovingCases
 from fusebackend.testing.conformance.naming import NamingCases
 from fusebackend.testing.conformance.reading import ReadingCases
 from fusebackend.testing.conformance.searching import SearchingCases
+from fusebackend.testing.each import needs
 
 __all__ = ["BackendConformance", "Case", "Probe", "SeedConformance", "needs"]
 

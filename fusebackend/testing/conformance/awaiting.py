@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from fusebackend.protocol import SandboxBackendProtocol
-from fusebackend.testing.conformance.case import Case, Probe, needs
-from fusebackend.testing.each import each
+from fusebackend.testing.conformance.case import Case, Probe
+from fusebackend.testing.each import each, needs
 
 LOOPS = ("asyncio", "trio")
 FILE = "one\nthe needle\n"

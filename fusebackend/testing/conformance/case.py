@@ -7,24 +7,12 @@ share the backend, so each of them uses names of its own, or changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
 from fusebackend.protocol import AGENT_VERBS, SEED_VERBS, BackendProtocol
-
-_C = TypeVar("_C", bound=Callable[..., Any])
-
-
-def needs(*words: str) -> Callable[[_C], _C]:
-    """Skip the test unless the class declares each of `words`, attributes of `Case`."""
-
-    def mark(function: _C) -> _C:
-        function.needs = words  # type: ignore[attr-defined]
-        return function
-
-    return mark
 
 
 class Case:
@@ -80,10 +68,14 @@ class Case:
     @pytest.fixture
     def b(self, backend: BackendProtocol, request: pytest.FixtureRequest) -> Probe:
         """The probe around the backend of one test."""
-        for word in getattr(request.function, "needs", ()):
+        self.require(backend, getattr(request.function, "needs", ()))
+        return Probe(backend, self)
+
+    def require(self, backend: BackendProtocol, words: Iterable[str]) -> None:
+        """Skip a test, or a case of a loop, unless the class declares each of the words."""
+        for word in words:
             if not getattr(self, word):
                 pytest.skip(f"needs {word}, which {type(backend).__name__} does not declare")
-        return Probe(backend, self)
 
     def settle(self, backend: BackendProtocol, result: Any) -> None:
         """Receive each result. For a state-backed backend, override it to merge `files_update`, as its graph would."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 
-from fusebackend.testing.conformance.case import Case, Probe, needs
+from fusebackend.testing.conformance.case import Case, Probe
+from fusebackend.testing.each import needs
 
 
 class ListingCases(Case):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fusebackend.testing.conformance.case import Case, Probe, needs
+from fusebackend.testing.conformance.case import Case, Probe
+from fusebackend.testing.each import needs
 
 
 class MovingCases(Case):

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from fusebackend.protocol import AGENT_VERBS, ROOT_NODE, BackendProtocol, Caller
-from fusebackend.testing.conformance.case import Case, Probe, needs
-from fusebackend.testing.each import each
+from fusebackend.testing.conformance.case import Case, Probe
+from fusebackend.testing.each import each, needs
 
 BAD_PATHS = {
     "empty": "",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 
-from fusebackend.testing.conformance.case import Case, Probe, needs
-from fusebackend.testing.each import each
+from fusebackend.testing.conformance.case import Case, Probe
+from fusebackend.testing.each import each, needs
 
 TEN = "".join(f"line {number}\n" for number in range(1, 11))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fusebackend.testing.conformance.case import Case, Probe, needs
-from fusebackend.testing.each import each
+from fusebackend.testing.conformance.case import Case, Probe
+from fusebackend.testing.each import each, needs
 
 TREE = ("/README.md", "/src/main.py", "/src/lib/util.py", "/src/lib/.hidden.py", "/.ci/build.yml", "/docs/a b.md")
 

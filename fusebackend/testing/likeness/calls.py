@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fusebackend.testing.likeness.scenes import Owner
-from fusebackend.testing.posix.case import NOBODY, renameat2
+from fusebackend.testing.posix.case import NOBODY, opened, renameat2
 from fusebackend.testing.posix.times import UTIME_NOW, UTIME_OMIT, utimensat
 
 OTHER = 12345
@@ -42,11 +42,8 @@ OPENINGS = {
 
 def opening(path: str, flags: int, then: Callable[[int], Any] = lambda fd: "opened") -> Any:
     """Open, call `then`, close. O_NONBLOCK makes a FIFO without a reader ENXIO, so no row blocks."""
-    fd = os.open(path, flags | os.O_NONBLOCK, 0o6777)
-    try:
+    with opened(path, flags | os.O_NONBLOCK, 0o6777) as fd:
         return then(fd)
-    finally:
-        os.close(fd)
 
 
 def on_names(p: str) -> Iterator[Call]:

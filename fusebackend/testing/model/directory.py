@@ -21,7 +21,7 @@ from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, Attr, AttrCh
 from fusebackend.testing.model.machine import Handle, TreeMachine
 from fusebackend.testing.model.tree import Node, Tree
 from fusebackend.testing.model.values import NAMES, contents
-from fusebackend.testing.posix.case import AT_FDCWD, renameat2
+from fusebackend.testing.posix.case import AT_FDCWD, opened, renameat2
 
 AT_EMPTY_PATH = 0x1000
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,11 +60,8 @@ class DirectoryMachine(TreeMachine):
         """Append through a descriptor of its own; other descriptors must see it."""
         node = self.draw_file(data)
         if node is not None and node.links and len(node.data) + len(content) < 600_000:
-            fd = os.open(self.path(node), os.O_WRONLY | os.O_APPEND)
-            try:
+            with opened(self.path(node), os.O_WRONLY | os.O_APPEND) as fd:
                 assert os.write(fd, content) == len(content)
-            finally:
-                os.close(fd)
             self.tree.write(node, len(node.data), content)
 
     @precondition(lambda self: self.handles)

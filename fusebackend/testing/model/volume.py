@@ -19,6 +19,7 @@ from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Volume
 from fusebackend.testing.model.machine import TreeMachine
 from fusebackend.testing.model.tree import Node, Tree
 from fusebackend.testing.model.values import NAMES
+from fusebackend.testing.posix.case import refused
 
 OPEN_FLAGS = os.O_RDWR
 
@@ -105,12 +106,7 @@ class VolumeMachine(TreeMachine):
             node.number = 0  # it may get another when it is looked up again
             return
         self.orphans.remove(node)
-        try:
-            attr = self.volume.getattr(node.number)
-        except OSError as error:
-            assert error.errno in (errno.ENOENT, errno.ESTALE), f"getattr of a node that is gone: {error!r}"
-        else:
-            raise AssertionError(f"{node!r} has no name, no handle, nobody holds it, and it is still there: {attr!r}")
+        refused((errno.ENOENT, errno.ESTALE), self.volume.getattr, node.number)
 
     def number(self, node: Node) -> int:
         """Return the volume's number of a node; look it up and hold it if it was forgotten."""

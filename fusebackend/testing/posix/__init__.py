@@ -24,8 +24,9 @@ extended.py                                   extended attributes
 
 from __future__ import annotations
 
+from fusebackend.testing.each import needs
 from fusebackend.testing.posix.attributes import AttributeCases
-from fusebackend.testing.posix.case import Case, Limits, needs
+from fusebackend.testing.posix.case import Case, Limits
 from fusebackend.testing.posix.data import DataCases
 from fusebackend.testing.posix.directories import DirectoryCases
 from fusebackend.testing.posix.extended import ExtendedAttributeCases

@@ -7,8 +7,8 @@ import os
 import stat
 from pathlib import Path
 
-from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, fresh, needs, opened, refused
+from fusebackend.testing.each import each, needs
+from fusebackend.testing.posix.case import Case, fresh, opened, refused
 
 
 class AttributeCases(Case):

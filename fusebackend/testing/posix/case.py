@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import pytest
 
@@ -28,7 +28,6 @@ from fusebackend.protocol import Features
 from fusebackend.testing.each import each
 
 P = ParamSpec("P")
-_C = TypeVar("_C", bound=Callable[..., Any])
 
 NOBODY = 65534
 """The other user (and group) of cases that need one; the kernel's overflow uid, which owns nothing."""
@@ -60,16 +59,6 @@ class Limits:
     """O_NOATIME is heeded."""
     many_entries: int = 3000
     """Entries of a large directory in the cases that change it while they read it."""
-
-
-def needs(*words: str) -> Callable[[_C], _C]:
-    """Skip the case unless the class declares each of `words`: a field of `Features` or of `Limits`, or `root`."""
-
-    def mark(function: _C) -> _C:
-        function.needs = words  # type: ignore[attr-defined]
-        return function
-
-    return mark
 
 
 class Case:

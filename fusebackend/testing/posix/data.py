@@ -7,8 +7,8 @@ import os
 import socket
 from pathlib import Path
 
-from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, all_refused, fresh, needs, opened, refused
+from fusebackend.testing.each import each, needs
+from fusebackend.testing.posix.case import Case, all_refused, fresh, opened, refused
 
 RDWR_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 

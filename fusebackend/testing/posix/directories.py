@@ -9,7 +9,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusebackend.testing.posix.case import Case, fork, needs, opened, refused
+from fusebackend.testing.each import needs
+from fusebackend.testing.posix.case import Case, fork, opened, refused
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

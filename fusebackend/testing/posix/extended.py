@@ -7,8 +7,8 @@ import os
 from functools import partial
 from pathlib import Path
 
-from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, all_refused, fresh, needs, opened, refused
+from fusebackend.testing.each import each, needs
+from fusebackend.testing.posix.case import Case, all_refused, fresh, opened, refused
 
 CAPABILITIES = bytes.fromhex("0100000200040000000000000000000000000000")
 """cap_net_bind_service, effective and permitted, as setcap(8) writes it."""

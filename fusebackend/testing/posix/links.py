@@ -8,8 +8,8 @@ import socket
 import stat
 from pathlib import Path
 
-from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, all_refused, fresh, needs, opened, refused
+from fusebackend.testing.each import each, needs
+from fusebackend.testing.posix.case import Case, all_refused, fresh, opened, refused
 
 
 class LinkCases(Case):
@@ -156,13 +156,10 @@ class LinkCases(Case):
         os.mkfifo(d / "fifo", 0o640)
         status = (d / "fifo").stat()
         assert stat.S_ISFIFO(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o640
-        reader = os.open(d / "fifo", os.O_RDONLY | os.O_NONBLOCK)
-        try:
+        with opened(d / "fifo", os.O_RDONLY | os.O_NONBLOCK) as reader:
             with opened(d / "fifo", os.O_WRONLY) as writer:
                 os.write(writer, b"through the pipe")
             assert os.read(reader, 100) == b"through the pipe"
-        finally:
-            os.close(reader)
         assert (d / "fifo").stat().st_size == 0
         refused(errno.EEXIST, os.mkfifo, d / "fifo")
         refused(errno.ENXIO, os.open, d / "fifo", os.O_WRONLY | os.O_NONBLOCK)

@@ -6,7 +6,8 @@ import mmap
 import os
 from pathlib import Path
 
-from fusebackend.testing.posix.case import Case, in_child, needs, opened
+from fusebackend.testing.each import needs
+from fusebackend.testing.posix.case import Case, in_child, opened
 
 PAGE = mmap.PAGESIZE
 

@@ -6,8 +6,8 @@ import errno
 import os
 from pathlib import Path
 
-from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, all_refused, fails, fresh, needs, opened, refused
+from fusebackend.testing.each import each, needs
+from fusebackend.testing.posix.case import Case, all_refused, fails, fresh, opened, refused, umask
 
 ODD_NAMES = {
     "newline": b"two\nlines",
@@ -219,11 +219,8 @@ class NameCases(Case):
 
     @needs("persistent_modes")
     def test_mkdir_applies_the_umask(self, d: Path) -> None:
-        before = os.umask(0o027)
-        try:
+        with umask(0o027):
             os.mkdir(d / "dir", 0o777)
-        finally:
-            os.umask(before)
         assert (d / "dir").stat().st_mode & 0o7777 == 0o750
 
 

@@ -9,8 +9,8 @@ import stat
 from functools import partial
 from pathlib import Path
 
-from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, as_user, fails, fork, fresh, needs, opened, refused, umask
+from fusebackend.testing.each import each, needs
+from fusebackend.testing.posix.case import Case, as_user, fails, fork, fresh, opened, refused, umask
 
 
 class OpenCases(Case):

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from fusebackend.testing.each import each
+from fusebackend.testing.each import each, needs
 from fusebackend.testing.posix.case import (
     NOBODY,
     Case,
@@ -19,7 +19,6 @@ from fusebackend.testing.posix.case import (
     drop_capabilities,
     fresh,
     in_child,
-    needs,
     opened,
     refused,
 )

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
-from fusebackend.testing.posix.case import Case, all_refused, fork, needs, opened, refused, renameat2
+from fusebackend.testing.each import needs
+from fusebackend.testing.posix.case import Case, all_refused, fork, opened, refused, renameat2
 
 
 class RenameCases(Case):

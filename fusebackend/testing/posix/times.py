@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fusebackend.base.stamps import now_ns
-from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, all_refused, fresh, needs, opened, refused
+from fusebackend.testing.each import each, needs
+from fusebackend.testing.posix.case import Case, all_refused, fresh, opened, refused
 
 UTIME_NOW = (1 << 30) - 1
 UTIME_OMIT = (1 << 30) - 2

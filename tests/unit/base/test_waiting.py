@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from eventually import eventually
+from together import together
 
 from fusebackend.base.deadline import is_readable
 from fusebackend.base.waiting import Lock, Turns, WouldWait, at_once, will_wait
@@ -36,12 +37,7 @@ def test_an_attempt_does_not_bind_other_threads() -> None:
         will_wait()
         ended.append(True)
 
-    def attempt() -> None:
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join(30)
-
-    at_once(attempt)
+    at_once(lambda: together(other))
     assert ended == [True]
 
 

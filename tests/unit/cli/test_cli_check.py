@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -73,14 +74,11 @@ def test_for_programs(volume_file: Path) -> None:
 def test_a_volume_in_use_is_checked_and_not_mended(volume_file: Path) -> None:
     url = f"sqlite:{volume_file}"
     damage(volume_file, f"UPDATE inode SET nlink = 7 WHERE node = {FILE}")
-    volume = SqliteVolume(volume_file)
-    try:
+    with contextlib.closing(SqliteVolume(volume_file)):
         assert check(url).exit_code == 4
         refused = check(url, "--repair")
         assert (refused.exit_code, refused.stdout) == (8, "")
         assert "is in use by another fusebackend; unmount or close that one first" in refused.stderr
-    finally:
-        volume.close()
 
 
 def test_the_path_of_a_file_will_do(volume_file: Path) -> None:

@@ -17,6 +17,7 @@ from fusebackend.cli import copies
 from fusebackend.cli.copies import name_in
 from fusebackend.cli.show import Failed
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, FileInfo, LsResult
+from fusebackend.testing.posix.case import umask
 
 ME = Caller(os.geteuid(), os.getegid())
 
@@ -218,11 +219,8 @@ class TestDownload:
         with files.volume.changing():
             node = files.volume.lookup(files.volume.lookup(ROOT_NODE, b"t").node, b"a.txt").node
             files.volume.setattr(node, AttrChanges(mode=0o4777))
-        before = os.umask(0o027)
-        try:
+        with umask(0o027):
             command.ok("download", f"{MOUNT}/t/a.txt", "name")
-        finally:
-            os.umask(before)
         assert stat.S_IMODE((tmp_path / "name").stat().st_mode) == 0o750
 
     def test_links_and_special_files_are_left_out(self, command, files, tmp_path):

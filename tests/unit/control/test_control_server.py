@@ -34,6 +34,7 @@ from fusebackend.control.server import limiter
 from fusebackend.control.server import server_connection as serving_module
 from fusebackend.control.staging import Staging
 from fusebackend.protocol import Actor
+from fusebackend.testing.posix.case import umask
 
 
 @pytest.fixture
@@ -609,12 +610,9 @@ class TestWho:
 
     def test_a_strange_umask_changes_nothing(self, tmp_path: Path, monkeypatch):
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-        before = os.umask(0o777)
-        try:
+        with umask(0o777):
             place = rendezvous.directory()
             rendezvous.listen(place + "/a.sock", 1).close()
-        finally:
-            os.umask(before)
         assert stat.S_IMODE(os.stat(place).st_mode) == 0o700
         assert stat.S_IMODE(os.stat(place + "/a.sock").st_mode) == 0o600
 
@@ -684,10 +682,7 @@ class TestEnd:
         with serving(files) as server, Raw(server.address) as sleeper:
             for number in range(2):
                 sleeper.send(b'{"jsonrpc":"2.0","id":%d,"method":"grep","params":{"pattern":"line"}}\n' % number)
-            while not server._connections:
-                time.sleep(0.01)
-            while connection_of(server)._sending_since is None:
-                time.sleep(0.01)
+            eventually(lambda: server._connections and connection_of(server)._sending_since is not None)
             start = time.monotonic()
             server.close()
             assert time.monotonic() - start < server_module.END_TIMEOUT_S / 2
@@ -706,10 +701,7 @@ class TestEnd:
             while raw.line() is not None:
                 pass
             raw.close()
-        deadline = time.monotonic() + LIMIT_S
-        while threading.active_count() > before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert threading.active_count() <= before
+        eventually(lambda: threading.active_count() <= before, LIMIT_S)
 
     def test_a_call_whose_client_is_gone_is_waited_for(self, files, monkeypatch):
         begun, gone, ended = threading.Event(), threading.Event(), threading.Event()
@@ -727,11 +719,8 @@ class TestEnd:
             with Raw(server.address) as raw:
                 raw.send(b'{"jsonrpc":"2.0","id":1,"method":"download_files","params":{"paths":["/x"]}}\n')
                 assert begun.wait(LIMIT_S)
-            deadline = time.monotonic() + LIMIT_S
             (connection,) = server._connections
-            while connection.stream.fileno() != -1:
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            eventually(lambda: connection.stream.fileno() == -1, LIMIT_S)
             timer = threading.Timer(0.1, gone.set)
             timer.start()
             server.close()

@@ -22,10 +22,9 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def db(path: str) -> Iterator[sqlite3.Connection]:
-    connection = open_file(path, "mode=rwc", any_text=True)
-    connection.execute("CREATE TABLE t (x)")
-    yield connection
-    connection.close()
+    with contextlib.closing(open_file(path, "mode=rwc", any_text=True)) as connection:
+        connection.execute("CREATE TABLE t (x)")
+        yield connection
 
 
 def test_a_transaction_is_committed_as_a_whole_or_not_at_all(db: sqlite3.Connection) -> None:

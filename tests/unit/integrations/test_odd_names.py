@@ -34,7 +34,10 @@ from fusebackend.integrations.mcp import MountServer
 from fusebackend.integrations.openai_agents import PatchEditor, file_tools
 from fusebackend.integrations.tools import TOOLS, Refused
 
-pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning"),
+]
 
 NAMES = [
     "plain.md",
@@ -131,48 +134,42 @@ def test_tools_about_calls_are_utf8(files: Files, tool: str) -> None:
         assert "odd\\377.md" in text
 
 
-def test_resources_are_listed_and_read_by_their_bytes(files: Files) -> None:
+async def test_resources_are_listed_and_read_by_their_bytes(files: Files) -> None:
     files.write("/top\udcff\n.md", "odd\n")
     files.write("/top.md", "plain\n")
 
-    async def main() -> None:
-        async with Client(MountServer(files).server) as client:
-            found = {each.name: each.uri for each in (await client.list_resources()).resources}
-            assert str(found["top\\377\\n.md"]) == "fusebackend:///top%FF%0A.md"
-            for name, text in (("top\\377\\n.md", "odd\n"), ("top.md", "plain\n")):
-                (content,) = (await client.read_resource(found[name])).contents
-                assert content.text == text  # type: ignore[union-attr]
-
-    anyio.run(main)
+    async with Client(MountServer(files).server) as client:
+        found = {each.name: each.uri for each in (await client.list_resources()).resources}
+        assert str(found["top\\377\\n.md"]) == "fusebackend:///top%FF%0A.md"
+        for name, text in (("top\\377\\n.md", "odd\n"), ("top.md", "plain\n")):
+            (content,) = (await client.read_resource(found[name])).contents
+            assert content.text == text  # type: ignore[union-attr]
 
 
-def test_a_subscriber_hears_of_changes_after_that_of_an_odd_name(files: Files) -> None:
+async def test_a_subscriber_hears_of_changes_after_that_of_an_odd_name(files: Files) -> None:
     uris = ["fusebackend:///heard%FF.md", "fusebackend:///heard.md"]
 
-    async def main() -> None:
-        with anyio.fail_after(LIMIT_S):
-            async with (
-                Client(MountServer(files).server) as client,
-                client.listen(resource_subscriptions=uris) as events,
-                anyio.create_task_group() as group,
-            ):
+    with anyio.fail_after(LIMIT_S):
+        async with (
+            Client(MountServer(files).server) as client,
+            client.listen(resource_subscriptions=uris) as events,
+            anyio.create_task_group() as group,
+        ):
 
-                async def change() -> None:
-                    while True:  # the first changes may come before the watch has begun
-                        for name in ("unheard\udcfe.md", "heard\udcff.md", "heard.md"):
-                            await files.aupload_files([(f"/{name}", b"x")])
-                        await anyio.sleep(0.05)
+            async def change() -> None:
+                while True:  # the first changes may come before the watch has begun
+                    for name in ("unheard\udcfe.md", "heard\udcff.md", "heard.md"):
+                        await files.aupload_files([(f"/{name}", b"x")])
+                    await anyio.sleep(0.05)
 
-                group.start_soon(change)
-                told = set()
-                async for event in events:
-                    assert isinstance(event, ResourceUpdated)
-                    told.add(str(event.uri))
-                    if told == set(uris):
-                        break
-                group.cancel_scope.cancel()
-
-    anyio.run(main)
+            group.start_soon(change)
+            told = set()
+            async for event in events:
+                assert isinstance(event, ResourceUpdated)
+                told.add(str(event.uri))
+                if told == set(uris):
+                    break
+            group.cancel_scope.cancel()
 
 
 def test_a_patch_is_made_to_the_name_that_was_shown(files: Files) -> None:

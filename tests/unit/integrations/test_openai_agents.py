@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from openai.types.responses import (
     ResponseOutputMessage,
     ResponseOutputText,
 )
+from together import beside
 
 from fusebackend.backends import (
     InMemoryBackend,
@@ -231,10 +231,8 @@ def test_fifty_patches_at_once_are_all_kept(backend: Any) -> None:
             while (done := backend.edit("/shared.md", f"{number:02}: old", f"{number:02}: new")).error is not None:
                 assert "meanwhile" in done.error  # a store can only tell
 
-    thread = threading.Thread(target=others)
-    thread.start()
-    results = asyncio.run(main())
-    thread.join()
+    with beside(others):
+        results = asyncio.run(main())
     assert {result.status for result in results} == {"completed"}
     assert content(backend, "/shared.md") == "".join(f"line {number:02}: new\n" for number in range(count)).encode()
 

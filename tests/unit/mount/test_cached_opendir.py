@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -49,11 +50,8 @@ class Wire:
 
 @pytest.fixture
 def wire() -> Iterator[Wire]:
-    wire = Wire()
-    try:
+    with contextlib.closing(Wire()) as wire:
         yield wire
-    finally:
-        wire.close()
 
 
 def opened(flags: int, error: int = 0) -> bytes:

@@ -13,6 +13,7 @@ import mounts
 import pytest
 import trio
 import trio.testing
+from clocks import Clock
 from mounts import Serve
 
 from fusebackend.mount.pyfuse3_patches import cpu_latency
@@ -33,20 +34,10 @@ class Device:
 ANY, NONE = 2_000_000_000, 0
 
 
-class Clock:
-    """Stands still unless it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(cpu_latency, "time", clock)
+    clock = Clock(1000.0)
+    monkeypatch.setattr(cpu_latency, "time", SimpleNamespace(perf_counter=clock))
     return clock
 
 
@@ -80,7 +71,7 @@ def test_a_burst_keeps_them_awake(device: Device, awake: CpuLatency, clock: Cloc
 def test_a_few_now_and_then_do_not(device: Device, awake: CpuLatency, clock: Clock) -> None:
     for _ in range(3):
         awake.served(BURST_REQUESTS - 1)
-        clock.now_s += 2 * WINDOW_S
+        clock.now += 2 * WINDOW_S
     assert device.asked() == []
 
 

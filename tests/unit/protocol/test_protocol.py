@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 from for_each import for_each
+from together import together
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.base import errors
@@ -279,9 +280,7 @@ def test_a_thread_with_a_copy_of_the_context_is_in_the_block() -> None:
     found: list[Actor] = []
     with acting(Actor(agent="a")):
         context = contextvars.copy_context()
-        thread = threading.Thread(target=lambda: found.append(context.run(current_actor)))
-        thread.start()
-        thread.join()
+        together(lambda: found.append(context.run(current_actor)))
     assert found == [Actor(agent="a")]
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from together import together
+from clocks import Clock
+from eventually import eventually
+from together import beside, together
 
 from fusebackend.base import budget
 from fusebackend.base.paths import AgentPath
@@ -45,19 +47,10 @@ def tampered(history: HistoryFile, statement: str, *values: Any) -> list[str]:
     return history.verify().problems
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_ns = 10
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-
 @pytest.fixture
 def history(tmp_path: Path) -> Any:
-    history = HistoryFile(str(tmp_path / "of.history/history.db"))
-    yield history
-    history.close()
+    with contextlib.closing(HistoryFile(str(tmp_path / "of.history/history.db"))) as history:
+        yield history
 
 
 def test_of_two_decisions_at_once_one_is_made() -> None:
@@ -88,14 +81,10 @@ def test_of_two_decisions_at_once_one_is_made() -> None:
 
 def test_who_waits_gets_the_answer_and_who_is_cancelled_does_not_wait() -> None:
     found = Approvals(options=ApprovalOptions(wait_s=50))
-    answers: list[Request] = []
-    waiter = threading.Thread(target=lambda: answers.append(found.ask(asking(), {"content": "x"})))
-    waiter.start()
-    while not found.list():
-        waiter.join(0.001)
-    found.approve(1, BY, made)
-    waiter.join()
-    assert answers[0].state == "made"
+    with beside(lambda: found.ask(asking(), {"content": "x"})) as waiting:
+        eventually(found.list)
+        found.approve(1, BY, made)
+    assert waiting.result().state == "made"
     cancelled = budget.Cancellation()
     cancelled.set()
     with budget.limited(None, cancelled=cancelled):
@@ -190,16 +179,16 @@ def test_one_agent_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_requests_expire_and_are_deleted_a_day_after_the_decision(history: HistoryFile) -> None:
-    clock = Clock()
+    clock = Clock(10)
     found = Approvals(history, time_ns=clock)
     for path in ("/prod/a", "/prod/b", "/prod/c"):
         found.ask(asking(path, expires_ns=100), {})
     found.deny(1, BY)
-    clock.now_ns = 100
+    clock.now = 100
     assert states(found) == ["denied", "expired", "expired"]
     with pytest.raises(OSError, match="has expired"):
         found.approve(2, BY, made)
-    clock.now_ns += DAY_NS + 1
+    clock.now += DAY_NS + 1
     assert [each.number for each in found.list()] == [3]  # the newest stays, for its number
     assert [each.number for each in history.requests()] == [3]
     assert found.ask(asking("/prod/d"), {}).number == 4

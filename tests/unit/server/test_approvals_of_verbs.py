@@ -6,7 +6,6 @@ System calls and commands are tested on real mounts (`tests/mounted/test_approva
 from __future__ import annotations
 
 import errno
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from approving import asked, one, text_of, waiting
 from commands import Command
 from live import Live, live
+from together import beside
 
 import fusebackend
 from fusebackend import Actor, Client
@@ -331,12 +331,9 @@ class TestReading:
             server.connect(view="agent") as agent,
         ):
             free.upload_files([("/asked/a", b"unforgettable"), ("/asked/open", b"")])
-            answers: list[Any] = []
-            thread = threading.Thread(target=lambda: answers.extend(agent.download_files(["/asked/a"])))
-            thread.start()
-            free.approve(one(free).number)
-            thread.join(LIMIT_S)
-            assert [each.content for each in answers] == [b"unforgettable"]
+            with beside(lambda: agent.download_files(["/asked/a"])) as reading:
+                free.approve(one(free).number)
+            assert [each.content for each in reading.result()] == [b"unforgettable"]
         kept = [each.read_bytes() for each in server.history.rglob("*") if each.is_file()]
         assert any(b"/asked/a" in each for each in kept)
         assert not any(b"unforgettable" in each or b"dW5mb3JnZXR0YWJsZQ" in each for each in kept)

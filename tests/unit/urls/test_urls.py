@@ -181,13 +181,10 @@ class TestOpen:
     def test_sqlite(self, tmp_path) -> None:
         from fusebackend.backends import SqliteBackend
 
-        backend = open_backend(f"sqlite:{tmp_path}/notes.db?on_exists=replace")
-        try:
+        with contextlib.closing(open_backend(f"sqlite:{tmp_path}/notes.db?on_exists=replace")) as backend:
             assert isinstance(backend, SqliteBackend)
             assert backend.on_exists == "replace"
             assert backend.write("/a.txt", "a").error is None
-        finally:
-            backend.close()
         assert (tmp_path / "notes.db").stat().st_mode & 0o777 == 0o600
 
     @pytest.mark.parametrize("content", [b"not a database at all, but long enough to be one" * 100, b"x"])

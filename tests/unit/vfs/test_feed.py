@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,14 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from eventually import eventually
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from profiles import examples
 from raising import raising
 from replay import Replay
 from seed_backends import DuckBackend
 from smallkernel import SmallKernel
+from together import beside
 
 from fusebackend.backends.directory.backend import FilesystemBackend, LocalShellBackend
 from fusebackend.backends.memory import InMemoryBackend
@@ -390,16 +391,14 @@ class TestWatches:
         assert mount.watch.get(0.05) is None
         assert time.monotonic() - start >= 0.05
         seen: list[FileEvent] = []
-        thread = threading.Thread(target=lambda: seen.extend(mount.watch))
-        thread.start()
-        mount.kernel.mkdir("/d")
-        mount.agent.write("/f", "x")
-        while len(seen) < 2:
-            assert thread.is_alive()
-        mount.watch.close()
-        mount.watch.close()
-        thread.join(10)
-        assert not thread.is_alive() and mount.watch.closed
+        with beside(lambda: seen.extend(mount.watch), limit_s=10) as waiting:
+            mount.kernel.mkdir("/d")
+            mount.agent.write("/f", "x")
+            eventually(lambda: len(seen) == 2)
+            assert not waiting.done()
+            mount.watch.close()
+            mount.watch.close()
+        assert mount.watch.closed
         mount.kernel.mkdir("/e")
         assert mount.watch.get(0) is None
 

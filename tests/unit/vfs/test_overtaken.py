@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from fakekernel import FakeKernel
 from for_each import for_each
 from onloop import listed, readdir, run
 from raising import raising
+from together import together
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
@@ -247,10 +247,7 @@ def notifier(inodes: InodeTable) -> Iterator[Notifier]:
 
 def tell(notifier: Notifier, inode: int, attributes_only: bool) -> None:
     """In a thread, as the loop's own does not wait for the kernel."""
-    thread = threading.Thread(target=lambda: notifier.invalidate_inode(inode, attributes_only=attributes_only))
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
+    together(lambda: notifier.invalidate_inode(inode, attributes_only=attributes_only))
 
 
 @pytest.mark.parametrize("attributes_only", [False, True])

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 import trio
+from eventually import eventually
 from raising import raising
 from smallkernel import SmallKernel
+from together import beside
 
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.composite.backend import CompositeBackend
+from fusebackend.protocol import EditResult
 from fusebackend.vfs import handles as grace_module
 from fusebackend.vfs.handles import FileHandle
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -29,15 +32,11 @@ class Mount:
         self.kernel = SmallKernel(self.filesystem)
         self.kernel.put("/f", b"old")
 
-    def edit(self) -> threading.Thread:
-        thread = threading.Thread(target=self.agent.edit, args=("/f", "old", "new"))
-        thread.start()
-        return thread
+    def edit(self) -> EditResult:
+        return self.agent.edit("/f", "old", "new")
 
     def wait_for_the_change_to_wait(self) -> None:
-        deadline = time.monotonic() + 10
-        while not self.filesystem.write_barrier.changing:
-            assert time.monotonic() < deadline
+        eventually(lambda: self.filesystem.write_barrier.changing, 10)
 
     @property
     def content(self) -> bytes | None:
@@ -54,11 +53,10 @@ def mount() -> Iterator[Mount]:
 def test_a_change_waits_until_the_file_is_closed(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grace_module, "GRACE_S", LONG_S)
     handle = mount.kernel.open("/f", os.O_RDONLY)
-    thread = mount.edit()
-    mount.wait_for_the_change_to_wait()
-    assert mount.content == b"old" and thread.is_alive()
-    mount.kernel.close(handle)
-    thread.join(LONG_S)
+    with beside(mount.edit, limit_s=LONG_S) as editing:
+        mount.wait_for_the_change_to_wait()
+        assert mount.content == b"old" and editing.running()
+        mount.kernel.close(handle)
     assert mount.content == b"new"
     assert not mount.filesystem.write_barrier.changing
 
@@ -88,19 +86,18 @@ async def test_what_is_opened_meanwhile_waits_for_the_change(mount: Mount) -> No
         assert go_on.wait(LONG_S)
 
     mount.kernel.invalidate_inode = invalidate_inode  # type: ignore[method-assign]
-    thread = mount.edit()
-    assert told.wait(LONG_S)
     opened: list[int] = []
 
     async def open_it() -> None:
         opened.append((await mount.filesystem.open(mount.kernel.inode("/f"), os.O_RDONLY)).number)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(open_it)
-        await trio.sleep(20 * grace_module.POLL_S)
-        assert opened == [] and len(mount.filesystem.files) == 0
-        go_on.set()
-    thread.join(LONG_S)
+    with beside(mount.edit, limit_s=LONG_S):
+        assert told.wait(LONG_S)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_it)
+            await trio.sleep(20 * grace_module.POLL_S)
+            assert opened == [] and len(mount.filesystem.files) == 0
+            go_on.set()
     assert len(opened) == len(mount.filesystem.files) == 1
 
 
@@ -150,11 +147,9 @@ def test_a_file_that_can_not_be_opened_keeps_nobody_waiting(mount: Mount, monkey
 def test_two_changes_of_one_file(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grace_module, "GRACE_S", LONG_S)
     handle = mount.kernel.open("/f", os.O_RDONLY)
-    threads = [mount.edit() for _ in range(2)]
-    mount.wait_for_the_change_to_wait()
-    mount.kernel.close(handle)
-    for thread in threads:
-        thread.join(LONG_S)
+    with beside(mount.edit, limit_s=LONG_S), beside(mount.edit, limit_s=LONG_S):
+        mount.wait_for_the_change_to_wait()
+        mount.kernel.close(handle)
     assert mount.content == b"new" and not mount.filesystem.write_barrier.changing
 
 
@@ -166,13 +161,11 @@ def test_an_agent_with_the_paths_of_the_machine_waits_too(
     mount = Mount(backend)
     monkeypatch.setattr(grace_module, "GRACE_S", LONG_S)
     handle = mount.kernel.open("/f", os.O_RDONLY)
-    thread = threading.Thread(target=backend.edit, args=(f"{root}/f", "old", "new"))
     backend.read(f"{root}/f")
-    thread.start()
-    mount.wait_for_the_change_to_wait()
-    assert (root / "f").read_bytes() == b"old"
-    mount.kernel.close(handle)
-    thread.join(LONG_S)
+    with beside(lambda: backend.edit(f"{root}/f", "old", "new"), limit_s=LONG_S):
+        mount.wait_for_the_change_to_wait()
+        assert (root / "f").read_bytes() == b"old"
+        mount.kernel.close(handle)
     assert (root / "f").read_bytes() == b"new"
     mount.filesystem.detach()
     backend.close()
