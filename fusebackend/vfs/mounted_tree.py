@@ -179,7 +179,7 @@ class FileSystem:
                 attr = await child.attributes(self.resolver.synthesised)
                 self.inodes.reference(child.inode, parent, name, attr)
                 return Entry(child.inode, attr, child.timeout_s)
-            if junction.is_servers(name):
+            if name == junction.servers_name:
                 return Entry(0, None, ENDLESS_TIMEOUT_S)
             if junction.route is None and await junction.place() is None:
                 return Entry(0, None, 0)
@@ -679,7 +679,7 @@ class FileSystem:
                 "volume": type(route.volume).__name__,
                 "features": asdict(route.volume.features),
                 "ttl_s": None if route.policy.coherent else route.policy.timeout_s,
-                "timeouts": route.executor.timeouts,
+                "timeouts": route.executor.health.timeouts,
                 "health": route.executor.describe(),
                 "unstored": route.volume.unstored,
                 "undo": route.undo,
