@@ -521,7 +521,7 @@ class FileSystem:
             await handle.route.executor.sync(partial(handle.route.door.fsync, handle.node, datasync))
 
     async def releasedir(self, number: int) -> None:
-        self.cached_readdir.closed(self.directories.remove(number))
+        self.cached_readdir.closed(self.directories.pop(number))
 
     # -- trees -------------------------------------------------------------------------------------------------
 
@@ -662,7 +662,7 @@ class FileSystem:
         prefixes = {id(route.volume): route.prefix for route in self.tree.routes}
         return {
             (prefixes[id(handle.route.files.volume)], handle.node & NODES if handle.route.is_ruled else handle.node)
-            for _, handle in self.files.items()
+            for handle in list(self.files.values())
             if handle.flags & os.O_ACCMODE != os.O_RDONLY and id(handle.route.files.volume) in prefixes
         }
 
@@ -695,7 +695,8 @@ class FileSystem:
         Every volume is tried, a blocking one under its deadline; the first error is raised at the end.
         """
         first: OSError | None = None
-        handles = [self.files.remove(number) for number, _ in self.files.items()]
+        handles = list(self.files.values())
+        self.files.clear()
         known = [reference for reference in self.inodes.items() if reference[0] != ROOT_INODE]
         nameless = dict(self.resolver.let_go(known))
         views = [twin for route in self.tree.routes for twin in route.twins if twin.is_view]
