@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fusebackend.base import budget
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
@@ -524,10 +524,7 @@ class _Making:
         parent, name = self._place(volume, path)
         if not name:
             return ROOT_NODE, b"", volume.getattr(ROOT_NODE)
-        try:
-            return parent, name, volume.lookup(parent, name)
-        except FileNotFoundError:
-            return parent, name, None
+        return parent, name, unless((errno.ENOENT,), volume.lookup, parent, name)
 
     def _place(self, volume: Volume, path: bytes) -> tuple[int, bytes]:
         """Return the directory of a path, and its name there."""

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from fusebackend.base.errors import VANISHED
+from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.merge_lines import is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.history_file import HistoryFile
@@ -325,13 +325,9 @@ class UndoPlan:
         """Return the file of a record by its node."""
         key = self._key(view, record)
         node = int(key) if key.isdigit() else node_of(record) if self._lasts(view, record) else 0
-        if not node or view.identity(node) != key:
-            return None
-        try:
-            attr = view.volume.getattr(node)
-        except OSError as error:
-            if error.errno not in VANISHED:
-                raise
+        is_known = node and view.identity(node) == key
+        attr = unless(VANISHED, view.volume.getattr, node) if is_known else None
+        if attr is None:
             return None
         file = view.file(attr)
         if file.place is not None:  # the node may go with a name that a step before removes

@@ -37,7 +37,7 @@ from fusebackend.backends.sqlite.schema import connect_again, new_file
 from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, sqlite_errors
 from fusebackend.base import waiting
 from fusebackend.base.durable import put_in_place, replace_file
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import AgentPath, to_name, to_text
 from fusebackend.base.relative_paths import is_below
 from fusebackend.base.stamps import CLOCK, now_ns
@@ -677,13 +677,10 @@ class BranchVolume(SqliteVolume):
         node = inode.node
         if origin.limit is not None or node in self._fresh or not self.lower.is_live(node):
             return
-        try:
-            attr = self.lower.attr_of(node)
-            self._fresh.add(node)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
+        attr = unless((errno.ESTALE,), self.lower.attr_of, node)
+        if attr is None:
             return
+        self._fresh.add(node)
         # Versions are those of a session.
         if node not in self._seen and attr.fingerprint[:3] == origin.stamp[:3]:
             self._seen[node] = attr.fingerprint
@@ -725,9 +722,8 @@ class BranchVolume(SqliteVolume):
         if self.has_own_names(parent):
             node = super()._child(parent, name)
             return node if node is None or self._is_there(parent, name, node) else None
-        try:
-            attr = self.lower.find(parent, name)
-        except (FileNotFoundError, NotADirectoryError):
+        attr = unless((errno.ENOENT, errno.ENOTDIR), self.lower.find, parent, name)
+        if attr is None:
             return None
         self._found_below(parent, attr)
         return attr.node

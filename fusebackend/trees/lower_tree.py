@@ -16,7 +16,7 @@ import errno
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import WAY, ComposedTree, Places, Spot, Under
 from fusebackend.volumes.contents import opened
@@ -107,12 +107,7 @@ class LowerTree(ComposedTree):
 
     def under_of(self, number: int) -> Under | None:
         """Return the route and the node of a number; None for a live file that is gone."""
-        try:
-            return self._decoded(number)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            return None
+        return unless((errno.ESTALE,), self._decoded, number)
 
     def main_file(self, number: int) -> tuple[Hashable, int] | None:
         """Return the prefix and the node in the mount that a number is of; None for a live file that is gone. A file
@@ -255,11 +250,8 @@ class LowerTree(ComposedTree):
         path = self.path(number)
         if live is None or path is None:
             return number >= BASE or number == ROOT_NODE
-        try:
-            under = self._walked(path)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
+        under = unless((errno.ESTALE,), self._walked, path)
+        if under is None:
             return False
         if under != live.under:
             if live.under is not None and self._numbers.get(live.under) == number:

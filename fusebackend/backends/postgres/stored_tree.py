@@ -94,7 +94,7 @@ class PostgresTree(TreeVolume):
         self._drafts = Drafts(self._store)
         self._known = KnownInodes()
         self._accesses = Accesses()
-        self._guesses = Guesses()
+        self._guesses = Guesses(self._known)
         self._bare = BareNodes()
         self._last_writer_wins = last_writer_wins
         self._shared_quota: SharedQuota | None = None
@@ -283,7 +283,6 @@ class PostgresTree(TreeVolume):
             changed, names = transaction.inodes(), transaction.names()
             known = names if transaction.has_all_names else None
             self._known.committed(moment, changed, transaction.before, known)
-            self._guesses.note([inode.row for inode in changed], names)
             self._unsnapped_here = self._unsnapped_here or bool(transaction.before)
             self._unsynced.committed(
                 transaction.incarnation,
@@ -390,9 +389,10 @@ class PostgresTree(TreeVolume):
                     if guessed is not None and begun.guess(guessed):
                         result = _as_guessed(work, changes)
                     else:
+                        moment = self._known.moment
                         begun.fetch(Wanted(walks=walks))
-                        if makes:
-                            self._guesses.note_way(begun.way)
+                        if makes and self._feed.live:
+                            self._known.walked(moment, begun.way)
                         result = work(changes)
                     note = self._step_noted(begun)
                 if note is not None:
@@ -484,9 +484,10 @@ class PostgresTree(TreeVolume):
         sent = [statements.accessed(self.id, times), *questions]
         accessed, *answers = self._connections.run(lambda connection: send(connection, sent))
         for node, is_set in accessed:
-            self._guesses.accessed(node, times[node] if is_set else None)
             if is_set:
                 self._known.accessed(node, times[node])
+            else:
+                self._known.changed(node)
         self._accesses.stored(times)
         return answers
 

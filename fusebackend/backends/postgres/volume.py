@@ -221,7 +221,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             return self._look(Wanted(entries=((parent, name),)), super().lookup, parent, name)
         way = self._scope.way
         if way and (parent, name) in way:
-            inode = self._inode_of(way[parent, name])
+            inode = self._accesses.shown(self._inode_of(way[parent, name]))
             self._damage.require_entry(parent, name, inode)
             return inode
         if self._is_leased:
@@ -231,7 +231,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         pending, moment = self._drafts.pending(), self._known.moment
         question = statements.found(self.id, parent, name)
         wrong: Sequence[Link] = ()
-        if self._scope.links_above and not self._guesses.is_there((parent, name)):
+        if self._scope.links_above and not self._known.child(parent, name):
             rows, wrong = self._query_with(self._scope.links_above, question)
             self._scope.links_above = ()
         else:
@@ -245,11 +245,10 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         self._require_directory(directory[1:3], parent)
         if self._feed.live and self._scope.view is None:
             self._known.looked(moment, parent, directory[VERSION], name, found[0])
+            self._known.found_row(moment, directory)
         if found[0] is None:
-            self._guesses.note([directory], {(parent, name): None})
             raise oserror(errno.ENOENT, name)
         inode = self._note_inode(moment, found)
-        self._guesses.note([directory, found], {(parent, name): inode.node})
         self._damage.require_entry(parent, name, inode)
         return inode
 
@@ -262,13 +261,10 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         """The inode under a name, None if that is not known. ENOENT if it is known that there is none."""
         node = self._known.child(parent, name)
         if node is None:
-            self._guesses.note([], {(parent, name): None})
             raise oserror(errno.ENOENT, name)
         known = self._known.get(node) if node != UNKNOWN else None
         if known is None:
             return None
-        if (parent, name) not in self._guesses:
-            self._guesses.note([known.row], {(parent, name): node})
         self._damage.require_entry(parent, name, known)
         return self._drafts.attr(node) or self._accesses.shown(known)
 
@@ -294,16 +290,14 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         if is_told and 0 < len(named) < limit:
             self._known.ended(moment, node, named[-1][0])
         sound = [(name, row) for name, row in named if self._is_entry(node, name, row)]
-        self._guesses.note((row for _, row in sound), {(node, name): row[0] for name, row in sound})
-        listed = [(name, self._accesses.shown(StoredInode.of(row))) for name, row in sound]
+        listed = [(name, StoredInode.of(row)) for name, row in sound]
         self._bare.listed(inode.node for _, inode in listed)
         if is_told:
-            is_leased = self._lease.held
-            self._known.listed(moment, (inode for _, inode in listed), all_rows=is_leased)
-            if is_leased:
-                names = {name: row[0] for name, row in named}
-                self._known.listed_names(moment, node, rows[0][5], after, names, is_end=len(named) < limit)
-        shown = self._damage.shown(node, listed)
+            for _, inode in listed:
+                self._known.found(moment, inode)
+            names = {name: row[0] for name, row in named}
+            self._known.listed_names(moment, node, rows[0][5], after, names, is_end=len(named) < limit)
+        shown = self._damage.shown(node, [(name, self._accesses.shown(inode)) for name, inode in listed])
         if named and not shown:  # none of them can be shown: go on after them
             return self.readdir(node, named[-1][0], limit)
         return shown
@@ -318,7 +312,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
     def _inode_of(self, row: Sequence[Any]) -> StoredInode:
         if not is_in_range(row[:12]):
             raise self._damage.of_inode(row)
-        return self._accesses.shown(StoredInode.of(row))
+        return StoredInode.of(row)
 
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         if not links:
@@ -422,7 +416,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             self._require_used(inode.node)
         elif self._feed.live and self._scope.view is None:
             self._known.found(moment, inode, data)
-        return inode
+        return self._accesses.shown(inode)
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         if changes.size is None:
@@ -580,7 +574,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         rows = self._query(statements.contents(self.id, node, first, last))
         if not rows:
             raise gone()
-        inode = self._inode_of(rows[0])
+        inode = self._accesses.shown(self._inode_of(rows[0]))
         if inode.nlink == 0:
             self._require_used(node)
         return inode, {row[-2]: row[-1] for row in rows if row[-2] is not None}
@@ -721,9 +715,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         self._bare.changed(*nodes)
         for node in nodes:
             self._drafts.doubt(node)
-        self._known.changed(*nodes, *parents)
-        names = [(each.parent, each.name) for each in changes if each.parent is not None and each.name is not None]
-        self._guesses.changed(nodes, names)
+        self._known.heard(nodes, parents)
         for node in self._uses.opened() if None in nodes else nodes:
             if node is not None and self._uses.is_open(node):
                 self._session.look_after(node)
@@ -732,7 +724,6 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
     def _feed_became(self, live: bool) -> None:
         self.features = replace(self.features, change_feed=live)
         self._known.changed(None)
-        self._guesses.changed((None,))
         self.expire()
         if live and self._unsynced.is_pending:
             try:  # before other hosts change what the server has recovered

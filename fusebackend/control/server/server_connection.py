@@ -1,4 +1,4 @@
-"""`Connection`: one client of the control socket, served.
+"""`ServedConnection`: one client of the control socket, served.
 
 A connection has a thread that reads calls and carries out the short ones at once, so that a `read` costs no more than
 its message. Long verbs (a search, a command, a tree) have a thread of their own: the connection goes on meanwhile, can
@@ -61,7 +61,7 @@ from fusebackend.control.wire import (
     Closed,
     ErrorObject,
     Failure,
-    Lines,
+    MessageLines,
     Notification,
     Request,
     Response,
@@ -88,7 +88,7 @@ GONE = select.POLLHUP | select.POLLERR
 """The client has closed its end, so that it can't read any more."""
 
 
-class Connection:
+class ServedConnection:
     """See the module's docstring. `start` serves it in a thread of its own until it or the server ends.
 
     Args:
@@ -110,7 +110,7 @@ class Connection:
         self.client = LimitedClient(number)
         self.active_at = self.since = time.monotonic()
         self.stream = stream
-        self._lines = Lines(functools.partial(stream.recv, wire.RECEIVE_BYTES), held=self._hold)
+        self._lines = MessageLines(functools.partial(stream.recv, wire.RECEIVE_BYTES), held=self._hold)
         self._arriving = Place(server.limiter, self.client, ARRIVING, self._stands_still)
         self._share = Share(server.memory, self.client)  # of the message that arrives
         self._used = False  # something has come
@@ -458,7 +458,7 @@ class RunningCall:
     """
 
     def __init__(
-        self, connection: Connection, request: Request, verb: SocketVerb, params: Any, share: Share, brief: Place
+        self, connection: ServedConnection, request: Request, verb: SocketVerb, params: Any, share: Share, brief: Place
     ) -> None:
         self.backend = connection.backend
         self.staging = connection.staging
@@ -554,7 +554,7 @@ def _told(error: Exception) -> ErrorObject:
 class Subscription:
     """The changes below a path, sent as they happen. A reader that falls behind gets `overflow`."""
 
-    def __init__(self, connection: Connection, path: str, name: str) -> None:
+    def __init__(self, connection: ServedConnection, path: str, name: str) -> None:
         """Raises `NoRoom` for one too many, `PathError` for a path that is none."""
         self.name = name
         self._connection = connection

@@ -22,8 +22,7 @@ import typing
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath, to_text
@@ -32,6 +31,7 @@ from fusebackend.protocol import (
     RENAME_EXCHANGE,
     Change,
     EventKind,
+    EventSequence,
     EventSource,
     FileEvent,
     ObservableVolume,
@@ -78,7 +78,7 @@ class Queued(NamedTuple):
     """Called without any lock when the event is taken; returns when the kernel has applied the answer."""
 
 
-class Watch:
+class Watch(EventSequence):
     """The changes at and below one path, from its making on. Take them with `get` or by iterating; thread-safe.
 
     It ends with `close`, from any thread, or with the mount: then what is left can still be taken. A path need not
@@ -133,23 +133,6 @@ class Watch:
             self._ended = True
             self._queue.clear()
             self._changed.notify_all()
-
-    def __iter__(self) -> Iterator[FileEvent]:
-        return self
-
-    def __next__(self) -> FileEvent:
-        event = self.get()
-        if event is None:
-            raise StopIteration
-        return event
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _is_ready(self) -> bool:
         return self._ended if not self._queue else self._may_go(self._queue[0])
