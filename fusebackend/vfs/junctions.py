@@ -35,7 +35,7 @@ import trio
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, is_below, join, parent_and_name, split, to_name, to_text
-from fusebackend.composite.route_table import RouteTable
+from fusebackend.composite.route_table import PrefixTable
 from fusebackend.protocol import DEFAULT_TTL_S, MAX_NODE, ROOT_NODE, Attr, Caller, Features, Volume
 from fusebackend.rules.rule import Operation
 from fusebackend.rules.ruled_volume import LINKED, NODES, RuledVolume, own_bits
@@ -362,7 +362,7 @@ class MountTree:
         """`routes[0]` is the default, at `/`; the others follow in any order, with distinct prefixes."""
         self.routes = list(routes)
         """Those of the main tree."""
-        self.table = RouteTable(route.prefix for route in self.routes if route.prefix != ROOT)
+        self.table = PrefixTable(route.prefix for route in self.routes if route.prefix != ROOT)
         """Which of them has a path, for the mount as for agents."""
         self._by_prefix = {route.prefix: route for route in self.routes}
         options = trees or TreesOptions()
