@@ -198,10 +198,7 @@ class Metrics:
         attached = self._tree.attached
         if operation in BY_HANDLE:
             handles = self._filesystem.directories if operation in BY_DIRECTORY else self._filesystem.files
-            try:
-                return handles[of].route
-            except KeyError:  # the handler answers that
-                return None
+            return handles[of].route if of in handles else None  # the handler answers that
         is_known = isinstance(of, int) and route_index(of) < len(attached)
         return attached[route_index(of)] if is_known else None
 

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import trio
 
@@ -122,29 +122,16 @@ class DirectoryHandle:
         self.kept = kept  # the kernel may keep the listing
 
 
-class HandleTable(Generic[Handle]):
-    """Handles by number. A number is never used twice."""
+class HandleTable(dict[int, Handle]):
+    """Handles by number. A number is never used twice. Other threads look at `list(table.values())`."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._open: dict[int, Handle] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def items(self) -> list[tuple[int, Handle]]:
-        return list(self._open.items())
-
-    def __getitem__(self, number: int) -> Handle:
-        return self._open[number]
 
     def add(self, handle: Handle) -> int:
         number = next(self._numbers)
-        self._open[number] = handle
+        self[number] = handle
         return number
-
-    def remove(self, number: int) -> Handle:
-        return self._open.pop(number)
 
 
 # -- the write barrier -------------------------------------------------------------------------------------------
@@ -195,7 +182,7 @@ class WriteBarrier:
 
     def _youngest(self, inodes: list[int]) -> float:
         """When the last of these files was opened that is still open."""
-        return max((handle.opened_at for _, handle in self._files.items() if handle.inode in inodes), default=0.0)
+        return max((handle.opened_at for handle in list(self._files.values()) if handle.inode in inodes), default=0.0)
 
     def _end(self, inodes: list[int]) -> None:
         with self._closed:
@@ -215,7 +202,7 @@ class WriteBarrier:
 
     def dismiss(self, number: int) -> FileHandle:
         """Take a handle out of the table: it is closed, or could not be opened."""
-        handle = self._files.remove(number)
+        handle = self._files.pop(number)
         if self.changing:
             with self._closed:
                 self._closed.notify_all()

@@ -146,7 +146,7 @@ class InodeResolver:
         if junction is not None:
             if self.tree.child(junction, name) is not None:
                 raise oserror(errno.EBUSY, name)
-            if junction.is_servers(name):
+            if name == junction.servers_name:
                 raise oserror(errno.EPERM, name)
         place = await self.place(parent, make=True)
         place[0].check_writable()

@@ -144,17 +144,6 @@ class Route:
         """The listeners that have failed, and why, for `status`."""
         return [f"{name}: {each.error}" for name, each in self._listeners.items() if each.error is not None]
 
-    def above(self, attr: Attr, parent: int) -> int:
-        """The directory in which something was found, by a number that is the same in all trees if it is a file."""
-        if self.files is self or attr.is_dir or route_index(parent) != self.index or self.is_restricted(attr.node):
-            return parent
-        return inode_number(self.files.index, node_of(parent))
-
-    def number(self, attr: Attr) -> int:
-        """The inode number of a node of the volume."""
-        route = self if self.files is self or attr.is_dir or self.is_restricted(attr.node) else self.files
-        return inode_number(route.index, attr.node)
-
     def lasting_number(self, node: int) -> int:
         """Return the `st_ino` of a restricted file. A second name restricts a file that was the main tree's inode, and
         leaves its `st_ino`: git fails if a file has another one once it has linked it (builtin/clone.c)."""
@@ -163,7 +152,8 @@ class Route:
         return inode_number(self.index, node)
 
     def numbers(self, attr: Attr, parent: int) -> tuple[int, int]:
-        """Return `number` and `above` in one step, for listings."""
+        """Return the inode number of a node of the volume, and the directory in which it was found: by a number that is
+        the same in all trees, if it is a file."""
         files = self.files
         if stat.S_ISDIR(attr.mode) or (self.is_ruled and attr.node > NODES):
             files = self
@@ -289,10 +279,6 @@ class Junction:
         if self.pinned is not None:
             return ENDLESS_TIMEOUT_S
         return self.route.policy.timeout_s if self.route is not None else 0.0
-
-    def is_servers(self, name: bytes) -> bool:
-        """True for the name in a tree's root that is not the volume's."""
-        return name == self.servers_name
 
     @property
     def is_listed(self) -> bool:
@@ -563,7 +549,7 @@ class MountTree:
     def is_volumes(self, parent: int, name: bytes) -> bool:
         """True if a name in a directory is the volume's: it leads to no junction, and is not the server's."""
         junction = self._junctions.get(parent)
-        return junction is None or not (name in junction.children or junction.is_servers(name))
+        return junction is None or not (name in junction.children or name == junction.servers_name)
 
     def place_of(self, inode: int) -> tuple[Route, int] | None:
         """Return the route and node of an inode. None for a synthesised directory."""

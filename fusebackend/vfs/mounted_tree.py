@@ -179,7 +179,7 @@ class FileSystem:
                 attr = await child.attributes(self.resolver.synthesised)
                 self.inodes.reference(child.inode, parent, name, attr)
                 return Entry(child.inode, attr, child.timeout_s)
-            if junction.is_servers(name):
+            if name == junction.servers_name:
                 return Entry(0, None, ENDLESS_TIMEOUT_S)
             if junction.route is None and await junction.place() is None:
                 return Entry(0, None, 0)
@@ -521,7 +521,7 @@ class FileSystem:
             await handle.route.executor.sync(partial(handle.route.door.fsync, handle.node, datasync))
 
     async def releasedir(self, number: int) -> None:
-        self.cached_readdir.closed(self.directories.remove(number))
+        self.cached_readdir.closed(self.directories.pop(number))
 
     # -- trees -------------------------------------------------------------------------------------------------
 
@@ -662,7 +662,7 @@ class FileSystem:
         prefixes = {id(route.volume): route.prefix for route in self.tree.routes}
         return {
             (prefixes[id(handle.route.files.volume)], handle.node & NODES if handle.route.is_ruled else handle.node)
-            for _, handle in self.files.items()
+            for handle in list(self.files.values())
             if handle.flags & os.O_ACCMODE != os.O_RDONLY and id(handle.route.files.volume) in prefixes
         }
 
@@ -679,7 +679,7 @@ class FileSystem:
                 "volume": type(route.volume).__name__,
                 "features": asdict(route.volume.features),
                 "ttl_s": None if route.policy.coherent else route.policy.timeout_s,
-                "timeouts": route.executor.timeouts,
+                "timeouts": route.executor.health.timeouts,
                 "health": route.executor.describe(),
                 "unstored": route.volume.unstored,
                 "undo": route.undo,
@@ -695,7 +695,8 @@ class FileSystem:
         Every volume is tried, a blocking one under its deadline; the first error is raised at the end.
         """
         first: OSError | None = None
-        handles = [self.files.remove(number) for number, _ in self.files.items()]
+        handles = list(self.files.values())
+        self.files.clear()
         known = [reference for reference in self.inodes.items() if reference[0] != ROOT_INODE]
         nameless = dict(self.resolver.let_go(known))
         views = [twin for route in self.tree.routes for twin in route.twins if twin.is_view]

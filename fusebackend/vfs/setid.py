@@ -159,7 +159,7 @@ class Capabilities:
     def given(self, inode: int) -> None:
         """Note that a file gets capabilities."""
         self._bare.discard(inode)
-        for _, handle in self._files.items():
+        for handle in list(self._files.values()):
             if handle.inode == inode:
                 handle.bare = False
 

@@ -60,6 +60,7 @@ class CircuitBreaker:
     Attributes:
         timeouts: calls that were given up at their deadline, ever.
         refused: calls that failed at once because the route was down, ever.
+        down: the route is down, and calls fail at once.
     """
 
     def __init__(
@@ -79,14 +80,10 @@ class CircuitBreaker:
         self._why: OSError | None = None
         self._failed_at = 0.0
         self._since = 0.0  # the first failure in a row, by the wall clock
-        self._down = False
+        self.down = False
         self._pause_s = PAUSE_S
         self._probe_at = 0.0
         self._probing = False
-
-    @property
-    def down(self) -> bool:
-        return self._down
 
     def refusal(self) -> RouteDown:
         """The error of a call that is not made. Counts it."""
@@ -97,11 +94,11 @@ class CircuitBreaker:
 
     def answered(self, kind: str) -> None:
         """A call was answered in time, be it with an error."""
-        if not self._failures and not self._down:
+        if not self._failures and not self.down:
             return  # as nearly always
         with self._lock:
             del self._failures[kind]
-            if not self._failures and not self._down:
+            if not self._failures and not self.down:
                 self._since = 0.0
 
     def failed(self, kind: str, error: OSError) -> None:
@@ -112,9 +109,9 @@ class CircuitBreaker:
             self._failed_at = self._clock()
             self._since = self._since or time.time()
             self._failures[kind] += 1
-            if self._down or self._failures[kind] < FAILURES_TO_OPEN:
+            if self.down or self._failures[kind] < FAILURES_TO_OPEN:
                 return
-            self._down = True
+            self.down = True
             self._pause_s = PAUSE_S
             self._rest()
         log.warning("%s is down: %s; until it answers, calls fail at once", self.name, _words(error))
@@ -125,7 +122,7 @@ class CircuitBreaker:
     def begin_probe(self) -> bool:
         """True if the caller may make a probe now. It must then call `recovered` or `still_down`."""
         with self._lock:
-            if not self._down or self._probing or self._clock() < self._probe_at:
+            if not self.down or self._probing or self._clock() < self._probe_at:
                 return False
             self._probing = True
             return True
@@ -133,7 +130,7 @@ class CircuitBreaker:
     def recovered(self) -> None:
         """The probe was answered."""
         with self._lock:
-            was_down, self._down, self._probing = self._down, False, False
+            was_down, self.down, self._probing = self.down, False, False
             self._failures.clear()
             self._since = 0.0
         if was_down:
@@ -150,7 +147,7 @@ class CircuitBreaker:
     def describe(self) -> dict[str, Any]:
         """For `status`: `healthy`; or `degraded` or `down`, since when and why."""
         with self._lock:
-            state = "down" if self._down else "degraded" if self._recently_failed() else "healthy"
+            state = "down" if self.down else "degraded" if self._recently_failed() else "healthy"
             counts = {"timeouts": self.timeouts, "refused": self.refused}
             if state == "healthy":
                 return {"state": state, **counts}

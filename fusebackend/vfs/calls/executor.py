@@ -160,11 +160,6 @@ class RouteExecutor:
         """Whether each call is made on the loop first, and once more in a thread if it would wait."""
         return self._volume is not None and self._volume.all_at_once
 
-    @property
-    def timeouts(self) -> int:
-        """Calls that were given up at their deadline, ever."""
-        return self.health.timeouts
-
     def describe(self) -> dict[str, Any]:
         """For `status`. Begins a probe of a volume that is down, if one is due."""
         trouble = self._volume.trouble if self._volume is not None else None

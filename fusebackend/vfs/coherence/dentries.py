@@ -221,7 +221,7 @@ class Revalidation:
             raise
         if thread in self.walks:
             refused, reached, _ = self.walks[thread]
-            self.walks[thread] = refused, reached | {route.number(attr)}, time.monotonic()
+            self.walks[thread] = refused, reached | {route.numbers(attr, parent)[0]}, time.monotonic()
         return attr
 
     async def _call(

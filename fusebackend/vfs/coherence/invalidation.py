@@ -12,7 +12,6 @@ Cost: 0.1 ms for each change by an agent; a notice of a name waits for a request
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import threading
@@ -409,20 +408,20 @@ class Twins:
     async def _notify(self, notices: Notices, held: list[int], waits: bool) -> None:
         if self._invalidation.kernel is None:
             return
-        done = trio.Event()
-        token = trio.lowlevel.current_trio_token()
-
-        def deliver(_: object) -> None:
-            with contextlib.suppress(trio.RunFinishedError):  # the mount has ended
-                token.run_sync_soon(done.set)
-
-        trio.lowlevel.start_thread_soon(partial(self._notify_in_thread, notices), deliver)
+        notify = partial(
+            trio.to_thread.run_sync,
+            self._notify_in_thread,
+            notices,
+            abandon_on_cancel=True,
+            limiter=trio.CapacityLimiter(1),  # a notice that waits for a request keeps no other back
+        )
         if not waits:
+            trio.lowlevel.spawn_system_task(notify)
             return
         self._held.update(held)
         try:
             with trio.move_on_after(PATIENCE_S):
-                await done.wait()
+                await notify()
         finally:
             self._held -= Counter(held)
 

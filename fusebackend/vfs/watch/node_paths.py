@@ -133,10 +133,7 @@ class NodePaths:
             moved, other = change.attr, change.replaced if flags & RENAME_EXCHANGE else None
             before = self._inner(route, parent, name) if self._adopted and moved.is_dir else None
             door.make(change, volume.rename, parent[1], name, new_parent[1], new_name, flags)
-            if self._inodes.beside:
-                self._renamed(route, moved, new_parent, new_name)
-            else:
-                self._inodes.renamed(inode_number(route.index, moved.node), new_parent[0], new_name, moved)
+            self._renamed(route, moved, new_parent, new_name)
             if other is not None:
                 self._renamed(route, other, parent, name)
             if before is not None:
@@ -145,7 +142,7 @@ class NodePaths:
             return crossed, moved.node if self._inodes.beside and moved.is_dir else None
 
     def _renamed(self, route: Route, attr: Attr, parent: tuple[int, int], name: bytes) -> None:
-        self._inodes.renamed(route.number(attr), route.above(attr, parent[0]), name, attr)
+        self._inodes.renamed(*route.numbers(attr, parent[0]), name, attr)
         for twin in route.twins if attr.is_dir else ():
             self._inodes.renamed(inode_number(twin.index, attr.node), self._tree.directory(twin, parent[1]), name, attr)
 

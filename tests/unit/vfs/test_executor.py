@@ -159,7 +159,7 @@ async def test_threads_that_hang_keep_their_places_and_nothing_piles_up(hanging:
     for _ in range(2):
         await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
     await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))  # it has waited for a place
-    assert (hanging.calls, route_executor.timeouts) == (2, 3) and threading.active_count() <= before + 3
+    assert (hanging.calls, route_executor.health.timeouts) == (2, 3) and threading.active_count() <= before + 3
 
 
 @pytest.mark.trio

@@ -216,13 +216,16 @@ def test_a_route_that_hangs_does_not_keep_the_directory_above_it_waiting() -> No
         assert names(seen) == [b".", b"..", b"hung", b"0000", b"0001"]
         hung = seen[2].entry
         assert hung.attr is not None and hung.attr.is_dir and hung.timeout_s == 0, "the kernel is to ask when it must"
-        assert filesystem.tree.routes[1].executor.timeouts == 0
+        assert filesystem.tree.routes[1].executor.health.timeouts == 0
         with pytest.raises(TimeoutError):
             run(filesystem.getattr(hung.inode))
         with pytest.raises(TimeoutError):
             run(filesystem.lookup(hung.inode, b"x"))
         assert names(ask(filesystem, run(filesystem.opendir(ROOT_INODE)), 3)) == [b"0000", b"0001"]
-        assert (filesystem.tree.routes[1].executor.timeouts, filesystem.tree.routes[0].executor.timeouts) == (2, 0)
+        assert (
+            filesystem.tree.routes[1].executor.health.timeouts,
+            filesystem.tree.routes[0].executor.health.timeouts,
+        ) == (2, 0)
     finally:
         hanging.go.set()
     assert run(filesystem.lookup(hung.inode, b"x")).inode == 0, "it is asked again, and answers"
@@ -268,6 +271,6 @@ def test_a_route_is_listed_though_the_one_above_it_hangs() -> None:
         seen = ask(filesystem, run(filesystem.opendir(inode)), 0)
         assert [(one.name, one.entry.inode) for one in seen[:2]] == [(b".", inode), (b"..", ROOT_INODE)]
         assert names(seen[2:]) == every
-        assert filesystem.tree.routes[0].executor.timeouts == 0
+        assert filesystem.tree.routes[0].executor.health.timeouts == 0
     finally:
         hanging.go.set()
