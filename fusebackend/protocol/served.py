@@ -541,7 +541,7 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
 
     @verb(long=True)
     def verify_log(self) -> VerifyResult:
-        """Check by its hash chain that the log is as it was written; see `history/chain.py` for what that proves.
+        """Check by its hash chain that the log is as it was written; see `history/events.py` for what that proves.
 
         Raises:
             OSError: ENOTSUP, the mount keeps no history; or it can't be read.
