@@ -4,7 +4,7 @@ records.py      a call and its changes, as the history keeps them
 requests.py     changes that wait for an approval, as the history keeps them
 history_file.py `HistoryFile`: all of them, in an SQLite file of the server
 masking.py      commands without their secrets; `LogOptions`
-events.py       the table of events, which is a hash chain over what the history says
+events.py       the table of events, which only grows, and its hash chain
 images.py       `Images`: the bytes of files before a change
 processes.py    `Processes`: the process that a FUSE request comes from
 calls.py        `Calls`: the call that a change belongs to

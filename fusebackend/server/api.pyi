@@ -67,8 +67,7 @@ def mount(
         approvals: How long is waited for approvals (docs/approvals.md).
             `fusebackend.history.requests.ApprovalOptions`.
         metrics: Measure requests and verbs, and where Prometheus can ask for it. `fusebackend.config.MetricsOptions`.
-        limits: Other limits for single routes, by prefix; / is the default.
-            `fusebackend.vfs.options.RouteLimits`.
+        limits: Other limits for single routes, by prefix; / is the default. `fusebackend.vfs.options.RouteLimits`.
         route_rules: Rules of single routes for every reader, by prefix; / is the default.
             `fusebackend.rules.rule.RouteRules`.
         views: Lists of rules by name. A rule is a mapping with operations, paths and mode, or a FilesystemPermission
