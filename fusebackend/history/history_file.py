@@ -681,6 +681,8 @@ class HistoryFile:
                 rows = self._writing_now = self._waiting
                 self._waiting = []
                 self._wake.clear()
+                if self._closed.is_set():  # which the thread has to see
+                    self._wake.set()
                 numbers = (self._call, self._record)
             if not rows:
                 return
@@ -1056,6 +1058,10 @@ class HistoryFile:
         file by another name, in one query: pairs of the record's number and a record of none of these calls. For
         10,000 records it takes 0.1 s."""
         marks = ", ".join("?" * len(calls))
+        first = f"(SELECT min(number) FROM records WHERE call IN ({marks}))"
+        later = f"SELECT 1 FROM records WHERE number > {first} AND call NOT IN ({marks}) LIMIT 1"
+        if not self._read(later, (*calls, *calls)):
+            return []
         low, high = "CAST(m.{0} || '/' AS BLOB)", "CAST(m.{0} || '0' AS BLOB)"
         conditions = [
             (theirs, condition)
@@ -1071,7 +1077,8 @@ class HistoryFile:
         pairs = " UNION ".join(
             "SELECT m.number AS mine, m.call AS call, o.number AS other FROM mine m "
             f"CROSS JOIN records o INDEXED BY {_INDEXES[theirs]} "
-            f"WHERE {condition} AND o.number > m.number AND +o.prefix = m.prefix"
+            f"WHERE {condition} AND o.number > m.number AND +o.prefix = m.prefix "
+            "AND o.call NOT IN (SELECT call FROM mine)"
             for theirs, condition in conditions
         )
         # A change of the same file by another of its names. Its node says so, or its identity where nodes don't last.
@@ -1299,12 +1306,24 @@ def _connect(path: str) -> sqlite3.Connection:
         small = os.stat(path).st_size <= CHECKED_BYTES
         if small and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check finds errors")
+        with contextlib.closing(sqlite3.connect(":memory:")) as new:
+            new.executescript(_SCHEMA + chain.SCHEMA)
+            known, found = _columns(new), _columns(connection)
+        for table in known.keys() & found.keys():
+            if found[table] != known[table]:
+                raise _Foreign(f"is of another version of fusebackend (the table '{table}' has other columns)")
         connection.executescript(_SCHEMA + chain.SCHEMA)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _columns(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return the columns of each table."""
+    columns = "(SELECT group_concat(name) FROM pragma_table_info(tables.name))"
+    return dict(connection.execute(f"SELECT name, {columns} FROM sqlite_master AS tables WHERE type = 'table'"))
 
 
 def _set_aside(path: str) -> str:
