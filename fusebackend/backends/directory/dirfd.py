@@ -256,11 +256,11 @@ def _not_removable(number: int, path: bytes) -> OSError:
 def _statx(directory: Descriptor, name: bytes, wanted: int) -> tuple[int, ...]:
     """`statx(2)`: mask, attributes, owner, mode, and the time of birth as seconds and nanoseconds. Zeros where it can't
     be asked."""
-    import ctypes
-
-    found = ctypes.create_string_buffer(_STATX_BYTES)
+    statx, new = _statx_call()
+    found = new()
     try:
-        _check(_libc().statx(directory.fd, name, _AT_SYMLINK_NOFOLLOW, wanted, found))
+        if statx(directory.fd, name, _AT_SYMLINK_NOFOLLOW, wanted, found):
+            _check(-1)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EPERM):  # a container's seccomp rules from before Linux 4.11
             raise
@@ -288,8 +288,16 @@ def _libc() -> Any:
     library.renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
     library.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
     library.syncfs.argtypes = (ctypes.c_int,)
-    library.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
     return library
+
+
+@functools.cache
+def _statx_call() -> tuple[Any, Any]:
+    """The function, and what makes room for its answer. Types of arguments would cost half of a call, and it is asked
+    for each file that is removed."""
+    import ctypes
+
+    return _libc().statx, ctypes.c_char * _STATX_BYTES
 
 
 def _check(result: int) -> None:
