@@ -85,10 +85,11 @@ _TABLES: Final = (
         node INTEGER PRIMARY KEY, mode INTEGER NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL)""",
     """CREATE TABLE IF NOT EXISTS lower_xattr (
         node INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (node, name)) WITHOUT ROWID""",
-    "CREATE TABLE IF NOT EXISTS decided (digest BLOB PRIMARY KEY) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS lower_file (node INTEGER PRIMARY KEY, identity BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS decisions (digest BLOB PRIMARY KEY, call INTEGER NOT NULL) WITHOUT ROWID",
 )
 """`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up; `lower_inode` and
-`lower_xattr`: a `Below` each; `decided`: see `BranchVolume.note_decided`."""
+`lower_xattr`: a `Below` each; `lower_file`: of `LowerTree.lasting`; `decisions`: see `BranchVolume.note_decided`."""
 
 _ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
     prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
@@ -178,9 +179,11 @@ class _BranchBuffer(DirtyBuffer):
         """Entries of live directories that were copied up: directory, name, attributes."""
         self.below: dict[int, Below] = {}
         """Attributes of live files that were copied up."""
+        self.identities: list[tuple[int, bytes]] = []
+        """Of `LowerTree.lasting`."""
         self.followed: int | None = None
         """The merge whose renames are in `origins`."""
-        self.decided: list[bytes] = []
+        self.decided: dict[bytes, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self.origins or self.decided) or self.followed is not None or super().__bool__()
@@ -190,7 +193,8 @@ class _BranchBuffer(DirtyBuffer):
         if self.followed is not None:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('followed', ?)", (self.followed,))
         gone = [(node,) for node, origin in self.origins.items() if origin is None]
-        for table in ("origin", "lower_inode", "lower_xattr"):
+        db.executemany("INSERT OR REPLACE INTO lower_file VALUES (?, ?)", self.identities)
+        for table in ("origin", "lower_inode", "lower_xattr", "lower_file"):
             db.executemany(f"DELETE FROM {table} WHERE node = ?", gone)
         rows = [
             (each.node, each.path, each.own, each.names, each.limit, each.base, *each.stamp)
@@ -207,7 +211,7 @@ class _BranchBuffer(DirtyBuffer):
         db.executemany("DELETE FROM lower_xattr WHERE node = ?", [(node,) for node in self.below])
         xattrs = [(node, *xattr) for node, below in self.below.items() for xattr in below.xattrs.items()]
         db.executemany("INSERT INTO lower_xattr VALUES (?, ?, ?)", xattrs)
-        db.executemany("INSERT OR IGNORE INTO decided VALUES (?)", [(digest,) for digest in self.decided])
+        db.executemany("INSERT OR REPLACE INTO decisions VALUES (?, ?)", self.decided.items())
 
 
 class BranchVolume(SqliteVolume):
@@ -235,7 +239,7 @@ class BranchVolume(SqliteVolume):
         self.created_ns = now_ns()
         """When the branch was made, since the epoch."""
         self._origins: dict[int, Origin] = {}
-        self.decided: set[bytes] = set()
+        self.decided: dict[bytes, int] = {}
         """See `note_decided`."""
         self._seen: dict[int, Stamp] = {}  # of live files, in this session
         self._fresh = _LookedAt()
@@ -275,18 +279,35 @@ class BranchVolume(SqliteVolume):
                 # Files that were open without a name when the last server ended.
                 gone = "DELETE FROM origin WHERE own AND node NOT IN (SELECT node FROM inode)"
                 self._db.execute(gone)
-                for table in ("lower_inode", "lower_xattr"):
+                for table in ("lower_inode", "lower_xattr", "lower_file"):
                     self._db.execute(f"DELETE FROM {table} WHERE node NOT IN (SELECT node FROM origin)")
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
             self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
-            self.decided |= {digest for (digest,) in self._db.execute("SELECT digest FROM decided")}
+            self.decided |= dict(self._db.execute("SELECT digest, call FROM decisions"))
             rows = self._db.execute("SELECT * FROM origin").fetchall()
+            identities = dict(self._db.execute("SELECT node, identity FROM lower_file"))
         for node, path, own, names, limit, base, *stamp in rows:
             mtime_ns, ctime_ns, size, version = stamp
             stamped = (mtime_ns, ctime_ns, size, version)
             self._origins[node] = Origin(node, path, bool(own), bool(names), limit, base, stamped)
             self.lower.keep(node, path)
         self.lower.reserve(self._scalar("SELECT coalesce(max(node), 0) FROM lower_dentry"))
+        self._find_moved(identities)
+
+    def _find_moved(self, identities: Mapping[int, bytes]) -> None:
+        """Find live files of the branch's own that were moved in the mount, and what is in such directories. Any other
+        file is as it is in the mount: it has gone from where it was."""
+        known: dict[bytes | None, bytes] = {}  # directories that were moved: path before → now
+        moved = [(self._origins[node], path) for node, path in self.lower.moved(identities).items()]
+        for origin, path in sorted(moved, key=lambda each: each[0].path or b""):
+            above, _, name = (origin.path or b"").rpartition(b"/")
+            if path is not None and (origin.own or path == known.get(above, b"") + b"/" + name):
+                known[origin.path] = path
+                origin.path = self.lower.keep(origin.node, path)
+                self._origin_changed(origin)
+            else:
+                with sqlite_errors():
+                    self._db.execute("DELETE FROM lower_file WHERE node = ?", (origin.node,))
 
     def close(self) -> None:
         try:
@@ -454,15 +475,19 @@ class BranchVolume(SqliteVolume):
             self._note(1, 0)
         self.sync()
 
-    def note_decided(self, digests: Collection[bytes]) -> None:
+    def note_decided(self, digests: Collection[bytes], call: int = 0) -> None:
         """Keep what a merge has decided for main (`Plan.for_main`), for the next one. It is durable when this returns.
-        A digest holds until one of the sides changes, so none is ever deleted."""
-        new = set(digests) - self.decided
-        if not new:
+        A digest holds until one of the sides changes, so none is ever deleted.
+
+        Args:
+            call: of the merge; 0 if it is none.
+        """
+        if not digests:
             return
         with self.lock:
+            new = dict.fromkeys(digests, call)
             self.decided |= new
-            self._dirty.decided += new
+            self._dirty.decided |= new
             self._note(len(new), 0)
         self.sync()
 
@@ -519,6 +544,9 @@ class BranchVolume(SqliteVolume):
         if origin is None:
             origin = self._origins[node] = Origin(node, self.lower.keep(node))
             self._origin_changed(origin)
+            identity = self.lower.lasting(node)
+            if identity is not None:
+                self._dirty.identities.append((node, identity))
         return origin
 
     def _prepare(self, inode: Inode, names: bool = False) -> None:

@@ -95,9 +95,9 @@ class Merges:
             call: list[OpenCall] = []
             merge = self._merge(branch, name, lambda: self._plan(name, branch, keep, lines, chosen), call)
             outcome = merge.dry_run() if dry_run else merge.run()
+            number = call[0].number if call else 0
             if not (dry_run or outcome.is_refused):
-                branch.note_decided(outcome.plan.for_main)
-        number = call[0].number if call else 0
+                branch.note_decided(outcome.plan.for_main, number)
         return _result(name, outcome, dry_run, f"c{number}" if number else None)
 
     def _merge(self, branch: BranchVolume, name: str, plan: Callable[[], Plan], call: list[OpenCall]) -> Merge:
@@ -118,7 +118,7 @@ class Merges:
         apart = (GIT,) if name.startswith(WORKTREE) else ()
         found = plan(
             base, theirs, main, keep=keep, lines=lines, paths=paths, may_differ=may_differ, apart=apart,
-            decided=branch.decided,
+            decided=self._decided(branch),
         )  # fmt: skip
         if self._trees is not None and any(_is_there(step, to_name(self._trees).strip(b"/")) for step in found.steps):
             reason = "is the mount's own directory; give what the branch has there another name"
@@ -130,6 +130,15 @@ class Merges:
                 where = "there" if path == step.path else f"at '/{to_text(path)}'"
                 found.conflicts.append(Conflict(_shown(step), f"another file system is mounted {where}"))
         return found
+
+    def _decided(self, branch: BranchVolume) -> set[bytes]:
+        """Return what was decided for main by merges that are not taken back."""
+        found = branch.decided
+        if self._recorder is None:
+            return set(found)
+        calls = {number: self._recorder.history.call(number) for number in set(found.values()) - {0}}
+        undone = {number for number, call in calls.items() if call is not None and call.undone_by is not None}
+        return {digest for digest, number in found.items() if number not in undone}
 
     @contextlib.contextmanager
     def _recording(self, name: str, calls: list[OpenCall]) -> Iterator[MergeRecords]:
