@@ -349,7 +349,8 @@ class _Making:
                 step = steps[self.made]
                 if step.prefix != prefix or _is_large(step) or _waits(step):
                     break
-                if self.made >= self._looked or (not _asks_first(volume) and self.made >= self._recorded):
+                needs_record = not (step.closes or _asks_first(volume) or self.made < self._recorded)
+                if self.made >= self._looked or needs_record:
                     break
                 if self._together(volume, steps):
                     break
