@@ -707,6 +707,7 @@ class BranchVolume(SqliteVolume):
         if known is None or stat.S_IFMT(known.mode) != stat.S_IFMT(attr.mode):
             return self._add_below(node, attr, parent)
         _copy_attributes(attr, known)
+        known.parent = parent if attr.is_dir else 0
         return known
 
     def _add_below(self, node: int, attr: Attr, parent: int) -> Inode:

@@ -363,6 +363,18 @@ def test_a_branch_that_is_opened_again_has_what_main_has_moved(case: Any, tmp_pa
     main.close()
 
 
+def test_a_directory_that_main_has_moved_is_there_in_a_branch_that_knew_it(tmp_path: Path) -> None:
+    main = make("dir", tmp_path)
+    fill(main)
+    trees = Branched(str(tmp_path / "branches"), {"/": main})
+    assert shown(trees.branch) == shown(main)
+    rename(main, b"d/deep", b"deep")
+    rename(main, b"d", b"deep/d")
+    assert shown(trees.branch) == shown(main)
+    trees.close()
+    main.close()
+
+
 class Killed(BaseException):
     """The server is gone: nothing is tidied."""
 
