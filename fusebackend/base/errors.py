@@ -15,6 +15,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+
+class UserError(Exception):
+    """An error that a user can cause. Its text is one line for the user; its other base says what kind it is."""
+
+
 FILE_NOT_FOUND = "file_not_found"
 PERMISSION_DENIED = "permission_denied"
 IS_DIRECTORY = "is_directory"

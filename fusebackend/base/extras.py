@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from fusebackend.base.errors import UserError
+
 EXTRA_OF = {
     "agents": "openai",
     "anthropic": "anthropic",
@@ -24,7 +26,7 @@ EXTRA_OF = {
 """Module → extra of `pyproject.toml`."""
 
 
-class MissingExtraError(ModuleNotFoundError):
+class MissingExtraError(UserError, ModuleNotFoundError):
     """A package of an extra is not installed. Its text is one line for the user, with the command that installs it."""
 
 

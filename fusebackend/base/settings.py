@@ -18,13 +18,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_o
 
 import msgspec
 
+from fusebackend.base.errors import UserError
 from fusebackend.base.sizes import short_size, size_bytes
 
 _UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A configuration is invalid. Its `str` is one line for the user."""
 
 

@@ -1,4 +1,4 @@
-"""`fusebackend branch`: make a branch of a mount, and list and delete branches."""
+"""`fusebackend branch`: make a branch of a mount, merge it, and list and delete branches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, in_a_line, json_option, note
+from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, json_option, note
 from fusebackend.cli.space import size_text
-from fusebackend.cli.target import complete_names, mount_option, trees_path
-from fusebackend.protocol import WORKTREE
+from fusebackend.cli.target import Target, complete_names, complete_path, mount_option, trees_path
+from fusebackend.cli.undo import CHANGED, refuse, show_changes, show_json, show_left
+from fusebackend.cli.worktree import fetch_commits
+from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
-    from fusebackend.protocol import BranchInfo
 
 
 def branch_path(files: Client, name: str) -> str:
@@ -27,9 +28,8 @@ def branch_path(files: Client, name: str) -> str:
     Raises:
         Failed: there is none of that name, or it can't be used.
     """
-    with in_a_line():
-        found = {each.name: each for each in files.branches()}
-        trees = trees_path(files)
+    found = {each.name: each for each in files.branches()}
+    trees = trees_path(files)
     if name not in found:
         known = ", ".join(found) or "none at all"
         raise Failed(f"there is no branch '{name}'; there are: {known}")
@@ -71,8 +71,7 @@ def create(name: str, ref: str | None, directory: str | None, as_json: bool, mou
     changed in the branch is as it is in the mount.
     """
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        made = files.create_branch(name, ref, directory)
+    made = files.create_branch(name, ref, directory)
     path = made.directory or target.outside(files, branch_path(files, name))
     if as_json:
         output.document({**asdict(made), "path": path})
@@ -89,9 +88,8 @@ def create(name: str, ref: str | None, directory: str | None, as_json: bool, mou
 def list_branches(as_json: bool, mount: str | None) -> None:
     """List the branches: name, age, changed names, space, and of each route whether it is frozen or live."""
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        found = files.branches()
-        trees = trees_path(files)
+    found = files.branches()
+    trees = trees_path(files)
     if as_json:
         top = target.outside(files, f"{trees}/branches")
         output.document([{**asdict(each), "path": each.directory or f"{top}/{each.name}"} for each in found])
@@ -135,6 +133,87 @@ def delete(names: Sequence[str], yes: bool, mount: str | None) -> None:
     """Delete branches, with all that was changed in them. That can't be had back, so on a terminal it asks first;
     elsewhere it needs --yes."""
     files = target.here(mount).files
-    with in_a_line():
-        confirm_deletion("branch", "branches", names, {each.name for each in files.branches()}, yes)
-        files.delete_branches(*names)
+    confirm_deletion("branch", "branches", names, {each.name for each in files.branches()}, yes)
+    files.delete_branches(*names)
+
+
+# -- merge ------------------------------------------------------------------------------------------------------
+
+_MERGED = {**CHANGED, "create": ("made", "would make"), "replace": ("replaced", "would replace")}
+
+
+@branch.command()
+@click.argument("name", shell_complete=complete_name)
+@click.argument("paths", nargs=-1, shell_complete=complete_path, metavar="[--] [PATH]...")
+@click.option("--merge-lines", is_flag=True, help="Merge the lines of text files that both have changed.")
+@click.option("--keep-main", is_flag=True, help="Where both have changed something, leave the mount as it is.")
+@click.option("--keep-branch", is_flag=True, help="Where both have changed something, take it from the branch.")
+@click.option("-n", "--dry-run", is_flag=True, help="Change nothing; print what would be done.")
+@json_option("{branch, call, changes, decided, conflicts, partly}, also when it is refused.")
+@mount_option
+def merge(
+    name: str,
+    paths: Sequence[str],
+    merge_lines: bool,
+    keep_main: bool,
+    keep_branch: bool,
+    dry_run: bool,
+    as_json: bool,
+    mount: str | None,
+) -> None:
+    """Make the changes of a branch in the mount; with PATHs, only those at and below them, as paths of the mount.
+
+    What both have changed since the branch was made is named, and nothing is merged unless an option decides. So is a
+    file that a process has open for writing. After an interruption the same command completes the merge.
+
+    Of a worktree of a coding agent ('hook claude-code --worktrees') no '.git' is merged: the commit that its HEAD is at
+    is fetched, as refs/fusebackend/NAME.
+
+    A merge is a call: the command that takes it back is printed. The branch stays; 'branch delete' removes it.
+    """
+    if keep_main and keep_branch:
+        raise click.UsageError("--keep-main or --keep-branch, not both")
+    places = [target.locate(given, mount, follow=False) for given in paths]
+    place = places[0] if places else target.here(mount)
+    for each in places:
+        target.require_mount(each, place.files)
+    output = Output()
+    result = place.files.merge_branch(
+        name,
+        [each.path for each in places] or None,
+        "main" if keep_main else "branch" if keep_branch else None,
+        merge_lines,
+        dry_run,
+    )
+    failed = [] if dry_run or result.conflicts else fetch_commits(place.files, result)
+    if as_json:
+        show_json(output, result)
+        return
+    if result.conflicts:
+        _refuse_conflicts(place, result, merge_lines=merge_lines)
+    _show_merge(output, place, result, dry_run=dry_run)
+    for line in failed:
+        note(line)
+
+
+def _refuse_conflicts(place: Target, result: MergeResult, *, merge_lines: bool) -> None:
+    hint = "--keep-main leaves these as they are, --keep-branch takes them from the branch"
+    if not merge_lines:
+        hint += ", --merge-lines merges text files"
+    refuse([f"'{place.shown(each.path)}': {each.reason}" for each in result.conflicts], "nothing was merged", hint)
+
+
+def _show_merge(output: Output, place: Target, result: MergeResult, *, dry_run: bool) -> None:
+    show_changes(output, place, result.changes, _MERGED, result.call, dry_run=dry_run)
+    show_left([f"decided: '{place.shown(each.path)}': {each.reason}" for each in result.decided], "were decided")
+    for line in result.partly:
+        note(line)
+    name = output.name(result.branch)
+    if not result.changes:
+        note(f"the mount has everything of '{result.branch}' already")
+    elif dry_run:
+        note("nothing was changed; without -n it is merged")
+    elif result.call is None:
+        output.line(f"merged '{name}'")
+    else:
+        output.line(f"merged '{name}' as {result.call}; 'fusebackend undo {result.call}' takes it back")

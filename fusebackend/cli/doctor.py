@@ -30,7 +30,7 @@ def doctor(line: MountLine, mountpoint: str | None, as_json: bool) -> None:
     Each line is a verdict (ok, warning, error), what was looked at, and why; 'mend' is what to do. Nothing is changed.
     The exit status is 1 if anything is an error.
     """
-    from fusebackend.doctor.finding import worst
+    from fusebackend.doctor.machine import worst
     from fusebackend.doctor.routes import diagnose
 
     is_named = mountpoint is not None or line.config_path is not None or line.default is not None or line.routes

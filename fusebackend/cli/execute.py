@@ -1,8 +1,10 @@
-"""`fusebackend exec`: a command in a shell that has the mount as its root, with its output as it comes."""
+"""`fusebackend exec`: a command in a shell that has the mount as its root, with its output as it comes. `fusebackend
+shell`: the user's own shell, for which the mount point shows a branch or a view."""
 
 from __future__ import annotations
 
 import codecs
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -14,11 +16,12 @@ from fusebackend.base.paths import ROOT, AgentPath, is_below
 from fusebackend.base.shown import shown
 from fusebackend.cli import target
 from fusebackend.cli.branch import branch_path, complete_name
-from fusebackend.cli.show import Failed, Output, in_a_line, note, write_all
+from fusebackend.cli.show import Failed, Output, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.cli.view import complete_view, find_view
 
 if TYPE_CHECKING:
+    from fusebackend.control.client.client import Client
     from fusebackend.protocol import ExecuteResponse
 
 NOT_KNOWN = 1
@@ -67,31 +70,22 @@ def execute(
 
     The exit status is that of the command: 124 if it took too long, 130 after Ctrl-C, which ends it.
     """
-    if branch is not None and view is not None:
-        raise click.UsageError("give --branch or --view, not both")
     place = _start(cwd, mount)
-    start, directory = place.path, None
-    if view is not None:
-        tree = find_view(place.files, view).path
-        within = is_below(start, tree.split("/views/")[0])
+    start, directory, tree = place.path, None, _tree(place.files, branch, view)
+    if tree is not None:
+        within = is_below(start, tree.rsplit("/", 2)[0])  # in the trees directory, perhaps in this tree
         start = AgentPath((start if is_below(start, tree) else tree) if within else tree + start)
     if branch is not None:
-        tree = branch_path(place.files, branch)
-        within = is_below(start, tree.split("/branches/")[0])  # in the trees directory, perhaps in this branch
-        start = AgentPath((start if is_below(start, tree) else tree) if within else tree + start)
         directory = _taken_in(place, branch)
     stdin = _input() if with_stdin else None
     line = command[0] if len(command) == 1 else shlex.join(command)
     printed = Printed(_json_lines(Output()) if as_json else _passed_on)
     try:  # after Ctrl-C the connection is closed, and the command ends with it
         answer = place.files.run(line, timeout=timeout_s, stdin=stdin, cwd=start, on_output=printed.take)
-    except NotImplementedError as error:
-        raise Failed(str(error)) from None
     except ValueError as error:
         raise Failed(f"the command can't be run: {error}") from None
     if branch is not None and directory is not None:
-        with in_a_line():
-            place.files.create_branch(branch, None, directory)
+        place.files.create_branch(branch, None, directory)
     code = NOT_KNOWN if answer.exit_code is None else answer.exit_code
     message = printed.message(answer)
     if as_json:
@@ -104,14 +98,22 @@ def execute(
     click.get_current_context().exit(code)
 
 
+def _tree(files: Client, branch: str | None, view: str | None) -> str | None:
+    """Return the path of the tree of a branch, or of a view; None for that of the mount. Raises `Failed`."""
+    if branch is not None and view is not None:
+        raise click.UsageError("give --branch or --view, not both")
+    if branch is not None:
+        return branch_path(files, branch)
+    return None if view is None else find_view(files, view).path
+
+
 def _taken_in(place: Target, branch: str) -> str | None:
     """Have a branch know what was changed in its plain directory; returns that, None if it is in none."""
-    with in_a_line():
-        found = next((each.directory for each in place.files.branches() if each.name == branch), None)
-        if found is not None and not place.files.is_mounted:
-            raise Failed(f"nothing is mounted, so run the command in '{found}', where branch '{branch}' is")
-        if found is not None:
-            place.files.take_in_branch(branch)
+    found = next((each.directory for each in place.files.branches() if each.name == branch), None)
+    if found is not None and not place.files.is_mounted:
+        raise Failed(f"nothing is mounted, so run the command in '{found}', where branch '{branch}' is")
+    if found is not None:
+        place.files.take_in_branch(branch)
     return found
 
 
@@ -176,3 +178,42 @@ def _json_lines(output: Output) -> Callable[[Stream, bytes], None]:
             output.record({"stream": stream, "text": text})
 
     return show
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, metavar="[--] [COMMAND [ARG]...]")
+@click.option("--branch", shell_complete=complete_name, metavar="NAME", help="See this branch at the mount point.")
+@click.option("--view", shell_complete=complete_view, metavar="NAME", help="See the mount through this view there.")
+@mount_option
+def shell(command: Sequence[str], branch: str | None, view: str | None, mount: str | None) -> None:
+    """Start a shell, or a COMMAND, on this terminal, for which the mount point shows a branch or a view.
+
+    It has this machine's files, programs and network, and the rights of the user, as any other. Only the mount point
+    differs, for it and all that it starts. It starts in the current directory if that lies in the mount, or else at the
+    mount point. The mount can't end before it. The exit status is its own.
+
+    A view is shown, and binds nobody: the socket of the mount answers this user all the same. 'exec --view' binds.
+
+    For a command that sees nothing but the mount, use 'exec'.
+    """
+    from fusebackend.linux.bind_mount import run_with_bind
+
+    place = target.here(mount)
+    mountpoint = place.files.mountpoint
+    if not place.files.is_mounted:
+        raise Failed(f"'{mountpoint}' is no mount point: give --mount the directory of the mount")
+    tree = _tree(place.files, branch, view)
+    source = None if tree is None else target.outside(place.files, tree)
+    if view is not None:
+        note(f"{mountpoint} shows view '{view}', which binds nobody here; to bind a command: exec --view {view}")
+    place.files.close()
+    words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
+    cwd = os.getcwd() if place.root else mountpoint
+    status = run_with_bind(
+        words,
+        source=source,
+        target=mountpoint,
+        cwd=cwd if f"{cwd}/".startswith(mountpoint.rstrip("/") + "/") else mountpoint,
+        no_namespace=f"run it as root, or work in {source}",
+    )
+    click.get_current_context().exit(status)

@@ -27,6 +27,7 @@ import click
 
 from fusebackend.base.durable import replace_file
 from fusebackend.cli.show import Failed, Output, note
+from fusebackend.linux import proc
 
 RUN_TIMEOUT_S: Final = 2.0
 """Of one hook; the agent waits for it."""
@@ -336,18 +337,10 @@ def agent_pid() -> int:
     """Return the process of the agent: the first one above this that is no shell running the hook."""
     pid = os.getppid()
     while pid > 1:
-        line, parent = _process(pid)
-        if b"hook run" not in line.replace(b"\0", b" "):
+        if b"hook run" not in proc.read(f"{pid}/cmdline").replace(b"\0", b" "):
             return pid
-        pid = parent
+        pid = int(proc.stat(pid)[1])
     return os.getppid()
-
-
-def _process(pid: int) -> tuple[bytes, int]:
-    """Return the command line of a process, and its parent."""
-    line = Path(f"/proc/{pid}/cmdline").read_bytes()
-    stat = Path(f"/proc/{pid}/stat").read_bytes()
-    return line, int(stat[stat.rindex(b")") + 2 :].split()[1])
 
 
 class _Late(Exception):

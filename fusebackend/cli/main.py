@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from fusebackend.base.errors import UserError
 from fusebackend.base.version import __version__
 from fusebackend.cli import show
 from fusebackend.cli.show import one_line
@@ -24,47 +25,47 @@ __all__ = ["main", "one_line"]
 _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Mounts": {
         "mount": ("mount:mount", "Mount backends on a directory."),
-        "serve": ("unmounted:serve", "Serve backends without a mount, where nothing can be mounted."),
+        "serve": ("mount:serve", "Serve backends without a mount, where nothing can be mounted."),
         "umount": ("umount:umount", "Unmount, and wait until everything is stored."),
         "status": ("status:status", "Show mounts and their routes."),
-        "metrics": ("metrics:metrics", "Print what is measured of a mount, for Prometheus."),
+        "metrics": ("status:metrics", "Print what is measured of a mount, for Prometheus."),
         "backends": ("backends:backends", "List the URLs that can be mounted."),
         "doctor": ("doctor:doctor", "Look at what a mount needs here, and say how to mend what it lacks."),
         "check": ("check:check", "Check the file of a volume, and mend it."),
-        "snapshot": ("snapshot:snapshot", "Keep the present state of a mount, and list and delete such states."),
+        "snapshot": ("states:snapshot", "Keep the present state of a mount, and list and delete such states."),
         "df": ("space:df", "Show what a mount takes of the disk."),
         "prune": ("space:prune", "Delete what is kept of the past."),
         "threads": ("threads:threads", "Show what takes the space in conversations of LangGraph, and prune them."),
     },
     "Who did what, and how to have it back": {
         "log": ("log:log", "Show the calls that changed files."),
-        "blame": ("blame:blame", "Show which call left each line of a file as it is."),
-        "diff": ("diff:diff", "Show what a call did, or what differs between two states, as a git patch."),
+        "blame": ("log:blame", "Show which call left each line of a file as it is."),
+        "diff": ("states:diff", "Show what a call did, or what differs between two states, as a git patch."),
         "undo": ("undo:undo", "Take calls back, and nothing that others have done."),
-        "restore": ("restore:restore", "Put files back as they were in a snapshot."),
-        "forget": ("forget:forget", "Have all that is kept of the past lose the contents of files."),
+        "restore": ("states:restore", "Put files back as they were in a snapshot."),
+        "forget": ("space:forget", "Have all that is kept of the past lose the contents of files."),
         "hook": ("hook:hook", "Have each tool call of a coding agent become a call of the log."),
     },
     "Branches": {
-        "branch": ("branch_merge:branch", "Make a branch of a mount, merge it, and list and delete branches."),
-        "shell": ("shell:shell", "Start a shell for which the mount point shows a branch."),
+        "branch": ("branch:branch", "Make a branch of a mount, merge it, and list and delete branches."),
+        "shell": ("execute:shell", "Start a shell for which the mount point shows a branch."),
     },
     "Views": {
         "view": ("view:view", "Show what a reader of a view may see and do."),
-        "approval": ("approval:approval", "Approve or deny changes that wait for that."),
+        "approval": ("view:approval", "Approve or deny changes that wait for that."),
     },
     "Files of a mount, as an agent works on them": {
-        "ls": ("ls:ls", "List directories."),
-        "stat": ("stat:stat", "Tell all about files."),
-        "read": ("read:read", "Print a file, or some of its lines."),
-        "write": ("write:write", "Make a file of standard input or a text."),
-        "edit": ("edit:edit", "Replace a string in a file."),
-        "grep": ("search:grep", "Find lines that contain a string."),
-        "glob": ("search:glob", "Find files by a pattern for their names."),
-        "rm": ("rm:rm", "Delete files and directories."),
-        "mv": ("mv:mv", "Rename files and directories."),
-        "upload": ("upload:upload", "Copy local files and trees into a mount."),
-        "download": ("download:download", "Copy files and trees out of a mount."),
+        "ls": ("files:ls", "List directories."),
+        "stat": ("files:stat", "Tell all about files."),
+        "read": ("files:read", "Print a file, or some of its lines."),
+        "write": ("files:write", "Make a file of standard input or a text."),
+        "edit": ("files:edit", "Replace a string in a file."),
+        "grep": ("files:grep", "Find lines that contain a string."),
+        "glob": ("files:glob", "Find files by a pattern for their names."),
+        "rm": ("files:rm", "Delete files and directories."),
+        "mv": ("files:mv", "Rename files and directories."),
+        "upload": ("copies:upload", "Copy local files and trees into a mount."),
+        "download": ("copies:download", "Copy files and trees out of a mount."),
         "watch": ("watch:watch", "Print changes as they happen."),
         "exec": ("execute:execute", "Run a command that sees all files where agents do."),
         "mcp": ("mcp:mcp", "Serve a mount to MCP clients."),
@@ -102,9 +103,7 @@ class _Commands(click.Group):
             ctx.exit(128 + signal.SIGPIPE)
         except KeyboardInterrupt:
             ctx.exit(show.INTERRUPTED)
-        except Exception as error:
-            if not _is_for_the_user(error):
-                raise
+        except (UserError, OSError) as error:
             raise (_Mistake if _is_mistake(error) else click.ClickException)(one_line(error)) from error
 
 
@@ -119,15 +118,6 @@ def _is_mistake(error: Exception) -> bool:
     from fusebackend.base.settings import ConfigError, UnreadableConfigError
 
     return isinstance(error, ConfigError) and not isinstance(error, UnreadableConfigError)
-
-
-def _is_for_the_user(error: Exception) -> bool:
-    """Return True for an error that a user can cause."""
-    from fusebackend.base.extras import MissingExtraError
-    from fusebackend.base.settings import ConfigError
-    from fusebackend.urls.opening import UrlError
-
-    return isinstance(error, (UrlError, ConfigError, MissingExtraError, OSError))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

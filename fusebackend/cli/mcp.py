@@ -46,7 +46,7 @@ def mcp(mount: str | None, view: str | None, http: str | None) -> None:
     place = mount or target.here(None, "as MOUNTPOINT").files.mountpoint
     with _served(place):
         with needed_by("'fusebackend mcp'"):
-            from fusebackend.integrations.mcp import serving
+            from fusebackend.integrations import mcp as serving
         with connect(place, view=view) as files:
             if address is None:
                 serving.serve_stdio(files)
@@ -68,7 +68,7 @@ def _served(place: str) -> Iterator[None]:
     if is_mounted or rendezvous.is_socket(found):
         yield
         return
-    from fusebackend.cli.unmounted import served_meanwhile
+    from fusebackend.cli.mount import served_meanwhile
 
     # The import takes a second, and so does the server's start: side by side, on two processors.
     threading.Thread(target=_import_early, daemon=True).start()
@@ -78,7 +78,7 @@ def _served(place: str) -> Iterator[None]:
 
 def _import_early() -> None:
     with suppress(ImportError):  # the import that follows says so
-        import fusebackend.integrations.mcp.serving  # noqa: F401
+        import fusebackend.integrations.mcp  # noqa: F401
 
 
 def _loopback(given: str) -> tuple[str, int]:

@@ -15,12 +15,13 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
 import click
 
+from fusebackend.base.errors import UserError
 from fusebackend.base.shown import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,15 +53,6 @@ class Failed(click.ClickException):
         super().__init__(shown(message))
 
 
-@contextlib.contextmanager
-def in_a_line() -> Iterator[None]:
-    """Show an error of the server, or of a REF, as those of the system are."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        raise Failed(str(error)) from None
-
-
 class Complaints:
     """The errors of a command that goes on with its next operand, each in a line of its own.
 
@@ -85,7 +77,7 @@ class Complaints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, BrokenPipeError) or not isinstance(error, (Failed, OSError)):
+        if isinstance(error, BrokenPipeError) or not isinstance(error, (Failed, OSError, UserError)):
             return False
         self.add(error.message if isinstance(error, Failed) else one_line(error))
         return True
@@ -217,15 +209,6 @@ def announce(lines: Sequence[str]) -> None:
     with contextlib.suppress(OSError):  # there may be no reader; the mount is there all the same
         output.line("\n".join(map(output.text, lines)))
         output.flush()
-
-
-def report_copies(files: list[dict[str, Any]], key: str, skipped: list[tuple[str, str]], as_json: bool) -> None:
-    """Report a copy of files: as JSON, or the `skipped` files with their reasons; `key` is their name in JSON."""
-    if as_json:
-        Output().document({"files": files, "skipped": [{key: name, "reason": reason} for name, reason in skipped]})
-        return
-    for name, reason in skipped:
-        note(f"left out '{name}': {reason}")
 
 
 # -- attributes of files ----------------------------------------------------------------------------------------

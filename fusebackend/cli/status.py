@@ -1,4 +1,4 @@
-"""`fusebackend status`: the state of every mount."""
+"""`fusebackend status`: the state of every mount. `fusebackend metrics`: what is measured of one, for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fusebackend.base.shown import shown
-from fusebackend.cli.show import to_the_second
+from fusebackend.cli import target
+from fusebackend.cli.show import Output, to_the_second
 from fusebackend.cli.space import limit_text
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
@@ -251,3 +252,15 @@ def cannot(features: dict[str, Any]) -> str:
     """The features that a volume lacks, in words; empty when it can do everything."""
     missing = [words for name, words in _ABILITIES.items() if features.get(name) is False]
     return ", ".join((["write"] if features.get("read_only") else []) + missing)
+
+
+@click.command()
+@click.argument("mountpoint", required=False, shell_complete=complete_mountpoint)
+def metrics(mountpoint: str | None) -> None:
+    """Print what is measured of the mount on MOUNTPOINT, or of the only one, in the text format of Prometheus.
+
+    Times of requests and verbs are there if the mount's TOML file has the table [metrics]; counts are there anyway.
+    With `listen = "127.0.0.1:9464"` in it, Prometheus can ask the server itself.
+    """
+    text = target.here(mountpoint, "as MOUNTPOINT").files.metrics()
+    Output().line(text, end="")

@@ -89,9 +89,13 @@ class Target:
     def stats(self) -> list[StatResult]:
         """Return the entries of this directory. Raises `Failed`."""
         answer = self.files.stats(self.path)
-        if answer.error is not None:
-            raise Failed(self.words(answer.error))
+        self.require(answer.error)
         return answer.entries or []
+
+    def require(self, error: str | None) -> None:
+        """Raise `Failed` for the error of a record about this path, if there is one."""
+        if error is not None:
+            raise Failed(self.words(error))
 
     def words(self, error: str) -> str:
         """The error of a record about this path, in the words of the command line."""

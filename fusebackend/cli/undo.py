@@ -10,7 +10,7 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.log import complete_call
-from fusebackend.cli.show import Complaints, Failed, Output, in_a_line, json_option, note
+from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
 from fusebackend.cli.target import Target, mount_option
 from fusebackend.protocol import MergeResult, UndoConflict, UndoneChange, UndoResult
 
@@ -76,17 +76,16 @@ def undo(
             raise click.UsageError(f"{name} is empty; without it, the newest call by anybody is taken back")
     place = target.here(mount)
     output = Output()
-    with in_a_line():
-        result = place.files.undo(
-            *calls,
-            by=by,
-            thread=thread,
-            since=since,
-            branch=branch,
-            keep_newer=keep_newer,
-            merge_lines=merge_lines,
-            dry_run=dry_run,
-        )
+    result = place.files.undo(
+        *calls,
+        by=by,
+        thread=thread,
+        since=since,
+        branch=branch,
+        keep_newer=keep_newer,
+        merge_lines=merge_lines,
+        dry_run=dry_run,
+    )
     if as_json:
         show_json(output, result)
         return

@@ -1,8 +1,10 @@
-"""`fusebackend view`: the views of a mount, their rules, and what a rule does about a path."""
+"""`fusebackend view`: the views of a mount, their rules, and what a rule does about a path.
+
+`fusebackend approval`: changes in a view that wait until somebody approves them.
+"""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -11,18 +13,18 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, aligned, in_a_line, json_option, note
-from fusebackend.cli.target import mount_option
+from fusebackend.cli.log import moment, who
+from fusebackend.cli.show import Complaints, Failed, Output, aligned, json_option, note
+from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
-    from fusebackend.protocol import ViewInfo
+    from fusebackend.protocol import ApprovalInfo, ViewInfo
 
 
 def find_view(files: Client, name: str) -> ViewInfo:
     """Return a view of a mount. Raises `Failed` if there is none of that name."""
-    with in_a_line():
-        found = {each.name: each for each in files.views()}
+    found = {each.name: each for each in files.views()}
     if name not in found:
         raise Failed(f"there is no view '{name}'; there are: {', '.join(found) or 'none at all'}")
     return found[name]
@@ -30,10 +32,7 @@ def find_view(files: Client, name: str) -> ViewInfo:
 
 def complete_view(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a view."""
-    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
-        found = target.here(context.params.get("mount")).files.views()
-        return [CompletionItem(each.name) for each in found if each.name.startswith(incomplete)]
-    return []
+    return complete_names(context, incomplete, lambda files: [(each.name, None) for each in files.views()])
 
 
 @click.group()
@@ -51,20 +50,15 @@ def view() -> None:
 def list_views(as_json: bool, mount: str | None) -> None:
     """List the views: name, number of rules, directory."""
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        found = files.views()
+    found = files.views()
     if as_json:
         output.document([asdict(each) for each in found])
         return
     if not found:
         note("no views; [views.NAME] in the mount's TOML file makes one")
-    rows = []
-    for each in found:
-        rules = f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}"
-        rows.append(
-            (each.name, f"{rules:<9}", target.outside(files, each.path) + ("  (default)" if each.is_default else ""))
-        )
-    for line in aligned(rows):
+    rules = [f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}" for each in found]
+    places = [target.outside(files, each.path) + ("  (default)" if each.is_default else "") for each in found]
+    for line in aligned([*zip((each.name for each in found), map("{:<9}".format, rules), places, strict=True)]):
         output.line(line)
 
 
@@ -98,8 +92,7 @@ def socket_of(name: str, mount: str | None) -> None:
     first asked for, for this user alone (0600), and ends with the server of the mount; the next one has another path.
     """
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        path = files.view_socket(name)
+    path = files.view_socket(name)
     output.line(path)
 
 
@@ -112,15 +105,148 @@ def socket_of(name: str, mount: str | None) -> None:
 def explain(name: str, operation: str, path: str, as_json: bool, mount: str | None) -> None:
     """Tell what a view does about an operation on a PATH, as agents name it, and which rule says so."""
     output, files = Output(), target.here(mount).files
-    with in_a_line():
-        answer = files.explain(name, operation, path)
+    answer = files.explain(name, operation, path)
     if as_json:
         output.document(asdict(answer))
         return
     if answer.rule is None:
         output.line(f"{answer.mode}: no rule matches")
         return
-    with in_a_line():
-        rule = next(each for each in files.views() if each.name == name).rules[answer.rule - 1]
+    rule = next(each for each in files.views() if each.name == name).rules[answer.rule - 1]
     output.line(f"{answer.mode}: rule {answer.rule} matches {output.name(answer.path)}")
     output.line(_line(output, answer.rule, rule["mode"], rule["operations"], rule["paths"]))
+
+
+# -- approval ----------------------------------------------------------------------------------------------------
+
+
+PENDING = "pending"
+FIELDS = (
+    "{number, state, verb, paths, view, actor, time_ns, expires_ns, title, size, decided_ns, decided_by, reason, "
+    "change}"
+)
+
+
+def complete_number(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the number of a request that waits; what it asks is the help."""
+    return complete_names(
+        context,
+        incomplete,
+        lambda files: [(str(each.number), each.title) for each in files.approvals() if each.state == PENDING],
+    )
+
+
+@click.group()
+def approval() -> None:
+    """Decide about changes that a view lets happen only once somebody has approved them.
+
+    A rule of mode "interrupt" makes a request of a verb that writes, and of a command that starts: with a number, who
+    asked, and the change itself. It happens once it is approved, as it was asked; or says why it no longer can.
+    """
+
+
+@approval.command("list")
+@click.option("--all", "with_decided", is_flag=True, help="Also those that were decided in the last day.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with each new one, until Ctrl-C or the mount's end.")
+@json_option(f"an array of {FIELDS}; with -f, an object a line.")
+@mount_option
+def list_requests(with_decided: bool, follow: bool, as_json: bool, mount: str | None) -> None:
+    """List the requests that wait: number, time, actor, what is asked."""
+    output, files = Output(), target.here(mount).files
+    if follow:
+        if with_decided:
+            raise click.UsageError("--all and -f: give one of them")
+        for each in files.follow_approvals():
+            output.record(asdict(each)) if as_json else output.line(output.row(_request_line(output, each)))
+            output.flush()
+        return
+    found = [each for each in files.approvals() if with_decided or each.state == PENDING]
+    if as_json:
+        output.document([asdict(each) for each in found])
+        return
+    for each in found:
+        output.line(output.row(_request_line(output, each)))
+    if not found:
+        note("nothing waits for an approval")
+
+
+def _request_line(output: Output, info: ApprovalInfo) -> str:
+    state = "" if info.state == PENDING else f"  ({info.state})"
+    actor = output.told(who(info.actor))
+    return f"{info.number:>4}  {moment(info.time_ns)}  {actor:<12}{state}  {output.told(info.title)}"
+
+
+@approval.command("show")
+@click.argument("number", type=click.IntRange(min=1), shell_complete=complete_number)
+@json_option(f"{FIELDS}.")
+@mount_option
+def show_request(number: int, as_json: bool, mount: str | None) -> None:
+    """Show a request, and what it would change: a patch against the files as they are now, or the command."""
+    output, files = Output(), target.here(mount).files
+    found = files.approval(number)
+    if as_json:
+        output.document(asdict(found))
+        return
+    agent = " ".join(word for word in (found.actor.agent, found.actor.thread, found.actor.call) if word)
+    lines = {
+        "request": f"{found.number}, {found.state}",
+        "asked": f"{output.told(found.title)}  (view {output.name(found.view)})",
+        "by": output.told(f"{who(found.actor)}{f' ({agent})' if agent else ''}, at {moment(found.time_ns)}"),
+        "expires": moment(found.expires_ns) if found.state == PENDING else "",
+        "decided": _decided(output, found),
+        "reason": output.told(found.reason or ""),
+    }
+    for name, text in lines.items():
+        if text:
+            output.line(f"{name + ':':<9} {text}")
+    if found.change:
+        output.line()
+        output.line(output.text(found.change, lines=True), end="")
+
+
+def _decided(output: Output, info: ApprovalInfo) -> str:
+    if info.state == PENDING or info.decided_ns is None:
+        return ""
+    by = "" if info.decided_by is None else f" by {output.told(who(info.decided_by))}"
+    return f"{moment(info.decided_ns)}{by}"
+
+
+@approval.command()
+@click.argument("numbers", type=click.IntRange(min=1), nargs=-1, required=True, shell_complete=complete_number)
+@json_option(f"an array of {FIELDS}.")
+@mount_option
+def approve(numbers: Sequence[int], as_json: bool, mount: str | None) -> None:
+    """Approve requests, by their NUMBERS: each change happens now, as it was asked.
+
+    The exit status is 1 if one could not happen any more, or was decided already.
+    """
+    output, files = Output(), target.here(mount).files
+    complaints, made = Complaints(), []
+    for number in numbers:
+        with complaints:
+            found = files.approve(number)
+            made.append(found)
+            if found.state != "made":
+                raise Failed(f"request {number} is approved, and could not happen: {found.reason}")
+            if not as_json:
+                output.line(f"request {number} has happened: {output.told(found.title)}")
+    if as_json:
+        output.document([asdict(each) for each in made])
+    complaints.finish()
+
+
+@approval.command()
+@click.argument("numbers", type=click.IntRange(min=1), nargs=-1, required=True, shell_complete=complete_number)
+@click.option("--reason", metavar="TEXT", help="A line for the agent that asked.")
+@json_option(f"an array of {FIELDS}.")
+@mount_option
+def deny(numbers: Sequence[int], reason: str | None, as_json: bool, mount: str | None) -> None:
+    """Deny requests, by their NUMBERS: they will not happen."""
+    output, files = Output(), target.here(mount).files
+    complaints, denied = Complaints(), []
+    for number in numbers:
+        with complaints:
+            denied.append(files.deny(number, reason))
+    if as_json:
+        output.document([asdict(each) for each in denied])
+    complaints.finish()

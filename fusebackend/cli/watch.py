@@ -17,7 +17,7 @@ from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.protocol import FileEvent
 
 if TYPE_CHECKING:
-    from fusebackend.control.client.remote_watch import RemoteWatch
+    from fusebackend.control.client.client_connection import RemoteWatch
 
 KIND_COLUMNS = len("attributes")
 

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, age, in_a_line
+from fusebackend.cli.show import Failed, age
 from fusebackend.linux import mount_table
-from fusebackend.protocol import WORKTREE
+from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
-    from fusebackend.protocol import BranchInfo, MergeResult
 
 MAX_INPUT_BYTES: Final = 1 << 20
 
@@ -58,14 +57,13 @@ def create(directory: str | None) -> None:
     if mountpoint is None:
         raise Failed(f"'{cwd}' is in no mount of fusebackend: install the hooks for a project in one ('--project')")
     files = target.open_client(mountpoint)
-    with in_a_line():
-        found = next((each for each in files.branches() if each.name == name), None)
-        if found is None or (directory is not None and found.directory is None):
-            place = None if directory is None else os.path.join(directory, name.removeprefix(WORKTREE))
-            found = files.create_branch(name, None, place)
-        if found.error is not None:
-            raise Failed(f"branch '{name}' can't be used: {found.error}")
-        print(_root(files, found) + _project(files, cwd).rstrip("/"))
+    found = next((each for each in files.branches() if each.name == name), None)
+    if found is None or (directory is not None and found.directory is None):
+        place = None if directory is None else os.path.join(directory, name.removeprefix(WORKTREE))
+        found = files.create_branch(name, None, place)
+    if found.error is not None:
+        raise Failed(f"branch '{name}' can't be used: {found.error}")
+    print(_root(files, found) + _project(files, cwd).rstrip("/"))
 
 
 @worktree.command()
@@ -77,11 +75,10 @@ def remove(what: str) -> None:
         root = os.path.realpath(_root(files, each))
         if what == "keep" or not (path + "/").startswith(root + "/"):
             continue
-        with in_a_line():
-            failed = _merge(files, each.name) if what == "merge" else []
-            if failed:
-                raise Failed(f"worktree '{each.name}' is kept: {'; '.join(failed)}")
-            files.delete_branches(each.name)
+        failed = _merge(files, each.name) if what == "merge" else []
+        if failed:
+            raise Failed(f"worktree '{each.name}' is kept: {'; '.join(failed)}")
+        files.delete_branches(each.name)
 
 
 @worktree.command()
@@ -112,9 +109,7 @@ def fetch_commits(files: Client, merged: MergeResult) -> list[str]:
             if head.stdout == _git(here, "rev-parse", "--verify", "--quiet", "HEAD").stdout:
                 continue
             ref = f"+HEAD:refs/fusebackend/{merged.branch}"
-            done = _git(
-                here, "fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", there, ref
-            )
+            done = _git(here, *_FETCH, there, ref)
             if done.returncode:
                 why = done.stderr.strip().rpartition("\n")[2] or "git failed"
                 failed.append(f"'{here}': the commits of '{merged.branch}' were not fetched: {why}")

@@ -30,6 +30,7 @@ from typing import NamedTuple, TypeVar
 
 from fusebackend import config
 from fusebackend.base.deadline import GivenUp, within
+from fusebackend.base.paths import is_below
 from fusebackend.base.settings import ConfigError
 from fusebackend.config import escape_mountpoint
 from fusebackend.linux import mount_table as table
@@ -103,18 +104,21 @@ def remove_stale(place: str) -> None:
     """Remove sockets without a listener: of servers that were killed."""
     for name in os.listdir(place):
         path = os.path.join(place, name)
-        if not name.endswith(".sock"):
-            continue
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)  # a full backlog is EAGAIN: a server listens
-            try:
-                with short(path) as address:
-                    probe.connect(address)
-            except ConnectionRefusedError:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-            except OSError:
-                continue  # it is gone, or busy
+        with contextlib.suppress(OSError):  # it is gone
+            if name.endswith(".sock") and not _has_listener(path):
+                os.unlink(path)
+
+
+def _has_listener(path: str) -> bool:
+    """Return False for the socket of a dead server. FileNotFoundError: there is none."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            with short(path) as address, contextlib.suppress(BlockingIOError):  # a full backlog: a server listens
+                probe.connect(address)
+        except ConnectionRefusedError:
+            return False
+    return True
 
 
 # -- without a mount -------------------------------------------------------------------------------------------
@@ -342,19 +346,11 @@ def _require_free(address: str) -> None:
         raise MountError(errno.EEXIST, f"'{address}' is a file, and no socket; choose another path")
     if not os.path.isdir(os.path.dirname(address)):
         raise MountError(errno.ENOENT, f"there is no directory '{os.path.dirname(address)}' for the socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            with short(address) as name:
-                probe.connect(name)
-        except FileNotFoundError:
-            return
-        except ConnectionRefusedError:
+    with contextlib.suppress(FileNotFoundError):
+        if not _has_listener(address):
             os.unlink(address)
             return
-        except BlockingIOError:
-            pass  # a full backlog: a server listens
-    raise MountError(errno.EBUSY, f"a server listens on '{address}' already; choose another path for this one")
+        raise MountError(errno.EBUSY, f"a server listens on '{address}' already; choose another path for this one")
 
 
 # -- from a path to its server ---------------------------------------------------------------------------------
@@ -382,10 +378,7 @@ def split(path: str | os.PathLike[str], *, follow: bool = False) -> tuple[str, s
 
 def is_socket(path: str | os.PathLike[str]) -> bool:
     """Return True if there is a socket at a path, or where a symbolic link there leads."""
-    try:
-        return stat.S_ISSOCK(os.stat(path).st_mode)
-    except OSError:
-        return False
+    return _kind(os.fspath(path)) == stat.S_IFSOCK
 
 
 def socket_at(mountpoint: str) -> str:
@@ -401,7 +394,7 @@ def _split(path: str, given: str) -> tuple[str, str]:
     parent, name = os.path.split(path)
     real = os.path.join(os.path.realpath(parent), name)
     mount = _mount_of(real)
-    if mount is None or not mount.is_ours or not _is_inside(real, mount.mountpoint):
+    if mount is None or not mount.is_ours or not is_below(real, mount.mountpoint):
         raise MountError(errno.EINVAL, f"'{given}' lies in no mount of fusebackend")
     inner = real[len(mount.mountpoint.rstrip("/")) :] or "/"
     root = mount.root.rstrip("/")  # of a bind mount of a part: where that part is in the whole
@@ -423,10 +416,6 @@ def _socket_at(mountpoint: str) -> str:
         }
         number = error.errno or errno.EIO
         raise MountError(number, words.get(number, f"'{mountpoint}': {error.strerror}")) from None
-
-
-def _is_inside(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def _mount_of(path: str) -> table.MountEntry | None:

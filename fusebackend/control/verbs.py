@@ -63,6 +63,9 @@ MAX_INPUT_BYTES = 32 << 20
 MAX_ACTOR_CHARACTERS = 1000
 """Of each word that a client has for itself. The history keeps it with every call."""
 
+WHOLE: Mapping[str, int] = {"ge": -(1 << 63), "le": (1 << 63) - 1}
+"""Bounds of a number, where the verb has none of its own: SQLite, PostgreSQL and lseek(2) take no larger one."""
+
 SPOOLED_BYTES = 64 << 10
 """A file that is larger is copied to disk for the time of its download."""
 
@@ -114,12 +117,29 @@ class ServedMount(Protocol):
         """The changes at and below a path, from now on, whichever face makes them. PathError."""
 
 
+class ServedClient(Protocol):
+    """A client of the socket."""
+
+    def introduce(self, actor: Actor) -> None:
+        """Have further calls made by `actor`; user and process are those that the kernel names."""
+
+    def look_through(self, view: str) -> None:
+        """Have further calls see the mount through a view; through none, if its name is empty."""
+
+    def cancel(self, call: int | str | None) -> bool: ...
+    def unsubscribe(self, name: str) -> bool: ...
+
+
 class Call(Protocol):
     """The call that a verb answers."""
 
     backend: ServedMount
     staging: Staging
     cancelled: Cancellation
+
+    @property
+    def connection(self) -> ServedClient:
+        """Who makes it."""
 
     def notify(self, method: str, **params: Any) -> None:
         """Send what there is so far; waits for the reader, and raises `ConnectionError` when there is none."""
@@ -131,15 +151,7 @@ class Call(Protocol):
     def hold(self, size: int) -> None:
         """So many bytes more are held for the call (`limits.py`)."""
 
-    def introduce(self, actor: Actor) -> None:
-        """Have further calls of this connection made by `actor`; user and process are those that the kernel names."""
-
-    def look_through(self, view: str) -> None:
-        """Have further calls of this connection see the mount through a view; through none, if its name is empty."""
-
-    def cancel(self, call: int | str) -> bool: ...
     def subscribe(self, path: str) -> str: ...
-    def unsubscribe(self, subscription: str) -> bool: ...
 
 
 class UploadItem(Params, gc=False):
@@ -197,6 +209,8 @@ def _bounded(kind: Any, bounds: Mapping[str, Any]) -> Any:
         return Union[tuple(_bounded(each, bounds) for each in sent)]  # noqa: UP007 - of any number
     if get_origin(kind) in (list, Sequence):
         bounds = {"max_length": MAX_ITEMS, **bounds}
+    if kind is int:
+        bounds = {**WHOLE, **bounds}
     return Annotated[kind, msgspec.Meta(**bounds)] if bounds else kind
 
 
@@ -432,9 +446,9 @@ def _real_paths(call: Call, asked: Any) -> list[str | None]:
 def _hello(call: Call, asked: Any) -> Any:
     backend = call.backend
     if asked.view is not None:
-        call.look_through(asked.view)
+        call.connection.look_through(asked.view)
     if asked.actor is not None:
-        call.introduce(Actor(asked.actor.agent, asked.actor.thread, asked.actor.call))
+        call.connection.introduce(Actor(asked.actor.agent, asked.actor.thread, asked.actor.call))
     return {
         "protocol": PROTOCOL,
         "version": __version__,
@@ -468,12 +482,12 @@ def _subscribe(call: Call, asked: Any) -> str:
 
 @_socket_verb(works=False, subscription=(str,))
 def _unsubscribe(call: Call, asked: Any) -> bool:
-    return call.unsubscribe(asked.subscription)
+    return call.connection.unsubscribe(asked.subscription)
 
 
 @_socket_verb(works=False, call=(int | str,))
 def _cancel(call: Call, asked: Any) -> bool:
-    return call.cancel(asked.call)
+    return call.connection.cancel(asked.call)
 
 
 _add(replace(PLAIN, name="ping", works=False), OfPing, lambda call, asked: asked.payload)

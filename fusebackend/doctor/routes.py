@@ -10,8 +10,7 @@ from functools import partial
 from fusebackend.config import MountPlan
 from fusebackend.databases.urls import conninfo_of, require_modules
 from fusebackend.doctor import machine
-from fusebackend.doctor.finding import Check, Finding, error, found_by, ok, warning
-from fusebackend.doctor.machine import writable
+from fusebackend.doctor.machine import Check, Finding, error, found_by, ok, warning, writable
 from fusebackend.protocol.scheme import Url, UrlError
 from fusebackend.urls import opening as urls
 from fusebackend.urls.opening import open_backend

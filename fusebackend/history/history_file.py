@@ -41,8 +41,8 @@ import msgspec
 from fusebackend.base.at_path import AtPath
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.databases import sqlite
-from fusebackend.history import chain, requests
-from fusebackend.history.chain import Chain, collapse, load
+from fusebackend.history import events, requests
+from fusebackend.history.events import Row, decode, encode, row_of
 from fusebackend.history.masking import Commands, LogOptions, kept
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.history.requests import Request
@@ -72,102 +72,50 @@ DOUBT_S: Final = 60.0
 """For so long a change may yet be made whose connection was lost at its commit."""
 
 ROWS: Final = 50
-"""Records in one statement."""
+"""Events in one statement."""
 
 FORGOTTEN: Final = "they were forgotten ('fusebackend forget')"
 """Why the bytes of an image are lost."""
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the tables; `PRAGMA user_version`."""
 
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS numbers (one INTEGER PRIMARY KEY CHECK (one = 1), call INTEGER, record INTEGER);
-INSERT OR IGNORE INTO numbers VALUES (1, 0, 0);
-CREATE TABLE IF NOT EXISTS origin (one INTEGER PRIMARY KEY CHECK (one = 1), history TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS calls (
-    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, title TEXT NOT NULL,
-    agent TEXT NOT NULL, thread TEXT NOT NULL, tool_call TEXT NOT NULL, command TEXT NOT NULL,
-    uid INTEGER, pid INTEGER, host TEXT NOT NULL,
-    began_ns INTEGER NOT NULL, ended_ns INTEGER, undone_by INTEGER, link INTEGER NOT NULL, digest BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS undoes (
-    undo INTEGER NOT NULL, call INTEGER NOT NULL, PRIMARY KEY (undo, call)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS records (
-    number INTEGER PRIMARY KEY, call INTEGER NOT NULL, time_ns INTEGER NOT NULL, prefix BLOB NOT NULL,
-    kind TEXT NOT NULL, path BLOB NOT NULL, to_path BLOB, node INTEGER NOT NULL, linked INTEGER NOT NULL,
-    mode INTEGER, uid INTEGER, gid INTEGER, rdev INTEGER, size INTEGER, nlink INTEGER, atime_ns INTEGER,
-    mtime_ns INTEGER, xattrs TEXT, target BLOB,
-    place TEXT, name TEXT, image_node INTEGER,
-    after_mode INTEGER, after_uid INTEGER, after_gid INTEGER, after_size INTEGER, after_mtime_ns INTEGER,
-    link INTEGER NOT NULL, digest BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS closed (one INTEGER PRIMARY KEY CHECK (one = 1), record INTEGER);
-CREATE TABLE IF NOT EXISTS identities (record INTEGER PRIMARY KEY, identity BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS gaps (call INTEGER PRIMARY KEY, why TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS routes (prefix BLOB PRIMARY KEY, backend TEXT) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended_ns);
-CREATE INDEX IF NOT EXISTS records_of_call ON records (call, number);
-CREATE INDEX IF NOT EXISTS records_of_path ON records (path, number);
-CREATE INDEX IF NOT EXISTS records_to_path ON records (to_path, number) WHERE to_path IS NOT NULL;
-CREATE INDEX IF NOT EXISTS records_of_links ON records (node, number) WHERE nlink > 1;
-CREATE INDEX IF NOT EXISTS identities_of_files ON identities (identity, record);
-CREATE INDEX IF NOT EXISTS records_with_image ON records (place, name) WHERE place IS NOT NULL;
-"""
-
-_COLUMNS: Final = (
-    "number, call, time_ns, prefix, kind, path, to_path, node, linked",
-    ", mode, uid, gid, rdev, size, nlink, atime_ns, mtime_ns, xattrs, target",
-    ", place, name, image_node",
-    ", after_mode, after_uid, after_gid, after_size, after_mtime_ns",
-)
-"""Of all records; and of those with `before`, `image`, `after`. All have a link of the chain."""
-
-
-def _inserts(parts: tuple[bool, ...]) -> tuple[str, str]:
-    """Return the statements for one record and for `ROWS`. They name only the columns that the records have: each costs
-    0.3 us, and most records have 11 of the 29."""
-    columns = _COLUMNS[0] + "".join(itertools.compress(_COLUMNS[1:], parts)) + ", link, digest"
-    row = "(" + ", ".join("?" * (columns.count(",") + 1)) + ")"
-    one = f"INSERT INTO records ({columns}) VALUES {row}"
-    return one, one + f", {row}" * (ROWS - 1)
-
-
-_PARTS: Final = tuple(itertools.product((False, True), repeat=3))
-_RECORD: Final = {parts: _inserts(parts)[0] for parts in _PARTS}
-_RECORDS: Final = dict(map(_inserts, _PARTS))
-_SHAPE: Final = {_RECORD[parts]: parts for parts in _PARTS}
-"""What the records of a statement have."""
-
-_CALL: Final = "INSERT INTO calls VALUES (" + ", ".join("?" * 15) + ")"
-_UNDO: Final = "INSERT OR IGNORE INTO undoes VALUES (?, ?)"
-_BEGAN: Final = 10
-"""The column of a call's row with its begin."""
-
-_END: Final = "UPDATE calls SET ended_ns = ? WHERE number = ?"
-_UNDONE: Final = "UPDATE calls SET undone_by = ? WHERE number = ?"
-_EVENTS: Final = {_END: "end", _UNDONE: "undone"}
-_DROP: Final = "DELETE FROM records WHERE number = ?"
 RETURNED: Final = b">"
 """Between the two identities of a file that an undo has brought back: the one before, and the one since."""
 
-_IDENTITY: Final = "INSERT OR REPLACE INTO identities VALUES (?, ?)"
-_MANY: Final = {**_RECORDS, _IDENTITY: _IDENTITY + ", (?, ?)" * (ROWS - 1)}
-"""The statement for `ROWS` rows, by that for one: of records, and of the identities of their files."""
+_LOST: Final = frozenset({"change", "left", "returned"})
+"""Events that are given up where too many can't be written: a gap says so."""
 
-_FORGET: Final = "DELETE FROM calls WHERE number = ?"
-_GAP: Final = "INSERT OR IGNORE INTO gaps VALUES (?, ?)"
-_AFTER: Final = (
-    "UPDATE records SET after_mode = ?, after_uid = ?, after_gid = ?, after_size = ?, after_mtime_ns = ? "
-    "WHERE number = ?"
-)
+_APPEND_MANY: Final = {
+    width: f"{one}{(', (' + ', '.join('?' * (width + 2)) + ')') * (ROWS - 1)}" for width, one in events.APPEND.items()
+}
+"""Writes `ROWS` events."""
+
 _ERASE: Final = (
-    "UPDATE records SET xattrs = NULL, image_node = 0, "
+    "UPDATE events SET secret = NULL, image_node = 0, "
     "name = CASE place WHEN 'lost' THEN name ELSE ? END, "
     "place = CASE WHEN place IS NULL THEN NULL ELSE 'lost' END "
-    "WHERE (place IS NOT NULL OR xattrs IS NOT NULL) AND "
+    "WHERE path NOTNULL AND (place IS NOT NULL OR secret IS NOT NULL) AND "
 )
+_FIRST_END: Final = "SELECT min(number) FROM events WHERE event = 'end' AND path ISNULL AND number >= ?"
+_LAST_END: Final = "SELECT coalesce(max(number), 0) FROM events WHERE event = 'end' AND path ISNULL"
+_IS_GONE: Final = "SELECT 1 FROM events WHERE event = 'gone' AND call = ? AND path ISNULL"
+_ROUTE: Final = "INSERT OR REPLACE INTO routes VALUES (?, ?)"
+
 _CALLS: Final = (
-    "SELECT number, kind, title, agent, thread, tool_call, command, uid, pid, host, began_ns, ended_ns, undone_by, "
+    "SELECT calls.number, kind, payload, began_ns, ended_ns, undone_by, "
     "(SELECT count(*) FROM records WHERE records.call = calls.number), "
     "(SELECT group_concat(undoes.call) FROM undoes WHERE undoes.undo = calls.number) FROM calls"
+)
+_ENDED: Final = (
+    " JOIN (SELECT call AS ended, number AS end_ns FROM events WHERE event = 'end' AND path ISNULL)"
+    " ON ended = calls.number"
+)
+"""Beside `_CALLS`, for those in the order of their ends."""
+
+_RECORDS: Final = (
+    "SELECT records.number, records.call, time_ns, route, kind, path, to_path, node, linked, payload, place, name, "
+    "image_node, secret, stamp"
 )
 
 _CHANGED: Final = "EXISTS (SELECT 1 FROM records WHERE records.call = calls.number AND {0})"  # not after `drop`
@@ -184,53 +132,48 @@ _STANDING: Final = (
 _STANDS: Final = _STANDING.format("undoes.call", ">= {0}")
 """The records that are not undone, and of no undo that took back a given call or later ones."""
 
-_Row = tuple[str, tuple[Any, ...]]
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-
-
-class Head(NamedTuple):
-    """A call, as its records tell of it until it is in the file."""
-
-    row: tuple[Any, ...]
-    undoes: tuple[int, ...]
+_Statement = tuple[str, Row]
+"""An event, without a statement of its own, or a statement with its values."""
 
 
 class Entry:
     """A record on its way. `HistoryFile` makes them."""
 
-    __slots__ = ("call", "doubted_s", "head", "identity", "is_asked", "number", "parts", "row")
+    __slots__ = ("after", "call", "doubted_s", "head", "is_asked", "kind", "number", "row")
 
-    def __init__(self, call: int, parts: tuple[bool, ...], row: tuple[Any, ...], identity: bytes | None) -> None:
+    def __init__(self, call: int, kind: str, row: Row, after: Stamp | None) -> None:
         self.number = 0
         self.call = call
-        self.parts = parts  # which of `_COLUMNS` the row has
-        self.row = row  # without number and call
-        self.identity = identity
-        self.head: Head | None = None
+        self.kind = kind
+        self.row = row  # what follows the number
+        self.after = after
+        self.head: Sequence[Row] = ()  # the events of its call's begin, until they are in the file
         self.doubted_s = 0.0
         self.is_asked = False
 
     @property
     def node(self) -> int:
-        return int(self.row[5])
+        return int(self.row[events.NODE - events.NUMBER - 1])
+
+    @property
+    def event(self) -> Row:
+        return ("change", self.call, self.kind, self.number, *self.row)
 
     @property
     def said(self) -> LogRow:
         """What a volume is to keep of it."""
-        return self.number, _encode((self.call, self.parts, self.row, self.identity, self.head))
+        return self.number, encode((self.event, self.after, self.head))
 
 
 def _entry_of(number: int, said: bytes) -> Entry | None:
     """Return a record from `Entry.said`; None if it is of another version, or damaged."""
     try:
-        call, parts, row, identity, head = msgspec.msgpack.decode(said)
-        entry = Entry(call, tuple(parts), tuple(row), identity)
-        entry.head = None if head is None else Head(tuple(head[0]), tuple(head[1]))
+        (_, call, kind, _, *row), after, head = decode(said)
+        entry = Entry(call, kind, tuple(row), None if after is None else Stamp(*after))
     except (msgspec.DecodeError, TypeError, ValueError):
         return None
-    entry.number = number
-    return entry if entry.parts in _RECORD else None
+    entry.head, entry.number = head, number
+    return entry if 4 + len(row) in events.WIDTHS else None
 
 
 class HistoryLocked(OSError):
@@ -288,13 +231,13 @@ class HistoryFile:
         self._time_ns = time_ns
         self.set_aside: str | None = None
         self._guard = threading.Lock()  # of the next fields, and of the numbers
-        self._waiting: list[_Row] = []
-        self._unwritten: dict[int, _Row] = {}  # calls without a record yet
-        self._writing_now: list[_Row] = []
+        self._waiting: list[_Statement] = []
+        self._unwritten: set[int] = set()  # calls without a record yet
+        self._writing_now: list[_Statement] = []
         self._reserved: dict[int, Entry] = {}  # records whose changes are being committed, by their numbers
-        self._heads: dict[int, Head] = {}  # calls that are not in the file
+        self._heads: dict[int, list[Row]] = {}  # the events of the begins of calls that are not in the file
         self._late_ends: set[int] = set()  # calls that end with their last reserved record
-        self._undoes: dict[int, tuple[int, ...]] = {}
+        self._gaps: set[int] = set()
         self._open: set[int] = set()
         self.forgets = 0
         """How often calls were deleted."""
@@ -319,11 +262,13 @@ class HistoryFile:
             status = os.stat(path)
             self._file = AtPath(path, (status.st_dev, status.st_ino))
             self._reader = opened.enter_context(contextlib.closing(sqlite.open_file(path, "mode=rw")))
-            self._call, self._record = self._writer.execute("SELECT call, record FROM numbers").fetchone()
+            self._reader.create_function("said", 2, _word, deterministic=True)
+            new = "INSERT OR IGNORE INTO state VALUES (1, ?, 0, 0, NULL, 0, zeroblob(16), 1, zeroblob(16))"
+            self._writer.execute(new, (str(uuid.uuid4()),))
+            found = self._writer.execute("SELECT history, call, record, closed, link, digest FROM state").fetchone()
+            self.id, self._call, self._record, closed, *self._chain = found
             self.earlier = self._record
-            self.id = self._identity()
-            self.was_killed = self._writer.execute("SELECT record FROM closed").fetchall() != [(self._record,)]
-            self._chain = load(self._writer)
+            self.was_killed = closed != self._record
             self._end_interrupted()
             self._connections = opened.pop_all()
         self._wake = threading.Event()
@@ -350,25 +295,13 @@ class HistoryFile:
         except sqlite3.Error as error:
             raise OSError(sqlite.errno_of(error), f"no history can be kept in '{self.path}': {error}") from None
 
-    def _identity(self) -> str:
-        """Return the UUID of the file."""
-        self._writer.execute("INSERT OR IGNORE INTO origin VALUES (1, ?)", (str(uuid.uuid4()),))
-        (found,) = self._writer.execute("SELECT history FROM origin").fetchone()
-        return str(found)
-
     def _end_interrupted(self) -> None:
         """End the calls that a crash has interrupted: with their last record."""
-        rows = self._writer.execute("SELECT number FROM calls WHERE ended_ns IS NULL").fetchall()
-        self.interrupted = [number for (number,) in rows]
         last = "coalesce((SELECT max(time_ns) FROM records WHERE call = calls.number), began_ns)"
-        rows = self._writer.execute(f"SELECT {last}, number FROM calls WHERE ended_ns IS NULL").fetchall()
-        if rows:
-            links = Chain(self._chain)
-            with sqlite.transaction(self._writer):
-                _write(self._writer, links, [(_END, row) for row in rows])
-                self._writer.execute("UPDATE chain SET link = ?, head = ?", links.position)
-            self._chain = links.position
-        (self._ended_ns,) = self._writer.execute("SELECT coalesce(max(ended_ns), 0) FROM calls").fetchone()
+        rows = self._writer.execute(f"SELECT number, {last} FROM calls WHERE ended_ns IS NULL").fetchall()
+        self.interrupted = [number for number, _ in rows]
+        self._write([("", row_of("end", number, number=last_ns)) for number, last_ns in rows])
+        (self._ended_ns,) = self._writer.execute(_LAST_END).fetchone()
 
     def close(self) -> None:
         """End open calls, write everything, and let go of the file. Twice is once."""
@@ -381,7 +314,7 @@ class HistoryFile:
         self._thread.join()
         self.flush()
         with contextlib.suppress(sqlite3.Error):  # then the next server takes it for killed
-            self._writer.execute("INSERT OR REPLACE INTO closed SELECT 1, record FROM numbers")
+            self._writer.execute("UPDATE state SET closed = record")
         self._connections.close()
 
     @property
@@ -409,14 +342,14 @@ class HistoryFile:
         """
         began_ns = self._time_ns()
         title, actor = self.masked(kind, title, actor)
+        words = (title, actor.agent, actor.thread, actor.call, actor.command, actor.uid, actor.pid, actor.host)
+        payload = encode([*map(sqlite.bound, words)])
         with self._guard:
             self._call += 1
             number = self._call
-            who = (actor.agent, actor.thread, actor.call, actor.command, actor.uid, actor.pid, actor.host)
-            row = (number, kind, sqlite.bound(title), *map(sqlite.bound, who), began_ns, None, None)
-            self._unwritten[number] = (_CALL, row)
-            self._undoes[number] = tuple(undoes)
-            self._heads[number] = Head(row, tuple(undoes))
+            begin = row_of("call", number, kind, number, payload=payload, time_ns=began_ns)
+            self._heads[number] = [begin, *(row_of("undoes", number, number=each) for each in undoes)]
+            self._unwritten.add(number)
             self._open.add(number)
         return number
 
@@ -431,8 +364,7 @@ class HistoryFile:
         those of such kinds."""
         number = self.open_call(kind, title, actor)
         with self._guard:
-            self._waiting.append(self._unwritten.pop(number))
-            self._wake.set()
+            self._begin(number)
         self.end_call(number)
         return number
 
@@ -445,12 +377,13 @@ class HistoryFile:
                 self._late_ends.add(number)  # its record may be the first of the call
                 return
             self._open.discard(number)
-            self._undoes.pop(number, None)
-            if self._unwritten.pop(number, None) is not None:
+            self._gaps.discard(number)
+            if number in self._unwritten:
+                self._unwritten.remove(number)
                 del self._heads[number]
             else:
                 self._ended_ns = max(self._ended_ns + 1, self._time_ns())
-                self._put(_END, (self._ended_ns, number))
+                self._put("end", number, number=self._ended_ns)
 
     def add(self, call: int, prefix: AgentPath, kind: RecordKind, path: bytes, **fields: Any) -> int:
         """Add a record to a call that is open; returns its number.
@@ -487,26 +420,37 @@ class HistoryFile:
         identity: bytes | None = None,
     ) -> Entry:
         """Return a record for `put` or `reserve`. The arguments are those of `add`."""
-        row: tuple[Any, ...] = (self._time_ns(), to_name(prefix), kind, path, to_path or None, node, int(linked))
+        mode = payload = None
         if before is not None:
-            row += _state_row(before)
-        if image is not None:
-            row += (image.place, sqlite.bound(image.name), image.node)
-        if after is not None:
-            row += after
-        return Entry(call, (before is not None, image is not None, after is not None), row, identity)
+            mode, payload = before.mode, encode((*before[:8], before.target))
+        row: Row = (mode, payload, self._time_ns(), to_name(prefix), path, node)
+        if before is not None or to_path or linked or identity is not None:
+            row += (to_path or None, int(linked), None if before is None else before.nlink, identity)
+        if image is not None or (before is not None and before.xattrs):
+            xattrs = encode(before.xattrs) if before is not None and before.xattrs else None
+            named = (None, None, None) if image is None else (image.place, sqlite.bound(image.name), image.node)
+            row += (*((None,) * (events.SAID - events.NUMBER - 1 - len(row))), *named, xattrs)
+        return Entry(call, kind, row, after)
 
     def _put_entry(self, entry: Entry) -> None:
         """Have a record written, the first one of a call with that. Called with the guard."""
-        call, number = entry.call, entry.number
-        head = self._unwritten.pop(call, None)
-        if head is not None:
-            self._put(*head)
-            for undone in self._undoes.get(call, ()):
-                self._put(_UNDO, (call, undone))
-        self._put(_RECORD[entry.parts], (number, call, *entry.row))
-        if entry.identity is not None:
-            self._put(_IDENTITY, (number, entry.identity))
+        self._begin(entry.call)
+        self._append(entry.event)
+        if entry.after is not None:
+            self._put_left(entry.number, entry.after)
+
+    def _begin(self, call: int) -> None:
+        """Have the begin of a call written, unless it was. Called with the guard."""
+        if call in self._unwritten:
+            self._unwritten.remove(call)
+            for row in self._heads[call]:
+                self._append(row)
+
+    def _put_left(self, number: int, stamp: Stamp | None) -> None:
+        if stamp is None:
+            self._append(("left", None, None, number, None, None))
+        else:
+            self._append(("left", None, None, number, stamp.mode, encode(stamp)))
 
     # -- records in the transactions of a volume ---------------------------------------------------------------
 
@@ -520,7 +464,7 @@ class HistoryFile:
             self._record += 1
             entry.number = self._record
             self._reserved[entry.number] = entry
-            entry.head = self._heads.get(entry.call)
+            entry.head = self._heads.get(entry.call, ())
         return entry
 
     def confirm(self, entry: Entry) -> None:
@@ -571,7 +515,8 @@ class HistoryFile:
     def written(self) -> int:
         """Return a number: no record with a lower one waits to be written, or for the outcome of its change."""
         with self._guard:
-            waiting = (row[0] for statement, row in (*self._writing_now, *self._waiting) if statement in _RECORDS)
+            rows = (row for statement, row in (*self._writing_now, *self._waiting) if not statement)
+            waiting = (row[events.NUMBER] for row in rows if row[0] == "change")
             return min(min(waiting, default=self._record + 1), min(self._reserved, default=self._record + 1))
 
     def commit_log(self) -> CommitLog:
@@ -582,7 +527,7 @@ class HistoryFile:
         """Take up records of a route that its volume has kept for a killed server, before anything else changes. One
         that was deleted since, with its call or by itself, is not taken up. Returns how many were."""
         entries = [entry for number, said in sorted(rows) if (entry := _entry_of(number, said)) is not None]
-        entries = [entry for entry in entries if entry.row[1] == to_name(prefix)]
+        entries = [entry for entry in entries if entry.event[events.ROUTE] == to_name(prefix)]
         if not entries:
             return 0
         self.made.update(entry.number for entry in entries)
@@ -590,11 +535,13 @@ class HistoryFile:
         query = "SELECT number, time_ns, kind, path FROM records WHERE number >= ?"
         there = {number: (time_ns, kind, path) for number, time_ns, kind, path in self._read(query, (first,))}
         known = set(there.values())
-        dropped = {-of for (of,) in self._read("SELECT of FROM stubs WHERE of <= ?", (-first,))}
+        query = "SELECT number FROM events WHERE event = 'unmade' AND number >= ? AND path ISNULL"
+        dropped = {number for (number,) in self._read(query, (first,))}
         calls: dict[int, int] = {}
         taken = 0
         for entry in entries:
-            if entry.number in dropped or (entry.row[0], *entry.row[2:4]) in known:
+            event = entry.event
+            if entry.number in dropped or (event[events.TIME], entry.kind, event[events.PATH]) in known:
                 continue
             if entry.number in there:  # a server that could not read these has given the number to another one
                 self.made.discard(entry.number)
@@ -620,17 +567,18 @@ class HistoryFile:
         number, head = entry.call, entry.head
         if number not in calls:
             there = self._read("SELECT began_ns FROM calls WHERE number = ?", (number,))
-            if there and (head is None or head.row[_BEGAN] == there[0][0]):
+            if there and (not head or head[0][events.TIME] == there[0][0]):
                 calls[number] = number
-            elif head is None or self._read("SELECT 1 FROM stubs WHERE of = ?", (number,)):
+            elif not head or self._read(_IS_GONE, (number,)):
                 calls[number] = 0
             else:
                 with self._guard:
                     calls[number] = found = self._call + 1 if there else number
                     self._call = max(self._call, found)
-                    self._put(_CALL, (found, *head.row[1:]))
-                    for undone in head.undoes:
-                        self._put(_UNDO, (found, undone))
+                    (_, _, kind, _, *rest), *undoes = head
+                    self._append(("call", found, kind, found, *rest))
+                    for _, _, _, undone, *_ in undoes:
+                        self._put("undoes", found, number=undone)
         return calls[number]
 
     def _end_again(self, calls: set[int]) -> None:
@@ -641,7 +589,7 @@ class HistoryFile:
         with self._guard:
             for ended_ns, number in rows:
                 self._ended_ns = max(self._ended_ns, ended_ns)
-                self._put(_END, (ended_ns, number))
+                self._put("end", number, number=ended_ns)
         self.interrupted = sorted({*self.interrupted, *calls})
         self.flush()
 
@@ -649,21 +597,28 @@ class HistoryFile:
         """Delete records of changes that were not made."""
         with self._guard:
             for number in numbers:
-                self._put(_DROP, (number,))
+                self._change(events.DROP, (number,))
+                self._put("drop", number=number)
 
     def set_after(self, stamps: Mapping[int, Stamp | None]) -> None:
         """Set `after` of records, by their numbers."""
         with self._guard:
             for number, stamp in stamps.items():
-                self._put(_AFTER, (*(stamp or (None,) * 5), number))
+                self._put_left(number, stamp)
 
     def mark_undone(self, calls: Iterable[int], by: int | None) -> None:
         """Note which undo has taken calls back; None after that undo was taken back itself."""
         with self._guard:
             for number in calls:
-                self._put(_UNDONE, (by, number))
+                self._put("undone", number, number=by)
 
-    def _put(self, statement: str, row: tuple[Any, ...]) -> None:
+    def _put(self, event: str, call: int | None = None, **columns: Any) -> None:
+        self._append(row_of(event, call, **columns))
+
+    def _append(self, row: Row) -> None:
+        self._change("", row)
+
+    def _change(self, statement: str, row: Row) -> None:
         if not self._waiting:
             self._wake.set()
         self._waiting.append((statement, row))
@@ -686,22 +641,13 @@ class HistoryFile:
                 numbers = (self._call, self._record)
             if not rows:
                 return
-            links = Chain(self._chain)
             try:
-                with sqlite.transaction(self._writer):
-                    for are_many, group in itertools.groupby(rows, _is_one_of_many):
-                        write = _write_many if are_many else _write
-                        write(self._writer, links, group)
-                    self._writer.execute("UPDATE numbers SET call = ?, record = ?", numbers)
-                    self._writer.execute("UPDATE chain SET link = ?, head = ?", links.position)
-                    if any(statement == _FORGET for statement, _ in rows):
-                        collapse(self._writer)
-                self._chain = links.position
+                self._write(rows, numbers)
                 with self._guard:
                     self._writing_now = []
                     for statement, row in rows:
-                        if statement == _CALL:
-                            self._heads.pop(row[0], None)
+                        if not statement and row[0] == "call":
+                            self._heads.pop(row[events.NUMBER], None)
             except sqlite3.Error as error:
                 if not self._errno:
                     log.error("the history '%s' can't be written, and is incomplete: %s", self.path, error)
@@ -713,6 +659,38 @@ class HistoryFile:
                     trouble = self._file.trouble  # SQLite goes on with a file that was moved or deleted
                     self.failed = None if trouble is None else trouble[1]
 
+    def _write(self, rows: Sequence[_Statement], numbers: tuple[int, int] | None = None) -> None:
+        """Write rows and the last numbers in one transaction. With the writer's lock.
+
+        Events are written many at a time: after each statement this thread waits for Python's lock, and takes it from
+        the mount's loop.
+        """
+        link, digest = self._chain
+        with sqlite.transaction(self._writer):
+            for statement, group in itertools.groupby(rows, operator.itemgetter(0)):
+                found = [row for _, row in group]
+                if statement == "forget":
+                    events.forget(self._writer, [call for calls in found for call in calls])
+                    continue
+                if statement:
+                    self._writer.executemany(statement, found)
+                    continue
+                by_width: dict[int, list[Row]] = {}
+                for row in found:
+                    link += 1
+                    digest = events.digest(link, digest, row)
+                    by_width.setdefault(len(row), []).append((link, digest, *row))
+                for width, linked in by_width.items():
+                    whole = len(linked) - len(linked) % ROWS
+                    for start in range(0, whole, ROWS):
+                        values = tuple(itertools.chain.from_iterable(linked[start : start + ROWS]))
+                        self._writer.execute(_APPEND_MANY[width], values)
+                    self._writer.executemany(events.APPEND[width], linked[whole:])
+            if numbers is not None:
+                self._writer.execute("UPDATE state SET call = ?, record = ?", numbers)
+            self._writer.execute("UPDATE state SET link = ?, digest = ?", (link, digest))
+        self._chain = [link, digest]
+
     def require(self) -> None:
         """Write what was added.
 
@@ -723,7 +701,7 @@ class HistoryFile:
         if self._errno:
             raise OSError(self._errno, f"the history '{self.path}' can't be written: {self.failed}")
 
-    def _keep(self, rows: list[_Row]) -> None:
+    def _keep(self, rows: list[_Statement]) -> None:
         """Have rows that could not be written wait for the next attempt, unless they are too many."""
         with self._guard:
             self._waiting, self._writing_now = rows + self._waiting, []
@@ -732,11 +710,12 @@ class HistoryFile:
             self._wake.set()
 
     def _lose(self) -> None:
-        """Forget the rows that wait, but for calls with their ends and gaps."""
-        lost = {values[1] for statement, values in self._waiting if statement in _RECORDS}
+        """Forget the changes that wait, so that their calls have gaps."""
+        lost = {row[events.CALL] for statement, row in self._waiting if not statement and row[0] == "change"}
         why = f"the history could not be written ({self.failed})"
-        self._waiting = [row for row in self._waiting if row[0] in (_CALL, _END, _UNDONE, _GAP)]
-        self._waiting += [(_GAP, (call, sqlite.bound(why))) for call in sorted(lost)]
+        self._waiting = [each for each in self._waiting if each[0] or each[1][0] not in _LOST]
+        for call in sorted(lost):
+            self._put("gap", call, payload=sqlite.bound(why))
         self._has_lost = True
 
     def note_gap(self, call: int, why: str) -> None:
@@ -746,19 +725,21 @@ class HistoryFile:
             why: a line.
         """
         with self._guard:
-            self._put(_GAP, (call, sqlite.bound(why)))
+            if call not in self._gaps:
+                self._gaps.add(call)
+                self._put("gap", call, payload=sqlite.bound(why))
 
     def gaps(self, calls: Sequence[int]) -> dict[int, str]:
         """Return why changes of calls were not recorded, for those of the calls that have such."""
         marks = ", ".join("?" * len(calls))
-        rows = self._read(f"SELECT call, why FROM gaps WHERE call IN ({marks}) ORDER BY call", tuple(calls))
-        return {call: _text(why) for call, why in rows}
+        found = f"SELECT call, why FROM gaps WHERE call IN ({marks}) ORDER BY call, link DESC"
+        return {call: _text(why) for call, why in self._read(found, tuple(calls))}
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     def call(self, number: int) -> Call | None:
         """Return a call; None if there is none, or if it has changed nothing."""
-        found = next(self._calls("WHERE number = ?", (number,)), None)
+        found = next(self._calls("WHERE calls.number = ?", (number,)), None)
         return found if found is not None and (found.changes or found.kind in requests.LOGGED) else None
 
     def calls(self, limit: int | None = None, where: Filter | None = None) -> list[Call]:
@@ -771,69 +752,55 @@ class HistoryFile:
         is_main, values = self._main()
         if wanted.paths:
             is_main, values = "1", []
-        conditions = [(_SHOWN if wanted.with_requests else _CHANGED).format(is_main)]
-        if wanted.by:
-            conditions.append("(? IN (agent, thread, tool_call, command) OR CAST(uid AS TEXT) = ?)")
-            values += [sqlite.bound(wanted.by), wanted.by]
-        if wanted.thread:
-            conditions.append("thread = ?")
-            values.append(sqlite.bound(wanted.thread))
-        if wanted.first is not None:
-            conditions.append("number >= ?")
-            values.append(wanted.first)
-        if wanted.since_ns is not None:
-            conditions.append("coalesce(ended_ns, ?) >= ?")
-            values += [1 << 62, wanted.since_ns]
-        if wanted.until_ns is not None:
-            conditions.append("began_ns < ?")
-            values.append(wanted.until_ns)
-        if wanted.before is not None:
-            conditions.append("number < ?")
-            values.append(wanted.before)
-        if wanted.paths:
-            found = [self._at(path) for path in wanted.paths]
-            chosen = " OR ".join(condition for condition, _ in found)
-            conditions.append(f"number IN (SELECT call FROM records WHERE {chosen})")
-            values += [value for _, of_path in found for value in of_path]
-        order = "number DESC"
-        if wanted.ended_after_ns is not None:
-            conditions.append("ended_ns > ?")
-            values.append(wanted.ended_after_ns)
-            order = "ended_ns"
-        if wanted.ended_before_ns is not None:
-            conditions.append("ended_ns < ?")
-            values.append(wanted.ended_before_ns)
-        text = "WHERE " + " AND ".join(conditions)
-        values.append(-1 if limit is None else limit)
-        return list(self._calls(f"{text} ORDER BY {order} LIMIT ?", values))
+        chosen = [self._at(path) for path in wanted.paths]
+        of_paths = f"calls.number IN (SELECT call FROM records WHERE {' OR '.join(at for at, _ in chosen)})"
+        by = sqlite.bound(wanted.by)
+        ended = wanted.ended_after_ns is not None
+        conditions = [
+            (True, (_SHOWN if wanted.with_requests else _CHANGED).format(is_main), values),
+            (wanted.by, f"(? IN ({_said(1, 2, 3, 4)}) OR CAST({_said(5)} AS TEXT) = ?)", [by, by]),
+            (wanted.thread, f"{_said(2)} = ?", [sqlite.bound(wanted.thread)]),
+            (wanted.first is not None, "calls.number >= ?", [wanted.first]),
+            (wanted.since_ns is not None, "coalesce(ended_ns, ?) >= ?", [1 << 62, wanted.since_ns]),
+            (wanted.until_ns is not None, "began_ns < ?", [wanted.until_ns]),
+            (wanted.before is not None, "calls.number < ?", [wanted.before]),
+            (wanted.paths, of_paths, [value for _, of_path in chosen for value in of_path]),
+            (ended, "end_ns > ? AND end_ns = ended_ns", [wanted.ended_after_ns]),
+            (wanted.ended_before_ns is not None, "ended_ns < ?", [wanted.ended_before_ns]),
+        ]
+        given = [(text, values) for is_given, text, values in conditions if is_given]
+        text = f"{_ENDED if ended else ''} WHERE {' AND '.join(text for text, _ in given)}"
+        order = "end_ns" if ended else "calls.number DESC"
+        values = [value for _, values in given for value in values]
+        return list(self._calls(f"{text} ORDER BY {order} LIMIT ?", (*values, -1 if limit is None else limit)))
 
     def _calls(self, rest: str, values: Sequence[Any]) -> Iterator[Call]:
         for row in self._read(f"{_CALLS} {rest}", values):
-            number, kind, title, *who, began_ns, ended_ns, undone_by, changes, undoes = row
-            actor = Actor(*(_text(each) for each in who))
+            number, kind, payload, began_ns, ended_ns, undone_by, changes, undoes = row
+            title, *who = map(_text, decode(payload))
             taken_back = tuple(sorted(int(each) for each in undoes.split(","))) if undoes else ()
-            yield Call(number, kind, _text(title), actor, began_ns, ended_ns, changes, taken_back, undone_by)
+            yield Call(number, kind, title, Actor(*who), began_ns, ended_ns, changes, taken_back, undone_by)
 
     def _main(self) -> tuple[str, list[Any]]:
         """Return the condition of records that are not of branches."""
-        return ("1", []) if self.apart is None else ("NOT (prefix > ? AND prefix < ?)", [*_below(to_name(self.apart))])
+        return ("1", []) if self.apart is None else ("NOT (route > ? AND route < ?)", [*_below(to_name(self.apart))])
 
     def _at(self, path: AgentPath) -> tuple[str, list[Any]]:
         """Return the condition of records at or below a path of the mount. Branches are not below its root."""
         conditions: list[str] = ["0"]
         values: list[Any] = []
-        for (stored,) in self._read("SELECT DISTINCT prefix FROM records", ()):
+        for (stored,) in self._read("SELECT DISTINCT route FROM records", ()):
             prefix = AgentPath(os.fsdecode(stored))
             if path == ROOT and self.apart is not None and is_below(prefix, self.apart):
                 continue
             if is_below(prefix, path):
-                conditions.append("prefix = ?")
+                conditions.append("route = ?")
                 values.append(stored)
             elif is_below(path, prefix):
                 inner = to_name(path if prefix == ROOT else path[len(prefix) :])
                 below = _below(inner)
                 conditions.append(
-                    "(prefix = ? AND (path = ? OR path > ? AND path < ? OR to_path = ? OR to_path > ? AND to_path < ?))"
+                    "(route = ? AND (path = ? OR path > ? AND path < ? OR to_path = ? OR to_path > ? AND to_path < ?))"
                 )
                 values += [stored, inner, *below, inner, *below]
         return f"({' OR '.join(conditions)})", values
@@ -845,7 +812,7 @@ class HistoryFile:
             after: returns the time at which to go on, in ns, for a call that ended at one.
         """
         from_ns = 0
-        while (row := self._read("SELECT min(ended_ns) FROM calls WHERE ended_ns >= ?", (from_ns,))) != [(None,)]:
+        while (row := self._read(_FIRST_END, (from_ns,))) != [(None,)]:
             ((ended_ns,),) = row
             yield ended_ns
             from_ns = after(ended_ns)
@@ -861,7 +828,7 @@ class HistoryFile:
             number: a negative one counts from the end: -1 is for the newest record.
             prefix: those of this route; None for all but those of branches.
         """
-        is_main, values = self._main() if prefix is None else ("prefix = ?", [to_name(prefix)])
+        is_main, values = self._main() if prefix is None else ("route = ?", [to_name(prefix)])
         if number < 0:
             newest = self._records(f"WHERE {is_main} ORDER BY number DESC LIMIT ?", (*values, min(-number, limit)))
             return newest[::-1]
@@ -878,7 +845,7 @@ class HistoryFile:
         """
         stored = to_name(prefix)
         upper = 1 << 62 if below is None else below
-        return self._records("WHERE prefix = ? AND number < ? ORDER BY number DESC LIMIT ?", (stored, upper, limit))
+        return self._records("WHERE route = ? AND number < ? ORDER BY number DESC LIMIT ?", (stored, upper, limit))
 
     def unstamped(
         self, call: int, after: int, limit: int, *, all_of_them: bool = False
@@ -890,9 +857,9 @@ class HistoryFile:
             limit: at most so many.
             all_of_them: also those that have a stamp.
         """
-        more = "" if all_of_them else "AND after_mode IS NULL"
+        more = "" if all_of_them else "AND stamp_mode IS NULL"
         rows = self._read(
-            "SELECT number, prefix, coalesce(to_path, path) FROM records "
+            "SELECT number, route, coalesce(to_path, path) FROM records "
             f"WHERE call = ? AND number > ? AND kind != 'remove' {more} ORDER BY number LIMIT ?",
             (call, after, limit),
         )
@@ -905,13 +872,13 @@ class HistoryFile:
     def identities(self, calls: Sequence[int]) -> dict[int, bytes]:
         """Return the identities of the files of calls' records, by number; see `add`."""
         marks = ", ".join("?" * len(calls))
-        found = f"SELECT record, identity FROM records JOIN identities ON record = number WHERE call IN ({marks})"
+        found = f"SELECT number, identity FROM records WHERE call IN ({marks}) AND identity NOTNULL"
         return dict(self._read(found, tuple(calls)))
 
     def note_return(self, number: int, before: bytes, now: bytes) -> None:
         """Note that the file which the record of an undo has made is an earlier one, with other names for both."""
         with self._guard:
-            self._put(_IDENTITY, (number, before + RETURNED + now))
+            self._put("returned", number=number, identity=before + RETURNED + now)
 
     def returned(self, prefix: AgentPath, number: int) -> dict[bytes, bytes]:
         """Return what the files of a route are since undos have brought them back: identity, or node, before → then.
@@ -920,8 +887,8 @@ class HistoryFile:
             number: nodes in records up to this one mean nothing any more.
         """
         rows = self._read(
-            "SELECT identity, number FROM identities JOIN records ON number = record "
-            "WHERE kind = 'create' AND prefix = ? ORDER BY number",
+            "SELECT events.identity, records.number FROM events JOIN records ON records.number = events.number "
+            "WHERE event = 'returned' AND events.path ISNULL AND records.route = ? ORDER BY records.number",
             (to_name(prefix),),
         )
         pairs = ((identity.partition(RETURNED), each) for identity, each in rows)
@@ -932,9 +899,9 @@ class HistoryFile:
         is not undone. An undo has removed it, too, if what it took back began before: the record has those bytes."""
         began = "(SELECT min(taken.number) FROM records AS taken WHERE taken.call = undoes.call)"
         rows = self._read(
-            "SELECT 1 FROM identities JOIN records ON number = record "
-            f"WHERE identity IN ({', '.join('?' * len(identities))}) AND number > ? AND call != ? "
-            f"AND kind IN ('remove', 'rename') AND {_STANDING.format(began, '> ?')} LIMIT 1",
+            f"SELECT 1 FROM events AS records WHERE identity IN ({', '.join('?' * len(identities))}) "
+            f"AND number > ? AND call != ? AND kind IN ('remove', 'rename') AND {_STANDING.format(began, '> ?')} "
+            "LIMIT 1",
             (*identities, record.number, record.call, record.number),
         )
         return bool(rows)
@@ -964,7 +931,7 @@ class HistoryFile:
     def has_links(self, number: int, prefix: AgentPath) -> bool:
         """Return True if a record of a route after this number is of a file with several names: it names only one."""
         rows = self._read(
-            "SELECT 1 FROM records WHERE number > ? AND prefix = ? AND (linked OR nlink > 1 AND mode & ? != ?) LIMIT 1",
+            "SELECT 1 FROM records WHERE number > ? AND route = ? AND (linked OR nlink > 1 AND mode & ? != ?) LIMIT 1",
             (number, to_name(prefix), 0o170000, stat.S_IFDIR),
         )
         return bool(rows)
@@ -978,7 +945,7 @@ class HistoryFile:
         """
         rows = self._read(
             "SELECT 1 FROM calls WHERE (ended_ns IS NULL OR ended_ns >= ?) AND began_ns < ? AND EXISTS "
-            "(SELECT 1 FROM records WHERE call = calls.number AND node = ? AND prefix = ? AND number <= ?) LIMIT 1",
+            "(SELECT 1 FROM records WHERE call = calls.number AND node = ? AND route = ? AND number <= ?) LIMIT 1",
             (time_ns, time_ns, node, to_name(prefix), number),
         )
         return bool(rows)
@@ -1023,7 +990,7 @@ class HistoryFile:
 
     def _require_all(self, link: int, since_ns: int, words: str) -> None:
         """Raise ENODATA if a change since a link of the chain, or since a time, is not in the history."""
-        if self._read("SELECT 1 FROM stubs WHERE link > ? AND of > 0 LIMIT 1", (link,)):
+        if self._read("SELECT 1 FROM events WHERE link > ? AND +event = 'gone' AND +call > 0 LIMIT 1", (link,)):
             raise OSError(errno.ENODATA, f"calls that have changed something since {words} were forgotten")
         gaps = self._read(
             "SELECT call, why FROM gaps LEFT JOIN calls ON calls.number = gaps.call "
@@ -1040,7 +1007,7 @@ class HistoryFile:
         marks = ", ".join("?" * len(above)) or "NULL"
         moves = "kind IN ('rename', 'exchange')"
         chosen = " UNION ALL ".join(
-            f"SELECT max(number) AS found FROM records WHERE {condition} AND number < ? AND prefix = ?"
+            f"SELECT max(number) AS found FROM records WHERE {condition} AND number < ? AND route = ?"
             for condition in (
                 "path = ? AND kind != 'attributes'",
                 "to_path = ?",
@@ -1076,40 +1043,40 @@ class HistoryFile:
         # For each record of the calls, an index finds the others. Left to itself, SQLite makes an index of prefixes.
         pairs = " UNION ".join(
             "SELECT m.number AS mine, m.call AS call, o.number AS other FROM mine m "
-            f"CROSS JOIN records o INDEXED BY {_INDEXES[theirs]} "
-            f"WHERE {condition} AND o.number > m.number AND +o.prefix = m.prefix "
+            f"CROSS JOIN events o INDEXED BY {_INDEXES[theirs]} "
+            f"WHERE {condition} AND o.number > m.number AND +o.route = m.route "
             "AND o.call NOT IN (SELECT call FROM mine)"
             for theirs, condition in conditions
         )
         # A change of the same file by another of its names. Its node says so, or its identity where nodes don't last.
-        both = "m.kind IN ('content', 'attributes') AND o.kind IN ('content', 'attributes') AND +o.prefix = m.prefix"
+        both = "m.kind IN ('content', 'attributes') AND o.kind IN ('content', 'attributes') AND +o.route = m.route"
         same = f"o.node = m.node AND m.identity IS NULL AND {both}"
         pair = "UNION SELECT m.number, m.call, o.number FROM mine m CROSS JOIN"
         pairs += (
-            f" {pair} records o INDEXED BY records_of_links WHERE o.nlink > 1 AND o.number > m.number AND {same}"
+            f" {pair} events o INDEXED BY records_of_links WHERE o.nlink > 1 AND o.number > m.number AND {same}"
             f" {pair} records o WHERE m.nlink > 1 AND +o.number > m.number AND {same}"
-            f" {pair} identities i ON i.identity = m.identity AND i.record > m.number"
-            f" CROSS JOIN records o ON o.number = i.record WHERE (m.nlink > 1 OR o.nlink > 1) AND {both}"
+            f" {pair} events o INDEXED BY records_of_files WHERE o.identity = m.identity AND o.number > m.number"
+            f" AND (m.nlink > 1 OR o.nlink > 1) AND {both}"
         )
         # A directory above that was moved: the path leads to another file, or to none.
         pairs += "".join(
-            f" {pair} moves o WHERE o.number > m.number AND o.prefix = m.prefix "
+            f" {pair} moves o WHERE o.number > m.number AND o.route = m.route "
             f"AND substr(m.{ours}, 1, length(o.{theirs}) + 1) = CAST(o.{theirs} || '/' AS BLOB)"
             for ours in _PATHS
             for theirs in _PATHS
         )
         rows = self._read(
-            "WITH mine AS MATERIALIZED (SELECT number, call, prefix, path, to_path, kind, node, nlink, identity "
-            f"FROM records LEFT JOIN identities ON record = number WHERE call IN ({marks})), "
-            "moves AS MATERIALIZED (SELECT number, prefix, path, to_path FROM records WHERE "
+            "WITH mine AS MATERIALIZED (SELECT number, call, route, path, to_path, kind, node, nlink, identity "
+            f"FROM records WHERE call IN ({marks})), "
+            "moves AS MATERIALIZED (SELECT number, route, path, to_path FROM records WHERE "
             "number > (SELECT min(number) FROM mine) AND (kind = 'exchange' OR kind = 'rename' AND "
-            f"after_mode & {stat.S_IFMT(0xFFFF)} = {stat.S_IFDIR})), "
+            f"stamp_mode & {stat.S_IFMT(0xFFFF)} = {stat.S_IFDIR})), "
             f"pairs AS MATERIALIZED ({pairs}) "
-            "SELECT pairs.mine, records.* FROM pairs CROSS JOIN records ON records.number = pairs.other "
+            f"{_RECORDS}, pairs.mine FROM pairs CROSS JOIN records ON records.number = pairs.other "
             f"WHERE records.call NOT IN ({marks}) AND {_STANDS.format('pairs.call')} ORDER BY records.number",
             (*calls, *calls),
         )
-        return [(mine, _record_of(row)) for mine, *row in rows]
+        return [(row[-1], _record_of(row[:-1])) for row in rows]
 
     def unfinished(self, calls: Sequence[int]) -> list[int]:
         """Return the undos of calls that are not undone: they were interrupted, and are not undone themselves."""
@@ -1123,7 +1090,7 @@ class HistoryFile:
         return [number for (number,) in rows]
 
     def _records(self, rest: str, values: Sequence[Any]) -> list[Record]:
-        return [_record_of(row) for row in self._read(f"SELECT * FROM records {rest}", values)]
+        return [_record_of(row) for row in self._read(f"{_RECORDS} FROM records {rest}", values)]
 
     def images(self, place: str) -> set[str]:
         """Return the names of images in a place that records need: files, or snapshots."""
@@ -1151,11 +1118,11 @@ class HistoryFile:
             self._forget_contents(*self._at(path))
         for prefix, numbers in nodes.items():
             for node in numbers:
-                self._forget_contents("prefix = ? AND (node = ? OR image_node = ?)", (to_name(prefix), node, node))
+                self._forget_contents("route = ? AND (node = ? OR image_node = ?)", (to_name(prefix), node, node))
         asked = [each.number for each in self.requests() if requests.concerns(each, paths)]
         with self._guard:
             for number in asked:
-                self._put(requests.FORGET, (number,))
+                self._change(requests.FORGET, (-number,))
         self.flush()
         with self._writing, self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be rewritten"):
             self._writer.execute("VACUUM")
@@ -1163,36 +1130,39 @@ class HistoryFile:
 
     def _forget_contents(self, condition: str, values: Iterable[Any]) -> None:
         with self._guard:
-            self._put(_ERASE + condition, (FORGOTTEN, *values))
+            self._change(_ERASE + condition, (FORGOTTEN, *values))
 
     def verify(self) -> VerifyResult:
-        """Check that the history is as it was written, see `chain.py`."""
+        """Check that the history is as it was written, see `events.py`."""
         self.flush()
         with (
             sqlite.translate_errors(f"the history '{self.path}' can't be read"),
             contextlib.closing(sqlite.open_file(self.path, "mode=ro")) as reader,
             sqlite.transaction(reader, "DEFERRED"),
         ):
-            return chain.verify(reader)
+            return events.verify(reader)
 
     # -- requests ----------------------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
         """Keep a new request for an approval. `require` waits until it is written."""
         with self._guard:
-            self._put(chain.EVENT, requests.asked(request))
+            self._put(**requests.asked(request))
 
     def update_request(self, request: Request) -> None:
         """Keep what became of a request."""
         with self._guard:
-            self._put(chain.EVENT, requests.became(request))
+            self._put(**requests.became(request))
 
     def delete_requests(self, numbers: Iterable[int]) -> None:
         """Delete requests."""
+        self._forget([-number for number in numbers])
+
+    def _forget(self, calls: Sequence[int]) -> None:
+        """Have all go that is said of calls, or of requests, which have negative numbers here."""
         with self._guard:
-            for number in numbers:
-                self._put(chain.EVENT, requests.gone(number))
-                self._put(requests.FORGET, (number,))
+            self._change("forget", tuple(calls))
+            self._put("forget", payload=encode(list(calls)))
 
     def requests(self) -> list[Request]:
         """Return all requests, by number."""
@@ -1207,10 +1177,9 @@ class HistoryFile:
 
     def ended_before(self, time_ns: int) -> list[int]:
         """Return the numbers of calls that ended before a time."""
-        return [
-            number
-            for (number,) in self._read("SELECT number FROM calls WHERE ended_ns < ? ORDER BY number", (time_ns,))
-        ]
+        first = "number IN (SELECT call FROM events WHERE event = 'end' AND number < ? AND path ISNULL)"
+        found = f"SELECT number FROM calls WHERE {first} AND ended_ns < ? ORDER BY number"
+        return [number for (number,) in self._read(found, (time_ns, time_ns))]
 
     def bind(self, backends: Mapping[AgentPath, str | None]) -> None:
         """Delete the calls that changed a route which another backend has now: an undo would change the wrong files.
@@ -1223,10 +1192,10 @@ class HistoryFile:
         for prefix, backend in backends.items():
             stored = to_name(prefix)
             if backend is None or (stored in known and known[stored] != backend):
-                rows = self._read("SELECT DISTINCT call FROM records WHERE prefix = ?", (stored,))
+                rows = self._read("SELECT DISTINCT call FROM records WHERE route = ?", (stored,))
                 self.forget([call for (call,) in rows])
             with self._guard:
-                self._put("INSERT OR REPLACE INTO routes VALUES (?, ?)", (stored, sqlite.bound(backend)))
+                self._change(_ROUTE, (stored, sqlite.bound(backend)))
         self.flush()
 
     def bind_apart(self, prefix: AgentPath, identity: str) -> None:
@@ -1236,14 +1205,14 @@ class HistoryFile:
         if known and known[0][0] != sqlite.bound(identity):
             self.drop_route(prefix)
         with self._guard:
-            self._put("INSERT OR REPLACE INTO routes VALUES (?, ?)", (stored, sqlite.bound(identity)))
+            self._change(_ROUTE, (stored, sqlite.bound(identity)))
 
     def drop_route(self, prefix: AgentPath) -> None:
         """Delete the records of a branch that is gone. Their images are for the caller to remove."""
         stored = to_name(prefix)
-        self.drop(number for (number,) in self._read("SELECT number FROM records WHERE prefix = ?", (stored,)))
+        self.drop(number for (number,) in self._read("SELECT number FROM records WHERE route = ?", (stored,)))
         with self._guard:  # a change on the way may leave another record: `bind_apart` finds that
-            self._put("INSERT OR REPLACE INTO routes VALUES (?, NULL)", (stored,))
+            self._change(_ROUTE, (stored, None))
         self.flush()
 
     def bound_apart(self) -> list[AgentPath]:
@@ -1255,7 +1224,7 @@ class HistoryFile:
 
     def changed_routes(self, call: int) -> set[AgentPath]:
         """Return the prefixes of the routes that a call has changed."""
-        rows = self._read("SELECT DISTINCT prefix FROM records WHERE call = ?", (call,))
+        rows = self._read("SELECT DISTINCT route FROM records WHERE call = ?", (call,))
         return {AgentPath(os.fsdecode(prefix)) for (prefix,) in rows}
 
     def forget(self, calls: Sequence[int]) -> None:
@@ -1263,12 +1232,10 @@ class HistoryFile:
         if not calls:
             return
         chosen = json.dumps(list(calls))
-        ends = self._read("SELECT max(ended_ns) FROM calls WHERE number IN (SELECT value FROM json_each(?))", (chosen,))
-        with self._guard:
-            for number in calls:
-                self._put(_FORGET, (number,))
+        ends = self._read(f"{_LAST_END} AND call IN (SELECT value FROM json_each(?))", (chosen,))
+        self._forget(calls)
         self.flush()
-        self.forgotten_ns = max(self.forgotten_ns, ends[0][0] or 0)
+        self.forgotten_ns = max(self.forgotten_ns, ends[0][0])
         self.forgets += 1
         with self._writing, sqlite.translate_errors(f"the history '{self.path}' can't be made smaller"):
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
@@ -1306,24 +1273,12 @@ def _connect(path: str) -> sqlite3.Connection:
         small = os.stat(path).st_size <= CHECKED_BYTES
         if small and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check finds errors")
-        with contextlib.closing(sqlite3.connect(":memory:")) as new:
-            new.executescript(_SCHEMA + chain.SCHEMA)
-            known, found = _columns(new), _columns(connection)
-        for table in known.keys() & found.keys():
-            if found[table] != known[table]:
-                raise _Foreign(f"is of another version of fusebackend (the table '{table}' has other columns)")
-        connection.executescript(_SCHEMA + chain.SCHEMA)
+        connection.executescript(events.SCHEMA)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _columns(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return the columns of each table."""
-    columns = "(SELECT group_concat(name) FROM pragma_table_info(tables.name))"
-    return dict(connection.execute(f"SELECT name, {columns} FROM sqlite_master AS tables WHERE type = 'table'"))
 
 
 def _set_aside(path: str) -> str:
@@ -1337,59 +1292,6 @@ def _set_aside(path: str) -> str:
     return place
 
 
-def _is_one_of_many(row: _Row) -> bool:
-    return row[0] in _MANY
-
-
-def _write_many(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> None:
-    """Write new records, and the identities of their files, in any order and many at a time: after each statement this
-    thread waits for Python's lock, and takes it from the mount's loop."""
-    by_statement: dict[str, list[tuple[Any, ...]]] = {}
-    stamps: list[tuple[Any, ...]] = []
-    for statement, row in rows:
-        link: tuple[Any, ...] = ()
-        if statement in _SHAPE:
-            has_before, _, has_after = _SHAPE[statement]
-            link = links.add("record", chain.said_of_record(row, has_before=has_before))
-            if has_after:
-                stamps.append((row[0], *row[-5:]))
-        by_statement.setdefault(statement, []).append((*row, *link))
-    for statement, found in by_statement.items():
-        whole = len(found) - len(found) % ROWS
-        for start in range(0, whole, ROWS):
-            writer.execute(_MANY[statement], tuple(itertools.chain.from_iterable(found[start : start + ROWS])))
-        writer.executemany(statement, found[whole:])
-    if stamps:
-        writer.execute(*links.event("after", stamps))
-
-
-def _write(writer: sqlite3.Connection, links: Chain, rows: Iterable[_Row]) -> None:
-    """Write what is no new record, one statement after another, and add what it says to the chain."""
-    for statement, group in itertools.groupby(rows, operator.itemgetter(0)):
-        found = [row for _, row in group]
-        if statement == chain.EVENT:
-            found = [links.event(*row)[1] for row in found]
-        if statement == _CALL:
-            found = [(*row, *links.add("call", chain.said_of_call(row))) for row in found]
-        elif statement == _FORGET:
-            numbers = [number for (number,) in found]
-            chain.leave_stubs(writer, numbers)
-            of_call = "SELECT number FROM records WHERE call = ?"
-            writer.executemany(f"DELETE FROM identities WHERE record IN ({of_call})", found)
-            writer.executemany("DELETE FROM records WHERE call = ?", found)
-            writer.executemany("DELETE FROM undoes WHERE undo = ?", found)
-            writer.executemany("DELETE FROM gaps WHERE call = ?", found)
-            writer.execute(*links.event("forget", numbers))
-        elif statement == _DROP:
-            writer.executemany("INSERT INTO stubs SELECT link, -number, digest FROM records WHERE number = ?", found)
-            writer.execute(*links.event("drop", [-number for (number,) in found]))
-        elif statement == _AFTER:
-            writer.execute(*links.event("after", [(number, *stamp) for *stamp, number in found]))
-        writer.executemany(statement, found)
-        for value, number in found if statement in _EVENTS else ():
-            writer.execute(*links.event(_EVENTS[statement], [number, value]))
-
-
 # -- rows ------------------------------------------------------------------------------------------------------
 
 
@@ -1397,28 +1299,26 @@ def _text(value: Any) -> Any:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
-def _state_row(state: State) -> tuple[Any, ...]:
-    return (*state[:8], _xattrs_text(state) if state.xattrs else None, state.target)
+def _said(*places: int) -> str:
+    """Return the SQL of what the begin of a call says: its title, and then the words of its actor."""
+    return ", ".join(f"said(payload, {place})" for place in places)
 
 
-def _xattrs_text(state: State) -> str:
-    return json.dumps({name.hex(): value.hex() for name, value in state.xattrs.items()})
+def _word(payload: bytes, place: int) -> Any:
+    return decode(payload)[place]
 
 
 def _record_of(row: Sequence[Any]) -> Record:
-    number, call, time_ns, prefix, kind, path, to_path, node, linked, *rest = row
-    before = image = after = None
-    if rest[0] is not None:
-        stored = json.loads(rest[8]) if rest[8] else {}
-        xattrs = {bytes.fromhex(name): bytes.fromhex(value) for name, value in stored.items()}
-        before = State._make((*rest[:8], xattrs, rest[9]))
-    if rest[10] is not None:
-        image = Image(rest[10], _text(rest[11]), rest[12])
-    if rest[13] is not None:
-        after = Stamp(*rest[13:18])
+    number, call, time_ns, route, kind, path, to_path, node, linked, payload, *image, secret, stamp = row
+    before = None
+    if payload is not None:
+        *words, target = decode(payload)
+        before = State._make((*words, {} if secret is None else decode(secret), target))
+    kept = None if image[0] is None else Image(image[0], _text(image[1]), image[2])
+    after = None if stamp is None else Stamp(*decode(stamp))
     return Record(
-        number, call, time_ns, AgentPath(os.fsdecode(prefix)), kind, path, to_path or b"", node, bool(linked), before,
-        image, after,
+        number, call, time_ns, AgentPath(os.fsdecode(route)), kind, path, to_path or b"", node, bool(linked), before,
+        kept, after,
     )  # fmt: skip
 
 
@@ -1436,7 +1336,7 @@ def _touching(number: int, prefix: AgentPath, path: bytes) -> tuple[str, list[An
     whole = "('create', 'remove', 'rename', 'exchange')"
     # Several statements in one, each of which an index answers.
     chosen = " UNION ".join(
-        f"SELECT number FROM records WHERE number > ? AND prefix = ? AND {condition}"
+        f"SELECT number FROM records WHERE number > ? AND route = ? AND {condition}"
         for condition in (
             "path = ?",
             "to_path = ?",

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from fusebackend.base.paths import AgentPath, to_name
+from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import Calls, Mark, OpenCall
 from fusebackend.history.history_file import Entry, HistoryFile
 from fusebackend.history.images import Images
@@ -584,7 +584,7 @@ class HistoryListener(ChangeListener):
         last = change.door.names.last(change.door.route, node)
         if last is None:
             raise LookupError(f"the path of node {node} is not known")
-        return to_name(last)
+        return last
 
     def _take(self, ending: contextlib.ExitStack, *attrs: Attr | None) -> None:
         """Wait for these files. Directories need none: what is in one has its row locked."""

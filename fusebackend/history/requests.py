@@ -1,9 +1,8 @@
 """`Request`: a change that a verb has asked for, and that waits for an approval, as the history keeps it.
 
 A request has two parts. What was asked never changes: who, when, through which view, the verb, its paths, and the
-change itself. What became of it does: its state, and then who decided, when and why. Both are events of the hash chain
-(`chain.py`), and nothing else is kept of it: the change by a keyed digest, so that a short secret can't be guessed
-from it. Key and change stand beside the event, and can be forgotten.
+change itself. What became of it does: its state, and then who decided, when and why. Both are events (`events.py`), the
+change by a keyed digest, so that a short secret can't be guessed from it. Key and change can be forgotten.
 
 A request outlives its server. It is deleted some time after it was decided, and `forget` takes its change away.
 """
@@ -54,18 +53,15 @@ LOGGED: Final = ("request", "approval", "denial")
 
 DIGEST_BYTES: Final = 16
 
-ASKED, BECAME, GONE = "request", "request-became", "request-gone"
-"""Events of the chain."""
-
-LIVE: Final = (
-    f"request NOTNULL AND kind = '{ASKED}' "
-    f"AND request NOT IN (SELECT request FROM events WHERE request NOTNULL AND kind = '{GONE}')"
+SELECT: Final = (
+    "SELECT event, call, kind, payload, secret FROM events WHERE event IN ('request', 'decision') AND path ISNULL "
+    "ORDER BY call DESC, link"
 )
-"""The events of requests that were not deleted."""
+FORGET: Final = "UPDATE events SET secret = NULL WHERE call = ? AND path ISNULL"
 
-SELECT: Final = "SELECT kind, value, secret FROM events WHERE request NOTNULL ORDER BY request, link"
-FORGET: Final = "UPDATE events SET secret = NULL WHERE request = ?"
 
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.decode
 
 T = TypeVar("T")
 
@@ -138,53 +134,38 @@ def unpacked(kind: type[T], data: bytes) -> T:
 # -- events --------------------------------------------------------------------------------------------------------
 
 
-class Event(NamedTuple):
-    """What `Chain.event` writes of a request."""
-
-    kind: str
-    said: list[Any]
-    request: int
-    secret: bytes | None = None
-    """The key, and the change if there is one. The event has their digest."""
-
-
-def asked(request: Request) -> Event:
-    """Return the event of a new request."""
+def asked(request: Request) -> dict[str, Any]:
+    """Return the event of a new request. Its secret are the key, and the change if there is one."""
     change = request.change or b""
-    said = [request.number, packed(request.asked), digest(request.key, change), request.state, packed(request.became)]
-    return Event(ASKED, said, request.number, request.key + change)
+    said = [packed(request.asked), digest(request.key, change), packed(request.became)]
+    return {
+        "event": "request", "call": -request.number, "kind": request.state, "payload": _encode(said),
+        "secret": request.key + change,
+    }  # fmt: skip
 
 
-def became(request: Request) -> Event:
+def became(request: Request) -> dict[str, Any]:
     """Return the event of what became of a request."""
-    return Event(BECAME, [request.number, request.state, packed(request.became)], request.number)
+    return {"event": "decision", "call": -request.number, "kind": request.state, "payload": packed(request.became)}
 
 
-def gone(number: int) -> Event:
-    """Return the event of the deletion of a request."""
-    return Event(GONE, [number], number)
-
-
-def is_said(kind: str, said: list[Any], secret: object) -> bool:
-    """Return True if an event has the digest of what is kept beside it."""
-    if kind != ASKED or not isinstance(secret, bytes):
+def is_said(payload: bytes, secret: object) -> bool:
+    """Return True if a request has the digest of what is kept beside it."""
+    if not isinstance(secret, bytes):
         return False
-    return digest(secret[:DIGEST_BYTES], secret[DIGEST_BYTES:]) == bytes(said[2])
+    return bool(digest(secret[:DIGEST_BYTES], secret[DIGEST_BYTES:]) == _decode(payload)[1])
 
 
-def load(rows: Iterable[tuple[str, bytes, bytes | None]]) -> list[Request]:
+def load(rows: Iterable[tuple[str, int, RequestState, bytes, bytes | None]]) -> list[Request]:
     """Return the requests of the rows of `SELECT`."""
     found: dict[int, Request] = {}
-    for kind, value, secret in rows:
-        number, *said = msgspec.msgpack.decode(value)
-        if kind == ASKED:
+    for event, call, state, payload, secret in rows:
+        if event == "request":
+            said, _, payload = _decode(payload)
             key, change = (secret or b"")[:DIGEST_BYTES], (secret or b"")[DIGEST_BYTES:]
-            found[number] = Request(number, unpacked(Asked, said[0]), key, change or None)
-        if kind == GONE:
-            found.pop(number, None)
-        elif number in found:
-            state, text = said[-2:]
-            found[number] = found[number]._replace(state=state, became=unpacked(Became, text))
+            found[-call] = Request(-call, unpacked(Asked, said), key, change or None)
+        if -call in found:
+            found[-call] = found[-call]._replace(state=state, became=unpacked(Became, payload))
     return list(found.values())
 
 

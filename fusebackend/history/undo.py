@@ -26,9 +26,10 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
+from fusebackend.history.planned_tree import stamp_of
 from fusebackend.history.recorder import ATTRIBUTES, CONTENT, KNOWN_DIRECTORIES, MADE, UNSURE, Kept, Recorder
 from fusebackend.history.records import Call, RecordKind, Stamp
-from fusebackend.history.undo_plan import Seen, Step, UndoPlan, mount_path, stamp_of
+from fusebackend.history.undo_plan import Step, UndoPlan, mount_path
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -334,7 +335,7 @@ class _Making:
                 parent, name, _ = self._at(volume, step.path)
                 source = stack.enter_context(placing.staged(volume, parent, name, source))
             elif _waits(step) and isinstance(volume, ObservableVolume):
-                stack.enter_context(volume.rewriting(self._found(volume, step, step.path).node))
+                stack.enter_context(volume.rewriting(self._as_seen(step, self._at(volume, step.path)[2]).node))
             self._record_next(volume, steps)
             self._read_next(steps)
             together = self._together(volume, steps)
@@ -400,23 +401,38 @@ class _Making:
         self.made += len(steps)
 
     def _placed(self, volume: Volume, step: Step, changes: Changes) -> Placed | None:
+        shown = os.fsdecode(step.path)
+        if step.word == "make":
+            return self._new(volume, step, changes)
+        if step.word == "link":
+            return self._link(volume, step, changes)
+        parent, name, attr = self._at(volume, step.path)
+        if step.word == "clean":
+            if attr is not None:
+                placing.remove(volume, parent, name, attr, changes, shown)
+            return None
+        attr = self._as_seen(step, attr)
         match step.word:
-            case "make":
-                return self._new(volume, step, changes)
-            case "link":
-                return self._link(volume, step, changes)
             case "remove":
-                self._remove(volume, step, changes)
-            case "clean":
-                parent, name, attr = self._at(volume, step.path)
-                if attr is not None:
-                    placing.remove(volume, parent, name, attr, changes, os.fsdecode(step.path))
+                linked = attr.nlink > 1 and not attr.is_dir
+                self._record("remove", step, self._recorder.keep(self._call, volume, attr), linked=linked)
+                self._way.forget(step.path)
+                placing.remove(volume, parent, name, attr, changes, shown)
             case "rename" | "exchange":
-                self._rename(volume, step, changes)
+                self._rename(volume, step, Name(parent, name, shown), attr, changes)
             case "overwrite" | "merge":
-                return self._overwrite(volume, step, changes)
+                assert step.source is not None, "its bytes come from somewhere"
+                self._record("content", step, self._recorder.keep(self._call, volume, attr))
+                self._recorder.of(volume).own(self._call, attr.node, CONTENT)
+                return placing.overwrite(volume, attr.node, step.source, changes, shown)
             case "attributes":
-                return self._attributes(volume, step, changes)
+                assert step.state is not None, "there are attributes"
+                if not step.closes:  # the record of a directory that was made says all
+                    identity = self._recorder.identity(volume, attr)
+                    kept = Kept(attr.node, state_of(volume, attr), None, attr.ctime_ns, identity)
+                    self._record("attributes", step, kept)
+                    self._recorder.of(volume).own(self._call, attr.node, ATTRIBUTES)
+                return placing.set_attributes(volume, attr.node, step.state, changes, shown)
         return None
 
     def _record_next(self, volume: Volume, steps: Sequence[Step]) -> None:
@@ -463,7 +479,7 @@ class _Making:
         """Record what the step of a number has made."""
         attr, record = placed.attr, self._numbers.pop(number, None)
         self._recorder.of(volume).own(self._call, attr.node, MADE)
-        after = Stamp(attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns) if stat.S_ISREG(attr.mode) else None
+        after = stamp_of(attr) if stat.S_ISREG(attr.mode) else None
         if record is None:
             record = self._record("create", step, node=attr.node, after=after)
         elif after is not None:
@@ -485,8 +501,10 @@ class _Making:
         parent, name, attr = self._at(volume, step.path)
         if attr is not None:
             raise _changed(step, "has been made anew")
-        found = volume.getattr(step.node) if step.node else self._found(volume, step, step.to_path)
-        node, stamp = found.node, Seen.of(found).stamp  # some volumes change the object that they return
+        found = volume.getattr(step.node) if step.node else self._at(volume, step.to_path)[2]
+        if found is None:
+            raise _changed(step, "is not there any more")
+        node, stamp = found.node, stamp_of(found)  # some volumes change the object that they return
         if self.made in self._numbers:
             self._recorder.history.set_after({self._numbers[self.made]: stamp})
         else:
@@ -498,19 +516,8 @@ class _Making:
         del self._numbers[self.made]
         return placed
 
-    def _remove(self, volume: Volume, step: Step, changes: Changes) -> None:
-        parent, name, _ = self._at(volume, step.path)
-        attr = self._found(volume, step, step.path)
-        linked = attr.nlink > 1 and not attr.is_dir
-        kept = self._recorder.keep(self._call, volume, attr)
-        self._record("remove", step, kept, linked=linked)
-        self._way.forget(step.path)
-        placing.remove(volume, parent, name, attr, changes, os.fsdecode(step.path))
-
-    def _rename(self, volume: Volume, step: Step, changes: Changes) -> None:
-        parent, name, _ = self._at(volume, step.path)
-        attr = self._found(volume, step, step.path)
-        new_parent, new_name, there = self._at(volume, step.to_path)
+    def _rename(self, volume: Volume, step: Step, old: Name, attr: Attr, changes: Changes) -> None:
+        parent, name, there = self._at(volume, step.to_path)
         is_exchange = step.word == "exchange"
         if (there is not None) != is_exchange:
             raise _changed(step, "has been made anew" if there is not None else "is not there any more")
@@ -519,38 +526,15 @@ class _Making:
         self._record(kind, step, to_path=step.to_path, node=attr.node)
         if attr.is_dir or (there is not None and there.is_dir):
             self._way.forget()
-        old = Name(parent, name, os.fsdecode(step.path))
-        placing.rename(volume, old, Name(new_parent, new_name, os.fsdecode(step.to_path)), attr, changes, flags)
+        placing.rename(volume, old, Name(parent, name, os.fsdecode(step.to_path)), attr, changes, flags)
 
-    def _overwrite(self, volume: Volume, step: Step, changes: Changes) -> Placed:
-        assert step.source is not None, "its bytes come from somewhere"
-        attr = self._found(volume, step, step.path)
-        self._record("content", step, self._recorder.keep(self._call, volume, attr))
-        self._recorder.of(volume).own(self._call, attr.node, CONTENT)
-        return placing.overwrite(volume, attr.node, step.source, changes, os.fsdecode(step.path))
-
-    def _attributes(self, volume: Volume, step: Step, changes: Changes) -> Placed:
-        assert step.state is not None, "there are attributes"
-        attr = self._found(volume, step, step.path)
-        if not step.closes:  # the record of a directory that was made says all
-            identity = self._recorder.identity(volume, attr)
-            self._record("attributes", step, Kept(attr.node, state_of(volume, attr), None, attr.ctime_ns, identity))
-            self._recorder.of(volume).own(self._call, attr.node, ATTRIBUTES)
-        return placing.set_attributes(volume, attr.node, step.state, changes, os.fsdecode(step.path))
-
-    def _found(self, volume: Volume, step: Step, path: bytes) -> Attr:
-        """Return the attributes of the file at a path, which is as the plan has found it."""
-        attr = self._at(volume, path)[2]
+    def _as_seen(self, step: Step, attr: Attr | None) -> Attr:
+        """Return the attributes of what is at the path of a step, which is as the plan has found it."""
         if attr is None:
             raise _changed(step, "is not there any more")
-        seen = step.seen
-        if seen is not None and path == step.path:
-            found = Seen.of(attr)
-            if found.is_dir and seen.is_dir:
-                found = found._replace(size=seen.size, mtime_ns=seen.mtime_ns, ctime_ns=seen.ctime_ns, nlink=seen.nlink)
-            # A step of ours may have changed links and ctime; and `dir:` may number a file anew that nobody holds.
-            if found._replace(node=seen.node, nlink=seen.nlink, ctime_ns=seen.ctime_ns) != seen:
-                raise _changed(step, "has changed in this moment")
+        known = 3 if attr.is_dir else 5  # of a directory, not the size and the time
+        if step.seen is not None and stamp_of(attr)[:known] != step.seen[:known]:
+            raise _changed(step, "has changed in this moment")
         return attr
 
     def _at(self, volume: Volume, path: bytes) -> tuple[int, bytes, Attr | None]:

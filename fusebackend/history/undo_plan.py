@@ -1,7 +1,7 @@
 """`UndoPlan`: the steps that take calls back, from their records, and what stands in the way.
 
-The records are taken in reverse. A step is planned against a `_View` of its route: the tree as it is now, with the
-steps before in it. So each step is checked before anything is changed:
+The records are taken in reverse. A step is planned against a `PlannedTree` of its route: the tree as it is now, with
+the steps before in it. So each step is checked before anything is changed:
 
 - the file at the path is the one that the call left there (`Record.after`), and no later call has touched it
   (`HistoryFile.overlaps`); anything else is a conflict, which names the path and, if it is known, the later call;
@@ -17,20 +17,23 @@ import contextlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.merge_lines import is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
+from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree
 from fusebackend.history.records import Image, Record, Stamp
-from fusebackend.protocol import ROOT_NODE, Attr, SnapshotVolume, UndoConflict, Volume
+from fusebackend.protocol import SnapshotVolume, UndoConflict, Volume
 from fusebackend.volumes.frozen import LooksAhead
 from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, NodeSource, Source, State
-from fusebackend.volumes.walk import below, entries
 
 MERGED_BYTES = 16 << 20
 """Larger files are not merged by lines: three of them are in memory at once."""
+
+ImageSource: TypeAlias = NodeSource | KeptSource
+"""The bytes of an image: in a snapshot, or in a file."""
 
 LOOKED_AT_ONCE = 1000
 """Images in snapshots that are looked at together."""
@@ -39,33 +42,6 @@ NAMED_CONFLICTS = 200
 """For so many conflicts the later call is searched for in the directories above: each takes a query."""
 
 Word: TypeAlias = Literal["make", "link", "remove", "rename", "exchange", "overwrite", "merge", "attributes", "clean"]
-
-
-class Seen(NamedTuple):
-    """A file as the plan has found it. The step is made only if it is still so."""
-
-    node: int
-    mode: int
-    uid: int
-    gid: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    nlink: int
-
-    @classmethod
-    def of(cls, attr: Attr) -> Seen:
-        return cls(
-            attr.node, attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns, attr.ctime_ns, attr.nlink
-        )  # fmt: skip
-
-    @property
-    def is_dir(self) -> bool:
-        return stat.S_ISDIR(self.mode)
-
-    @property
-    def stamp(self) -> Stamp:
-        return Stamp(self.mode, self.uid, self.gid, self.size, self.mtime_ns)
 
 
 class Step(NamedTuple):
@@ -80,8 +56,8 @@ class Step(NamedTuple):
     """Of `make`, `overwrite` and `merge`."""
     state: State | None = None
     """Of `attributes`."""
-    seen: Seen | None = None
-    """None if steps before have made or changed the file."""
+    seen: Stamp | None = None
+    """Of the file as it was found: the step is made only if it is still so. None if earlier steps have changed it."""
     node: int = 0
     """Of `link`: the file, if it has no name that the plan knows."""
     file: bytes = b""
@@ -138,9 +114,9 @@ class UndoPlan:
         self._identities = identities
         self._returned = returned
         self._was_removed = was_removed
-        self._views: dict[AgentPath, _View] = {}
-        self._made: dict[tuple[AgentPath, bytes], _File] = {}  # by `_key`
-        self._closing: list[tuple[AgentPath, _File]] = []
+        self._views: dict[AgentPath, PlannedTree] = {}
+        self._made: dict[tuple[AgentPath, bytes], PlannedFile] = {}  # by `_key`
+        self._closing: list[tuple[AgentPath, PlannedFile]] = []
 
     def add(self, records: Sequence[Record], overlaps: Sequence[tuple[int, Record]]) -> None:
         """Plan for the records of calls, in the order of their numbers.
@@ -156,7 +132,7 @@ class UndoPlan:
                 self._look_ahead(records[max(0, len(records) - count - LOOKED_AT_ONCE) : len(records) - count])
             try:
                 self._add(record, theirs.get(record.number, ()))
-            except _Conflict as conflict:
+            except _NotTakenBack as conflict:
                 self._refuse(record, conflict)
         self.conflicts += [
             UndoConflict(
@@ -183,7 +159,7 @@ class UndoPlan:
                     if isinstance(view, LooksAhead):
                         view.ahead([volume.node_in(name, node) for node in wanted])
 
-    def _refuse(self, record: Record, conflict: _Conflict) -> None:
+    def _refuse(self, record: Record, conflict: _NotTakenBack) -> None:
         path = record.to_path if conflict.at_target else record.path
         call = conflict.call
         if call is None and len(self.conflicts) < NAMED_CONFLICTS:
@@ -203,7 +179,7 @@ class UndoPlan:
                 return
             last = theirs[-1]
             at_target = bool(record.to_path) and record.to_path in (last.path, last.to_path)
-            raise _Conflict(_words_for(record, last), last.call, at_target=at_target)
+            raise _NotTakenBack(_words_for(record, last), last.call, at_target=at_target)
         match record.kind:
             case "create":
                 self._remove(view, record)
@@ -218,24 +194,24 @@ class UndoPlan:
             case "attributes":
                 self._attributes(view, record)
 
-    def _view(self, prefix: AgentPath) -> _View:
+    def _view(self, prefix: AgentPath) -> PlannedTree:
         view = self._views.get(prefix)
         if view is None:
             volume = self._volumes.get(prefix)
             if volume is None:
-                raise _Conflict("belongs to a route that is not mounted any more")
+                raise _NotTakenBack("belongs to a route that is not mounted any more")
             if volume.features.read_only:
-                raise _Conflict("is on a route that is read-only now")
+                raise _NotTakenBack("is on a route that is read-only now")
             earlier = 0 if isinstance(volume, SnapshotVolume) else self._earlier
-            view = self._views[prefix] = _View(prefix, volume, self._returned(prefix, earlier))
+            view = self._views[prefix] = PlannedTree(prefix, volume, self._returned(prefix, earlier))
         return view
 
-    def _is_gone(self, view: _View, record: Record, last: Record) -> bool:
+    def _is_gone(self, view: PlannedTree, record: Record, last: Record) -> bool:
         """Return True for a file that the call has made and a later one has removed: nothing is left to do."""
         place = view.at(record.path)
         return record.kind == "create" and last.kind == "remove" and (place is None or place.file is None)
 
-    def _remove(self, view: _View, record: Record) -> None:
+    def _remove(self, view: PlannedTree, record: Record) -> None:
         place = view.at(record.path)
         if place is None or place.file is None:
             return
@@ -247,25 +223,25 @@ class UndoPlan:
                 self.left.append((mount_path(view.prefix, record.path), os.fsdecode(left)))
                 return
             if left is not None:
-                raise _Conflict(f"is not empty: '{os.fsdecode(left)}' is in it")
+                raise _NotTakenBack(f"is not empty: '{os.fsdecode(left)}' is in it")
             for name in names:  # an undo that was killed has left it
                 self.steps.append(Step("clean", view.prefix, record.path + b"/" + name, closes=True))
         self.steps.append(Step("remove", view.prefix, record.path, seen=place.file.expected))
         place.put(None)
 
-    def _make(self, view: _View, record: Record, path: bytes, *, at_target: bool = False) -> None:
+    def _make(self, view: PlannedTree, record: Record, path: bytes, *, at_target: bool = False) -> None:
         """Plan for a file that comes back. Its bytes may come later: an earlier record of its call leads to them."""
         before = record.before
         if before is None:
-            raise _Conflict("was there, and its history does not say what it was", at_target=at_target)
+            raise _NotTakenBack("was there, and its history does not say what it was", at_target=at_target)
         place = view.at(path)
         if place is None:
-            raise _Conflict("was in a directory that is not there any more", at_target=at_target)
+            raise _NotTakenBack("was in a directory that is not there any more", at_target=at_target)
         is_dir = stat.S_ISDIR(before.mode)
         if place.file is not None:
             has_less = not is_dir and place.file.links < before.nlink  # it is another name of the same file
             if has_less or not _is_restored(place.file.stamp, before):
-                raise _Conflict("has been made anew", at_target=at_target)
+                raise _NotTakenBack("has been made anew", at_target=at_target)
             if is_dir:
                 self._close(view, place.file, before)
             elif key := self._key(view, record):  # its other names may not be there yet
@@ -281,7 +257,7 @@ class UndoPlan:
         if before.nlink > 1 and not is_dir and view.volume.features.links:
             shown = mount_path(view.prefix, path)
             self.partly.append(f"'{shown}': its other names are not in the route, so it is a file of its own")
-        file = _File(None, stamp_of(before))
+        file = PlannedFile(None, before)
         file.hollow = record.image is None and before.size > 0 and stat.S_ISREG(before.mode)
         if is_dir:
             # Closed to its owner, it could not be filled.
@@ -292,25 +268,25 @@ class UndoPlan:
         self.steps.append(Step("make", view.prefix, path, source=source, file=b"" if is_dir else key))
         place.put(file)
 
-    def _close(self, view: _View, directory: _File, state: State) -> None:
+    def _close(self, view: PlannedTree, directory: PlannedFile, state: State) -> None:
         """Give a directory its attributes when all is in it."""
         if directory.closing is None:
             self._closing.append((view.prefix, directory))
         directory.closing = state
 
-    def _key(self, view: _View, record: Record) -> bytes:
+    def _key(self, view: PlannedTree, record: Record) -> bytes:
         """Return what names the file whose earlier state a record has, or the file that an undo has made again in its
         place: its identity, or its node where nodes last; empty if nothing does."""
         return view.now(self._first_key(view, record))
 
-    def _first_key(self, view: _View, record: Record) -> bytes:
+    def _first_key(self, view: PlannedTree, record: Record) -> bytes:
         key = self._identities.get(record.number, b"")
         if key and not key.isdigit():
             return key
         node = node_of(record) or int(key or 0)
         return b"%d" % node if node and self._lasts(view, record) else b""
 
-    def _twin(self, view: _View, record: Record, *, at_target: bool = False) -> _Twin | None:
+    def _twin(self, view: PlannedTree, record: Record, *, at_target: bool = False) -> OtherName | None:
         """Return the file of a name that was one of several: it has others still, or has come back with another one,
         in this undo or before. None if it was the only one, or if the others are in no directory of the route.
 
@@ -326,15 +302,17 @@ class UndoPlan:
             return None
         made = self._made.get((view.prefix, key))
         if made is not None and made.place is not None:
-            return _Twin(made.place.path, made)
+            return OtherName(made.place.path, made)
         found = self._by_node(view, record) or view.by_identity(key)
         if found is not None or not had_others:
             return found
         if not key or key.isdigit() or self._was_removed(record, {first, key}):
-            raise _Conflict("was one of several names of a file, and none of the others is found", at_target=at_target)
+            raise _NotTakenBack(
+                "was one of several names of a file, and none of the others is found", at_target=at_target
+            )
         return None
 
-    def _is_it(self, view: _View, record: Record, file: _File) -> bool:
+    def _is_it(self, view: PlannedTree, record: Record, file: PlannedFile) -> bool:
         """Return True if a record of its path has changed this file. A file that had several names, or was open, may
         have been changed when it had lost that name."""
         node, names = (0, 0) if file.seen is None else (file.seen.node, file.seen.nlink)
@@ -349,7 +327,7 @@ class UndoPlan:
         assert record.before is not None, "its state is known"
         return max(record.before.nlink, names) < 2 and not record.linked and self._by_node(view, record) is None
 
-    def _by_node(self, view: _View, record: Record) -> _Twin | None:
+    def _by_node(self, view: PlannedTree, record: Record) -> OtherName | None:
         """Return the file of a record by its node."""
         key = self._key(view, record)
         node = int(key) if key.isdigit() else node_of(record) if self._lasts(view, record) else 0
@@ -363,24 +341,24 @@ class UndoPlan:
             return None
         file = view.file(attr)
         if file.place is not None:  # the node may go with a name that a step before removes
-            return _Twin(file.place.path, file)
-        return _Twin(b"", file, node) if file.links else None
+            return OtherName(file.place.path, file)
+        return OtherName(b"", file, node) if file.links else None
 
-    def _lasts(self, view: _View, record: Record) -> bool:
+    def _lasts(self, view: PlannedTree, record: Record) -> bool:
         """Return True if the nodes of a record are still those of the volume's files."""
         return record.number > self._earlier or isinstance(view.volume, SnapshotVolume)
 
-    def _rename(self, view: _View, record: Record) -> None:
+    def _rename(self, view: PlannedTree, record: Record) -> None:
         old, new = view.at(record.path), view.at(record.to_path)
         if new is None or (old is None and new.file is not None):
-            raise _Conflict("was renamed in a directory that is not there any more", at_target=new is None)
+            raise _NotTakenBack("was renamed in a directory that is not there any more", at_target=new is None)
         if old is not None and old.file is not None:
             is_known = record.node and self._lasts(view, record)
             if is_known and (old.file.seen is None or old.file.seen.node != record.node):
-                raise _Conflict(f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'")
+                raise _NotTakenBack(f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'")
             return  # as in `_make`: it was not renamed
         if new.file is None or old is None:
-            raise _Conflict("is not there any more", at_target=True)
+            raise _NotTakenBack("is not there any more", at_target=True)
         self._require_left(new, new.file, record)
         if record.before is not None:
             # A conflict now, and not when the file is renamed back.
@@ -392,12 +370,12 @@ class UndoPlan:
         if record.before is not None:
             self._make(view, record, record.to_path, at_target=True)
 
-    def _exchange(self, view: _View, record: Record) -> None:
+    def _exchange(self, view: PlannedTree, record: Record) -> None:
         one, other = view.at(record.path), view.at(record.to_path)
         if one is None or one.file is None:
-            raise _Conflict("is not there any more")
+            raise _NotTakenBack("is not there any more")
         if other is None or other.file is None:
-            raise _Conflict("is not there any more", at_target=True)
+            raise _NotTakenBack("is not there any more", at_target=True)
         if self._lasts(view, record) and one.file.seen is not None and one.file.seen.node == record.node:
             return
         self._require_left(other, other.file, record)
@@ -406,50 +384,50 @@ class UndoPlan:
         one.put(other_file)
         other.put(file)
 
-    def _overwrite(self, view: _View, record: Record) -> None:
+    def _overwrite(self, view: PlannedTree, record: Record) -> None:
         place, file, before = self._there(view, record)
         if not file.is_regular:
-            raise _Conflict("is no regular file any more")
+            raise _NotTakenBack("is no regular file any more")
         self._require_left(place, file, record)
         source = self._source(view, record)
         self.steps.append(Step("overwrite", view.prefix, record.path, source=source, seen=file.expected))
-        file.change(before)
+        file.state = before
         file.hollow = record.image is None and before.size > 0
 
-    def _attributes(self, view: _View, record: Record) -> None:
+    def _attributes(self, view: PlannedTree, record: Record) -> None:
         place, file, before = self._there(view, record)
         self._require_left(place, file, record)
         if file.closing is not None:
             file.closing = before
         else:
             self.steps.append(Step("attributes", view.prefix, record.path, state=before, seen=file.expected))
-        file.change(before)
+        file.state = before
 
-    def _there(self, view: _View, record: Record) -> tuple[_Place, _File, State]:
+    def _there(self, view: PlannedTree, record: Record) -> tuple[PlannedName, PlannedFile, State]:
         place = view.at(record.path)
         if place is None or place.file is None or record.before is None:
-            raise _Conflict("is not there any more")
+            raise _NotTakenBack("is not there any more")
         if not self._is_it(view, record, place.file):
-            raise _Conflict("is not the file that was changed, which had several names")
+            raise _NotTakenBack("is not the file that was changed, which had several names")
         return place, place.file, record.before
 
-    def _require_left(self, place: _Place, file: _File, record: Record) -> None:
+    def _require_left(self, place: PlannedName, file: PlannedFile, record: Record) -> None:
         """Raise a conflict unless the file is as the call has left it. Once a step has changed the file, or moved it to
         the path, the calls have: a stamp is of the file that had the path at the end of its call."""
         after = record.after
         if after is None or file.checked:
             return
         file.checked = True
-        if file.is_changed or place.is_moved:
+        if file.expected is None or place.is_moved:
             return
         found = file.stamp
         same = found[:3] == after[:3] if file.is_dir else found == after
         if not same:
-            raise _Conflict("has changed since", at_target=record.kind == "rename")
+            raise _NotTakenBack("has changed since", at_target=record.kind == "rename")
 
     # -- earlier bytes -------------------------------------------------------------------------------------------
 
-    def _source(self, view: _View, record: Record, *, at_target: bool = False) -> Source:
+    def _source(self, view: PlannedTree, record: Record, *, at_target: bool = False) -> Source:
         state, image = record.before, record.image
         assert state is not None, "its state is known"
         source = None if image is None else image_source(view.volume, self._image_path, state, image)
@@ -457,10 +435,10 @@ class UndoPlan:
             return source
         if image is not None and stat.S_ISREG(state.mode) and state.size:
             why = image.name if image.place == "lost" else "they are gone"
-            raise _Conflict(f"can't come back, for its earlier bytes were not kept: {why}", at_target=at_target)
+            raise _NotTakenBack(f"can't come back, for its earlier bytes were not kept: {why}", at_target=at_target)
         return KeptSource(state)
 
-    def _merged(self, view: _View, record: Record, first: Record) -> bool:
+    def _merged(self, view: PlannedTree, record: Record, first: Record) -> bool:
         """Plan for the merge of a file by lines, if there is one without a conflict.
 
         Its base are the bytes that the call left. They are those before the first change by another call.
@@ -473,7 +451,7 @@ class UndoPlan:
         if at_path != path or first.kind not in ("content", "rename") or first.image is None:
             return False
         file = None if place is None else place.file
-        if file is None or file.expected is None or not file.is_regular or record.image is None:
+        if file is None or file.seen is None or file.expected is None or not file.is_regular or record.image is None:
             return False
         if max(file.expected.size, record.before.size, first.before.size) > MERGED_BYTES:
             return False
@@ -481,7 +459,7 @@ class UndoPlan:
         theirs = image_source(view.volume, self._image_path, record.before, record.image)
         if base is None or theirs is None:
             return False
-        ours = NodeSource(view.volume, file.expected.node)
+        ours = NodeSource(view.volume, file.seen.node)
         texts = [whole(source) for source in (base, ours, theirs)]
         if any(is_binary(text) for text in texts):
             return False
@@ -490,11 +468,11 @@ class UndoPlan:
             return False
         source = BytesSource(ours.state, merged)
         self.steps.append(Step("merge", view.prefix, path, source=source, seen=file.expected))
-        file.change(source.state)
+        file.state = source.state
         return True
 
 
-def image_source(volume: Volume, image_path: Callable[[Image], str], state: State, image: Image) -> Source | None:
+def image_source(volume: Volume, image_path: Callable[[Image], str], state: State, image: Image) -> ImageSource | None:
     """Return the bytes of an image with a state; None if they are lost, or gone since."""
     if image.place == "file":
         path = image_path(image)
@@ -538,16 +516,6 @@ def _is_restored(found: Stamp, before: State) -> bool:
     return stat.S_ISDIR(found.mode) or (found.size, found.mtime_ns) == (before.size, before.mtime_ns)
 
 
-class _Twin(NamedTuple):
-    """A file that gets another name."""
-
-    path: bytes
-    """A name of it when the steps before are made; empty if none is known."""
-    file: _File
-    node: int = 0
-    """If no name is known."""
-
-
 def _words_for(record: Record, other: Record) -> str:
     for path in filter(None, (other.path, other.to_path)):
         if record.path.startswith(path + b"/") or record.to_path.startswith(path + b"/"):
@@ -558,7 +526,7 @@ def _words_for(record: Record, other: Record) -> str:
     return f"{words.get(other.kind, 'was changed')} since"
 
 
-class _Conflict(Exception):
+class _NotTakenBack(Exception):
     """A record can't be taken back. The text continues a sentence that begins with the path."""
 
     def __init__(self, reason: str, call: int | None = None, *, at_target: bool = False) -> None:
@@ -566,220 +534,3 @@ class _Conflict(Exception):
         self.reason = reason
         self.call = call
         self.at_target = at_target
-
-
-# -- the tree with the planned steps in it -----------------------------------------------------------------------
-
-
-class _File:
-    """A file in a `_View`; several places have it if it has hard links.
-
-    Attributes:
-        seen: the file in the volume, None if a step has made it.
-        stamp: what it is when the steps are made.
-        is_changed: a step has changed it.
-        checked: it was compared with what its call has left.
-        hollow: a step has made it, and a later one gives it its bytes.
-        links: the number of its names when the steps are made.
-        names: of a directory: the places that were looked at, or that steps have changed.
-        places: where steps have put it, or those of a killed undo, the last one at the end. It may have left them.
-        closing: of a directory that a step has made: its attributes, for when all is in it.
-    """
-
-    __slots__ = ("checked", "closing", "hollow", "is_changed", "links", "names", "places", "seen", "stamp")
-
-    def __init__(self, seen: Seen | None, stamp: Stamp) -> None:
-        self.seen = seen
-        self.stamp = stamp
-        self.is_changed = False
-        self.checked = False
-        self.hollow = False
-        self.links = 0 if seen is None else seen.nlink
-        self.names: dict[bytes, _Place] = {}
-        self.places: tuple[_Place, ...] = ()
-        self.closing: State | None = None
-
-    @property
-    def place(self) -> _Place | None:
-        """The last place that has it still; None if none has."""
-        return next((place for place in reversed(self.places) if place.file is self), None)
-
-    @property
-    def is_dir(self) -> bool:
-        return stat.S_ISDIR(self.stamp.mode)
-
-    @property
-    def is_regular(self) -> bool:
-        return stat.S_ISREG(self.stamp.mode)
-
-    @property
-    def expected(self) -> Seen | None:
-        """The file in the volume, if no step has changed it."""
-        return None if self.is_changed else self.seen
-
-    def change(self, state: State) -> None:
-        self.stamp = stamp_of(state)
-        self.is_changed = True
-
-
-class _Place:
-    """A name in a `_View`.
-
-    Attributes:
-        moved: a step has put another file here, or none.
-    """
-
-    __slots__ = ("above", "file", "moved", "name")
-
-    def __init__(self, above: _Place | None, name: bytes, file: _File | None) -> None:
-        self.above = above
-        self.name = name
-        self.file = file
-        self.moved = False
-
-    @property
-    def path(self) -> bytes:
-        parts = []
-        place: _Place = self
-        while place.above is not None:
-            parts.append(place.name)
-            place = place.above
-        return b"/" + b"/".join(reversed(parts))
-
-    def put(self, file: _File | None) -> None:
-        """Have another file here, or none."""
-        if self.file is not None:
-            self.file.links -= 1
-        self.file = file
-        self.moved = True
-        if file is not None:
-            file.links += 1
-            file.places += (self,)
-            for below in file.names.values():
-                below.above = self
-
-    @property
-    def is_moved(self) -> bool:
-        """True if a step has moved the file here, or a directory above it."""
-        place: _Place | None = self
-        while place is not None and not place.moved:
-            place = place.above
-        return place is not None
-
-
-class _View:
-    """The tree of a route with the planned steps in it.
-
-    Args:
-        returned: as `HistoryFile.returned`.
-    """
-
-    def __init__(self, prefix: AgentPath, volume: Volume, returned: Mapping[bytes, bytes]) -> None:
-        self.prefix = prefix
-        self.volume = volume
-        self._returned = returned
-        self._files: dict[int, _File] = {}  # by node
-        self._paths: dict[bytes, list[bytes]] | None = None  # by identity
-        self._root = _Place(None, b"", self.file(volume.getattr(ROOT_NODE)))
-
-    def at(self, path: bytes) -> _Place | None:
-        """Return the place of a path; None if its directory is not there."""
-        place = self._root
-        for name in path.split(b"/"):
-            if not name:
-                continue
-            directory = place.file
-            if directory is None or not directory.is_dir:
-                return None
-            below = directory.names.get(name)
-            if below is None:
-                below = directory.names[name] = _Place(place, name, self._look(directory, name))
-            place = below
-        return place
-
-    def _look(self, directory: _File, name: bytes) -> _File | None:
-        if directory.seen is None:
-            return None
-        try:
-            return self.file(self.volume.lookup(directory.seen.node, name))
-        except OSError as error:
-            if error.errno not in VANISHED:
-                raise
-            return None
-
-    def now(self, key: bytes) -> bytes:
-        """Return what names a file by now that an undo may have brought back."""
-        seen = set()
-        while key in self._returned and key not in seen:
-            seen.add(key)
-            key = self._returned[key]
-        return key
-
-    def identity(self, node: int) -> bytes | None:
-        """Return what names a file of the volume: its identity, or its node where it has none."""
-        with contextlib.suppress(OSError):  # it is gone
-            return self.volume.lasting(node) or b"%d" % node
-        return None
-
-    def by_identity(self, key: bytes) -> _Twin | None:
-        """Return a file by what `lasting` says of it; None if no name in the volume leads to it."""
-        for path in () if key.isdigit() or not key else self._paths_of(key):
-            place = self._now_at(path)
-            if place is not None and place.file is not None:
-                return _Twin(place.path, place.file)
-        return None
-
-    def _paths_of(self, identity: bytes) -> Sequence[bytes]:
-        """Return the paths of a file as the volume is now. The first call reads the whole tree."""
-        if self._paths is None:
-            self._paths = {}
-            for path, attr in below(self.volume, ROOT_NODE):
-                found = None if attr.is_dir else self.identity(attr.node)
-                if found is not None:
-                    self._paths.setdefault(found, []).append(path)
-        return self._paths.get(identity, ())
-
-    def _now_at(self, path: bytes) -> _Place | None:
-        """Return the place to which the planned steps have moved what is at a path of the volume."""
-        place: _Place | None = self._root
-        for name in path.split(b"/")[1:]:
-            directory = None if place is None else place.file
-            if directory is None:
-                return None
-            below = directory.names.get(name)
-            if below is None:
-                below = directory.names[name] = _Place(place, name, self._look(directory, name))
-            if below.moved:
-                file = self._look(directory, name)
-                below = None if file is None else file.place
-            place = below
-        return place
-
-    def file(self, attr: Attr) -> _File:
-        """Return a file of the volume; the same one for each of its names."""
-        found = self._files.get(attr.node)
-        if found is None:
-            seen = Seen.of(attr)
-            found = self._files[attr.node] = _File(seen, seen.stamp)
-        return found
-
-    def names(self, directory: _File) -> Iterator[bytes]:
-        """Return the names in a directory."""
-        yield from (name for name, below in directory.names.items() if below.file is not None)
-        if directory.seen is not None:
-            listed = entries(self.volume, directory.seen.node)
-            yield from (name for name, _ in listed if name not in directory.names)
-
-    def hollow(self) -> Iterator[_Place]:
-        """Return the places of files that no step has given their bytes."""
-        left = [self._root]
-        while left:
-            place = left.pop()
-            if place.file is not None:
-                left += place.file.names.values()
-                if place.file.hollow:
-                    yield place
-
-
-def stamp_of(state: State) -> Stamp:
-    return Stamp(state.mode, state.uid, state.gid, state.size, state.mtime_ns)

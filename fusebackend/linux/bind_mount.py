@@ -28,16 +28,17 @@ def unbind(target: str) -> None:
     Raises:
         OSError: EINVAL, nothing is mounted there; EPERM, or another of umount(2).
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), target)
+    _called("umount2", target, os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW)
 
 
 def mount(source: str, target: str, flags: int) -> None:
     """mount(2), without a type and data. OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(flags), None) != 0:
+    _called("mount", target, os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(flags), None)
+
+
+def _called(name: str, target: str, *arguments: object) -> None:
+    """Make a call of the C library. OSError: about `target`."""
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), target)
 

@@ -4,6 +4,9 @@ Names follow deepagents 0.7; the names of the seeds (`ls_info`, `grep_raw`, `glo
 in both directions: a backend that defines only the old name answers to the new one as well.
 """
 
+# The decorator makes the bodies of verbs that a backend may lack.
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 import abc
@@ -11,7 +14,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from fusebackend.protocol.records import (
     READ_LIMIT_LINES,
@@ -37,6 +40,8 @@ __all__ = [
 ]  # fmt: skip
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 OnExists: TypeAlias = Literal["error", "replace"]
 """How `write` treats an existing file: as an error (the seeds), or it replaces it (deepagents 0.7)."""
 
@@ -51,6 +56,16 @@ def checked_on_exists(value: OnExists) -> OnExists:
 def _overridden(backend: object, name: str) -> bool:
     """Return True if the backend's class defines `name` itself and does not inherit the default."""
     return getattr(type(backend), name, None) is not getattr(BackendProtocol, name)
+
+
+def absent(verb: F) -> F:
+    """Make a declaration of a verb one that says that the class has no such verb."""
+
+    @functools.wraps(verb)
+    def refuse(self: object, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no {verb.__name__}")
+
+    return refuse  # type: ignore[return-value]
 
 
 @registered_with("deepagents.backends.protocol", "BackendProtocol")
@@ -108,11 +123,12 @@ class BackendProtocol(abc.ABC):
             return LsResult(entries=self.ls_info(path))
         raise NotImplementedError(f"{type(self).__name__} has no ls")
 
+    @absent
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         """Read up to `limit` lines from line `offset` (counted from 0; negative means 0). A binary file comes whole, as
         base64."""
-        raise NotImplementedError(f"{type(self).__name__} has no read")
 
+    @absent
     def write(
         self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> WriteResult:
@@ -123,8 +139,8 @@ class BackendProtocol(abc.ABC):
                 below. A lost race is the error `changed`, with the present version; nothing is changed then.
             if_absent: only if nothing is there.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no write")
 
+    @absent
     def edit(
         self,
         file_path: str,
@@ -135,7 +151,6 @@ class BackendProtocol(abc.ABC):
         if_version: str | None = None,
     ) -> EditResult:
         """Replace an exact string, which must occur once unless `replace_all`."""
-        raise NotImplementedError(f"{type(self).__name__} has no edit")
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -163,17 +178,18 @@ class BackendProtocol(abc.ABC):
             return GlobResult(matches=self.glob_info(pattern, path or "/"))
         raise NotImplementedError(f"{type(self).__name__} has no glob")
 
+    @absent
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         """Delete a file, or a directory with all below it."""
-        raise NotImplementedError(f"{type(self).__name__} has no delete")
 
+    @absent
     def move(
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> MoveResult:
         """Rename a file or directory, atomically; an existing destination is an error, with `if_absent` it is
         `changed`. `if_version` is of the source."""
-        raise NotImplementedError(f"{type(self).__name__} has no move")
 
+    @absent
     def upload_files(
         self,
         files: list[tuple[str, bytes]],
@@ -189,11 +205,10 @@ class BackendProtocol(abc.ABC):
         Raises:
             ValueError: a list has another length.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no upload_files")
 
+    @absent
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """Fetch the bytes of files. One response per item, in order; items fail singly."""
-        raise NotImplementedError(f"{type(self).__name__} has no download_files")
 
     # Where paths lead.
 
@@ -274,9 +289,9 @@ class SandboxBackendProtocol(BackendProtocol):
         """A name for this sandbox, unique while it lives."""
         raise NotImplementedError(f"{type(self).__name__} has no id")
 
+    @absent
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """Run `command` with `sh -c`; after `timeout` seconds it is ended and the exit code is 124."""
-        raise NotImplementedError(f"{type(self).__name__} has no execute")
 
     if TYPE_CHECKING:
 

@@ -197,16 +197,20 @@ def number_lines(lines: Iterable[str], start_line: int = 1) -> str:
 
 
 @dataclass
-class WriteResult:
-    """The outcome of `write`. `files_update` is the state update of a state-backed backend, None elsewhere.
-
-    `version` is the present one where a change with a condition came too late, here and in the records below.
-    """
+class ChangeResult:
+    """The outcome of a verb that changes files."""
 
     error: str | None = None
     path: str | None = None
     files_update: dict[str, Any] | None = None
     version: str | None = None
+
+
+class WriteResult(ChangeResult):
+    """The outcome of `write`. `files_update` is the state update of a state-backed backend, None elsewhere.
+
+    `version` is the present one where a change with a condition came too late, here and in the records below.
+    """
 
 
 @dataclass
@@ -220,24 +224,12 @@ class EditResult:
     version: str | None = None
 
 
-@dataclass
-class DeleteResult:
+class DeleteResult(ChangeResult):
     """The outcome of `delete`. In `files_update` a deleted path maps to None."""
 
-    error: str | None = None
-    path: str | None = None
-    files_update: dict[str, Any] | None = None
-    version: str | None = None
 
-
-@dataclass
-class MoveResult:
+class MoveResult(ChangeResult):
     """The outcome of `move`; `path` is where the file or directory is now."""
-
-    error: str | None = None
-    path: str | None = None
-    files_update: dict[str, Any] | None = None
-    version: str | None = None
 
 
 @dataclass

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote
 
+from fusebackend.base.errors import UserError
 from fusebackend.base.sizes import EXAMPLES, size_bytes
 from fusebackend.protocol import Features
 
 
-class UrlError(ValueError):
+class UrlError(UserError, ValueError):
     """A URL that can't be used. `str` of it is one line for the user, with passwords masked."""
 
 

@@ -2,7 +2,7 @@
 
 `MountProtocol` has a method for each, without a body. `server/mounted.py` implements them. Everything else follows from
 the table `SERVED`: the `a…` form of each, its parameters and call on the control socket
-(`control/verbs.py`), its methods of a client (`control/client/client.py`), whether a view has it (`server/viewed.py`),
+(`control/verbs.py`), its methods of a client (`control/client/client.py`), whether a view has it (`server/mounted.py`),
 what is measured (`server/metrics.py`), and the pages of reference (`scripts/declared.py`).
 
 A new verb is a method here with `@verb`, and a method of the same name in `MountedBackend`.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from fusebackend.protocol.agent import SandboxBackendProtocol, async_twin
+from fusebackend.protocol.agent import SandboxBackendProtocol, absent, async_twin
 from fusebackend.protocol.awaited import Awaited
 from fusebackend.protocol.records import (
     ApprovalInfo,
@@ -133,13 +133,8 @@ def verb(**flags: Any) -> Callable[[F], F]:
 
     def declare(method: F) -> F:
         name = method.__name__
-
-        @functools.wraps(method)
-        def absent(self: MountProtocol, *_: Any, **__: Any) -> Any:
-            raise NotImplementedError(f"{type(self).__name__} has no {name}")
-
         SERVED[name] = Declared(name, method, **{"long": flags.get("command", False), **flags})
-        return absent  # type: ignore[return-value]
+        return absent(method)
 
     return declare
 
@@ -234,6 +229,7 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
             OSError: ENOENT, ENOTDIR, ENOTEMPTY, EBUSY (a route is there or below), EACCES, EROFS, or the backend's.
         """
 
+    @absent
     def run(
         self,
         command: str,
@@ -255,7 +251,6 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
         Raises:
             ValueError: `timeout` is not above 0, or above the maximum of the place where commands run.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no run")
 
     async def aexecute_in(self, cwd: str, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """`aexecute` in a directory, as agents name it."""

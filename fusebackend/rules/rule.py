@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec.structs import force_setattr
 
+from fusebackend.base.errors import UserError
 from fusebackend.base.paths import PathError, normalise
 from fusebackend.base.settings import Setting, Table
 
@@ -34,7 +35,7 @@ ends its expressions with `$`, which is also true before a newline at the end: `
 a newline, so that it could be made where nothing may."""
 
 
-class RuleError(ValueError):
+class RuleError(UserError, ValueError):
     """A rule is invalid. Its `str` is one line that says which, and what to write."""
 
 

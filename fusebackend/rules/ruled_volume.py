@@ -49,7 +49,6 @@ from fusebackend.protocol import (
     StatFs,
     Usage,
     Volume,
-    Writable,
 )
 from fusebackend.rules import met
 from fusebackend.rules.rule import Mode, Operation
@@ -90,7 +89,7 @@ def own_bits(node: int) -> int:
     return node & ~NODES
 
 
-def unruled(volume: Volume, changing: Writable, node: int) -> tuple[Volume, Writable, int]:
+def unruled(volume: Volume, changing: T, node: int) -> tuple[Volume, Volume | T, int]:
     """Return a volume, what its changes go through, and a node of it, without the rules of a view: for what a mount
     does to a file by itself, after a change that the rules have allowed."""
     if isinstance(volume, RuledVolume):
@@ -124,7 +123,7 @@ class RuledVolume(NativeVolume):
         view: View,
         prefix: str = "/",
         *,
-        changed: Callable[[], Writable] | None = None,
+        changed: Callable[[], Volume] | None = None,
         read_only: bool = False,
         for_all: bool = False,
     ) -> None:

@@ -2,12 +2,9 @@
 
 api.py        `fusebackend.mount()`
 in_process.py  a mount of this process
-absent.py     in the place of a part that a mount does not have
-assemble.py   the parts of a mount, made from its settings and put together
-live.py       a mount from its first request to its last
+assemble.py   the parts of a mount, made from its settings and put together, from its first request to its last
 unmounted.py  in the place of the kernel where nothing is mounted
-mounted.py    its agent face
-viewed.py     its agent face through a view
+mounted.py    its agent face, also through a view
 recording.py  the history of its calls: recorders of kernel and verbs, and retention
 history.py    its calls: the log, what a call did, undo
 log_files.py  the log as files of the trees directory

@@ -39,13 +39,7 @@ def mount(backend: BackendLike, mountpoint: str | os.PathLike[str], *, runtime: 
     said = {name: value for name, value in settings.items() if value is not None}
     words = said.pop("options", ())
     first = {"read_only": True} if said.get("read_only") else {}  # no word makes writable what must not be
-    made = MountSettings(**said).but(words, **first)
-    kind: type[Mount] = Mount
-    if made.metrics is not None:
-        from fusebackend.server.metrics import with_measured_verbs
-
-        kind = with_measured_verbs(Mount)
-    return kind(_composite(backend, runtime), mountpoint, made)
+    return Mount(_composite(backend, runtime), mountpoint, MountSettings(**said).but(words, **first))
 
 
 def _parameter(setting: Field) -> inspect.Parameter:

@@ -1,4 +1,5 @@
-"""`assemble`: everything that belongs to one mount (`MountParts`), made from its settings and put together.
+"""`assemble`: everything that belongs to one mount (`MountParts`), made from its settings and put together; and
+`LiveMount`, the mount from its first request to its last.
 
 It is the one place that knows all parts. `Mount` serves backends of its process by it, `cli.serve` those of a plan.
 """
@@ -6,10 +7,12 @@ It is the one place that knows all parts. `Mount` serves backends of its process
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.config import MountPlan, MountSettings, branches_directory
 from fusebackend.control.server.control_server import ControlServer
@@ -18,10 +21,9 @@ from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.options import MountOptions
-from fusebackend.protocol import ExecuteResponse
+from fusebackend.protocol import Actor, ExecuteResponse
 from fusebackend.protocol.scheme import mask
 from fusebackend.server.approvals import Approvals
-from fusebackend.server.live import LiveMount
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.recording import Recording
 from fusebackend.server.rules import Views, with_route_rules
@@ -40,13 +42,19 @@ from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs import switches
+from fusebackend.vfs.calls import request
 from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.mount.session import Session
+    from fusebackend.rules.rule import Operation
+    from fusebackend.rules.view import View
     from fusebackend.server.log_files import LogFiles
     from fusebackend.server.metrics import Metrics
+    from fusebackend.vfs.junctions import Route
+
+log = logging.getLogger(__name__)
 
 
 class Executor(Protocol):
@@ -209,8 +217,8 @@ def _recording(
     """Open the history of calls, if there is one. Calls in branches are not of the mount."""
     if plan.history is None:
         return None
-    log = plan.settings.log
-    recording = Recording.opened(plan.history, plan.mountpoint, filesystem, automatic, warnings, urls, log)
+    kept = plan.settings.log
+    recording = Recording.opened(plan.history, plan.mountpoint, filesystem, automatic, warnings, urls, kept)
     if recording is not None and branches is not None:
         recording.apart(branches.path)
     return recording
@@ -262,3 +270,128 @@ def runs_commands(default: Any) -> bool:
     owner = next((kind for kind in type(default).__mro__ if "execute" in vars(kind)), None)
     in_instance = "execute" in getattr(default, "__dict__", {})
     return in_instance or owner is None or (owner.__module__, owner.__qualname__) not in LOCAL_SHELLS
+
+
+class LiveMount:
+    """A backend, mounted. `run` serves it; `stop` ends it, from any thread.
+
+    The session is the kernel's (`mount/session.py`), or where nothing is mounted `unmounted.py`; all else is the same.
+
+    Attributes:
+        warnings: messages for the user of the mount, a line each, once it answers.
+    """
+
+    def __init__(
+        self,
+        face: MountedBackend,
+        control: ControlServer,
+        view_mounts: ViewMounts,
+        kind: type[Session] | type[Unmounted],
+        options: MountOptions,
+    ) -> None:
+        parts = self.parts = face.parts
+        self.filesystem = parts.filesystem
+        self.warnings = list(parts.warnings)
+        self._face = face
+        self._control = control
+        self._view_mounts = view_mounts
+        self._on_end: Callable[[], None] = lambda: None
+        self._session = kind(parts.filesystem, parts.mountpoint, options, describe=self._describe, before_end=self._end)
+        self.status = self._session.status
+        if parts.metrics is not None and not isinstance(self._session, Unmounted):
+            parts.metrics.measure_kernel(self._session.operations)
+        parts.filesystem.tree.on_interrupt = self._interrupted
+
+    def run(self, on_ready: Callable[[], None] | None = None, on_end: Callable[[], None] = lambda: None) -> None:
+        """As `Session.run`. The control socket listens before there is a mount that names it.
+
+        Args:
+            on_end: called, perhaps more than once, when it begins to end, before anything is stored. Where the mount
+                was taken away from outside, it is called after that.
+        """
+        self._on_end = on_end
+        parts = self.parts
+
+        def ready() -> None:
+            self.warnings = [*self.warnings, *parts.shell.start()]
+            if parts.runs_commands:  # asked earlier, a container would start before the routes are bound in it
+                refuse_taken_by_file(self.filesystem, parts.default)
+            self._view_mounts.start({name: parts.views.root(name) for name in parts.views.by_name})
+            for line in self.warnings:
+                log.warning("%s", line)
+            if parts.automatic is not None:
+                parts.automatic.start()
+            if on_ready is not None:
+                on_ready()
+
+        parts.backend.guard(parts.guards)
+        if parts.branches is not None:
+            parts.branches.open()
+            if parts.recording is not None:
+                parts.recording.opened_branches(parts.branches.names)
+            self._face.tidy()
+        self._listen()
+        try:
+            if parts.metrics is not None:
+                parts.metrics.listen()
+            self._session.run(ready)
+        finally:
+            self._end()
+            if parts.branches is not None:
+                if parts.recording is not None:
+                    parts.recording.close_branches()
+                parts.branches.close()
+            parts.backend.guard({})
+            if parts.metrics is not None:
+                parts.metrics.close()
+            if parts.recording is not None:
+                parts.recording.close()
+            if parts.log_files is not None:
+                parts.log_files.close()
+
+    def stop(self) -> None:
+        """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""
+        self._session.stop()
+
+    def _listen(self) -> None:
+        try:
+            address = self._control.start()
+        except OSError as error:
+            log.warning("no control socket: %s; the files are there, the verbs are not", error.strerror or error)
+            return
+        self.filesystem.xattrs.socket = address.encode("utf-8", "surrogateescape")
+
+    def _end(self) -> None:
+        """Commands first: they have files of the mount open, and no verb may start another one."""
+        self._on_end()
+        self.parts.approvals.close()
+        self._control.close()
+        self._view_mounts.close()
+        self.parts.shell.close()
+        if self.parts.automatic is not None:
+            self.parts.automatic.stop()
+
+    def _interrupted(self, route: Route, view: View, path: AgentPath | None, node: int, operation: Operation) -> None:
+        """A system call was refused in a view where a verb could have asked for an approval."""
+        if path is None:
+            inner = self.filesystem.names.last(route, node)
+            if inner is None:
+                return
+            path = AgentPath(paths.join(route.prefix, paths.to_text(inner.strip(b"/"))))
+        actor = Actor(uid=request.current().uid)
+        if self.parts.recording is not None and self.parts.recording.is_open:
+            actor = self.parts.recording.calls.current().actor
+        self.parts.approvals.refused_by_kernel(view.name, path, actor, "read" if operation == "read" else "change")
+
+    def _describe(self) -> dict[str, Any]:
+        control = {"socket": self._control.address, **self._control.counts()}
+        history = None if self.parts.recording is None else self.parts.recording.describe()
+        trees = self.filesystem.tree.trees_path
+        measured = {} if self.parts.metrics is None else {"metrics": self.parts.metrics.url}
+        return {
+            "trees": trees,
+            "history": history,
+            "execute": self.parts.shell.describe(),
+            "control": control,
+            **measured,
+        }

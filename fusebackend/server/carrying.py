@@ -39,9 +39,10 @@ from fusebackend.base.budget import Spent
 from fusebackend.base.errors import FILE_NOT_FOUND, words_of
 from fusebackend.base.paths import ROOT, AgentPath, to_name
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, ObservableVolume
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse
 from fusebackend.remote.conflicts import conflict_path
 from fusebackend.server.binds import OWN_DIRECTORY, is_systems
+from fusebackend.volumes.placing import changing, remove
 from fusebackend.volumes.walk import FileWalk, resolve
 
 if TYPE_CHECKING:
@@ -235,13 +236,11 @@ class Carrying:
         found: dict[AgentPath, dict[AgentPath, _File]] = {prefix: {} for prefix in self._routes}
         for top, listing in zip(self._tops, listings, strict=True):
             status, entries = status_of(listing)
-            if len(entries) > LISTING_BYTES:
-                why = f"in the sandbox, it has far more than {MAX_FILES} files"
-                round_.left_out |= {prefix: why for prefix in self._routes if paths.is_below(prefix, top)}
-                continue
-            files = entries_of(entries)
-            if status != "ok" or not files.ended or files.unreadable:
+            files, why = None, f"in the sandbox, it has far more than {MAX_FILES} files"
+            if len(entries) <= LISTING_BYTES:
+                files = entries_of(entries)
                 why = "not all of it can be read there" if status == "ok" else _why(status)
+            if files is None or status != "ok" or not files.ended or files.unreadable:
                 round_.left_out |= {prefix: why for prefix in self._routes if paths.is_below(prefix, top)}
                 continue
             for entry in files.entries:
@@ -269,36 +268,27 @@ class Carrying:
             elif file is not None:
                 round_.notes.append(f"{path} was changed in the sandbox, and stays there alone")
             del self._base[path]
-        self._remove_there(gone)
+        self._run_there("rm -f", gone)
 
     # -- one batch ---------------------------------------------------------------------------------------------
 
     def _settle(self, round_: _Round, batch: list[AgentPath]) -> None:
-        base = self._base
-        wanted = [path for path in batch if path in round_.routes and round_.looks_changed(path, True)]
-        ours = _fetch(round_, wanted, self._backend.download_files)
-        wanted = [path for path in batch if path in round_.sandbox and round_.looks_changed(path, False)]
-        theirs = _fetch(round_, wanted, self._face.download_files)
+        ours = round_.fetch(batch, True, self._backend.download_files)
+        theirs = round_.fetch(batch, False, self._face.download_files)
         to_sandbox: dict[AgentPath, bytes | None] = {}
         to_route: dict[AgentPath, bytes | None] = {}
         for path in batch:
             if path in round_.passed_over:
                 continue
-            digest = base[path].digest if path in base else None
+            digest = self._base[path].digest if path in self._base else None
             mine, his = ours.get(path), theirs.get(path)
             i_changed = round_.looks_changed(path, True) and (mine is None or _digest(mine) != digest)
             he_changed = round_.looks_changed(path, False) and (his is None or _digest(his) != digest)
-            if i_changed and he_changed:
-                if mine is not None and his is not None and mine != his:
-                    self._keep_both(round_, path, his)
-                    to_sandbox[path] = mine
-                elif mine is not None and his is None:
-                    to_sandbox[path] = mine
-                elif his is not None and mine is None:
-                    to_route[path] = his
-                else:
-                    self._agree(round_, path, None if mine is None else _digest(mine))
-            elif i_changed:
+            if i_changed and he_changed and mine is not None and his is not None and mine != his:
+                self._keep_both(round_, path, his)
+            if i_changed and he_changed and mine == his:
+                self._agree(round_, path, None if mine is None else _digest(mine))
+            elif i_changed and (mine is not None or not he_changed):  # what both have changed is kept by one at least
                 to_sandbox[path] = mine
             elif he_changed:
                 to_route[path] = his
@@ -325,7 +315,7 @@ class Carrying:
 
     def _send(self, round_: _Round, files: Mapping[AgentPath, bytes | None]) -> None:
         gone = [path for path, data in files.items() if data is None]
-        self._remove_there(gone)
+        self._run_there("rm -f", gone)
         for path in gone:
             self._base.pop(path, None)
         self._prune_there(gone)
@@ -347,9 +337,6 @@ class Carrying:
         # In pieces that a command line can hold.
         for some in by_size(wanted, lambda path: 4 * len(to_name(path)), BATCH_FILES, 32 << 10):
             self._default.ask(Script().call(words, *map(self._default.path_of, some)), self._default.script_timeout_s)
-
-    def _remove_there(self, wanted: list[AgentPath]) -> None:
-        self._run_there("rm -f", wanted)
 
     def _note_versions(self, round_: _Round) -> None:
         """Return the sandbox's versions of the files that were just sent."""
@@ -402,11 +389,12 @@ class Carrying:
             return
 
         def change() -> None:
-            attr = resolve(route.volume, route.inner(path), follow=False).found
-            readable = stat.S_IMODE(attr.mode) & 0o444
-            mode = stat.S_IMODE(attr.mode) & ~0o111 | (readable >> 2 if executable else 0)
-            route.volume.setattr(attr.node, AttrChanges(mode=mode))
-            _tell(route, Change(node=attr.node, kind="attributes", path=route.inner(path)))
+            with changing(route.volume) as changes:
+                attr = resolve(route.volume, route.inner(path), follow=False).found
+                readable = stat.S_IMODE(attr.mode) & 0o444
+                mode = stat.S_IMODE(attr.mode) & ~0o111 | (readable >> 2 if executable else 0)
+                route.volume.setattr(attr.node, AttrChanges(mode=mode))
+                changes.append(Change(node=attr.node, kind="attributes", path=route.inner(path)))
 
         with contextlib.suppress(FileNotFoundError):
             route.executor.run("carry", change)
@@ -474,6 +462,25 @@ class _Round:
             return base is not None or file is not None
         return file.version is None or file.version != (base.route if in_route else base.sandbox)
 
+    def fetch(
+        self, batch: list[AgentPath], in_route: bool, download: Callable[[list[Any]], list[FileDownloadResponse]]
+    ) -> dict[AgentPath, bytes]:
+        """Return the bytes of files that look changed. A file that can't be fetched is passed over in this round."""
+        listed = self.routes if in_route else self.sandbox
+        wanted = [path for path in batch if path in listed and self.looks_changed(path, in_route)]
+        wanted = [path for path in wanted if path not in self.passed_over]
+        found: dict[AgentPath, bytes] = {}
+        for path, response in zip(wanted, download(list(wanted)) if wanted else [], strict=True):
+            if response.error is None and response.content is not None:
+                found[path] = response.content
+                continue
+            self.passed_over.add(path)
+            if response.error == FILE_NOT_FOUND:
+                self.overtaken = True
+            else:
+                self.notes.append(f"{path} is not carried: {words_of(response.error or 'no content')}")
+        return found
+
     def other_mode(self, executable: bool) -> Iterator[AgentPath]:
         """Return the sent files whose execute permission differs in the sandbox."""
         for path in self.sent:
@@ -497,24 +504,6 @@ class _Round:
 
     def _size(self, path: AgentPath) -> int:
         return max(files[path].size if path in files else 0 for files in (self.routes, self.sandbox))
-
-
-def _fetch(
-    round_: _Round, wanted: list[AgentPath], download: Callable[[list[Any]], list[FileDownloadResponse]]
-) -> dict[AgentPath, bytes]:
-    """The bytes of files. A file that can't be fetched is passed over in this round."""
-    found: dict[AgentPath, bytes] = {}
-    wanted = [path for path in wanted if path not in round_.passed_over]
-    for path, response in zip(wanted, download(list(wanted)) if wanted else [], strict=True):
-        if response.error is None and response.content is not None:
-            found[path] = response.content
-            continue
-        round_.passed_over.add(path)
-        if response.error == FILE_NOT_FOUND:
-            round_.overtaken = True
-        else:
-            round_.notes.append(f"{path} is not carried: {words_of(response.error or 'no content')}")
-    return found
 
 
 def _file_of(attr: Attr) -> _File:
@@ -542,12 +531,7 @@ def _require_room(files: int, size: int) -> None:
 
 def _remove_directory(route: Route, path: AgentPath) -> None:
     """Remove an empty directory of a route. ENOTEMPTY."""
-    place = resolve(route.volume, path, follow=False)
-    route.volume.rmdir(place.parent, place.name)
-    _tell(route, Change(parent=place.parent, name=place.name, kind="deleted", path=f"{path}/"))
-
-
-def _tell(route: Route, change: Change) -> None:
-    """Report changes of a volume to the kernel and watchers."""
-    if isinstance(route.volume, ObservableVolume):
-        route.volume.publish(change)
+    with changing(route.volume) as changes:
+        place = resolve(route.volume, path, follow=False)
+        if place.found.is_dir:
+            remove(route.volume, place.parent, place.name, place.found, changes, path)

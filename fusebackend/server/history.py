@@ -26,7 +26,7 @@ from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Call, Record, call_number, is_call_name
 from fusebackend.history.undo import Undo
-from fusebackend.history.undo_plan import image_source, mount_path, whole
+from fusebackend.history.undo_plan import ImageSource, image_source, mount_path, whole
 from fusebackend.protocol import (
     Actor,
     BlamedLine,
@@ -44,8 +44,7 @@ from fusebackend.trees import diff_output
 from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.diff import Differences, differences
-from fusebackend.trees.earlier import EarlierVolume, Moment
-from fusebackend.trees.recorded import Past, sides
+from fusebackend.trees.earlier import EarlierVolume, Past, PastMoment, sides
 from fusebackend.trees.refs import Ref, begin_ns
 from fusebackend.volumes.placing import NodeSource, Source
 from fusebackend.volumes.walk import resolve
@@ -165,7 +164,7 @@ class MountHistory:
         before, after = sides(self._file.records(found.number), Past(self._everywhere, self._later, self._source))
         inner = [os.fsencode(paths.normalise(each)).strip(b"/") for each in given] or [b""]
         try:
-            result = differences(before, after, inner, ways=before.ways & after.ways)
+            result = differences(before, after, inner)
         except FileNotFoundError as error:
             raise OSError(errno.ENOENT, f"{call} has not changed '/{error.filename}'") from None
         result.emptied.clear()  # the trees have only what the call changed
@@ -183,10 +182,10 @@ class MountHistory:
         """
         if ref.is_call:
             call = self.call(ref.name)
-            moment = Moment(f"before {call.ref}", call.began_ns, self._file.begin(call))
+            moment = PastMoment(f"before {call.ref}", call.began_ns, self._file.begin(call))
         else:
             assert ref.time_ns is not None, "the present needs no history"
-            moment = Moment(f"at '{ref.name}'", ref.time_ns, self._file.begin_at(ref.time_ns, ref.name))
+            moment = PastMoment(f"at '{ref.name}'", ref.time_ns, self._file.begin_at(ref.time_ns, ref.name))
         if ref.is_call and (branch := self.branch_of(ref.name)) is not None:
             prefix = next(each for each in self._recorder.beside if paths.split(each)[-1] == to_name(branch))
             inner = [b"/" + path for path in given]
@@ -265,7 +264,7 @@ class MountHistory:
     def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
         return self._file.later(number, prefix, path, with_undone=True)
 
-    def _source(self, record: Record) -> Source:
+    def _source(self, record: Record) -> ImageSource:
         """Return the bytes of a record's image. Raises OSError."""
         volume, state, image = self._everywhere.get(record.prefix), record.before, record.image
         if volume is None or state is None or image is None:

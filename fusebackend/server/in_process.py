@@ -60,6 +60,8 @@ class Mount(MountedBackend):
             history = history_directory(self.mountpoint) if settings.keeps_history else None
             self._live = assemble(backend, MountPlan(mountpoint=self.mountpoint, settings=settings, history=history))
             super().__init__(self._live.parts)
+            if self._metrics is not None:
+                self._metrics.measure_verbs(self)
             self._wakeup = threading.Event()
             self._ready = False
             self._error: BaseException | None = None

@@ -1,9 +1,8 @@
 """`Metrics`: what Prometheus can know of a mount, by prometheus-client.
 
 What is counted anyway, `status` has, and `_Counted` says it in Prometheus' words. Times need a clock around each
-request and verb: `measure_kernel` and `measured_verbs` put one there, `with_measured_verbs` for agents in this process,
-and a mount without metrics has none. Labels are kinds of requests, routes and errors, never paths of files, so that
-their number has a bound.
+request and verb: `measure_kernel`, `measure_verbs` and `measured_verbs` put one there, and a mount without metrics has
+none. Labels are kinds of requests, routes and errors, never paths of files, so that their number has a bound.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from fusebackend.base import paths
 from fusebackend.base.extras import needed_by
@@ -28,7 +28,6 @@ from fusebackend.control.verbs import Call, SocketVerb
 from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.measuring import measure
 from fusebackend.protocol import SERVED
-from fusebackend.server.mounted import MountedBackend
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from fusebackend.mount.operations import Operations
+    from fusebackend.server.mounted import MountedBackend
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -57,8 +57,6 @@ CACHE_LOOKUPS = (
 FEED_DELAY_SECONDS = (
     "Time from the transaction of a change by another host until it was told of here, by the database's clock."
 )
-
-M = TypeVar("M", bound=MountedBackend)
 
 
 def opened(filesystem: FileSystem, status: Callable[[], dict[str, Any]], options: MetricsOptions) -> Metrics:
@@ -165,6 +163,22 @@ class Metrics:
         """Return the verbs of the socket, measured."""
         return {name: replace(verb, run=self._run(name, verb.run)) for name, verb in verbs.items()}
 
+    def measure_verbs(self, face: MountedBackend) -> None:
+        """Measure the verbs of a mount in this process."""
+        for method, verb in MEASURED.items():
+            setattr(face, method, self._measured(verb, getattr(face, method)))
+
+    def _measured(self, verb: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        names = enumerate(inspect.signature(function).parameters)
+        position, name = next((each for each in names if each[1] in PATHS), (sys.maxsize, ""))
+
+        @functools.wraps(function)
+        def measured(*args: Any, **options: Any) -> Any:
+            route = self._route(_first(args[position] if position < len(args) else options.get(name)))
+            return self.timed("verbs", verb, route, lambda: function(*args, **options))
+
+        return measured
+
     def _request(self, operation: str, route: Route | None, seconds: float, error: str, answer: Any) -> None:
         label = "" if route is None else self._label(route.prefix)
         self.observe("kernel", operation, label, seconds, error)
@@ -235,32 +249,6 @@ MEASURED = {
 }
 """Methods of a mount in this process, and the verb that each one counts as. `stats` is its `ls` and each `stat`."""
 
-
-def with_measured_verbs(kind: type[M]) -> type[M]:
-    """Return a class whose verbs are measured in the instance's `Metrics`."""
-
-    def measured(method: str, verb: str) -> Callable[..., Any]:
-        function = getattr(kind, method)
-        place = next(
-            (each for each in enumerate(list(inspect.signature(function).parameters)[1:]) if each[1] in PATHS), None
-        )
-
-        @functools.wraps(function)
-        def timed(self: Any, *args: Any, **options: Any) -> Any:
-            metrics: Metrics = self._metrics
-            said = None
-            if place is not None:
-                position, name = place
-                said = args[position] if position < len(args) else options.get(name)
-            route = metrics._route(_first(said))
-            return metrics.timed("verbs", verb, route, lambda: function(self, *args, **options))
-
-        return timed
-
-    members = {method: measured(method, verb) for method, verb in MEASURED.items()}
-    return cast("type[M]", type(kind.__name__, (kind,), members))
-
-
 PATHS = ("file_path", "path", "source", "paths", "files")
 """Parameters of verbs that say which route it is. A verb about several files counts at the route of the first."""
 
@@ -287,6 +275,35 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+FAMILIES = {
+    "mount_info": ("The mount.", ("mountpoint", "version")),
+    "start_time_seconds": ("When the mount was made, in seconds since 1970.", ()),
+    "known_inodes": ("Files and directories that the kernel knows.", ()),
+    "open_files": ("Files that are open.", ()),
+    "control_connections": ("Clients of the control socket.", ()),
+    "control_held_bytes": ("Memory that their calls hold.", ()),
+    "control_waiting_calls": ("Their calls that wait for a turn.", ()),
+    "control_refused": ("Their calls that were refused before they began: too much at once.", ()),
+    "commands_running": ("Commands that run in the mount.", ()),
+    "kernel_errors": ("Requests of the kernel that ended with another error than everyday ones.", ()),
+    "kernel_defects": ("Requests that a defect of the server ended.", ()),
+    "kernel_requests": ("Requests of the kernel, by their kind.", ("operation",)),
+    "route_state": ("1 for the state of a route: healthy, degraded or down.", ("route", "state")),
+    "route_unstored_files": ("Files that are not stored yet.", ("route",)),
+    "route_calls": ("The kernel's calls that run, and that wait for a place.", ("route", "state")),
+    "route_timeouts": ("Calls that were given up at their deadline.", ("route",)),
+    "route_abandoned": ("Calls whose process was killed meanwhile.", ("route",)),
+    "route_refused": ("Calls that failed at once, because the route was down.", ("route",)),
+}
+"""What `status` has, as metrics: by name, its text and its labels."""
+
+COUNTERS = frozenset(
+    {"control_refused", "kernel_errors", "kernel_defects", "kernel_requests", "route_timeouts", "route_abandoned",
+     "route_refused"}
+)  # fmt: skip
+"""Those of the families that only grow."""
+
+
 class _Counted:
     """What `status` has of a mount, as metrics: collected when somebody asks."""
 
@@ -296,73 +313,40 @@ class _Counted:
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        def gauge(name: str, text: str, value: float) -> Metric:
-            return GaugeMetricFamily(f"fusebackend_{name}", text, value=value)
+        found: dict[str, Any] = {
+            name: (CounterMetricFamily if name in COUNTERS else GaugeMetricFamily)(
+                f"fusebackend_{name}", text, labels=labels
+            )
+            for name, (text, labels) in FAMILIES.items()
+        }
+        for name, value, *labels in _samples(self._status()):
+            found[name].add_metric(labels, value)
+        yield from found.values()
 
-        status = self._status()
-        about = GaugeMetricFamily("fusebackend_mount_info", "The mount.", labels=("mountpoint", "version"))
-        about.add_metric((name_shown(status["mountpoint"] or status["place"]), __version__), 1)
-        yield about
-        yield gauge("start_time_seconds", "When the mount was made, in seconds since 1970.", status["started_at"])
-        yield gauge("known_inodes", "Files and directories that the kernel knows.", status["known_inodes"])
-        yield gauge("open_files", "Files that are open.", status["open_files"])
-        control, execute = status["control"], status["execute"]
-        yield gauge("control_connections", "Clients of the control socket.", control["connections"])
-        yield gauge("control_held_bytes", "Memory that their calls hold.", control["held_bytes"])
-        yield gauge("control_waiting_calls", "Their calls that wait for a turn.", control["waiting"])
-        yield CounterMetricFamily(
-            "fusebackend_control_refused",
-            "Their calls that were refused before they began: too much at once.",
-            value=control["refused"],
-        )
-        yield gauge("commands_running", "Commands that run in the mount.", execute.get("running", 0))
-        counters = dict(status["counters"])
-        for name, text in (
-            ("errors", "Requests of the kernel that ended with another error than everyday ones."),
-            ("defects", "Requests that a defect of the server ended."),
-        ):
-            yield CounterMetricFamily(f"fusebackend_kernel_{name}", text, value=counters.pop(name, 0))
-        requests = CounterMetricFamily(
-            "fusebackend_kernel_requests", "Requests of the kernel, by their kind.", labels=("operation",)
-        )
-        for operation, count in counters.items():
-            requests.add_metric((operation,), count)
-        yield requests
-        yield from self._routes(status["routes"])
 
-    def _routes(self, routes: list[dict[str, Any]]) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        state = GaugeMetricFamily(
-            "fusebackend_route_state",
-            "1 for the state of a route: healthy, degraded or down.",
-            labels=("route", "state"),
-        )
-        unstored = GaugeMetricFamily(
-            "fusebackend_route_unstored_files", "Files that are not stored yet.", labels=("route",)
-        )
-        calls = GaugeMetricFamily(
-            "fusebackend_route_calls",
-            "The kernel's calls that run, and that wait for a place.",
-            labels=("route", "state"),
-        )
-        timeouts = CounterMetricFamily(
-            "fusebackend_route_timeouts", "Calls that were given up at their deadline.", labels=("route",)
-        )
-        abandoned = CounterMetricFamily(
-            "fusebackend_route_abandoned", "Calls whose process was killed meanwhile.", labels=("route",)
-        )
-        refused = CounterMetricFamily(
-            "fusebackend_route_refused", "Calls that failed at once, because the route was down.", labels=("route",)
-        )
-        for route in routes:
-            prefix, health = name_shown(route["prefix"]), route["health"]
-            state.add_metric((prefix, health["state"]), 1)
-            unstored.add_metric((prefix,), route["unstored"])
-            timeouts.add_metric((prefix,), route["timeouts"])
-            if "running" in health:  # a volume that does not block has no queue
-                calls.add_metric((prefix, "running"), health["running"])
-                calls.add_metric((prefix, "waiting"), health["waiting"])
-                abandoned.add_metric((prefix,), health["abandoned"])
-                refused.add_metric((prefix,), health["refused"])
-        yield from (state, unstored, calls, timeouts, abandoned, refused)
+def _samples(status: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield name and value of each sample, and its labels."""
+    yield "mount_info", 1, name_shown(status["mountpoint"] or status["place"]), __version__
+    yield "start_time_seconds", status["started_at"]
+    yield "known_inodes", status["known_inodes"]
+    yield "open_files", status["open_files"]
+    control, counters = status["control"], dict(status["counters"])
+    yield "control_connections", control["connections"]
+    yield "control_held_bytes", control["held_bytes"]
+    yield "control_waiting_calls", control["waiting"]
+    yield "control_refused", control["refused"]
+    yield "commands_running", status["execute"].get("running", 0)
+    yield "kernel_errors", counters.pop("errors", 0)
+    yield "kernel_defects", counters.pop("defects", 0)
+    for operation, count in counters.items():
+        yield "kernel_requests", count, operation
+    for route in status["routes"]:
+        prefix, health = name_shown(route["prefix"]), route["health"]
+        yield "route_state", 1, prefix, health["state"]
+        yield "route_unstored_files", route["unstored"], prefix
+        yield "route_timeouts", route["timeouts"], prefix
+        if "running" in health:  # a volume that does not block has no queue
+            yield "route_calls", health["running"], prefix, "running"
+            yield "route_calls", health["waiting"], prefix, "waiting"
+            yield "route_abandoned", health["abandoned"], prefix
+            yield "route_refused", health["refused"], prefix

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 import msgspec
@@ -62,6 +63,7 @@ from fusebackend.protocol import (
     StatResult,
     StatsResult,
     UndoResult,
+    Verb,
     VerifyResult,
     ViewInfo,
     Volume,
@@ -74,16 +76,17 @@ from fusebackend.protocol import (
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.protocol.served import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, MountProtocol, OnOutput
 from fusebackend.rules import met
-from fusebackend.server.absent import Absent
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
+from fusebackend.server.rules import shown_event
 from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.checkouts import Checkouts
 from fusebackend.trees.merge.merges import Merges
+from fusebackend.trees.merge.run import MainTree
 from fusebackend.trees.refs import Refs, Taken
 from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
@@ -100,7 +103,6 @@ if TYPE_CHECKING:
     from fusebackend.history.recorder import Recorder
     from fusebackend.history.requests import Request
     from fusebackend.history.steps import Verb as Kind
-    from fusebackend.protocol import Verb
     from fusebackend.server.assemble import MountParts
     from fusebackend.server.recording import Recording
     from fusebackend.trees.automatic import AutomaticSnapshots
@@ -120,13 +122,52 @@ STAT_BYTES = 2048
 """Memory of a `StatResult`, with its part of an answer."""
 
 
-class MountedBackend(MountProtocol):
-    """See the module's docstring."""
+class Absent:
+    """In the place of a part that a mount does not have, such as snapshots, branches or a history. Nothing is in it and
+    nothing is open, so listings are empty; whatever else is asked of it is ENOTSUP.
 
-    def __init__(self, parts: MountParts) -> None:
+    Args:
+        why: gives the sentence that says why there is none.
+    """
+
+    opened = bases = broken = distinct = MappingProxyType[str, Any]({})
+    image_bytes = log_bytes = 0
+    is_open = False
+    recorder = None
+
+    def __init__(self, why: Callable[[], str]) -> None:
+        self._why = why
+
+    def all(self) -> list[Any]:
+        """Return nothing: there are no snapshots and no branches."""
+        return []
+
+    forgettable = all
+
+    def forget(self, calls: Sequence[str]) -> None:
+        """There is no call to forget."""
+
+    def tidy(self) -> None:
+        """Nothing was left."""
+
+    def before_call(self) -> None:
+        """Nothing takes snapshots."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise OSError(errno.ENOTSUP, self._why())
+
+
+class MountedBackend(MountProtocol):
+    """See the module's docstring.
+
+    Args:
+        view: the name of the view that it is seen through, whose agent face is then the backend of `parts`.
+    """
+
+    def __init__(self, parts: MountParts, view: str | None = None) -> None:
         self.parts = parts
         self.is_mounted = parts.is_mounted
-        self._view_name: str | None = None
+        self._view_name = view
         self.backend = backend = parts.backend
         self.filesystem = filesystem = parts.filesystem
         self.mountpoint = parts.mountpoint
@@ -157,18 +198,22 @@ class MountedBackend(MountProtocol):
         self._asking = Asking(parts.approvals, parts.views, filesystem.tree)
         if parts.branches is not None:
             self._attach(parts.branches, volumes)
+        if view is not None:
+            self._for = lambda *_: backend
+            for verb in (each for each in SERVED.values() if not each.in_view):
+                setattr(self, verb.name, partial(_refuse, verb.name))
+            self.diff_pieces = partial(_refuse, "diff")  # type: ignore[method-assign]
 
     def _attach(self, branches: Branches, volumes: dict[AgentPath, Volume]) -> None:
         """Give the mount what it changes many files with: merges, restores, branches in directories."""
         filesystem, parts = self.filesystem, self.backend.mounts().values()
         own = filesystem.tree.trees_path
-        self._merges = Merges(branches, volumes, filesystem.written, self._recorder, own, self._covered)
+        main = MainTree(branches, volumes, filesystem.written, self._recorder, self._covered)
+        self._merges = Merges(main, own)
         branches.compare = self._merges.compare
         directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
         self._checkouts = Checkouts(branches, [*([self.mountpoint] if self.is_mounted else []), *directories])
-        self._restores = branches.past = Restores(
-            branches, volumes, self._states, filesystem.written, self._recorder, self._covered, self._began_ns
-        )
+        self._restores = branches.past = Restores(main, self._states, self._began_ns)
 
     def tidy(self) -> None:
         """Remove what a killed server has left of merges and restores, before anybody sees the files."""
@@ -418,6 +463,9 @@ class MountedBackend(MountProtocol):
 
     def run_command(self, command: Command) -> ExecuteResponse:
         """Run a command where the default backend does, with every route at the path that the other verbs use."""
+        if self._view_name is not None:
+            root, start = self._views.root(self._view_name), normalise(command.cwd)
+            command = replace(command, cwd=root if start == ROOT else root + start)
         name, cwd = self._views.split(command.cwd)
         if name is None:
             name = self._views.default
@@ -483,7 +531,11 @@ class MountedBackend(MountProtocol):
     # -- the mount ---------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        return self._status()
+        status = self._status()
+        if self._view_name is None:
+            return status
+        shown = {"version": status.get("version"), "mountpoint": status.get("mountpoint")}
+        return {**shown, "trees": None, "view": self._view_name}
 
     def metrics(self) -> str:
         from fusebackend.server.metrics import opened
@@ -650,10 +702,22 @@ class MountedBackend(MountProtocol):
         return Explained(mode, rule, matched)
 
     def viewed(self, name: str) -> MountedBackend:
-        """Return the mount through a view. OSError: ENOENT, there is no such view."""
-        from fusebackend.server.viewed import ViewedMount
+        """Return the mount through a view, for a client that has chosen it. It shares all parts of the mount.
 
-        return ViewedMount(self, name)
+        Paths are those of the mount. The verbs of files go to the agent face of the view (`rules.py`), commands run in
+        its tree, `watch` gives what may be read, and `status` what the view's reader may know. Verbs that show or
+        change what other readers have (the log, undo, snapshots, branches) are refused.
+
+        Raises:
+            OSError: ENOENT, there is no such view; EPERM, it is seen through another one.
+        """
+        if self._view_name is not None:
+            if name != self._view_name:
+                raise OSError(errno.EPERM, f"this connection sees the mount through view '{self._view_name}', for good")
+            return self
+        # Without what its verbs must not reach: the snapshots, the branches, the measures.
+        parts = replace(self.parts, snapshots=None, branches=None, metrics=None)
+        return MountedBackend(replace(parts, backend=self._views.face(name)), name)
 
     def view_socket(self, name: str) -> str:
         return self._views.listen(name)
@@ -919,7 +983,9 @@ class MountedBackend(MountProtocol):
         Raises:
             PathError: the path is malformed.
         """
-        return self.filesystem.feed.watch(path)
+        if self._view_name is None:
+            return self.filesystem.feed.watch(path)
+        return self.filesystem.feed.watch(path, partial(shown_event, self._views.shown(self._view_name)))
 
     def awatch(self, path: str = "/") -> AsyncWatch:
         """`watch`, as an async iterator under asyncio and trio; see `vfs/watch/async_watch.py`. It begins at once.
@@ -928,6 +994,10 @@ class MountedBackend(MountProtocol):
             PathError: the path is malformed.
         """
         return AsyncWatch(ThreadedWatch(self, self.watch(path)))
+
+
+def _refuse(verb: str, *_: Any, **__: Any) -> Any:
+    raise OSError(errno.EPERM, f"a view has no '{verb}': it is about what all readers have")
 
 
 def _asked(request: Request, change: Change, backend: CompositeBackend) -> Callable[[], Any]:

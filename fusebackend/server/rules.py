@@ -12,23 +12,22 @@ import contextlib
 import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.backend import CompositeBackend
-from fusebackend.protocol import SnapshotVolume
+from fusebackend.protocol import FileEvent, SnapshotVolume, Volume
 from fusebackend.remote.volume import volume_of
 from fusebackend.rules.rule import RouteRules, RuleError, within
 from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
 from fusebackend.rules.ruled_volume import RuledVolume
 from fusebackend.rules.view import View
-from fusebackend.vfs.junctions import VIEWS_NAME
+from fusebackend.vfs.junctions import VIEWS_NAME, Route
 from fusebackend.volumes.agent_face import VolumeBackend
 
 if TYPE_CHECKING:
-    from fusebackend.protocol import Volume
-    from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
@@ -63,6 +62,25 @@ def _ruled(backend: Any, prefix: AgentPath, rules: RouteRules) -> VolumeBackend:
         else RuledVolume(below, view, read_only=rules.read_only, for_all=True)
     )
     return VolumeBackend(volume, on_exists=getattr(backend, "on_exists", "error"))
+
+
+def shown_event(view: View, event: FileEvent) -> FileEvent | None:
+    """Return an event as far as a view shows it: a move from or to what it does not show is a beginning or an end."""
+
+    def shows(path: str) -> bool:
+        return view.decide("read", path.rstrip("/") or ROOT) == "allow"
+
+    came = event.moved_from is None or shows(event.moved_from)
+    stays = shows(event.path)
+    if stays and came:
+        return event
+    if event.moved_from is None or not (stays or came):
+        return None
+    if event.kind == "exchanged":
+        return replace(event, kind="unknown", path=event.path if stays else event.moved_from, moved_from=None)
+    if stays:
+        return replace(event, kind="created", moved_from=None)
+    return replace(event, kind="deleted", path=event.moved_from, moved_from=None)
 
 
 def _unheard(name: str) -> str:

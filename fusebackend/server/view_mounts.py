@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Mapping
 
+from fusebackend.base.paths import is_below
 from fusebackend.linux import mount_point
 from fusebackend.linux.bind_mount import bind, unbind
 from fusebackend.linux.mount_table import MountError, UnmountWatch
@@ -45,7 +46,7 @@ class ViewMounts:
         for name, place in places.items():
             path = mount_point.prepare(place).path
             for other in (mountpoint, *self._places.values()):
-                if _is_inside(path, other) or _is_inside(other, path):
+                if is_below(path, other) or is_below(other, path):
                     raise MountError(
                         errno.EINVAL,
                         f"the mount point of view '{name}', '{path}', and '{other}' must not hold one another",
@@ -85,7 +86,3 @@ class ViewMounts:
             with contextlib.suppress(OSError):  # somebody has taken it away
                 unbind(place)
                 log.info("unmounted %s", place)
-
-
-def _is_inside(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")

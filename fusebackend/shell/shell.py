@@ -40,11 +40,10 @@ from fusebackend.shell.mountcheck import MountCheck
 from fusebackend.shell.options import ShellOptions
 from fusebackend.shell.system import Bind, Devices, Etc, Fresh
 from fusebackend.shell.usernamespace import UserNamespace
-from fusebackend.vfs.junctions import VIEWS_NAME
+from fusebackend.vfs.junctions import VIEWS_NAME, Route
 
 if TYPE_CHECKING:
     from fusebackend.rules.view import View as Rules
-    from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
 
 

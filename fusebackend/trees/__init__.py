@@ -12,8 +12,7 @@ base_tree.py         `BaseTree`: that of a branch which began with a state befor
 refs.py              the states that a REF of the command line names: a snapshot, a time, `main`
 diff.py              the differences of two trees
 diff_output.py       differences as a git patch, `--stat`, `--name-status`, JSON
-recorded.py          the two trees of a call, before it and after it, from its records
-earlier.py           `EarlierVolume`: a route as it was when a call began
+earlier.py           `EarlierVolume`: a route as it was when a call began; the trees before and after a call
 states.py            `States`: the trees of REFs in the server, and the differences of two
 restore.py           `Restores`: files of another state put back into the main tree
 merge/               the three-way merge of a branch into the main tree

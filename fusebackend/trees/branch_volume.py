@@ -6,14 +6,14 @@ access time moves. A change copies up, in the transaction that has the change:
 
 - attributes: the row of the inode, with its extended attributes, at the first change of one;
 - names: the list of a directory's entries, at the first change of a name in it. Its files stay below;
-- bytes: chunk by chunk. `Origin.limit` is where the lower bytes end: behind it nothing shines through.
+- bytes: chunk by chunk. `BranchOrigin.limit` is where the lower bytes end: behind it nothing shines through.
 
 So no whiteout is needed, a rename of a directory is two names, and a file with several links is copied up once.
 Nodes of the lower tree have numbers below `FIRST_OWN`, new files those from there on.
 
 A live file, of a route that keeps no snapshots, can change below. Its bytes are copied as a whole at the first change
-of a byte, into a node of the file that has no name (`Origin.base`): a merge needs them. Until then size, mtime and
-bytes are those of below. Mode, owner and extended attributes are kept when the first of them is changed (`Below`).
+of a byte, into a node of the file that has no name (`BranchOrigin.base`): a merge needs them. Until then size, mtime
+and bytes are those of below. Mode, owner and extended attributes are kept when the first of them is changed (`Below`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.flusher import Worker
@@ -76,20 +78,15 @@ _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS origin (
         node INTEGER PRIMARY KEY, path BLOB, own INTEGER NOT NULL, names INTEGER NOT NULL, "limit" INTEGER,
         base INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL,
-        version INTEGER NOT NULL)""",
+        version INTEGER NOT NULL, below BLOB, identity BLOB)""",
     """CREATE TABLE IF NOT EXISTS lower_dentry (
         parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, mode INTEGER NOT NULL,
         mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL, version INTEGER NOT NULL,
         PRIMARY KEY (parent, name)) WITHOUT ROWID""",
-    """CREATE TABLE IF NOT EXISTS lower_inode (
-        node INTEGER PRIMARY KEY, mode INTEGER NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL)""",
-    """CREATE TABLE IF NOT EXISTS lower_xattr (
-        node INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (node, name)) WITHOUT ROWID""",
-    "CREATE TABLE IF NOT EXISTS lower_file (node INTEGER PRIMARY KEY, identity BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS decisions (digest BLOB PRIMARY KEY, call INTEGER NOT NULL) WITHOUT ROWID",
 )
-"""`origin`: an `Origin` each; `lower_dentry`: a live directory's entries when they were copied up; `lower_inode` and
-`lower_xattr`: a `Below` each; `lower_file`: of `LowerTree.lasting`; `decisions`: see `BranchVolume.note_decided`."""
+"""`origin`: a `BranchOrigin` each; `lower_dentry`: a live directory's entries when they were copied up; `decisions`:
+see `BranchVolume.note_decided`."""
 
 _ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
     prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
@@ -110,8 +107,18 @@ class BranchRoute(NamedTuple):
     """Of the snapshot; of a live route, when the branch was made. Since the epoch."""
 
 
+class Below(msgspec.Struct, frozen=True, array_like=True):
+    """The attributes that a live file had when they were copied up: a merge can tell by them which side has changed
+    one."""
+
+    mode: int
+    uid: int
+    gid: int
+    xattrs: dict[bytes, bytes]
+
+
 @dataclass(slots=True)
-class Origin:
+class BranchOrigin:
     """The parts of a lower file that a branch has of its own."""
 
     node: int
@@ -128,6 +135,10 @@ class Origin:
     """The node that has the bytes of a live file as they were when the first one was changed; 0 for none."""
     stamp: Stamp = (0, 0, 0, 0)
     """Of the lower file, when it was copied up; of a live file with bytes of below, as it was seen last."""
+    below: Below | None = None
+    """Of a live file with attributes of the branch's."""
+    identity: bytes | None = None
+    """Of a live file: what `LowerTree.lasting` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +148,6 @@ class LowerEntry:
     node: int
     mode: int
     stamp: Stamp
-
-
-@dataclass(frozen=True, slots=True)
-class Below:
-    """The attributes that a live file had when they were copied up: a merge can tell by them which side has changed
-    one."""
-
-    mode: int
-    uid: int
-    gid: int
-    xattrs: Mapping[bytes, bytes]
 
 
 class _LookedAt(set[int]):
@@ -173,14 +173,10 @@ class _BranchBuffer(DirtyBuffer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.origins: dict[int, Origin | None] = {}
+        self.origins: dict[int, BranchOrigin | None] = {}
         """Those that have changed; None for one that is gone."""
         self.listed: list[tuple[int, bytes, Attr]] = []
         """Entries of live directories that were copied up: directory, name, attributes."""
-        self.below: dict[int, Below] = {}
-        """Attributes of live files that were copied up."""
-        self.identities: list[tuple[int, bytes]] = []
-        """Of `LowerTree.lasting`."""
         self.followed: int | None = None
         """The merge whose renames are in `origins`."""
         self.decided: dict[bytes, int] = {}
@@ -193,24 +189,18 @@ class _BranchBuffer(DirtyBuffer):
         if self.followed is not None:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('followed', ?)", (self.followed,))
         gone = [(node,) for node, origin in self.origins.items() if origin is None]
-        db.executemany("INSERT OR REPLACE INTO lower_file VALUES (?, ?)", self.identities)
-        for table in ("origin", "lower_inode", "lower_xattr", "lower_file"):
-            db.executemany(f"DELETE FROM {table} WHERE node = ?", gone)
+        db.executemany("DELETE FROM origin WHERE node = ?", gone)
         rows = [
-            (each.node, each.path, each.own, each.names, each.limit, each.base, *each.stamp)
+            (each.node, each.path, each.own, each.names, each.limit, each.base, *each.stamp,
+             None if each.below is None else msgspec.msgpack.encode(each.below), each.identity)
             for each in self.origins.values()
             if each is not None
-        ]
-        db.executemany("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        ]  # fmt: skip
+        db.executemany("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         db.executemany(
             "INSERT OR REPLACE INTO lower_dentry VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [(parent, name, attr.node, attr.mode, *attr.fingerprint) for parent, name, attr in self.listed],
         )
-        kept = [(node, below.mode, below.uid, below.gid) for node, below in self.below.items()]
-        db.executemany("INSERT OR REPLACE INTO lower_inode VALUES (?, ?, ?, ?)", kept)
-        db.executemany("DELETE FROM lower_xattr WHERE node = ?", [(node,) for node in self.below])
-        xattrs = [(node, *xattr) for node, below in self.below.items() for xattr in below.xattrs.items()]
-        db.executemany("INSERT INTO lower_xattr VALUES (?, ?, ?)", xattrs)
         db.executemany("INSERT OR REPLACE INTO decisions VALUES (?, ?)", self.decided.items())
 
 
@@ -238,7 +228,7 @@ class BranchVolume(SqliteVolume):
         self.routes = tuple(routes)
         self.created_ns = now_ns()
         """When the branch was made, since the epoch."""
-        self._origins: dict[int, Origin] = {}
+        self._origins: dict[int, BranchOrigin] = {}
         self.decided: dict[bytes, int] = {}
         """See `note_decided`."""
         self._seen: dict[int, Stamp] = {}  # of live files, in this session
@@ -279,35 +269,32 @@ class BranchVolume(SqliteVolume):
                 # Files that were open without a name when the last server ended.
                 gone = "DELETE FROM origin WHERE own AND node NOT IN (SELECT node FROM inode)"
                 self._db.execute(gone)
-                for table in ("lower_inode", "lower_xattr", "lower_file"):
-                    self._db.execute(f"DELETE FROM {table} WHERE node NOT IN (SELECT node FROM origin)")
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
             self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
             self.decided |= dict(self._db.execute("SELECT digest, call FROM decisions"))
             rows = self._db.execute("SELECT * FROM origin").fetchall()
-            identities = dict(self._db.execute("SELECT node, identity FROM lower_file"))
-        for node, path, own, names, limit, base, *stamp in rows:
-            mtime_ns, ctime_ns, size, version = stamp
-            stamped = (mtime_ns, ctime_ns, size, version)
-            self._origins[node] = Origin(node, path, bool(own), bool(names), limit, base, stamped)
+        for node, path, own, names, limit, base, mtime_ns, ctime_ns, size, version, below, identity in rows:
+            stamp = (mtime_ns, ctime_ns, size, version)
+            kept = None if below is None else msgspec.msgpack.decode(below, type=Below)
+            self._origins[node] = BranchOrigin(node, path, bool(own), bool(names), limit, base, stamp, kept, identity)
             self.lower.keep(node, path)
         self.lower.reserve(self._scalar("SELECT coalesce(max(node), 0) FROM lower_dentry"))
-        self._find_moved(identities)
+        self._find_moved()
 
-    def _find_moved(self, identities: Mapping[int, bytes]) -> None:
+    def _find_moved(self) -> None:
         """Find live files of the branch's own that were moved in the mount, and what is in such directories. Any other
         file is as it is in the mount: it has gone from where it was."""
         known: dict[bytes | None, bytes] = {}  # directories that were moved: path before → now
+        identities = {node: origin.identity for node, origin in self._origins.items() if origin.identity is not None}
         moved = [(self._origins[node], path) for node, path in self.lower.moved(identities).items()]
         for origin, path in sorted(moved, key=lambda each: each[0].path or b""):
             above, _, name = (origin.path or b"").rpartition(b"/")
             if path is not None and (origin.own or path == known.get(above, b"") + b"/" + name):
                 known[origin.path] = path
                 origin.path = self.lower.keep(origin.node, path)
-                self._origin_changed(origin)
             else:
-                with sqlite_errors():
-                    self._db.execute("DELETE FROM lower_file WHERE node = ?", (origin.node,))
+                origin.identity = None
+            self._origin_changed(origin)
 
     def close(self) -> None:
         try:
@@ -338,18 +325,18 @@ class BranchVolume(SqliteVolume):
 
     # -- for a merge, and for what is shown of a branch --------------------------------------------------------
 
-    def origins(self) -> list[Origin]:
+    def origins(self) -> list[BranchOrigin]:
         """Return the lower files of which the branch has something of its own. Files that it has deleted are not among
         them, unless it has their bytes."""
         with self.lock:
             return [origin for origin in self._origins.values() if origin.own]
 
-    def origin(self, node: int) -> Origin | None:
+    def origin(self, node: int) -> BranchOrigin | None:
         """Return the origin of a node; None for one that is new, or that is as it is below."""
         origin = self._origins.get(node)
         return origin if origin is not None and origin.own else None
 
-    def kept_bytes(self, node: int) -> Origin | None:
+    def kept_bytes(self, node: int) -> BranchOrigin | None:
         """Return the origin of a live file whose bytes were kept, also of one that the branch has deleted since."""
         origin = self._origins.get(node)
         return origin if origin is not None and origin.base else None
@@ -357,13 +344,7 @@ class BranchVolume(SqliteVolume):
     def below(self, node: int) -> Below | None:
         """Return the attributes that a live file had when the branch got its own; None if it has none."""
         with self.lock:
-            if node not in self._origins or not self.lower.is_live(node):
-                return None
-            self.write_back()
-            with sqlite_errors():
-                row = self._db.execute("SELECT mode, uid, gid FROM lower_inode WHERE node = ?", (node,)).fetchone()
-                xattrs = self._db.execute("SELECT name, value FROM lower_xattr WHERE node = ?", (node,)).fetchall()
-        return None if row is None else Below(row[0], row[1], row[2], dict(xattrs))
+            return self._origins[node].below if node in self._origins and self.lower.is_live(node) else None
 
     def kept_below(self, node: int) -> str | None:
         with self.lock:
@@ -414,7 +395,7 @@ class BranchVolume(SqliteVolume):
                 origin.base = 0
                 self._origin_changed(origin)
 
-    def _bases_of(self, path: str) -> list[Origin]:
+    def _bases_of(self, path: str) -> list[BranchOrigin]:
         at = to_name(path).strip(b"/")
         known = [each for each in self._origins.values() if each.base and each.path is not None]
         return [each for each in known if each.path == at or is_below(each.path or b"", at)]
@@ -476,8 +457,8 @@ class BranchVolume(SqliteVolume):
         self.sync()
 
     def note_decided(self, digests: Collection[bytes], call: int = 0) -> None:
-        """Keep what a merge has decided for main (`Plan.for_main`), for the next one. It is durable when this returns.
-        A digest holds until one of the sides changes, so none is ever deleted.
+        """Keep what a merge has decided for main (`MergePlan.for_main`), for the next one. It is durable when this
+        returns. A digest holds until one of the sides changes, so none is ever deleted.
 
         Args:
             call: of the merge; 0 if it is none.
@@ -533,20 +514,18 @@ class BranchVolume(SqliteVolume):
         origin = self._origins.get(node)
         return origin is not None and origin.own
 
-    def _origin_changed(self, origin: Origin) -> None:
+    def _origin_changed(self, origin: BranchOrigin) -> None:
         if origin.node not in self._dirty.origins:
             self._note(1, 0)
         self._dirty.origins[origin.node] = origin
 
-    def _known(self, node: int) -> Origin:
+    def _known(self, node: int) -> BranchOrigin:
         """Return the origin of a node of the lower tree, whose number the file keeps from now on."""
         origin = self._origins.get(node)
         if origin is None:
-            origin = self._origins[node] = Origin(node, self.lower.keep(node))
+            path, identity = self.lower.keep(node), self.lower.lasting(node)
+            origin = self._origins[node] = BranchOrigin(node, path, identity=identity)
             self._origin_changed(origin)
-            identity = self.lower.lasting(node)
-            if identity is not None:
-                self._dirty.identities.append((node, identity))
         return origin
 
     def _prepare(self, inode: Inode, names: bool = False) -> None:
@@ -555,7 +534,7 @@ class BranchVolume(SqliteVolume):
             if names and not self.has_own_names(inode.node):
                 self._copy_names(inode)
 
-    def _copy_attributes(self, inode: Inode) -> Origin:
+    def _copy_attributes(self, inode: Inode) -> BranchOrigin:
         """Copy the inode up, if that was not done yet."""
         node, way = inode.node, []
         above = self._place_below(node)
@@ -572,7 +551,7 @@ class BranchVolume(SqliteVolume):
         inode.xattrs = self.lower.xattrs(node)
         target = self.lower.target(node) if stat.S_ISLNK(inode.mode) else b""
         if self.lower.is_live(node) and not origin.base:  # else those of its bytes
-            self._dirty.below[node] = Below(inode.mode, inode.uid, inode.gid, dict(inode.xattrs))
+            origin.below = Below(inode.mode, inode.uid, inode.gid, dict(inode.xattrs))
         origin.own, origin.stamp = True, below.fingerprint
         self._seen[node] = below.fingerprint
         self._origin_changed(origin)
@@ -640,7 +619,7 @@ class BranchVolume(SqliteVolume):
             origin.limit = inode.size
             self._origin_changed(origin)
 
-    def _copy_base(self, inode: Inode, origin: Origin) -> None:
+    def _copy_base(self, inode: Inode, origin: BranchOrigin) -> None:
         """Copy the bytes of a live file, as they are at one moment."""
         base = self._new_inode(stat.S_IFREG | 0o600, 0)
         base.nlink = 0  # freed when the next server begins, if this one ends on the way
@@ -717,7 +696,7 @@ class BranchVolume(SqliteVolume):
             self._shrink_inodes()
         return inode
 
-    def _follow(self, inode: Inode, origin: Origin) -> None:
+    def _follow(self, inode: Inode, origin: BranchOrigin) -> None:
         """Of a live file with attributes of its own and bytes of below, take size and mtime from there."""
         node = inode.node
         if origin.limit is not None or node in self._fresh or not self.lower.is_live(node):
@@ -763,7 +742,6 @@ class BranchVolume(SqliteVolume):
             else:
                 del self._origins[node]
                 self._dirty.origins[node] = None
-                self._dirty.below.pop(node, None)
 
     # -- storage: names ----------------------------------------------------------------------------------------
 
@@ -977,7 +955,7 @@ class BranchVolume(SqliteVolume):
         below = self._next_chunk_below(node, origin, index)
         return min((each for each in (own, below) if each is not None), default=None)
 
-    def _next_chunk_below(self, node: int, origin: Origin | None, index: int) -> int | None:
+    def _next_chunk_below(self, node: int, origin: BranchOrigin | None, index: int) -> int | None:
         """Return the first chunk from an index on that the file below has, own or not."""
         limit = origin.limit if origin is not None else None
         if origin is not None and origin.base:
@@ -1016,7 +994,7 @@ class BranchVolume(SqliteVolume):
         self._origin_changed(origin)
         return self._inodes[node].blocks if first == 0 else freed
 
-    def _blocks_below(self, node: int, origin: Origin, first: int) -> int:
+    def _blocks_below(self, node: int, origin: BranchOrigin, first: int) -> int:
         """Return the allocated blocks of chunks that shine through, from an index on."""
         assert origin.limit is not None
         blocks, index = 0, self._next_chunk_below(node, origin, first) if first else None
@@ -1045,9 +1023,8 @@ def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns
     _copy_attributes(attr, inode)
     inode.xattrs = lower.xattrs(ROOT_NODE)
     buffer.inodes[ROOT_NODE] = buffer.xattrs[ROOT_NODE] = inode
-    if lower.is_live(ROOT_NODE):
-        buffer.below[ROOT_NODE] = Below(attr.mode, attr.uid, attr.gid, dict(inode.xattrs))
-    buffer.origins[ROOT_NODE] = Origin(ROOT_NODE, b"", own=True, stamp=attr.fingerprint)
+    below = Below(attr.mode, attr.uid, attr.gid, dict(inode.xattrs)) if lower.is_live(ROOT_NODE) else None
+    buffer.origins[ROOT_NODE] = BranchOrigin(ROOT_NODE, b"", own=True, stamp=attr.fingerprint, below=below)
     rows = [
         (to_name(each.prefix), None if each.snapshot is None else to_name(each.snapshot), *each[2:]) for each in routes
     ]

@@ -511,7 +511,3 @@ class Branches:
         """Return what needs a snapshot, for an error. A volume may ask with its lock held, so this takes none."""
         needs = list(self._needs.items())
         return next((f"branch '{name}'" for name, snapshots in needs if snapshot in snapshots), None)
-
-
-def _words(route: BranchRoute) -> str:
-    return route.prefix if route.prefix == ROOT else route.prefix + "/"

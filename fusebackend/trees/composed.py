@@ -60,7 +60,7 @@ class Places:
         """By the index of their routes."""
 
 
-class At(NamedTuple):
+class Spot(NamedTuple):
     """One file or directory of the tree."""
 
     place: Place | None
@@ -93,15 +93,15 @@ class ComposedTree(abc.ABC):
     def number(self, route: int, node: int) -> int:
         """Return the number that the tree gives a node of a route's volume, or a way."""
 
-    def at(self, route: int, node: int) -> At:
+    def at(self, route: int, node: int) -> Spot:
         """Return the meaning of a node of a route's volume, or of a way."""
         if route == WAY:
             place = self.places.ways[node]
         elif node == ROOT_NODE:
             place = self.places.roots[route]
         else:
-            return At(None, (route, node))
-        return At(place, self.under(place))
+            return Spot(None, (route, node))
+        return Spot(place, self.under(place))
 
     def under(self, place: Place) -> Under | None:
         """Return the directory that a route has in this place."""
@@ -122,13 +122,13 @@ class ComposedTree(abc.ABC):
             return (route, attr.node) if attr.is_dir else None
         return None
 
-    def view(self, at: At) -> tuple[Volume, int]:
+    def view(self, at: Spot) -> tuple[Volume, int]:
         """Return the volume that has a file, and its node there. ENOENT if none has."""
         if at.under is None:
             raise oserror(errno.ENOENT)
         return self.views[at.under[0]], at.under[1]
 
-    def attr(self, at: At) -> Attr:
+    def attr(self, at: Spot) -> Attr:
         number = None if at.place is None else self.number(at.place.route, at.place.node)
         if at.under is not None:
             route, node = at.under
@@ -156,12 +156,12 @@ class ComposedTree(abc.ABC):
             version=attr.version,
         )
 
-    def child(self, at: At, name: bytes) -> At | None:
+    def child(self, at: Spot, name: bytes) -> Spot | None:
         """Return the place that a name leads to, if it does."""
         place = at.place.children.get(name) if at.place is not None else None
-        return None if place is None else At(place, self.under(place))
+        return None if place is None else Spot(place, self.under(place))
 
-    def lookup(self, at: At, name: bytes) -> Attr:
+    def lookup(self, at: Spot, name: bytes) -> Attr:
         """As `Volume.lookup`."""
         child = self.child(at, name)
         if child is not None:
@@ -171,7 +171,7 @@ class ComposedTree(abc.ABC):
         route, node = at.under
         return self.shown(route, self.views[route].lookup(node, name))
 
-    def readdir(self, at: At, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
+    def readdir(self, at: Spot, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
         """As `Volume.readdir`."""
         found = self._page(at, after, limit)
         # A page that is not full ends a listing that the kernel keeps (`vfs/coherence/cached_readdir.py`).
@@ -182,7 +182,7 @@ class ComposedTree(abc.ABC):
             found += more
         return found
 
-    def _page(self, at: At, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
+    def _page(self, at: Spot, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
         """Return some entries after a name: those of the route, and the ways to other routes among them."""
         places = at.place.children if at.place is not None else {}
         found: list[tuple[bytes, Attr]] = []

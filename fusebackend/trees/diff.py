@@ -19,13 +19,13 @@ import hashlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from fusebackend.base.relative_paths import join, split
 from fusebackend.protocol.records import FILE_TYPES
-from fusebackend.trees.merge.tree import RACY_NS
+from fusebackend.trees.merge.tree import RACY_NS, Item, MergeTree
 
 Change: TypeAlias = Literal["created", "deleted", "modified", "renamed", "retyped"]
 Field: TypeAlias = Literal["bytes", "mode", "owner", "xattrs"]
@@ -36,19 +36,6 @@ COPY_BYTES = 1 << 20
 _END = (1 << 63, b"")
 
 
-class ReadTree(Protocol):
-    """A tree whose files are compared: of volumes (`states.ItemTree`), or put together from records (`recorded.py`).
-
-    `pieces` reads a regular file: each piece with its offset, holes left out. Methods raise `OSError`.
-    """
-
-    def entry(self, path: bytes) -> os.stat_result | None: ...
-    def entries(self, path: bytes) -> dict[bytes, os.stat_result]: ...
-    def pieces(self, path: bytes) -> Iterator[tuple[int, bytes]]: ...
-    def target(self, path: bytes) -> bytes: ...
-    def xattrs(self, path: bytes) -> dict[str, bytes]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One path that differs.
@@ -56,7 +43,7 @@ class Difference:
     Attributes:
         change: `retyped` is a file that became a directory or a link, and the like.
         path: after the change; of a deleted file, before it.
-        before, after: attributes as of lstat(2); None where there is nothing.
+        before, after: the file; None where there is nothing.
         old_path: the path before, of a renamed file.
         fields: the parts that differ, of a file with the same type before and after. The bytes of a link are its
             target, those of a device its number.
@@ -64,8 +51,8 @@ class Difference:
 
     change: Change
     path: bytes
-    before: os.stat_result | None
-    after: os.stat_result | None
+    before: Item | None
+    after: Item | None
     old_path: bytes | None = None
     fields: tuple[Field, ...] = ()
 
@@ -85,155 +72,108 @@ class Differences:
         missing: prefixes of routes that were not compared, since not both trees hold them.
     """
 
-    before: ReadTree
-    after: ReadTree
+    before: MergeTree
+    after: MergeTree
     found: list[Difference] = field(default_factory=list)
     emptied: list[bytes] = field(default_factory=list)
     skipped: list[tuple[bytes, str]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
 
-def type_of(entry: os.stat_result) -> str:
+def type_of(item: Item) -> str:
     """Return the type of a file in the words of `StatResult`."""
-    return FILE_TYPES.get(stat.S_IFMT(entry.st_mode), "file")
+    return FILE_TYPES.get(item.type, "file")
 
 
 def differences(
-    before: ReadTree,
-    after: ReadTree,
+    before: MergeTree,
+    after: MergeTree,
     paths: Iterable[bytes] = (b"",),
     *,
-    left_out: Collection[bytes] = (),
-    ways: Collection[bytes] = (),
     older_ns: int | None = None,
 ) -> Differences:
-    """Compare two trees.
+    """Compare two trees, in the routes that both hold. Of directories on the way to routes the own attributes are not
+    compared: some are synthesised.
 
     Args:
         paths: the paths that are compared, with all below them.
-        left_out: paths that are not compared.
-        ways: directories on the way to routes, whose own attributes are not compared: some are synthesised.
         older_ns: when the older one of two trees of one mount was taken. Without it every file is read.
 
     Raises:
         FileNotFoundError: a path is in neither tree.
         OSError: of a directory on the way to a path. Errors below it become `skipped`.
     """
-    walk = _Walk(before, after, frozenset(left_out), frozenset(ways), trusted(older_ns))
+    trusted_ns = 0 if older_ns is None else older_ns - RACY_NS
+    result = Differences(before, after)
     for path in sorted(set(paths)):
-        walk.compare(path)
-    result = walk.result
+        left = [(path, before.find(path), after.find(path))]
+        if left[0][1:] == (None, None):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
+        while left:
+            here, old, new = left.pop()
+            try:
+                left += _compared(result, here, old, new, trusted_ns)
+            except OSError as error:
+                result.skipped.append((here, error.strerror or str(error)))
     unique = {(each.path, each.change): each for each in result.found}
-    result.found = sorted(_with_renames(before, after, list(unique.values())), key=lambda each: each.path)
+    result.found = sorted(_with_renames(list(unique.values())), key=lambda each: each.path)
     result.emptied = sorted(set(result.emptied))
     result.skipped = sorted(set(result.skipped))
     return result
 
 
-def trusted(older_ns: int | None) -> int:
-    """Return the time before which a ctime tells two states of a file apart, for `fields`."""
-    return 0 if older_ns is None else older_ns - RACY_NS
+def _compared(
+    result: Differences, path: bytes, before: Item | None, after: Item | None, trusted_ns: int
+) -> list[tuple[bytes, Item | None, Item | None]]:
+    """Compare a path, and return the names below it that are to be compared next."""
+    ours = before.names() if before is not None else {}
+    theirs = after.names() if after is not None else {}
+    is_way = tuple(item is not None and item.is_way for item in (before, after))
+    if any(is_way) and not all(is_way):  # one of them does not hold the route, but maybe those below it
+        both = (name for name in ours.keys() & theirs.keys() if ours[name].is_fixed)
+        return [(join(path, name), ours[name], theirs[name]) for name in both]
+    if all(is_way) or (path and any(item is not None and item.is_on_way for item in (before, after))):
+        pass  # its names alone
+    elif before is None or after is None or before.type != after.type:
+        change: Change = "created" if before is None else "deleted" if after is None else "retyped"
+        result.found.append(Difference(change, path, before, after))
+    elif differing := tuple(fields(before, after, trusted_ns)):
+        result.found.append(Difference("modified", path, before, after, fields=differing))
+    if ours and after is not None and after.is_dir and not theirs:
+        result.emptied.append(path)
+    return [(join(path, name), ours.get(name), theirs.get(name)) for name in ours.keys() | theirs.keys()]
 
 
-class _Walk:
-    """One comparison, directory by directory."""
-
-    def __init__(
-        self, before: ReadTree, after: ReadTree, left_out: frozenset[bytes], ways: frozenset[bytes], trusted_ns: int
-    ) -> None:
-        self.result = Differences(before, after)
-        self._left_out = left_out
-        self._ways = ways
-        self._trusted_ns = trusted_ns
-
-    def compare(self, path: bytes) -> None:
-        """Compare one path and all below it."""
-        before, after = self.result.before.entry(path), self.result.after.entry(path)
-        if before is None and after is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
-        left = [(path, before, after)]
-        while left:
-            path, before, after = left.pop()
-            if path in self._left_out:
-                continue
-            try:
-                left += self._compared(path, before, after)
-            except OSError as error:
-                self.result.skipped.append((path, error.strerror or str(error)))
-
-    def _compared(
-        self, path: bytes, before: os.stat_result | None, after: os.stat_result | None
-    ) -> list[tuple[bytes, os.stat_result | None, os.stat_result | None]]:
-        """Compare a path, and return the names below it that are to be compared next."""
-        found = self.result.found
-        if path in self._ways:
-            pass  # its names alone
-        elif before is None or after is None or stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode):
-            change: Change = "created" if before is None else "deleted" if after is None else "retyped"
-            found.append(Difference(change, path, before, after))
-        else:
-            trees = (self.result.before, self.result.after)
-            differing = tuple(fields(*trees, path, path, before, after, trusted_ns=self._trusted_ns))
-            if differing:
-                found.append(Difference("modified", path, before, after, fields=differing))
-        ours = _names(self.result.before, path, before)
-        theirs = _names(self.result.after, path, after)
-        if ours and after is not None and stat.S_ISDIR(after.st_mode) and not theirs:
-            self.result.emptied.append(path)
-        return [(join(path, name), ours.get(name), theirs.get(name)) for name in ours.keys() | theirs.keys()]
-
-
-def fields(
-    one: ReadTree,
-    other: ReadTree,
-    path: bytes,
-    other_path: bytes,
-    before: os.stat_result,
-    after: os.stat_result,
-    *,
-    trusted_ns: int = 0,
-) -> Iterator[Field]:
+def fields(before: Item, after: Item, trusted_ns: int = 0) -> Iterator[Field]:
     """Compare two files of the same type, and return the fields in which they differ.
 
     Args:
         trusted_ns: a ctime before this is in both trees only if the file is the same.
     """
-    same_ctime = before.st_ctime_ns == after.st_ctime_ns < trusted_ns
-    same_times = same_ctime and (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
-    if not same_times and not _same_contents(one, other, path, other_path, before, after):
+    same_ctime = before.ctime_ns == after.ctime_ns < trusted_ns
+    same_times = same_ctime and (before.mtime_ns, before.size) == (after.mtime_ns, after.size)
+    if not same_times and not _same_contents(before, after):
         yield "bytes"
     yield from _attributes(before, after)
-    if not same_ctime and one.xattrs(path) != other.xattrs(other_path):
+    if not same_ctime and before.xattrs != after.xattrs:
         yield "xattrs"
 
 
-def _attributes(before: os.stat_result, after: os.stat_result) -> Iterator[Field]:
+def _attributes(before: Item, after: Item) -> Iterator[Field]:
     """The attributes in which two files of the same type differ, without extended ones."""
-    if stat.S_IMODE(before.st_mode) != stat.S_IMODE(after.st_mode) and not stat.S_ISLNK(after.st_mode):
+    if stat.S_IMODE(before.mode) != stat.S_IMODE(after.mode) and not stat.S_ISLNK(after.mode):
         yield "mode"
-    if (before.st_uid, before.st_gid) != (after.st_uid, after.st_gid):
+    if (before.uid, before.gid) != (after.uid, after.gid):
         yield "owner"
 
 
-def _names(tree: ReadTree, path: bytes, entry: os.stat_result | None) -> dict[bytes, os.stat_result]:
-    """Return the names in a directory; none for anything else."""
-    return tree.entries(path) if entry is not None and stat.S_ISDIR(entry.st_mode) else {}
-
-
-def _same_contents(
-    one: ReadTree, other: ReadTree, path: bytes, other_path: bytes, before: os.stat_result, after: os.stat_result
-) -> bool:
+def _same_contents(before: Item, after: Item) -> bool:
     """Compare the bytes of two files of the same type, the targets of links, the numbers of devices."""
-    kind = stat.S_IFMT(before.st_mode)
-    if kind == stat.S_IFLNK:
-        return one.target(path) == other.target(other_path)
-    if kind in (stat.S_IFCHR, stat.S_IFBLK):
-        return before.st_rdev == after.st_rdev
-    if kind != stat.S_IFREG:
-        return True
-    if before.st_size != after.st_size:
-        return False
-    return same_pieces(one.pieces(path), other.pieces(other_path))
+    if stat.S_ISLNK(before.mode):
+        return before.target == after.target
+    if stat.S_ISCHR(before.mode) or stat.S_ISBLK(before.mode):
+        return before.rdev == after.rdev
+    return not before.is_file or (before.size == after.size and same_pieces(before.pieces(), after.pieces()))
 
 
 def same_pieces(one: Iterator[tuple[int, bytes]], other: Iterator[tuple[int, bytes]]) -> bool:
@@ -265,7 +205,7 @@ def filled(pieces: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
 # -- renames -----------------------------------------------------------------------------------------------------
 
 
-def _with_renames(before: ReadTree, after: ReadTree, found: list[Difference]) -> list[Difference]:
+def _with_renames(found: list[Difference]) -> list[Difference]:
     """Make a rename of each pair of a deleted and a created file with the same bytes.
 
     Of several, those with the same last name belong together, and then the first in order of their names. Only files
@@ -273,19 +213,19 @@ def _with_renames(before: ReadTree, after: ReadTree, found: list[Difference]) ->
     """
     gone = [each for each in found if each.change == "deleted" and _may_be_renamed(each.before)]
     new = [each for each in found if each.change == "created" and _may_be_renamed(each.after)]
-    old_sizes = {each.before.st_size for each in gone if each.before is not None}
-    new = [each for each in new if each.after is not None and each.after.st_size in old_sizes]
-    new_sizes = {each.after.st_size for each in new if each.after is not None}
-    gone = [each for each in gone if each.before is not None and each.before.st_size in new_sizes]
+    old_sizes = {each.before.size for each in gone if each.before is not None}
+    new = [each for each in new if each.after is not None and each.after.size in old_sizes]
+    new_sizes = {each.after.size for each in new if each.after is not None}
+    gone = [each for each in gone if each.before is not None and each.before.size in new_sizes]
 
     sources: dict[bytes, list[Difference]] = defaultdict(list)
     for each in sorted(gone, key=lambda each: each.path):
-        if digest := _digest(before, each.path):
+        if digest := _digest(each.before):
             sources[digest].append(each)
     pairs: dict[bytes, Difference] = {}
     left: list[tuple[Difference, list[Difference]]] = []
     for each in sorted(new, key=lambda each: each.path):
-        candidates = sources.get(_digest(after, each.path) or b"", [])
+        candidates = sources.get(_digest(each.after) or b"", [])
         source = next((other for other in candidates if split(other.path)[1] == split(each.path)[1]), None)
         if source is None:
             left.append((each, candidates))
@@ -297,27 +237,28 @@ def _with_renames(before: ReadTree, after: ReadTree, found: list[Difference]) ->
             pairs[each.path] = candidates.pop(0)
     renamed = {source.path for source in pairs.values()}
     kept = [each for each in found if each.change != "deleted" or each.path not in renamed]
-    return [_renamed(before, after, pairs[each.path], each) if each.path in pairs else each for each in kept]
+    return [_renamed(pairs[each.path], each) if each.path in pairs else each for each in kept]
 
 
-def _may_be_renamed(entry: os.stat_result | None) -> bool:
-    return entry is not None and stat.S_ISREG(entry.st_mode) and entry.st_size > 0
+def _may_be_renamed(item: Item | None) -> bool:
+    return item is not None and item.is_file and item.size > 0
 
 
-def _digest(tree: ReadTree, path: bytes) -> bytes | None:
+def _digest(item: Item | None) -> bytes | None:
     """Return the digest of a file's bytes, or None where they can't be read: then the file is no part of a rename."""
+    assert item is not None, "it has bytes"
     digest = hashlib.blake2b(digest_size=20)
     try:
-        for piece in filled(tree.pieces(path)):
+        for piece in filled(item.pieces()):
             digest.update(piece)
     except OSError:
         return None
     return digest.digest()
 
 
-def _renamed(before: ReadTree, after: ReadTree, old: Difference, new: Difference) -> Difference:
+def _renamed(old: Difference, new: Difference) -> Difference:
     assert old.before is not None and new.after is not None, "a rename has both sides"
     differing = list(_attributes(old.before, new.after))
-    if before.xattrs(old.path) != after.xattrs(new.path):
+    if old.before.xattrs != new.after.xattrs:
         differing.append("xattrs")
     return Difference("renamed", new.path, old.before, new.after, old.path, tuple(differing))

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.base.git_patch import EXECUTABLE_MODE, FILE_MODE, LINK_MODE, Side, edited_lines, file_patch, quoted
 from fusebackend.base.relative_paths import above, is_below, join, split
-from fusebackend.trees.diff import Difference, Differences, ReadTree, filled, type_of
+from fusebackend.trees.diff import Difference, Differences, filled, type_of
+from fusebackend.trees.merge.tree import Item, MergeTree
 from fusebackend.volumes.walk import LINKS_MAX
 
 MAX_PATCHED_BYTES: Final = 128 << 20
@@ -80,7 +81,7 @@ class _PatchParts:
         self._deleted = sorted(each.path_before for each in self.differences if self._deletes(each))
         stuck = [each for each in self.differences if self._is_stuck(each)]
         self._stuck = sorted(each.path for each in stuck)
-        self._stuck_files = {each.path for each in stuck if each.before and not stat.S_ISDIR(each.before.st_mode)}
+        self._stuck_files = {each.path for each in stuck if each.before and not each.before.is_dir}
         self.differences = list(self._split_renames(self.differences, by_place=True))
         self._created = sorted(each.path for each in self.differences if self._creates(each))
 
@@ -97,11 +98,11 @@ class _PatchParts:
             yield replace(each, change="created", before=None, old_path=None, fields=())
 
     @staticmethod
-    def _can_say(path: bytes, entry: os.stat_result | None) -> bool:
+    def _can_say(path: bytes, entry: Item | None) -> bool:
         """Return True for a file or link that can be in a patch, as far as that depends on itself."""
         if entry is None or _is_special(entry):
             return False
-        return entry.st_size <= MAX_PATCHED_BYTES and not git_refuses(path, is_link=stat.S_ISLNK(entry.st_mode))
+        return entry.size <= MAX_PATCHED_BYTES and not git_refuses(path, is_link=stat.S_ISLNK(entry.mode))
 
     def _deletes(self, each: Difference) -> bool:
         """Return True if the patch deletes the file that was there before."""
@@ -116,7 +117,7 @@ class _PatchParts:
         """
         if each.change not in ("deleted", "retyped") or each.before is None:
             return False
-        if stat.S_ISDIR(each.before.st_mode):
+        if each.before.is_dir:
             return not _has_below(self._deleted, each.path)
         return not self._deletes(each) or self._is_loop(each)
 
@@ -127,7 +128,7 @@ class _PatchParts:
         """
         if each.before is None or each.after is None:
             return False
-        is_in_the_way = stat.S_ISLNK(each.before.st_mode) and stat.S_ISDIR(each.after.st_mode)
+        is_in_the_way = stat.S_ISLNK(each.before.mode) and each.after.is_dir
         return is_in_the_way and _never_ends(self._result.before, each.path)
 
     def _is_blocked(self, path: bytes) -> bool:
@@ -151,20 +152,19 @@ class _PatchParts:
 
     def pieces(self, each: Difference) -> Iterator[bytes]:
         """Return the patch of one difference; nothing where it is a comment."""
-        result = self._result
         if each.change == "renamed" and each.before is not None and each.after is not None:
             same, mode = Side(b"", git_mode(each.before)), git_mode(each.after)  # the bytes are equal, and not shown
             yield from file_patch(each.path, same, same._replace(mode=mode), old_path=each.old_path)
             return
         if self._modifies(each):
-            before, after = side(result.before, each.path, each.before), side(result.after, each.path, each.after)
+            before, after = side(each.before), side(each.after)
             if before != after:
                 yield from file_patch(each.path, before, after)
             return
         if self._deletes(each):
-            yield from file_patch(each.path, side(result.before, each.path, each.before), None)
+            yield from file_patch(each.path, side(each.before), None)
         if self._creates(each):
-            yield from file_patch(each.path, None, side(result.after, each.path, each.after))
+            yield from file_patch(each.path, None, side(each.after))
 
     # -- comments ------------------------------------------------------------------------------------------------
 
@@ -194,15 +194,13 @@ class _PatchParts:
             yield from self._given(each)
             return
         if "bytes" in each.fields and not self._modifies(each):
-            sizes = (
-                f"{each.before.st_size} -> {_size(each.after)} bytes" if not _is_special(each.after) else "the device"
-            )
+            sizes = f"{each.before.size} -> {_size(each.after)} bytes" if not _is_special(each.after) else "the device"
             yield f"modified, {sizes}{self._why(each, each.after) or self._why(each, each.before)}"
         yield from self._changed(each)
 
     def _makes(self, each: Difference) -> bool:
         """Return True if the patch makes what is there afterwards: a file, or a directory with a file."""
-        if each.after is not None and stat.S_ISDIR(each.after.st_mode):
+        if each.after is not None and each.after.is_dir:
             return _has_below(self._created, each.path)
         return self._creates(each)
 
@@ -211,13 +209,13 @@ class _PatchParts:
         after = each.after
         if after is None:
             return
-        if not stat.S_ISLNK(after.st_mode):
-            usual = (0o755,) if stat.S_ISDIR(after.st_mode) else GIT_MODES
-            if stat.S_IMODE(after.st_mode) not in usual:
-                yield f"mode {stat.S_IMODE(after.st_mode):04o}"
-        if (after.st_uid, after.st_gid) != (os.geteuid(), os.getegid()):
-            yield f"owner {after.st_uid}:{after.st_gid}"
-        names = sorted(_xattrs(self._result.after, each.path))
+        if not stat.S_ISLNK(after.mode):
+            usual = (0o755,) if after.is_dir else GIT_MODES
+            if stat.S_IMODE(after.mode) not in usual:
+                yield f"mode {stat.S_IMODE(after.mode):04o}"
+        if (after.uid, after.gid) != (os.geteuid(), os.getegid()):
+            yield f"owner {after.uid}:{after.gid}"
+        names = sorted(_xattrs(after))
         if names:
             yield f"xattrs {' '.join(names)}"
 
@@ -227,54 +225,54 @@ class _PatchParts:
         if before is None or after is None:
             return
         if "mode" in each.fields:
-            old, new = stat.S_IMODE(before.st_mode), stat.S_IMODE(after.st_mode)
+            old, new = stat.S_IMODE(before.mode), stat.S_IMODE(after.mode)
             in_patch = (each.change == "renamed" or self._modifies(each)) and git_mode(before) != git_mode(after)
             if not (in_patch and new in GIT_MODES and old in GIT_MODES):
                 yield f"mode {old:04o} -> {new:04o}"
         if "owner" in each.fields:
-            yield f"owner {before.st_uid}:{before.st_gid} -> {after.st_uid}:{after.st_gid}"
+            yield f"owner {before.uid}:{before.gid} -> {after.uid}:{after.gid}"
         if "xattrs" in each.fields:
-            ours, theirs = _xattrs(self._result.before, each.path_before), _xattrs(self._result.after, each.path)
+            ours, theirs = _xattrs(before), _xattrs(after)
             names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
             yield f"xattrs {' '.join(names)}"
 
     @staticmethod
-    def _named(entry: os.stat_result | None) -> str:
+    def _named(entry: Item | None) -> str:
         if entry is None:
             return "nothing"
-        if stat.S_ISCHR(entry.st_mode) or stat.S_ISBLK(entry.st_mode):
-            return f"{type_of(entry)} {os.major(entry.st_rdev)}:{os.minor(entry.st_rdev)}"
+        if stat.S_ISCHR(entry.mode) or stat.S_ISBLK(entry.mode):
+            return f"{type_of(entry)} {os.major(entry.rdev)}:{os.minor(entry.rdev)}"
         return type_of(entry)
 
-    def _why(self, each: Difference, entry: os.stat_result | None) -> str:
+    def _why(self, each: Difference, entry: Item | None) -> str:
         """The reason why a file or link is not in the patch, where its type doesn't say it."""
-        if entry is None or not (stat.S_ISREG(entry.st_mode) or stat.S_ISLNK(entry.st_mode)):
+        if entry is None or not (entry.is_file or stat.S_ISLNK(entry.mode)):
             return ""
-        if entry.st_size > MAX_PATCHED_BYTES:
+        if entry.size > MAX_PATCHED_BYTES:
             return f" (above {MAX_PATCHED_BYTES >> 20} MiB)"
-        if git_refuses(each.path, is_link=stat.S_ISLNK(entry.st_mode)):
+        if git_refuses(each.path, is_link=stat.S_ISLNK(entry.mode)):
             return " (git takes no patch of such a name)"
         is_blocked = entry is each.after and self._is_blocked(each.path)
         return " (something is in its place that git does not delete)" if is_blocked else ""
 
 
-def git_mode(entry: os.stat_result) -> str:
+def git_mode(entry: Item) -> str:
     """The mode of a file or link in git's words."""
-    if stat.S_ISLNK(entry.st_mode):
+    if stat.S_ISLNK(entry.mode):
         return LINK_MODE
-    return EXECUTABLE_MODE if entry.st_mode & stat.S_IXUSR else FILE_MODE
+    return EXECUTABLE_MODE if entry.mode & stat.S_IXUSR else FILE_MODE
 
 
-def side(tree: ReadTree, path: bytes, entry: os.stat_result | None) -> Side | None:
+def side(entry: Item | None) -> Side | None:
     """Read one side of a difference, of a regular file or a link."""
     if entry is None:
         return None
-    if stat.S_ISLNK(entry.st_mode):
-        return Side(tree.target(path), LINK_MODE)
-    return Side(b"".join(filled(tree.pieces(path))), git_mode(entry))
+    if stat.S_ISLNK(entry.mode):
+        return Side(entry.target, LINK_MODE)
+    return Side(b"".join(filled(entry.pieces())), git_mode(entry))
 
 
-def _never_ends(tree: ReadTree, path: bytes) -> bool:
+def _never_ends(tree: MergeTree, path: bytes) -> bool:
     """Return True for a symbolic link that can't be followed for more than `LINKS_MAX` others on the way (ELOOP)."""
     here, left, links = b"", path.split(b"/"), 0
     while left:
@@ -286,31 +284,31 @@ def _never_ends(tree: ReadTree, path: bytes) -> bool:
                 return False  # out of the tree
             here = split(here)[0]
             continue
-        entry = tree.entry(join(here, name))
-        if entry is None or not stat.S_ISLNK(entry.st_mode):
+        entry = tree.find(join(here, name))
+        if entry is None or not stat.S_ISLNK(entry.mode):
             here = join(here, name)
             continue
-        target, links = tree.target(join(here, name)), links + 1
+        target, links = entry.target, links + 1
         if target.startswith(b"/") or links > LINKS_MAX:
             return links > LINKS_MAX
         left = target.split(b"/") + left
     return False
 
 
-def _xattrs(tree: ReadTree, path: bytes) -> dict[str, bytes]:
-    """The extended attributes of a path, by their quoted names; none if it is gone by now."""
+def _xattrs(entry: Item) -> dict[str, bytes]:
+    """The extended attributes of a file, by their quoted names; none if it is gone by now."""
     try:
-        return {quoted(os.fsencode(name)): value for name, value in tree.xattrs(path).items()}
+        return {quoted(name): value for name, value in entry.xattrs.items()}
     except (FileNotFoundError, NotADirectoryError):
         return {}
 
 
-def _is_special(entry: os.stat_result | None) -> bool:
-    return entry is not None and not (stat.S_ISREG(entry.st_mode) or stat.S_ISLNK(entry.st_mode))
+def _is_special(entry: Item | None) -> bool:
+    return entry is not None and not (entry.is_file or stat.S_ISLNK(entry.mode))
 
 
-def _size(entry: os.stat_result | None) -> int:
-    return 0 if entry is None else entry.st_size
+def _size(entry: Item | None) -> int:
+    return 0 if entry is None else entry.size
 
 
 def _has_below(paths: list[bytes], directory: bytes) -> bool:
@@ -323,7 +321,7 @@ def _has_below(paths: list[bytes], directory: bytes) -> bool:
 
 def _shown(each: Difference) -> str:
     entry = each.after or each.before
-    is_directory = entry is not None and stat.S_ISDIR(entry.st_mode)
+    is_directory = entry is not None and entry.is_dir
     return quoted(each.path + b"/" if is_directory else each.path) if each.path else "./"
 
 
@@ -341,7 +339,7 @@ def listed(result: Differences) -> list[Difference]:
 
 def _is_implied(each: Difference, paths: list[bytes]) -> bool:
     entry = each.after or each.before
-    if each.change not in ("created", "deleted") or entry is None or not stat.S_ISDIR(entry.st_mode):
+    if each.change not in ("created", "deleted") or entry is None or not entry.is_dir:
         return False
     return _has_below(paths, each.path)
 
@@ -380,7 +378,7 @@ def stat_rows(result: Differences) -> Iterator[Row]:
 def _counted(result: Differences, each: Difference, name: str) -> Row:
     counts = (0, 0) if each.change == "renamed" else None
     if counts is None and max(_size(each.before), _size(each.after)) <= MAX_PATCHED_BYTES:
-        counts = edited_lines(side(result.before, each.path, each.before), side(result.after, each.path, each.after))
+        counts = edited_lines(side(each.before), side(each.after))
     if counts is None:
         return Row(name, None, f"Bin {_size(each.before)} -> {_size(each.after)} bytes")
     return Row(name, counts, str(sum(counts)))
@@ -429,14 +427,14 @@ def as_objects(result: Differences) -> Iterator[dict[str, Any]]:
         yield {"path": os.fsdecode(path), "skipped": reason}
 
 
-def _attributes(entry: os.stat_result | None) -> dict[str, Any] | None:
+def _attributes(entry: Item | None) -> dict[str, Any] | None:
     if entry is None:
         return None
     return {
         "type": type_of(entry),
-        "size": entry.st_size,
-        "mode": stat.S_IMODE(entry.st_mode),
-        "uid": entry.st_uid,
-        "gid": entry.st_gid,
-        "mtime_ns": entry.st_mtime_ns,
+        "size": entry.size,
+        "mode": stat.S_IMODE(entry.mode),
+        "uid": entry.uid,
+        "gid": entry.gid,
+        "mtime_ns": entry.mtime_ns,
     }

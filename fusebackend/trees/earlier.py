@@ -1,14 +1,17 @@
-"""`EarlierVolume`: a route as it was at a moment, such as the begin of a call, from the route as it is now and the
-records since.
+"""States before the present, from the live routes and the records of the history: they are taken back in memory.
 
-It takes back all that was changed since, by anybody, in memory (`recorded.py`): what no record names is the live file
-itself, with its own node. So it needs no snapshot, and works on every route whose changes are recorded.
+`EarlierVolume` is a route at a moment, such as the begin of a call: all that was changed since, by anybody, is taken
+back (`history/planned_tree.py`). What no record names is the live file itself, with its own node. So it needs no
+snapshot, and works on every route whose changes are recorded.
 
 It never guesses. A file can be listed, but not read, if its bytes are lost, or if it was changed after the moment and
 no record says from what: by a call that was changing it already, or behind the mount. Its times show that, but for a
 change behind the mount within a tick of the clock (some ms) after the moment. Of a file that a call was changing, such
 a tick before the moment counts as well: so early may be the stamp of what that call has changed after it.
 Times of directories are the present ones: no record has them. Of calls that overlap, attributes may be those between.
+
+`sides` gives two trees, before a call and after it, with nothing but the paths that the call has changed, and the
+directories above these: their difference is what the call did, and nothing of what others did meanwhile or since.
 """
 
 from __future__ import annotations
@@ -18,23 +21,26 @@ import errno
 import itertools
 import os
 import stat
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
+from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
-from fusebackend.base.relative_paths import join
+from fusebackend.base.relative_paths import above, is_below, split
 from fusebackend.base.stamps import TICK_NS
 from fusebackend.history.history_file import HistoryFile
+from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree, Seen
 from fusebackend.history.records import Record
-from fusebackend.history.undo_plan import mount_path
+from fusebackend.history.undo_plan import ImageSource, mount_path, node_of
 from fusebackend.linux.holes import next_data
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, StatFs, Volume
-from fusebackend.trees.recorded import Past, Replay, Version
+from fusebackend.trees.merge.tree import MergeTree
 from fusebackend.volumes.contents import opened
-from fusebackend.volumes.placing import NodeSource, Source, state_of
+from fusebackend.volumes.placing import NodeSource, State, state_of
 from fusebackend.volumes.walk import entries
 
 _FIRST_OWN: Final = MAX_NODE + 1
@@ -42,10 +48,13 @@ _FIRST_OWN: Final = MAX_NODE + 1
 
 _UNKNOWN: Final = "a call that had begun before has changed it since, or a program behind the mount"
 
+_DIRECTORY: Final = State(stat.S_IFDIR | 0o755, 0, 0, 0, 0, 2, 0, 0, {}, b"")
+"""Of one that was there, and of which nothing else is known."""
+
 _ctimes = itertools.count(1)
 
 
-class Moment(NamedTuple):
+class PastMoment(NamedTuple):
     """A moment of a history.
 
     Attributes:
@@ -59,15 +68,22 @@ class Moment(NamedTuple):
     begin: int
 
 
-class _Directory(NamedTuple):
-    path: bytes
-    """In the route, without a slash at its end."""
-    live: int
-    """The directory that has the path now; 0 if none has."""
+class Past(NamedTuple):
+    """What the sides of a call are made of.
+
+    Attributes:
+        volumes: of the routes, by prefix.
+        later: returns the records of other calls after a record that touch a path of its route, undone ones, too.
+        source: returns the bytes of a record's image.
+    """
+
+    volumes: Mapping[AgentPath, Volume]
+    later: Callable[[int, AgentPath, bytes], Iterable[Record]]
+    source: Callable[[Record], ImageSource]
 
 
 class _OpenBytes(NamedTuple):
-    """A file that is open: in a volume, or as a copy."""
+    """A file that is open: in a volume, or an image on disk."""
 
     volume: Volume | None
     handle: int
@@ -75,218 +91,236 @@ class _OpenBytes(NamedTuple):
     closing: contextlib.ExitStack
 
 
-class EarlierVolume(Volume):
-    """See the module's docstring. Read-only; for one thread, and only for the paths that it was made for.
+class RecordedVolume(Volume):
+    """A route with records taken back. Read-only; for one thread.
 
     Args:
-        history: of the mount.
-        moment: the moment.
-        prefixes, live: the route. A volume may have several prefixes: a change is recorded under one of them.
-        paths: in the route, with all below them.
-        source: returns the bytes of a record's image.
+        tree: of the live route.
+        source: as of `Past`.
+        lasts: returns True if the nodes of a record are still those of the volume's files.
+        with_ways: make directories that a record's path needs and that are not there.
     """
 
     features = Features(read_only=True)
 
     def __init__(
         self,
-        history: HistoryFile,
-        moment: Moment,
-        prefixes: Sequence[AgentPath],
-        live: Volume,
-        paths: Sequence[bytes],
-        source: Callable[[Record], Source],
+        tree: PlannedTree,
+        source: Callable[[Record], ImageSource],
+        lasts: Callable[[Record], bool],
+        with_ways: bool,
     ) -> None:
-        self.lock = live.lock
-        self._history, self._prefixes = history, prefixes
-        self._moment = moment
-        self._live = live
-        is_whole = bool(paths) and any(history.has_links(moment.begin, prefix) for prefix in prefixes)
-        self._paths = [b"/"] if is_whole else list(paths)
-        self._now_ns = time.time_ns()
-        records = self._records()
-        self._last = max(records, default=moment.begin)
-        frozen = isinstance(live, SnapshotVolume)
-        past = Past({prefixes[0]: live}, lambda *_: [], source, lambda each: frozen or each.number > history.earlier)
-        replay = Replay(prefixes[0], [records[number] for number in sorted(records)], past)
-        replay.run()
-        self._versions = {path.rstrip(b"/"): each for path, each in replay.now.items()}
-        self._linked = replay.linked
-        # A change of another name moves the ctime, too.
-        self._counted = {each.node for each in records.values() if each.linked or each.kind in ("rename", "exchange")}
-        self._names: dict[bytes, set[bytes]] = {}
-        for path, version in self._versions.items():
-            if version is not None and path:
-                above, _, name = path.rpartition(b"/")
-                self._names.setdefault(above, set()).add(name)
-        self._own: dict[int, Version] = dict(self._linked)
-        self._numbers: dict[bytes, int] = {}
+        self.lock = tree.volume.lock
+        self._tree = tree
+        self._live = tree.volume
+        self._source = source
+        self._lasts = lasts
+        self._with_ways = with_ways
+        self._known = {ROOT_NODE: tree.root}  # directories, and files that are not the live ones, by their numbers
+        self._numbers: dict[PlannedFile, int] = {}  # of those that no live file is
         self._ctimes: dict[int, int] = {}
-        self._directories = {ROOT_NODE: _Directory(b"", ROOT_NODE)}
-        if (root := self._versions.get(b"")) is not None:
-            self._own[ROOT_NODE] = root
         self._open: dict[int, _OpenBytes] = {}
-        self._where: dict[int, bytes] = {ROOT_NODE: b"/"}
 
-    def _records(self) -> dict[int, Record]:
-        """Return the records that touch the paths, and those of what was renamed from or to there."""
-        found: dict[int, Record] = {}
-        seen: set[bytes] = set()
-        left = list(self._paths)
-        while left:
-            path = left.pop()
-            if any(path == each or path.startswith(each.rstrip(b"/") + b"/") for each in seen):
-                continue
-            seen.add(path)
-            for prefix in self._prefixes:
-                for record in self._history.since(self._moment.begin, prefix, path):
-                    found[record.number] = record
-                    if record.kind in ("rename", "exchange"):
-                        left += _others(record, path)
-        return found
+    # -- taking back -----------------------------------------------------------------------------------------------
 
-    @property
-    def touched(self) -> list[bytes]:
-        """The paths that are not the live files."""
-        return list(self._versions) if not self._linked else [b""]
+    def take_back(self, record: Record) -> None:
+        """Take a change back. Those after it are taken back already."""
+        place = self._place(record.path)
+        other = self._place(record.to_path) if record.to_path else place
+        if place is None or other is None:
+            return
+        file = place.file
+        match record.kind:
+            case "create":
+                place.put(None)
+                if not record.linked:
+                    self._tree.files.pop(record.node, None)  # the number may have been another file's before
+            case "remove":
+                place.put(self._earlier(record))
+            case "rename":
+                place.put(other.file)
+                other.put(self._earlier(record))
+            case "exchange":
+                place.put(other.file)
+                other.put(file)
+            case "content" | "attributes":
+                if file is None:
+                    place.put(self._earlier(record))
+                else:
+                    self._give(file, record)
 
-    @property
-    def is_overtaken(self) -> bool:
-        """True if something has changed at the paths since this was made."""
-        return any(number > self._last for number in self._records())
+    def _place(self, path: bytes) -> PlannedName | None:
+        place = self._tree.at(path)
+        if place is None and self._with_ways:
+            for way in reversed(list(above(path))):
+                found = self._tree.at(way)
+                assert found is not None, "what is above it was made"
+                if found.file is None or not found.file.is_dir:
+                    found.put(PlannedFile(None, _DIRECTORY))
+            place = self._tree.at(path)
+        return place
 
-    @property
-    def is_touched_again(self) -> bool:
-        """True if something has changed at the paths that are not the live files since this was made."""
-        changed = (
-            self._history.since(self._last, prefix, path or b"/") for prefix in self._prefixes for path in self.touched
-        )
-        return any(changed)
+    def _earlier(self, record: Record) -> PlannedFile | None:
+        """Return the file of a record before its change, which may have another name by now."""
+        before = record.before
+        if before is None:
+            return None
+        has_others = not stat.S_ISDIR(before.mode) and (record.linked or before.nlink > 1)
+        node = node_of(record) if has_others and self._lasts(record) else 0
+        file = self._tree.files.get(node) or PlannedFile(None, before)
+        if node:
+            self._tree.files[node] = file
+        self._give(file, record)
+        return file
+
+    def _give(self, file: PlannedFile, record: Record) -> None:
+        assert record.before is not None, "a change has the state before it"
+        file.state, image = record.before, record.image
+        if not stat.S_ISREG(file.state.mode):
+            return
+        if record.kind == "attributes":
+            file.why_lost = file.why_lost or ("" if file.source or file.seen else _UNKNOWN)
+            return
+        file.source, file.why_lost = None, "the history has no bytes of it"
+        if image is not None and image.place == "lost":
+            file.why_lost = image.name
+        elif image is not None:
+            try:
+                file.source, file.why_lost = self._source(record), ""
+            except OSError as error:
+                file.why_lost = error.strerror or str(error)
 
     # -- the files -------------------------------------------------------------------------------------------------
 
-    def _known(self, path: bytes, version: Version) -> Attr:
-        """Return the attributes of a file that is not the live one."""
-        number = version.node or self._numbers.setdefault(path, _FIRST_OWN + len(self._numbers))
-        self._own[number] = version
-        self._where.setdefault(number, path)
-        if stat.S_ISDIR(version.state.mode) and number not in self._directories:
-            self._directories[number] = _Directory(path, self._live_directory(path))
-        return self._attr(number)
+    def _is_newer(self, file: PlannedFile, mode: int, time_ns: int) -> bool:
+        """Return True for a file whose bytes may have been changed without a record since, by its time."""
+        return False
 
-    def _attr(self, number: int) -> Attr:
-        state = self._own[number].state
-        # No two files have this ctime, so that nothing is taken for unchanged by its times.
-        ctime_ns = self._ctimes.setdefault(number, -next(_ctimes))
-        return Attr(number, state.mode, nlink=state.nlink, uid=state.uid, gid=state.gid, rdev=state.rdev,
-                    size=state.size, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns, ctime_ns=ctime_ns)  # fmt: skip
+    def _time_of(self, attr: Attr) -> int:
+        """Return the time of a live file that shows a change of its bytes."""
+        return attr.ctime_ns
 
-    def _live_directory(self, path: bytes) -> int:
-        """Return the directory that has a path now, or 0."""
-        node = ROOT_NODE
-        try:
-            for name in path.split(b"/")[1:]:
-                attr = self._live.lookup(node, name)
-                if not attr.is_dir:
-                    return 0
-                node = attr.node
-        except (FileNotFoundError, NotADirectoryError):
-            return 0
-        return node
+    def _entry(self, directory: PlannedName, name: bytes, live: Attr | None) -> Attr | None:
+        """Return the attributes of a name.
 
-    def _as_live(self, path: bytes, attr: Attr) -> Attr:
-        """Return the attributes of a live file that no record names at its path."""
-        if attr.node in self._linked:
-            return self._known(path, self._linked[attr.node])
-        self._where.setdefault(attr.node, path)
-        if attr.is_dir:
-            self._directories.setdefault(attr.node, _Directory(path, attr.node))
-        elif self._is_newer(attr.node, attr.mode, attr.mtime_ns if attr.node in self._counted else attr.ctime_ns):
-            return self._known(path, Version(state_of(self._live, attr), None, _UNKNOWN))
-        return attr
+        Args:
+            live: what a live directory has there.
+        """
+        assert directory.file is not None, "it is a directory"
+        place = directory.file.names.get(name)
+        if place is None and live is not None:
+            file = self._tree.files.get(live.node) or PlannedFile(Seen.of(live))
+            place = PlannedName(directory, name, file)
+        if place is None or place.file is None:
+            return None
+        file = place.file
+        if file.state is None and not file.is_dir:
+            assert file.seen is not None, "a file that is made has a state"
+            attr = live if live is not None and live.node == file.seen.node else self._live.getattr(file.seen.node)
+            time_ns = attr.mtime_ns if place.is_moved else self._time_of(attr)  # a rename moves the ctime, too
+            if not self._is_newer(file, attr.mode, time_ns):
+                return attr
+            file.state, file.why_lost = state_of(self._live, attr), _UNKNOWN
+        if file.seen is not None:
+            number = file.seen.node
+        else:
+            number = self._numbers.setdefault(file, _FIRST_OWN + len(self._numbers))
+        self._known.setdefault(number, place)
+        return self.getattr(number)
 
-    def _is_newer(self, node: int, mode: int, time_ns: int) -> bool:
-        """Return True for a regular file that was changed at a time after the moment, or may have been."""
-        moment = self._moment
-        if not stat.S_ISREG(mode) or not moment.time_ns - TICK_NS < time_ns <= self._now_ns:
-            return False
-        return time_ns > moment.time_ns or any(
-            self._history.was_changing(prefix, node, moment.begin, moment.time_ns) for prefix in self._prefixes
-        )
-
-    def _entry(self, parent: int, name: bytes, live: Attr | None) -> Attr | None:
-        path = join(self._directories[parent].path, name) if parent != ROOT_NODE else b"/" + name
-        if path in self._versions:
-            version = self._versions[path]
-            return None if version is None else self._known(path, version)
-        return None if live is None else self._as_live(path, live)
+    def _changed(self, node: int) -> PlannedFile | None:
+        """Return the file of a number, if it is not as the live one."""
+        file = self._known[node].file if node in self._known else None
+        return None if file is None or file.state is None else file
 
     # -- the kernel face -------------------------------------------------------------------------------------------
 
     def lookup(self, parent: int, name: bytes) -> Attr:
+        directory = self._known[parent]
         live = None
-        if self._directories[parent].live:
-            try:
-                live = self._live.lookup(self._directories[parent].live, name)
-            except FileNotFoundError:
-                live = None
-        found = self._entry(parent, name, live)
+        if directory.file is not None and directory.file.seen is not None and name not in directory.file.names:
+            with contextlib.suppress(FileNotFoundError):
+                live = self._live.lookup(directory.file.seen.node, name)
+        found = self._entry(directory, name, live)
         if found is None:
             raise oserror(errno.ENOENT, name)
         return found
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        directory = self._directories[node]
-        there: dict[bytes, Attr | None] = dict.fromkeys(self._names.get(directory.path, ()))
-        if directory.live:
-            there.update(entries(self._live, directory.live))
-        found = [(name, self._entry(node, name, there[name])) for name in sorted(there) if name > after]
+        directory = self._known[node]
+        there = self._names(directory)
+        found = [(name, self._entry(directory, name, there[name])) for name in sorted(there) if name > after]
         return [(name, attr) for name, attr in found if attr is not None][:limit]
 
+    def _names(self, directory: PlannedName) -> dict[bytes, Attr | None]:
+        """Return the names that may be in a directory, with what a live one has there."""
+        assert directory.file is not None, "it is a directory"
+        there: dict[bytes, Attr | None] = dict.fromkeys(directory.file.names)
+        if directory.file.seen is not None:
+            there.update(entries(self._live, directory.file.seen.node))
+        return there
+
     def getattr(self, node: int) -> Attr:
-        return self._attr(node) if node in self._own else self._live.getattr(node)
+        file = self._changed(node)
+        if file is None:
+            return self._live.getattr(node)
+        state = file.state
+        assert state is not None, "it is not as the live one"
+        # No two files have this ctime, so that nothing is taken for unchanged by its times.
+        ctime_ns = self._ctimes.setdefault(node, -next(_ctimes))
+        return Attr(node, state.mode, nlink=state.nlink, uid=state.uid, gid=state.gid, rdev=state.rdev,
+                    size=state.size, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns, ctime_ns=ctime_ns)  # fmt: skip
+
+    def _xattrs(self, node: int) -> Mapping[bytes, bytes] | None:
+        file = self._changed(node)
+        return None if file is None or file.state is None else file.state.xattrs
 
     def readlink(self, node: int) -> bytes:
-        return self._own[node].state.target if node in self._own else self._live.readlink(node)
+        file = self._changed(node)
+        return self._live.readlink(node) if file is None or file.state is None else file.state.target
 
     def listxattr(self, node: int) -> Sequence[bytes]:
-        return list(self._own[node].state.xattrs) if node in self._own else self._live.listxattr(node)
+        found = self._xattrs(node)
+        return self._live.listxattr(node) if found is None else list(found)
 
     def getxattr(self, node: int, name: bytes) -> bytes:
-        if node not in self._own:
+        found = self._xattrs(node)
+        if found is None:
             return self._live.getxattr(node, name)
-        try:
-            return self._own[node].state.xattrs[name]
-        except KeyError:
-            raise oserror(errno.ENODATA, name) from None
+        if name not in found:
+            raise oserror(errno.ENODATA, name)
+        return found[name]
 
     def open(self, node: int, flags: int) -> Attr | None:
-        """Open a file; each once at a time. ENODATA, with a text for people, if its bytes are not known."""
+        """Open a file; each once at a time. An error, with a text for people, if its bytes are not known."""
         assert node not in self._open, "it is open already"
         self.require(node)
-        version, closing = self._own.get(node), contextlib.ExitStack()
-        source = NodeSource(self._live, node) if version is None else version.source
-        assert source is not None, "its bytes are known"
+        file, closing = self._changed(node), contextlib.ExitStack()
+        source = None if file is None else file.source
+        if source is None:
+            source = NodeSource(self._live, node)
         if isinstance(source, NodeSource):
-            handle = closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
-            self._open[node] = _OpenBytes(source.volume, handle, source.state.size, closing)
+            volume, handle = source.volume, closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
         else:
-            handle = closing.enter_context(_copied(source))
-            self._open[node] = _OpenBytes(None, handle, source.state.size, closing)
+            assert source.path is not None, "an image has bytes"
+            volume, handle = None, os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+            closing.callback(os.close, handle)
+        self._open[node] = _OpenBytes(volume, handle, source.state.size, closing)
         return None
 
     def require(self, node: int) -> None:
-        """Raise ENODATA, with a text for people, for a regular file whose bytes are not known."""
-        version = self._own.get(node)
-        if version is None or not stat.S_ISREG(version.state.mode):
+        """Raise an error, with a text for people, for a regular file whose bytes are not known."""
+        file = self._changed(node)
+        if file is None or file.state is None or not file.is_regular:
             return
-        if version.source is None or self._is_newer(version.node, version.state.mode, version.state.mtime_ns):
-            raise self._unknown(node, version)
+        why = file.why_lost
+        if not why and self._is_newer(file, file.state.mode, file.state.mtime_ns):
+            why = _UNKNOWN
+        if why:
+            raise self._unknown(self._known[node].path, why)
 
-    def _unknown(self, node: int, version: Version) -> OSError:
-        why = version.why_lost or _UNKNOWN
-        path = mount_path(self._prefixes[0], self._where[node])
-        return OSError(errno.ENODATA, f"the bytes of '{path}' {self._moment.words} are not known: {why}")
+    def _unknown(self, path: bytes, why: str) -> OSError:
+        return OSError(errno.EIO, f"its bytes are lost: {why}")
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         volume, handle, _, _ = self._open[node]
@@ -306,6 +340,166 @@ class EarlierVolume(Volume):
         return self._live.statfs()
 
 
+class EarlierVolume(RecordedVolume):
+    """See the module's docstring. Only for the paths that it was made for.
+
+    Args:
+        history: of the mount.
+        moment: the moment.
+        prefixes, live: the route. A volume may have several prefixes: a change is recorded under one of them.
+        paths: in the route, with all below them.
+        source: returns the bytes of a record's image.
+
+    Attributes:
+        touched: the paths that are not the live files, without a slash at the end, or directories above them.
+    """
+
+    def __init__(
+        self,
+        history: HistoryFile,
+        moment: PastMoment,
+        prefixes: Sequence[AgentPath],
+        live: Volume,
+        paths: Sequence[bytes],
+        source: Callable[[Record], ImageSource],
+    ) -> None:
+        frozen = isinstance(live, SnapshotVolume)
+        tree = PlannedTree(prefixes[0], live, {})
+        super().__init__(tree, source, lambda each: frozen or each.number > history.earlier, False)
+        self._history, self._prefixes = history, prefixes
+        self._moment = moment
+        is_whole = bool(paths) and any(history.has_links(moment.begin, prefix) for prefix in prefixes)
+        self._paths = [b"/"] if is_whole else list(paths)
+        self._now_ns = time.time_ns()
+        records = self._records()
+        self._last = max(records, default=moment.begin)
+        for number in sorted(records, reverse=True):
+            self.take_back(records[number])
+        # A change of another name moves the ctime, too.
+        self._counted = {each.node for each in records.values() if each.linked or each.to_path}
+        paths_of = {path.rstrip(b"/") for each in records.values() for path in _paths_of(each)}
+        # Changed by one name, a file may have others that no record names.
+        self.touched = [b""] if any(map(_is_of_several, records.values())) else list(paths_of)
+
+    def _records(self) -> dict[int, Record]:
+        def since(path: bytes) -> Iterable[Record]:
+            for prefix in self._prefixes:
+                yield from self._history.since(self._moment.begin, prefix, path)
+
+        return _touching(self._paths, since)
+
+    @property
+    def is_overtaken(self) -> bool:
+        """True if something has changed at the paths since this was made."""
+        return any(number > self._last for number in self._records())
+
+    @property
+    def is_touched_again(self) -> bool:
+        """True if something has changed at the paths that are not the live files since this was made."""
+        changed = (
+            self._history.since(self._last, prefix, path or b"/") for prefix in self._prefixes for path in self.touched
+        )
+        return any(changed)
+
+    def _is_newer(self, file: PlannedFile, mode: int, time_ns: int) -> bool:
+        moment = self._moment
+        if not stat.S_ISREG(mode) or not moment.time_ns - TICK_NS < time_ns <= self._now_ns:
+            return False
+        node = 0 if file.seen is None else file.seen.node
+        return time_ns > moment.time_ns or any(
+            self._history.was_changing(prefix, node, moment.begin, moment.time_ns) for prefix in self._prefixes
+        )
+
+    def _time_of(self, attr: Attr) -> int:
+        return attr.mtime_ns if attr.node in self._counted else attr.ctime_ns
+
+    def _unknown(self, path: bytes, why: str) -> OSError:
+        shown = mount_path(self._prefixes[0], path)
+        return OSError(errno.ENODATA, f"the bytes of '{shown}' {self._moment.words} are not known: {why}")
+
+
+class _SideOfCall(RecordedVolume):
+    """One side of a call in one route: nothing but some paths, and the directories above them.
+
+    Args:
+        records: those that are taken back, the last one first.
+        shown: those whose paths are there; with all that is below one that was renamed.
+    """
+
+    def __init__(self, past: Past, prefix: AgentPath, records: Iterable[Record], shown: Iterable[Record]) -> None:
+        tree = PlannedTree(prefix, past.volumes.get(prefix) or InMemoryVolume(), {})
+        super().__init__(tree, past.source, lambda record: False, True)
+        self._below: dict[bytes, set[bytes]] = defaultdict(set)
+        self._whole: set[bytes] = set()
+        for record in shown:
+            self._whole.update(_paths_of(record) if record.to_path else ())
+            for path in _paths_of(record):
+                while path != b"/" and path:
+                    directory, name = split(path)
+                    self._below[directory].add(name)
+                    path = directory
+        for record in records:
+            self.take_back(record)
+
+    def _names(self, directory: PlannedName) -> dict[bytes, Attr | None]:
+        path = directory.path.rstrip(b"/")
+        if any(path == each or is_below(path, each) for each in self._whole):
+            return super()._names(directory)
+        for name in self._below[path]:
+            self._tree.at(path + b"/" + name)
+        return dict.fromkeys(self._below[path])
+
+
+def sides(records: Sequence[Record], past: Past) -> tuple[MergeTree, MergeTree]:
+    """Return the trees before and after a call.
+
+    Args:
+        records: of the call, in their order.
+    """
+    before: dict[AgentPath, Volume] = {}
+    after: dict[AgentPath, Volume] = {}
+    for prefix in dict.fromkeys(record.prefix for record in records):
+        own = [record for record in records if record.prefix == prefix]
+        last = own[-1].number
+        paths = {path for each in own for path in _paths_of(each)}
+        later = _touching(paths, partial(past.later, last, prefix))
+        since = [later[number] for number in sorted(later, reverse=True)]
+        after[prefix] = _SideOfCall(past, prefix, since, own)
+        before[prefix] = _SideOfCall(past, prefix, [*since, *reversed(own)], own)
+    return MergeTree(before), MergeTree(after)
+
+
+def _paths_of(record: Record) -> Sequence[bytes]:
+    return (record.path, record.to_path) if record.to_path else (record.path,)
+
+
+def _is_of_several(record: Record) -> bool:
+    """Return True for a change of a file with several names."""
+    before = record.before
+    return before is not None and record.kind != "remove" and before.nlink > 1 and not stat.S_ISDIR(before.mode)
+
+
+def _touching(paths: Iterable[bytes], find: Callable[[bytes], Iterable[Record]]) -> dict[int, Record]:
+    """Return the records that touch paths, and those of what was renamed from or to there.
+
+    Args:
+        find: returns those of one path.
+    """
+    found: dict[int, Record] = {}
+    seen: set[bytes] = set()
+    left = sorted(paths, reverse=True)
+    while left:
+        path = left.pop()
+        if not seen.isdisjoint((b"/", path, *above(path))):
+            continue
+        seen.add(path)
+        for record in find(path):
+            found[record.number] = record
+            if record.kind in ("rename", "exchange"):
+                left += _others(record, path)
+    return found
+
+
 def _others(record: Record, path: bytes) -> Iterator[bytes]:
     """The paths that what is at or below a path had before a rename or after it."""
     for one, other in ((record.path, record.to_path), (record.to_path, record.path)):
@@ -313,13 +507,3 @@ def _others(record: Record, path: bytes) -> Iterator[bytes]:
             yield other
         elif path.startswith(one + b"/"):
             yield other + path[len(one) :]
-
-
-@contextlib.contextmanager
-def _copied(source: Source) -> Iterator[int]:
-    """Copy the bytes of a regular file to an unnamed one, and yield its descriptor."""
-    with tempfile.TemporaryFile(prefix="fusebackend-") as copy:
-        for offset, piece in source.pieces():
-            os.pwrite(copy.fileno(), piece, offset)
-        os.ftruncate(copy.fileno(), source.state.size)
-        yield copy.fileno()

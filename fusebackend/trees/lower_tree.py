@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
-from fusebackend.trees.composed import WAY, At, ComposedTree, Place, Places, Under
+from fusebackend.trees.composed import WAY, ComposedTree, Place, Places, Spot, Under
 from fusebackend.volumes.contents import opened
 from fusebackend.volumes.placing import xattrs_of
 from fusebackend.volumes.walk import below, vanishing
@@ -297,18 +297,26 @@ class LowerTree(ComposedTree):
         path = self.path(number)
         if live is None or path is None:
             return number >= BASE or number == ROOT_NODE
-        try:
-            under = self._walked(path)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
+        under = self._now_at(path)
+        if under is None:
             return False
         if under != live.under:
             if live.under is not None and self._numbers.get(live.under) == number:
                 del self._numbers[live.under]
             live.under = under
-            self._numbers.setdefault(under, number)
+            other = self._numbers.get(under)
+            if other is None or self._now_at(self.path(other) or b"") != under:  # they have changed their places
+                self._numbers[under] = number
         return True
+
+    def _now_at(self, path: bytes) -> Under | None:
+        """Return what is at a path now; None if nothing is."""
+        try:
+            return self._walked(path)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return None
 
     def still(self, number: int, parent: int, name: bytes) -> Attr | None:
         """Return the attributes of a live file, if a name in its directory leads to it as before. `confirm` says of
@@ -325,7 +333,7 @@ class LowerTree(ComposedTree):
             return None
         return self._shown(above[0], attr, number) if attr.node == live.under[1] else None
 
-    def _ask(self, number: int, use: Callable[[At], T]) -> T:
+    def _ask(self, number: int, use: Callable[[Spot], T]) -> T:
         """Return the result of `use` for a number, once more if its file has moved."""
         at = self.at(*self._decoded(number))
         try:
@@ -340,7 +348,7 @@ class LowerTree(ComposedTree):
     def attr_of(self, number: int) -> Attr:
         """As `Volume.getattr`; ESTALE for a file that is gone."""
 
-        def attr(at: At) -> Attr:
+        def attr(at: Spot) -> Attr:
             try:
                 return self.attr(at)
             except FileNotFoundError:

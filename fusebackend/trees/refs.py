@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Final, NamedTuple
 
+from fusebackend.base.errors import UserError
 from fusebackend.history.records import is_call_name
 
 MAIN: Final = "main"
@@ -33,7 +34,7 @@ _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?", re.ASCII)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
-class RefError(ValueError):
+class RefError(UserError, ValueError):
     """A REF that names nothing; its text is one line for the user."""
 
 

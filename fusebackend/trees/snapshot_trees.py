@@ -33,7 +33,7 @@ from fusebackend.protocol import (
     StatFs,
     Volume,
 )
-from fusebackend.trees.composed import WAY, At, ComposedTree, Places, Under, directory
+from fusebackend.trees.composed import WAY, ComposedTree, Places, Spot, Under, directory
 from fusebackend.trees.snapshots import Parts, Snapshots
 from fusebackend.volumes.native import NativeVolume
 
@@ -208,7 +208,7 @@ class SnapshotTrees(NativeVolume):
         node = number & (1 << NODE_BITS) - 1
         return tree, WAY if route == WAYS else route, node if node < FIRST_FAR else self._farther(node)
 
-    def _at(self, number: int) -> tuple[_Tree, At]:
+    def _at(self, number: int) -> tuple[_Tree, Spot]:
         tree, route, node = self._decoded(number)
         return tree, tree.at(route, node)
 

@@ -6,21 +6,17 @@ the others is left out of a comparison: it would seem to have been created since
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
-from fusebackend.base.relative_paths import above, is_below, join, tops
+from fusebackend.base.relative_paths import is_below, join, tops
 from fusebackend.protocol import SnapshotVolume, Volume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.earlier import EarlierVolume
 from fusebackend.trees.merge.tree import RACY_NS, Item, MergeTree
-from fusebackend.trees.recorded import stat_of
 from fusebackend.trees.refs import Ref
 from fusebackend.trees.snapshots import Snapshots
 
@@ -28,7 +24,7 @@ _ALWAYS_NS = 1 << 62
 """Of two trees in which a file that is the same is the same node: its times need no comparison with the present."""
 
 
-class State(NamedTuple):
+class MountState(NamedTuple):
     """A state of a mount.
 
     Attributes:
@@ -58,6 +54,12 @@ class State(NamedTuple):
         """Raise ENODATA, with a text for people, for an item whose bytes are not known."""
         if isinstance(item.volume, EarlierVolume):
             item.volume.require(item.node)
+
+    def lacking(self, paths: Sequence[bytes]) -> list[str]:
+        """Return the prefixes of the routes at and below some paths of which it holds nothing, for people."""
+        lacks = {prefix: _inner(prefix) for prefix in self.tree.prefixes if prefix not in self.kept}
+        return sorted(_shown(prefix) for prefix, route in lacks.items()
+                      if any(route == path or is_below(route, path) for path in paths))  # fmt: skip
 
 
 class States:
@@ -91,7 +93,7 @@ class States:
     def _key(self, prefix: AgentPath, node: int) -> Hashable:
         return prefix, node
 
-    def at(self, ref: Ref, paths: Sequence[bytes] = (b"",)) -> State:
+    def at(self, ref: Ref, paths: Sequence[bytes] = (b"",)) -> MountState:
         """Return the tree of a state.
 
         Args:
@@ -101,14 +103,14 @@ class States:
             OSError: ENOENT, it is gone; ENODATA, the history lacks changes since the call; from a volume.
         """
         if ref.is_main:
-            return State(MergeTree(self._volumes, self._volumes, self._key), self._volumes, {})
+            return MountState(MergeTree(self._volumes, self._volumes, self._key), self._volumes, {})
         if ref.is_call or ref.is_recorded:
             earlier = self._before(ref, paths)
             if self.branch_of(ref) is not None:  # its nodes are none of the mount
-                return State(MergeTree(earlier, self._volumes), self._volumes, earlier)
-            return State(MergeTree(earlier, self._volumes, self._key, _ALWAYS_NS), self._volumes, earlier)
+                return MountState(MergeTree(earlier, self._volumes), self._volumes, earlier)
+            return MountState(MergeTree(earlier, self._volumes, self._key, _ALWAYS_NS), self._volumes, earlier)
         if ref.is_branch and self._branches is not None:
-            return State(MergeTree({ROOT: self._branches.volume(ref.name)}, self._volumes), self._volumes, {})
+            return MountState(MergeTree({ROOT: self._branches.volume(ref.name)}, self._volumes), self._volumes, {})
         parts = None if self._snapshots is None else self._snapshots.find(ref.name)
         if parts is None:
             raise OSError(errno.ENOENT, f"there is no snapshot '{ref.name}'")
@@ -117,9 +119,8 @@ class States:
             volume = self._volumes[prefix]
             assert isinstance(volume, SnapshotVolume), "it has a snapshot"
             views[prefix] = volume.snapshot(ref.name)
-        views.setdefault(ROOT, InMemoryVolume())  # the way to those that have one
         time_ns = min(part.time_ns for part in parts.parts.values())
-        return State(MergeTree(views, self._volumes, self._key, time_ns), parts.parts, {})
+        return MountState(MergeTree(views, self._volumes, self._key, time_ns), parts.parts, {})
 
     def differences(self, before: Ref, after: Ref, paths: Sequence[bytes] = (b"",)) -> Differences:
         """Compare two states, in the routes of which both hold something.
@@ -128,89 +129,34 @@ class States:
             OSError: ENOENT, a path is in neither; ENODATA, one of them holds nothing of it; as `at`.
         """
         one, other = self.at(before, paths), self.at(after, paths)
-        held = {ref.name: {_inner(prefix) for prefix in state.kept} for ref, state in ((before, one), (after, other))}
-        routes = {_inner(prefix) for prefix in self._volumes}
-        scope = scope_of(paths, routes, held)
-        trees = ItemTree(one.tree), ItemTree(other.tree)
-        for path in scope.paths:
-            if all(tree.entry(path) is None for tree in trees):
+        kept = set(one.kept) & set(other.kept)
+        for path in paths:
+            owner = one.tree.owner(path)
+            if owner not in kept and not any(is_below(_inner(prefix), path) for prefix in kept):
+                names = ", ".join(
+                    f"'{ref.name}'" for ref, state in ((before, one), (after, other)) if owner not in state.kept
+                )
+                text = f"'/{to_text(path)}' lies in a route of which {names} holds nothing: '{_shown(owner)}'"
+                raise OSError(errno.ENODATA, text)
+            if one.tree.find(path) is None and other.tree.find(path) is None:
                 text = f"'/{to_text(path)}' is neither in '{before.name}' nor in '{after.name}'"
                 raise OSError(errno.ENOENT, text)
         older_ns = min((ref.time_ns for ref in (before, after) if ref.time_ns is not None), default=None)
-        chosen = scope.paths
+        trees, chosen = (one.tree, other.tree), list(paths)
         branches = {self.branch_of(before), self.branch_of(after)}
         if len(branches) == 1 and all(ref.is_main or ref.is_call or ref.is_branch for ref in (before, after)):
             older_ns = _ALWAYS_NS + RACY_NS if None in branches else None
             touched = [*_touched(one.earlier), *_touched(other.earlier)]
-            chosen = [path for path in _chosen(touched, chosen) if any(tree.entry(path) is not None for tree in trees)]
+            chosen = [path for path in _chosen(touched, chosen) if any(tree.find(path) is not None for tree in trees)]
         elif branches != {None} and (before.is_call or after.is_call):
             older_ns = None  # the state before a call of a branch gives files numbers and times of its own
-        ways = {way for route in routes for way in above(route) if way}
-        result = differences(*trees, chosen, left_out=scope.left_out, ways=ways, older_ns=older_ns)
-        result.missing = scope.missing
+        result = differences(*trees, chosen, older_ns=older_ns)
+        result.missing = sorted({*one.lacking(paths), *other.lacking(paths)})
         return result
 
 
-class Scope(NamedTuple):
-    """The part of a mount that two states have.
-
-    Attributes:
-        paths: those below which there is something to compare.
-        left_out: routes of which one state holds nothing.
-        missing: their prefixes, for people, as far as they are below the paths.
-    """
-
-    paths: list[bytes]
-    left_out: set[bytes]
-    missing: list[str]
-
-
-def scope_of(paths: Sequence[bytes], routes: set[bytes], held: Mapping[str, set[bytes]]) -> Scope:
-    """Choose what two states have in common. A route below one that is not held is walked by itself.
-
-    Args:
-        paths: those that are asked for.
-        routes: of the mount.
-        held: name of a state → the routes of which it holds something.
-
-    Raises:
-        OSError: ENODATA, nothing of a path is in both states.
-    """
-    kept = routes.intersection(*held.values())
-    left_out = routes - kept
-    found: set[bytes] = set()
-    for path in paths:
-        owner = _owner(routes, path)
-        inner = {each for each in kept if is_below(each, path) and _owner(routes - {each}, each) in left_out}
-        if owner in kept:
-            inner.add(path)
-        if not inner:
-            names = ", ".join(f"'{name}'" for name, its in held.items() if owner not in its)
-            text = f"'/{to_text(path)}' lies in a route of which {names} holds nothing: '{_prefix(owner)}'"
-            raise OSError(errno.ENODATA, text)
-        found |= inner
-    chosen = sorted(path for path in found if not any(_covers(each, path, left_out) for each in found))
-    return Scope(chosen, left_out, [_prefix(route) for route in sorted(left_out) if _is_in(route, paths)])
-
-
-def _owner(routes: Collection[bytes], path: bytes) -> bytes:
-    """Return the route that has a path."""
-    return max((each for each in routes if each == path or is_below(path, each)), key=len, default=b"")
-
-
-def _covers(path: bytes, inner: bytes, left_out: set[bytes]) -> bool:
-    """Return True if a walk of one path comes to the inner one: there is no route between that is left out."""
-    if not is_below(inner, path) or inner == path:
-        return False
-    return not any((route == path or is_below(route, path)) and is_below(inner, route) for route in left_out)
-
-
-def _is_in(route: bytes, paths: Sequence[bytes]) -> bool:
-    return any(is_below(route, path) for path in paths)
-
-
-def _prefix(route: bytes) -> str:
-    return f"/{to_text(route)}/" if route else "/"
+def _shown(prefix: AgentPath) -> str:
+    return f"{prefix.rstrip('/')}/"
 
 
 def _inner(prefix: AgentPath) -> bytes:
@@ -232,46 +178,3 @@ def _chosen(touched: Sequence[bytes], paths: Sequence[bytes]) -> list[bytes]:
     found = {path for path in touched if any(path == each or is_below(path, each) for each in paths)}
     found |= {path for path in paths if any(is_below(path, each) for each in touched)}
     return tops(found)
-
-
-class ItemTree:
-    """A `MergeTree` as a `ReadTree`."""
-
-    def __init__(self, tree: MergeTree) -> None:
-        self._tree = tree
-
-    def _item(self, path: bytes) -> Item:
-        item = self._tree.find(path)
-        if item is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), to_text(path))
-        return item
-
-    def entry(self, path: bytes) -> os.stat_result | None:
-        item = self._tree.find(path)
-        return None if item is None else stat_of(item, item.ctime_ns)
-
-    def entries(self, path: bytes) -> dict[bytes, os.stat_result]:
-        return {name: stat_of(item, item.ctime_ns) for name, item in self._item(path).names().items()}
-
-    def pieces(self, path: bytes) -> Iterator[tuple[int, bytes]]:
-        with _found(path):
-            yield from self._item(path).source().pieces()
-
-    def target(self, path: bytes) -> bytes:
-        with _found(path):
-            return self._item(path).state.target
-
-    def xattrs(self, path: bytes) -> dict[str, bytes]:
-        with _found(path):
-            return {os.fsdecode(name): value for name, value in self._item(path).state.xattrs.items()}
-
-
-@contextlib.contextmanager
-def _found(path: bytes) -> Iterator[None]:
-    """A file that has gone since its directory was listed is not there: ENOENT, not ESTALE."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), to_text(path)) from None

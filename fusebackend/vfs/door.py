@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from fusebackend.base.errors import VANISHED
-from fusebackend.base.paths import to_name
 from fusebackend.protocol import Attr, AttrChanges, Caller
 
 if TYPE_CHECKING:
@@ -99,21 +98,17 @@ class DoorChange:
     @_Found
     def path(self) -> bytes | None:
         """The path inside the volume, by a name that leads to it; None if none is known."""
+        door = self.door
         if self.name:
-            return self._below(self.parent, self.name)
-        path = self.door.names.of(self.door.route, self.node)
-        return None if path is None else to_name(path)
+            return door.names.below(door.route, self.parent, self.name)
+        return door.names.of(door.route, self.node)
 
     @_Found
     def to_path(self) -> bytes | None:
         """The new path of a rename."""
         if self.new_parent == self.parent and self.path is not None:
             return self.path[: -len(self.name)] + self.new_name
-        return self._below(self.new_parent, self.new_name)
-
-    def _below(self, parent: int, name: bytes) -> bytes | None:
-        above = self.door.names.directory(self.door.route, parent)
-        return None if above is None else to_name(above).rstrip(b"/") + b"/" + name
+        return self.door.names.below(self.door.route, self.new_parent, self.new_name)
 
 
 class ChangeListener:
@@ -156,7 +151,7 @@ _Moment = tuple[ChangeListener, Callable[..., None]]
 class Door:
     """See the module's docstring. Each method is as in `Volume`. Thread-safe, as its volume is."""
 
-    def __init__(self, route: Route, names: NodePaths, listeners: Sequence[ChangeListener]) -> None:
+    def __init__(self, route: Route, names: NodePaths, listeners: Sequence[ChangeListener] = ()) -> None:
         self.route = route
         self.names = names
         self.listeners = tuple(listeners)
@@ -173,63 +168,68 @@ class Door:
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         change = DoorChange(self, "create", 0, parent, name)
-        return self._make(change, self._volume.mknod, parent, name, mode, rdev, caller)
+        return self.make(change, self._volume.mknod, parent, name, mode, rdev, caller)
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         change = DoorChange(self, "create", 0, parent, name)
-        return self._make(change, self._volume.mkdir, parent, name, mode, caller)
+        return self.make(change, self._volume.mkdir, parent, name, mode, caller)
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
         change = DoorChange(self, "create", 0, parent, name)
-        return self._make(change, self._volume.symlink, parent, name, target, caller)
+        return self.make(change, self._volume.symlink, parent, name, target, caller)
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
         change = DoorChange(self, "create", 0, parent, name)
-        return self._make(change, self._volume.create, parent, name, mode, flags, caller)
+        return self.make(change, self._volume.create, parent, name, mode, flags, caller)
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         change = DoorChange(self, "link", node, new_parent, new_name)
-        return self._make(change, self._volume.link, node, new_parent, new_name)
+        return self.make(change, self._volume.link, node, new_parent, new_name)
 
     def unlink(self, parent: int, name: bytes) -> None:
-        self._make(DoorChange(self, "remove", 0, parent, name), self._volume.unlink, parent, name)
+        self.make(DoorChange(self, "remove", 0, parent, name), self._volume.unlink, parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
-        self._make(DoorChange(self, "remove", 0, parent, name), self._volume.rmdir, parent, name)
+        self.make(DoorChange(self, "remove", 0, parent, name), self._volume.rmdir, parent, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        change = self.renaming(parent, name, new_parent, new_name, flags)
+        self.make(change, self._volume.rename, parent, name, new_parent, new_name, flags)
+
+    def renaming(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> DoorChange:
+        """Return a rename that is to be made: for a caller who needs the attributes that the listeners need, too."""
         change = DoorChange(self, "rename", 0, parent, name)
         change.new_parent, change.new_name, change.flags = new_parent, new_name, flags
-        self._make(change, self._volume.rename, parent, name, new_parent, new_name, flags)
+        return change
 
     # -- attributes and data -----------------------------------------------------------------------------------
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         change = DoorChange(self, "attributes" if changes.size is None else "content", node)
-        return self._make(change, self._volume.setattr, node, changes)
+        return self.make(change, self._volume.setattr, node, changes)
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        self._make(DoorChange(self, "attributes", node), self._volume.setxattr, node, name, value)
+        self.make(DoorChange(self, "attributes", node), self._volume.setxattr, node, name, value)
 
     def removexattr(self, node: int, name: bytes) -> None:
-        self._make(DoorChange(self, "attributes", node), self._volume.removexattr, node, name)
+        self.make(DoorChange(self, "attributes", node), self._volume.removexattr, node, name)
 
     def write(self, node: int, offset: int, data: bytes) -> int:
-        return self._make(DoorChange(self, "content", node), self._volume.write, node, offset, data)
+        return self.make(DoorChange(self, "content", node), self._volume.write, node, offset, data)
 
     def append(self, node: int, data: bytes) -> int:
-        return self._make(DoorChange(self, "content", node), self._volume.append, node, data)
+        return self.make(DoorChange(self, "content", node), self._volume.append, node, data)
 
     def flush(self, node: int) -> None:
         if self._follow_stores:
-            self._make(DoorChange(self, "stored", node), self._volume.flush, node)
+            self.make(DoorChange(self, "stored", node), self._volume.flush, node)
         else:
             self._volume.flush(node)
 
     def fsync(self, node: int, datasync: bool = False) -> None:
         self._volume.fsync(node, datasync)  # takes the lock itself, and may wait for a disk without it
         if self._follow_stores:
-            self._make(DoorChange(self, "stored", node), lambda: None)
+            self.make(DoorChange(self, "stored", node), lambda: None)
 
     # -- how ---------------------------------------------------------------------------------------------------
 
@@ -238,8 +238,8 @@ class Door:
         own = [each for each in self.listeners if getattr(type(each), name) is not getattr(ChangeListener, name)]
         return [(each, getattr(each, name)) for each in own]
 
-    def _make(self, change: DoorChange, function: Callable[..., T], *args: Any) -> T:
-        """Make a change, with the listeners around it."""
+    def make(self, change: DoorChange, function: Callable[..., T], *args: Any) -> T:
+        """Make a change by `function`, with the listeners around it."""
         try:
             with self._lock:
                 _tell(self._before, change)

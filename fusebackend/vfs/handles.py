@@ -30,13 +30,15 @@ class OpenedFile(NamedTuple):
 class FileHandle:
     """One open file."""
 
-    __slots__ = ("_privileged", "bare", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
+    __slots__ = ("_privileged", "bare", "can_map", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
 
     def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
         self.inode = inode
         self.route = route
         self.node = node
         self.flags = flags  # of open(2)
+        self.can_map = flags & os.O_ACCMODE == os.O_RDWR
+        """Pages can be mapped for writing (mmap(2)): the file is open for reading and writing."""
         self.direct = False  # its writes pass the kernel's page cache by …
         self.bare = False  # … and the file is known to have no capabilities, see `coherence/capabilities.py`
         self.opened_at = time.monotonic()
@@ -52,11 +54,6 @@ class FileHandle:
         if self._privileged is None:
             self._privileged = self.opener.can(request.CAP_FSETID)
         return self._privileged
-
-    @property
-    def can_map(self) -> bool:
-        """True if pages can be mapped for writing (mmap(2)): the file is open for reading and writing."""
-        return self.flags & os.O_ACCMODE == os.O_RDWR
 
     def open(self, truncate: bool) -> Attr:
         """Open the node, and empty it if `truncate`, in one step and one thread; returns the attributes after that.

@@ -32,7 +32,7 @@ from fusebackend.vfs.inodes import (
     node_of,
     route_index,
 )
-from fusebackend.vfs.junctions import MountTree, Route, servers_directory
+from fusebackend.vfs.junctions import MountTree, Route, call_and_hold, servers_directory
 from fusebackend.vfs.setid import SET_ID, SetId
 
 
@@ -80,9 +80,8 @@ class InodeResolver:
                 await route.call(route.volume.forget, nodes)
 
     def _forget_late(self, route: Route, nodes: list[int]) -> None:
-        known = self.inodes.get
         if self._checks_late:
-            nodes = [node for node in nodes if known(inode_number(route.index, node)) is None]
+            nodes = [node for node in nodes if self.inodes.get(inode_number(route.index, node)) is None]
         route.volume.forget(nodes)
 
     def let_go(self, references: Iterable[tuple[int, int]]) -> list[tuple[Route, list[int]]]:
@@ -128,9 +127,9 @@ class InodeResolver:
 
     async def place(self, inode: int, make: bool = False) -> tuple[Route, int]:
         """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""
-        index = route_index(inode)
+        index = inode >> NODE_BITS
         if index != SYNTHETIC_INDEX:
-            return self.tree.attached[index], node_of(inode)
+            return self.tree.attached[index], inode & MAX_NODE
         junction = self.tree.junction(inode)
         assert junction is not None, f"inode {inode} is no junction"
         place = await junction.place(make)
@@ -140,8 +139,10 @@ class InodeResolver:
 
     async def place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
         """Where a change of a name happens. EBUSY for a name that leads to a junction."""
-        self._revalidation.arrived()
-        check_name(name)
+        if self._revalidation.walks:
+            self._revalidation.arrived()
+        if len(name) > NAME_MAX_BYTES:
+            raise oserror(errno.ENAMETOOLONG)
         junction = self.tree.junction(parent)
         if junction is not None:
             if self.tree.child(junction, name) is not None:
@@ -163,7 +164,8 @@ class InodeResolver:
             function, args: the call into the volume.
         """
         generation = self.overtaken.generation
-        entry = self.entry(route, parent, name, await route.call_and_hold(function, *args), generation)
+        attr = await route.call(call_and_hold, route.volume, function, *args)
+        entry = self.entry(route, parent, name, attr, generation)
         if self.inodes.beside:
             await self.twins.names_changed(route, (node, name))
         return entry
@@ -197,7 +199,7 @@ class InodeResolver:
     def _referenced(self, route: Route, parent: int, name: bytes, attr: Attr, generation: int) -> Entry:
         directory = parent
         if route.files is route:
-            inode = inode_number(route.index, attr.node)
+            inode = route.index << NODE_BITS | attr.node
         else:
             inode, parent = route.numbers(attr, parent)
         known = self.inodes.reference(inode, parent, name, attr)
@@ -229,8 +231,3 @@ class InodeResolver:
             self._append_end.size_sent(inode, known, attr.size)
         if attr.mode & SET_ID or self._marked:
             self._set_id.attr_sent(inode, attr)
-
-
-def check_name(name: bytes) -> None:
-    if len(name) > NAME_MAX_BYTES:
-        raise oserror(errno.ENAMETOOLONG)

@@ -79,6 +79,8 @@ class InodeTable:
         self.beside = 0
         """Directories that are known of other trees than the main one, or are no volume's."""
         self._known: dict[int, KnownInode] = {}
+        self.get: Callable[[int], KnownInode | None] = self._known.get
+        """Gives an inode's record: several times for each request. Not to be kept, for the table may be replaced."""
         self.others: dict[int, list[tuple[int, bytes]]] = {}  # earlier (directory, name)s of files with several links
         self.not_instantiated: set[int] = set()
         """Inodes that the kernel did not instantiate for long after the answer, see `mount/notifier.py`."""
@@ -102,9 +104,6 @@ class InodeTable:
 
     def __len__(self) -> int:
         return len(self._known)
-
-    def get(self, inode: int) -> KnownInode | None:
-        return self._known.get(inode)
 
     def are_unknown(self, inodes: Iterable[int]) -> bool:
         """Return True if the kernel knows none of these."""
@@ -182,6 +181,7 @@ class InodeTable:
     def _shrink(self) -> None:
         """Give memory back after the kernel has forgotten most inodes."""
         self._known = dict(self._known)
+        self.get = self._known.get
         # In place, for others have them too: a table that is emptied gives its memory back.
         for inodes in self._sets:
             members = tuple(inodes)

@@ -29,14 +29,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import trio
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, is_below, join, parent_and_name, split, to_name, to_text
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.protocol import DEFAULT_TTL_S, MAX_NODE, ROOT_NODE, Attr, Caller, Features, StatFs, Volume, Writable
+from fusebackend.protocol import DEFAULT_TTL_S, MAX_NODE, ROOT_NODE, Attr, Caller, Features, StatFs, Volume
 from fusebackend.rules.rule import Operation
 from fusebackend.rules.ruled_volume import LINKED, NODES, RuledVolume, own_bits
 from fusebackend.rules.view import View
@@ -87,7 +87,7 @@ class Route:
         self.prefix = prefix
         self.volume = volume
         self.is_ruled = isinstance(volume, RuledVolume)
-        self.door: Writable = volume
+        self.door: Volume | Door = volume
         """What the kernel's changes go through: the volume itself while no listener follows them, see `listen`."""
         self._listeners: dict[str, ChangeListener] = {}
         self.author: Callable[[Request], object] | None = None  # of what is written, see `record`
@@ -112,7 +112,7 @@ class Route:
 
     def _ruled(self, view: View) -> RuledVolume:
         """The volume through a view. Changes go on through this route, which records and reports them."""
-        return RuledVolume(self.volume, view, self.prefix, changed=lambda: self.door)
+        return RuledVolume(self.volume, view, self.prefix, changed=lambda: cast("Volume", self.door))
 
     @property
     def is_view(self) -> bool:
@@ -171,10 +171,6 @@ class Route:
         elif files is not self and parent >> NODE_BITS == self.index:
             parent = files.index << NODE_BITS | parent & MAX_NODE
         return files.index << NODE_BITS | attr.node, parent
-
-    async def call_and_hold(self, function: Callable[..., Attr], *args: Any) -> Attr:
-        """Call into the volume for a node that the kernel will hold, and hold it before anyone can free it."""
-        return await self.call(call_and_hold, self.volume, function, *args)
 
     @property
     def keeps_listings(self) -> bool:
@@ -238,7 +234,7 @@ def _policy(alone: bool, ttl_s: float, features: Features) -> CachePolicy:
 
 
 def call_and_hold(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:
-    """See `Route.call_and_hold`."""
+    """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""
     if volume.features.shared:  # the lock does not keep another host from freeing it
         attr = function(*args)
         volume.hold(attr.node)
@@ -422,6 +418,8 @@ class MountTree:
         """Routes in the trees directory by their prefix, see `add_route`; replaced as a whole."""
         self._synthetic = 0
         self._junctions: dict[int, Junction] = {}
+        self.junction: Callable[[int], Junction | None] = self._junctions.get
+        """Gives the junction an inode is, None for every ordinary directory (and leaf route roots have no children)."""
         self.ways: list[Junction] = []
         """The junctions that stand for a directory of a volume, where that has one."""
         self.root = self.grow(self.routes)
@@ -533,7 +531,7 @@ class MountTree:
         """More junctions, for good."""
         ways = [each for each in junctions.values() if each.route is None and not isinstance(each, Pinned)]
         self.ways = [*self.ways, *ways]
-        self._junctions = {**self._junctions, **junctions}
+        self._junctions.update(junctions)  # nobody goes through it
 
     def attach_twin(self, route: Route, view: View | None = None) -> Route:
         """A twin of a route, as it is or through a view, which is in no tree yet."""
@@ -588,10 +586,6 @@ class MountTree:
         junction = self._junctions.get(parent)
         return junction is None or not (name in junction.children or junction.is_servers(name))
 
-    def junction(self, inode: int) -> Junction | None:
-        """The junction an inode is, None for every ordinary directory (and leaf route roots have no children)."""
-        return self._junctions.get(inode)
-
     def place_of(self, inode: int) -> tuple[Route, int] | None:
         """Return the route and node of an inode. None for a synthesised directory."""
         if route_index(inode) != SYNTHETIC_INDEX:
@@ -608,7 +602,7 @@ class MountTree:
         for way in self.ways:
             if way.underlying == (route, node):
                 return way.inode
-        return inode_number(route.index, node)
+        return route.index << NODE_BITS | node
 
 
 # -- a route that has gone ---------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, join, to_name
 from fusebackend.protocol import (
     DEFAULT_TTL_S,
+    NAME_MAX_BYTES,
     RENAME_EXCHANGE,
     Attr,
     AttrChanges,
@@ -53,7 +54,7 @@ from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.door import ChangeListener
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
-from fusebackend.vfs.inode_resolver import InodeResolver, check_name
+from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Emit, Entry, InodeTable, node_of, route_index
 from fusebackend.vfs.junctions import VIEWS_NAME, Junction, MountTree, Pinned, Route, call_and_hold, routes_of
 from fusebackend.vfs.listing import Listing
@@ -181,7 +182,8 @@ class FileSystem:
     # -- names -------------------------------------------------------------------------------------------------
 
     async def lookup(self, parent: int, name: bytes) -> Entry:
-        check_name(name)
+        if len(name) > NAME_MAX_BYTES:
+            raise oserror(errno.ENAMETOOLONG)
         junction = self.tree.junction(parent)
         if junction is not None:
             child = self.tree.child(junction, name)
@@ -366,10 +368,10 @@ class FileSystem:
         await refuse_confined(mode)
         route, node = await self.resolver.place_for_name(parent, name)
         for_volume = flags & ~_NOT_FOR_VOLUMES
-        mode = _masked(route, mode, caller)
+        make, mode = route.door.create, _masked(route, mode, caller)
         generation = self.overtaken.generation
         try:
-            attr = await route.call_and_hold(route.door.create, node, name, mode, for_volume, caller)
+            attr = await route.call(call_and_hold, route.volume, make, node, name, mode, for_volume, caller)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -437,8 +439,9 @@ class FileSystem:
         if known is None:
             return  # the kernel opens what it knows, and forgets nothing that is open
         known.opens += 1
-        if handle.flags & _WRITING:
+        if handle.can_map:
             self.append_end.opened(handle)
+        if handle.flags & _WRITING:
             self.prefill.filled.discard(handle.inode)
         elif self.invalidation.kernel is not None and not handle.route.is_restricted(handle.node):
             self.prefill.opened(self.invalidation.kernel, handle, attr, known.opens)
@@ -503,7 +506,8 @@ class FileSystem:
         known = self.inodes.get(handle.inode)
         if known is not None:
             known.opens -= 1
-            self.append_end.closed(handle)
+            if handle.can_map:
+                self.append_end.closed(handle)
             self.direct_writers.closed(handle.inode, handle.flags)
         await handle.route.call(handle.route.volume.release, handle.node, handle.flags)
 

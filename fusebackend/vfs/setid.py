@@ -21,9 +21,10 @@ import stat
 from collections.abc import Awaitable, Callable
 
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Attr, AttrChanges, Volume, Writable
+from fusebackend.protocol import Attr, AttrChanges, Volume
 from fusebackend.vfs.calls.request import CAP_FOWNER, CAP_FSETID, Request, current
 from fusebackend.vfs.coherence.page_cache import KernelCache
+from fusebackend.vfs.door import Door
 from fusebackend.vfs.inodes import InodeTable
 from fusebackend.vfs.junctions import Route
 
@@ -49,14 +50,14 @@ async def refuse_confined(mode: int, is_directory: Callable[[], Awaitable[bool]]
         raise oserror(errno.EPERM)
 
 
-def clear_set_gid(volume: Volume, changing: Writable, node: int, who: Request) -> None:
+def clear_set_gid(volume: Volume, changing: Volume | Door, node: int, who: Request) -> None:
     """Clear the set-group-ID bit after an ACL was set by a process that may not give it (`posix_acl_update_mode`)."""
     attr = volume.getattr(node)
     if attr.mode & stat.S_ISGID and not (who.is_in(attr.gid) or who.can(CAP_FSETID)):
         changing.setattr(node, AttrChanges(mode=stat.S_IMODE(attr.mode) & ~stat.S_ISGID))
 
 
-def clear_set_id(volume: Volume, changing: Writable, node: int, who: Request) -> None:
+def clear_set_id(volume: Volume, changing: Volume | Door, node: int, who: Request) -> None:
     """Clear the bits of a file that was written to by an unprivileged process, by its volume's face for changes."""
     attr = volume.getattr(node)
     if stat.S_ISREG(attr.mode) and attr.mode & SET_ID:

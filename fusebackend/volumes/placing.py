@@ -133,12 +133,12 @@ class KeptSource:
 
     def __init__(self, state: State, path: str | None = None) -> None:
         self.state = state
-        self._path = path
+        self.path = path
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        if self._path is None:
+        if self.path is None:
             return
-        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if self.state.size <= HOLE_BYTES:
                 yield 0, os.pread(fd, HOLE_BYTES, 0)

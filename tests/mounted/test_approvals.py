@@ -28,7 +28,7 @@ from fusebackend import Actor
 from fusebackend.control.client.client import Client
 from fusebackend.integrations.approving import approving
 from fusebackend.integrations.deepagents import export
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
 
 pytestmark = [pytest.mark.mounted, pytest.mark.timeout(120)]
 
@@ -139,8 +139,7 @@ class TestTheKernel:
             ("/prod/draft", lambda: (view / "draft").rename(view / "prod/draft")),
             ("/prod/locked", lambda: (view / "prod/locked/x").write_text("x")),
         ):
-            with fails(errno.ENOENT if path == "/prod/locked" else errno.EACCES):
-                work()
+            refused(errno.ENOENT if path == "/prod/locked" else errno.EACCES, work)
         assert os.access(view / "prod/a", os.W_OK)  # else the kernel would refuse, and nobody would hear of it
         found = free.approvals()[before:]
         assert [(each.state, each.paths) for each in found] == [

@@ -18,6 +18,7 @@ from trees import snapshot
 import fusebackend
 from fusebackend.config import branches_directory
 from fusebackend.control.client.client import Client
+from fusebackend.testing.posix.case import refused
 
 pytestmark = pytest.mark.mounted
 
@@ -143,9 +144,7 @@ def test_a_branch_of_the_same_name_is_another_one(tmp_path: Path) -> None:
         files.delete_branches("idea")
         files.create_branch("idea")
         assert files.log(branch="idea") == []
-        with pytest.raises(OSError) as missing:
-            files.undo(first)
-        assert missing.value.errno == errno.ENOENT
+        refused(errno.ENOENT, files.undo, first)
         second = as_call(files, branch, "echo again > docs/a")
         assert [each.call for each in files.log(branch="idea")] == [second]
         assert not files.verify_log().problems

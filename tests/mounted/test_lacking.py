@@ -20,7 +20,7 @@ import fusebackend
 from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
 from fusebackend.volumes import placing
 from fusebackend.volumes.placing import KeptSource, state_of
 
@@ -47,13 +47,11 @@ def test_a_volume_of_it(lacking: tuple[str, Path]) -> None:
             lambda: volume.symlink(ROOT_NODE, b"new", b"file", ME),
             lambda: volume.mknod(ROOT_NODE, b"new", stat.S_IFIFO | 0o600, 0, ME),
         ):
-            with fails(errno.EPERM):
-                make()
+            refused(errno.EPERM, make)
         if is_lacking:
             assert volume.listxattr(attr.node) == []
         else:
-            with fails(errno.EPERM):
-                volume.listxattr(attr.node)
+            refused(errno.EPERM, volume.listxattr, attr.node)
         state = state_of(volume, attr)
         assert state.xattrs == {} and state.size == 1
         with placing.changing(volume) as changes:
@@ -90,8 +88,7 @@ def test_a_mount_of_it(lacking: tuple[str, Path], tmp_path: Path, monkeypatch: p
             lambda: os.symlink("log", server.path / "new"),
             lambda: os.mkfifo(server.path / "new"),
         ):
-            with fails(errno.EPERM):
-                make()
+            refused(errno.EPERM, make)
         committed(server.path / "work")
 
 
@@ -116,5 +113,4 @@ def test_a_descriptor_outlives_its_file_system_quietly(tmp_path: Path) -> None:
     number = kept.fd
     del kept  # what its `__del__` raises fails the test
     gc.collect()
-    with fails(errno.EBADF):
-        os.fstat(number)
+    refused(errno.EBADF, os.fstat, number)

@@ -32,7 +32,7 @@ from mcp.client.subscriptions import ResourceUpdated
 from mcp.shared.exceptions import MCPError
 
 from fusebackend.control import rendezvous
-from fusebackend.integrations.mcp.server import RESOURCE_BYTES, MountServer
+from fusebackend.integrations.mcp import RESOURCE_BYTES, MountServer
 from fusebackend.integrations.tools import PAGE_CHARACTERS, TOOLS
 
 pytestmark = [pytest.mark.mounted, pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")]

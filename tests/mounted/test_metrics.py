@@ -157,7 +157,7 @@ for metrics in (None, MetricsOptions()):
     with fusebackend.mount(InMemoryBackend(), {str(tmp_path / "mnt")!r}, metrics=metrics) as files:
         print("prometheus_client" in sys.modules, "fusebackend.mount.measuring" in sys.modules)
         operations = files._live._session.operations
-        print("read" in vars(operations), files._live._control.verbs is VERBS, "read" in vars(type(files)))
+        print("read" in vars(operations), files._live._control.verbs is VERBS, "read" in vars(files))
         files.write("/file", "text"), files.read("/absent")
         if metrics:
             lines = [line for line in files.metrics().splitlines() if 'face="verbs"' in line]

@@ -27,6 +27,7 @@ import fusebackend
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.linux.bind_mount import unbind
 from fusebackend.rules.view import View
+from fusebackend.testing.posix.case import all_refused, refused
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.walk import resolve
 
@@ -112,12 +113,6 @@ def tree(server: Mounted) -> Path:
     return server.path / ".fusebackend/views/reviewer"
 
 
-def refused(number: int, work: object) -> None:
-    with pytest.raises(OSError) as caught:
-        work()  # type: ignore[operator]
-    assert caught.value.errno == number, caught.value
-
-
 def everything(top: Path) -> set[str]:
     found = set()
     for path, directories, names in os.walk(top):
@@ -133,9 +128,11 @@ class TestTheKernel:
         refused(errno.ENOENT, lambda: os.stat(view / "team/private/p"))
         for name in (".env", "nowhere/.env", "work/.env"):
             (view / "nowhere").mkdir(exist_ok=True)
-            refused(errno.EACCES, lambda name=name: (view / name).write_text("x"))
-            refused(errno.EACCES, lambda name=name: (view / name).mkdir())
-            refused(errno.EACCES, lambda name=name: os.rename(view / "a.txt", view / name))
+            all_refused(
+                (errno.EACCES, (view / name).write_text, "x"),
+                (errno.EACCES, (view / name).mkdir),
+                (errno.EACCES, os.rename, view / "a.txt", view / name),
+            )
         refused(errno.EACCES, lambda: os.rmdir(view / "only"))
         (view / "empty").mkdir()
         refused(errno.EACCES, lambda: os.rename(view / "empty", view / "only"))
@@ -144,16 +141,18 @@ class TestTheKernel:
 
     def test_what_is_denied_is_refused_and_lacks_the_bits(self, viewed: Mounted) -> None:
         view = tree(viewed)
-        refused(errno.EACCES, lambda: (view / "secrets/key").read_bytes())
-        refused(errno.EACCES, lambda: (view / "secrets/key").write_bytes(b""))
-        refused(errno.EACCES, lambda: (view / "secrets/new").write_bytes(b""))
-        refused(errno.EACCES, lambda: (view / "ask/a").write_bytes(b""))
-        refused(errno.EACCES, lambda: os.unlink(view / "ro/f"))
-        refused(errno.EACCES, lambda: os.truncate(view / "ro/f", 0))
-        refused(errno.EACCES, lambda: os.chmod(view / "ro/f", 0o777))
-        refused(errno.EACCES, lambda: os.utime(view / "ro/f"))
-        refused(errno.EACCES, lambda: os.rename(view / "ro/f", view / "f"))
-        refused(errno.EACCES, lambda: os.rename(view / "secrets/key", view / "f"))
+        all_refused(
+            (errno.EACCES, (view / "secrets/key").read_bytes),
+            (errno.EACCES, (view / "secrets/key").write_bytes, b""),
+            (errno.EACCES, (view / "secrets/new").write_bytes, b""),
+            (errno.EACCES, (view / "ask/a").write_bytes, b""),
+            (errno.EACCES, os.unlink, view / "ro/f"),
+            (errno.EACCES, os.truncate, view / "ro/f", 0),
+            (errno.EACCES, os.chmod, view / "ro/f", 0o777),
+            (errno.EACCES, os.utime, view / "ro/f"),
+            (errno.EACCES, os.rename, view / "ro/f", view / "f"),
+            (errno.EACCES, os.rename, view / "secrets/key", view / "f"),
+        )
         assert (view / "ro/f").read_text() == FILES["/ro/f"]
         assert os.stat(view / "ro/f").st_mode & 0o222 == 0
         assert os.stat(view / "secrets/key").st_mode & 0o666 == 0
@@ -167,13 +166,17 @@ class TestTheKernel:
         path = tree(viewed) / "log/l.txt"
         with path.open("a") as file:
             file.write("two\n")
-        refused(errno.EACCES, lambda: path.write_text("gone"))
-        refused(errno.EACCES, lambda: os.truncate(path, 1))
-        refused(errno.EACCES, lambda: os.unlink(path))
+        all_refused(
+            (errno.EACCES, path.write_text, "gone"),
+            (errno.EACCES, os.truncate, path, 1),
+            (errno.EACCES, os.unlink, path),
+        )
         descriptor = os.open(path, os.O_WRONLY)
-        refused(errno.EACCES, lambda: os.pwrite(descriptor, b"X", 0))
-        refused(errno.EACCES, lambda: os.pwrite(descriptor, b"X", 100))
-        refused(errno.EACCES, lambda: os.ftruncate(descriptor, 0))
+        all_refused(
+            (errno.EACCES, os.pwrite, descriptor, b"X", 0),
+            (errno.EACCES, os.pwrite, descriptor, b"X", 100),
+            (errno.EACCES, os.ftruncate, descriptor, 0),
+        )
         os.close(descriptor)
         (tree(viewed) / "log/new").write_text("new\n")
         assert (viewed.path / "log/l.txt").read_text() == path.read_text() == "one\ntwo\n"
@@ -218,11 +221,13 @@ class TestTheKernel:
             except OSError as error:
                 assert error.errno == errno.EPERM
                 return
-        refused(errno.EACCES, lambda: (view / "sl").read_text())
-        refused(errno.EACCES, lambda: (view / "work/sl").read_text())
-        refused(errno.ENOENT, lambda: (view / "el").read_text())
-        refused(errno.EACCES, lambda: (view / "dl/key").read_text())
-        refused(errno.EACCES, lambda: (view / "el").write_text("x"))
+        all_refused(
+            (errno.EACCES, (view / "sl").read_text),
+            (errno.EACCES, (view / "work/sl").read_text),
+            (errno.ENOENT, (view / "el").read_text),
+            (errno.EACCES, (view / "dl/key").read_text),
+            (errno.EACCES, (view / "el").write_text, "x"),
+        )
         with (view / "ro/f").open() as file:
             refused(errno.EACCES, lambda: os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR))
         place = os.open(view / "secrets", os.O_RDONLY)
@@ -808,10 +813,12 @@ class TestRoutes:
         root = ruled.path
         assert everything(root) == SEEN | {"/ro", "/ro/r"}
         assert os.stat(root / "sub/x").st_nlink == 1
-        refused(errno.ENOENT, lambda: (root / "sub/.env").read_text())
-        refused(errno.EACCES, lambda: (root / "sub/.env").write_text("x"))
-        refused(errno.EACCES, lambda: (root / "secret").mkdir())
-        refused(errno.EACCES, lambda: os.rename(root / "sub/x", root / ".env"))
+        all_refused(
+            (errno.ENOENT, (root / "sub/.env").read_text),
+            (errno.EACCES, (root / "sub/.env").write_text, "x"),
+            (errno.EACCES, (root / "secret").mkdir),
+            (errno.EACCES, os.rename, root / "sub/x", root / ".env"),
+        )
         (root / "sub/x").unlink()
         refused(errno.EACCES, lambda: (root / "sub").rmdir())
         with fusebackend.connect(root) as files:
@@ -822,9 +829,11 @@ class TestRoutes:
             assert SECRET not in files.execute("cat /.env /sub/.env /secret/key").output
 
     def test_a_read_only_route_is(self, ruled: Mounted) -> None:
-        refused(errno.EROFS, lambda: (ruled.path / "ro/new").write_text("x"))
-        refused(errno.EROFS, lambda: (ruled.path / "ro/r").write_text("x"))
-        refused(errno.EROFS, lambda: (ruled.path / "ro/r").unlink())
+        all_refused(
+            (errno.EROFS, (ruled.path / "ro/new").write_text, "x"),
+            (errno.EROFS, (ruled.path / "ro/r").write_text, "x"),
+            (errno.EROFS, (ruled.path / "ro/r").unlink),
+        )
         with fusebackend.connect(ruled.path) as files:
             assert "Read-only" in str(files.write("/ro/new", "x").error)
             assert "Read-only" in str(files.edit("/ro/r", "r", "b").error)
@@ -1003,9 +1012,7 @@ def test_what_is_hidden_is_in_nothing_that_is_kept(ruled: Mounted) -> None:
             for path in (".env", "secret"):
                 refused(errno.ENOENT, lambda branch=branch, path=path: os.stat(branch / path))
         for path in ("/.env", "/secret/key", "/sub/.env"):
-            with pytest.raises(OSError) as absent:
-                files.restore([path], ref="before-the-rule")
-            assert absent.value.errno == errno.ENOENT
+            refused(errno.ENOENT, files.restore, [path], ref="before-the-rule")
             found = files.forget(path, dry_run=True)
             assert (found.unknown, found.live, found.snapshots) == ([path], [], [])
         assert not [each for each in files.changes() if b"secret" in os.fsencode(each.path)]

@@ -18,8 +18,7 @@ from fusebackend import Client
 from fusebackend.backends import CompositeBackend
 from fusebackend.config import MountPlan, MountSettings
 from fusebackend.protocol import Volume
-from fusebackend.server.assemble import assemble
-from fusebackend.server.live import LiveMount
+from fusebackend.server.assemble import LiveMount, assemble
 
 LIMIT_S = 60.0
 

@@ -29,7 +29,7 @@ from fusebackend.testing.branches.by_path import (
     walk,
     write,
 )
-from fusebackend.trees.merge.plan import Plan, Side, plan
+from fusebackend.trees.merge.plan import MergePlan, Side, plan
 from fusebackend.trees.merge.run import Merge, Outcome, keep_sources
 from fusebackend.trees.merge.sides import trees_of
 from fusebackend.trees.merge.tree import Item, MergeTree
@@ -131,7 +131,7 @@ def everything(item: Item) -> bool:
 class Branched(branched.Branched):
     """With the plan of a merge."""
 
-    def plan(self, keep: Side | None = None, lines: bool = False, *, whole: bool = False) -> Plan:
+    def plan(self, keep: Side | None = None, lines: bool = False, *, whole: bool = False) -> MergePlan:
         """Plan a merge; `whole` compares all files, not only those that the branch says to have changed."""
         base, branch, main, may_differ = trees_of(self.branch, self.volumes)
         return plan(base, branch, main, keep=keep, lines=lines, may_differ=everything if whole else may_differ)

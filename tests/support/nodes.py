@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from fusebackend.protocol import ROOT_NODE, Caller, Volume
-from fusebackend.testing.posix.case import fails
 from fusebackend.volumes.contents import opened
 
 ME = Caller(os.geteuid(), os.getegid())
-
-
-def refused(number: int, call: Callable[..., object], *arguments: object) -> None:
-    """The call must fail with this errno."""
-    with fails(number):
-        call(*arguments)
 
 
 def put(volume: Volume, name: bytes, data: bytes = b"", parent: int = ROOT_NODE, mode: int = 0o644) -> int:

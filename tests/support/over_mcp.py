@@ -18,7 +18,7 @@ def tools_of(files: Client) -> Iterator[Says]:
     from anyio.from_thread import start_blocking_portal
     from mcp import client as mcp_client
 
-    from fusebackend.integrations.mcp.server import MountServer
+    from fusebackend.integrations.mcp import MountServer
 
     def says(tool: str, arguments: dict[str, Any]) -> tuple[bool, str]:
         answer = portal.call(session.call_tool, tool, arguments)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base.paths import ROOT
 from fusebackend.trees.merge.tree import MergeTree
-from fusebackend.trees.states import ItemTree
 
 HOSTILE = (b"sp ace", b"trail ", b'quo"te\\', b"new\nline", b"\xff\xfe", "ü".encode(), b"-x", b"\x1b[2J")
 
@@ -105,6 +104,6 @@ def read(root: Path) -> dict[bytes, File | Link | Fifo]:
     return found
 
 
-def tree_of(directory: Path) -> ItemTree:
+def tree_of(directory: Path) -> MergeTree:
     """The tree of a plain directory, as `diff` compares it."""
-    return ItemTree(MergeTree({ROOT: DirectoryVolume(directory)}))
+    return MergeTree({ROOT: DirectoryVolume(directory)})

@@ -34,10 +34,14 @@ class Names:
     def __init__(self) -> None:
         self.paths: dict[int, str] = {ROOT_NODE: "/"}
 
-    def directory(self, route: object, node: int) -> str | None:
-        return self.paths.get(node)
+    def last(self, route: object, node: int) -> bytes | None:
+        return os.fsencode(self.paths[node]) if node in self.paths else None
 
-    of = last = directory
+    of = last
+
+    def below(self, route: object, node: int, name: bytes) -> bytes | None:
+        above = self.last(route, node)
+        return None if above is None else above.rstrip(b"/") + b"/" + name
 
 
 class Files:

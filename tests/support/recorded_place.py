@@ -35,21 +35,25 @@ ME = Caller(os.geteuid(), os.getegid())
 class Walked:
     """Paths of nodes, found by a walk: as `NodePaths` has them for what the kernel knows."""
 
-    def _paths(self, route: Route) -> Iterator[tuple[str, int]]:
-        yield "/", ROOT_NODE
-        pending = [("", ROOT_NODE)]
+    def _paths(self, route: Route) -> Iterator[tuple[bytes, int]]:
+        yield b"/", ROOT_NODE
+        pending = [(b"", ROOT_NODE)]
         while pending:
             path, directory = pending.pop()
             for name, attr in list(entries(route.volume, directory)):
-                below = f"{path}/{os.fsdecode(name)}"
+                below = path + b"/" + name
                 yield below, attr.node
                 if attr.is_dir:
                     pending.append((below, attr.node))
 
-    def of(self, route: Route, node: int) -> str | None:
+    def of(self, route: Route, node: int) -> bytes | None:
         return next((path for path, found in self._paths(route) if found == node), None)
 
-    directory = last = of
+    last = of
+
+    def below(self, route: Route, node: int, name: bytes) -> bytes | None:
+        above = self.of(route, node)
+        return None if above is None else above.rstrip(b"/") + b"/" + name
 
 
 class Place:

@@ -112,7 +112,8 @@ class NodeTable:
 
     def find(self, status: os.stat_result) -> Node | None:
         """The node of a file, if it is known."""
-        return self._find(self.key(status), stat.S_IFMT(status.st_mode))
+        node = self._keys.get(self.key(status))
+        return node if node is not None and node.kind == stat.S_IFMT(status.st_mode) else None
 
     def _find(self, key: Key, kind: int) -> Node | None:
         node = self._keys.get(key)

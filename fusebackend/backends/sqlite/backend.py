@@ -31,7 +31,7 @@ from fusebackend.backends.sqlite.old_rows import Pruner
 from fusebackend.backends.sqlite.snapshots import Snapshots
 from fusebackend.backends.sqlite.stored_tree import StoredTree, sqlite_errors
 from fusebackend.backends.sqlite.sync_log import RECORD_BYTES, SyncLog
-from fusebackend.backends.sqlite.unlogged import Unlogged
+from fusebackend.backends.sqlite.unlogged import Delta
 from fusebackend.base.at_path import AtPath
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import transaction
@@ -277,7 +277,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
             if not log.append(unlogged.encode(self._next_node)):
                 return None
             self._dirty.were_logged(unlogged)
-            self._unlogged = Unlogged()
+            self._unlogged = Delta()
             return log.written
 
     def _flush_and_sync(self) -> None:

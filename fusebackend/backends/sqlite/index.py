@@ -75,7 +75,7 @@ _INDEXABLE = f"""SELECT size FROM inode
 _DATA = """SELECT CAST(data AS BLOB) FROM place JOIN chunk ON id = chunk WHERE place.node = ? ORDER BY place.idx"""
 
 
-class Piece(NamedTuple):
+class EntrySlice(NamedTuple):
     """Work that can't be divided: a slice of a file's entry."""
 
     node: int
@@ -96,7 +96,7 @@ class Indexer:
 
     def _start_over(self) -> None:
         """Forget everything that is not in the file."""
-        self._pieces: Iterator[Piece] = iter(())
+        self._pieces: Iterator[EntrySlice] = iter(())
         self._common: set[bytes] | None = None
         self._sample: Counter[bytes] = Counter()
         self._sampled = 0
@@ -146,7 +146,7 @@ class Indexer:
             self._rebuild_if_stale(db)
         return piece is not None
 
-    def _next(self, db: sqlite3.Connection, quiet_ns: int) -> Piece | None:
+    def _next(self, db: sqlite3.Connection, quiet_ns: int) -> EntrySlice | None:
         piece = next(self._pieces, None)
         if piece is None:
             now = time.time_ns()
@@ -158,13 +158,13 @@ class Indexer:
             piece = next(self._pieces, None)
         return piece
 
-    def _all_pieces(self, db: sqlite3.Connection, rows: list[tuple[int, int]]) -> Iterator[Piece]:
+    def _all_pieces(self, db: sqlite3.Connection, rows: list[tuple[int, int]]) -> Iterator[EntrySlice]:
         for node, changed_ns in rows:
             data = text_of(db, node)
             entries = [] if data is None else list(trigram.entries(self._uncommon(db, data)))
             for entry in entries[:-1]:
-                yield Piece(node, changed_ns, entry, False)
-            yield Piece(node, changed_ns, entries[-1] if entries else None, True)
+                yield EntrySlice(node, changed_ns, entry, False)
+            yield EntrySlice(node, changed_ns, entries[-1] if entries else None, True)
 
     def _uncommon(self, db: sqlite3.Connection, data: bytes) -> set[bytes]:
         assert self._common is not None, "no portion has begun"

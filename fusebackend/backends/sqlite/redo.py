@@ -70,15 +70,15 @@ def _buffer(db: sqlite3.Connection, changes: Changes, damage: Damage) -> DirtyBu
     for node, values in changes.xattrs.items():
         buffer.xattrs[node] = inode = buffer.inodes.get(node) or Inode(node, 0)
         inode.xattrs = values
-    for node, index, piece in changes.pieces:
-        if piece.size > CHUNK_BYTES or piece.offset + len(piece.data) > piece.size:
+    for node, index, offset, size, data in changes.pieces:
+        if size > CHUNK_BYTES or offset + len(data) > size:
             damage.tell(f"a record of the sync log has bytes beyond chunk {index} of inode {node}")
             raise oserror(errno.EIO)
         chunk = buffer.chunks.get((node, index))
         if chunk is None:
             is_cut = index >= changes.cuts.get(node, index + 1)
             chunk = buffer.chunks[node, index] = (None if is_cut else stored_chunk(db, damage, node, index)) or Chunk()
-        chunk.cut(piece.size)
-        chunk.put(piece.offset, piece.data)
+        chunk.cut(size)
+        chunk.put(offset, data)
     buffer.contents = {*buffer.inodes, *buffer.cuts, *(node for node, _ in buffer.chunks)}
     return buffer

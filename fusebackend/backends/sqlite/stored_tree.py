@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from fusebackend.backends.sqlite.old_rows import INODE_COLUMNS, Newest, keep
 from fusebackend.backends.sqlite.schema import LAST_NODE
-from fusebackend.backends.sqlite.unlogged import Patch, Unlogged, row_of
+from fusebackend.backends.sqlite.unlogged import Delta, Patch, row_of
 from fusebackend.base import heap
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import errno_of
@@ -62,27 +62,15 @@ def sqlite_errors() -> Iterator[None]:
         raise oserror(number if number in (errno.ENOSPC, errno.EROFS) else errno.EIO) from error
 
 
-class DirtyBuffer:
+class DirtyBuffer(Delta):
     """The changes that are not in the file yet. Replaced by a new one only after a `write` was committed."""
 
     def __init__(self) -> None:
-        self.inodes: dict[int, Inode] = {}
-        self.names: dict[int, dict[bytes, int | None]] = {}  # parent → name → node, None where the name is gone
-        self.chunks: dict[tuple[int, int], Chunk] = {}
-        self.patches: dict[tuple[int, int], Patch] = {}  # of chunks that are neither above nor in the cache
-        self.logged: dict[
-            tuple[int, int], tuple[int, int]
-        ] = {}  # bytes of `chunks` that are in the sync log: low, high
-        self.cuts: dict[int, int] = {}  # node → first chunk index that the file still has and that is gone
+        super().__init__()
+        self.logged: dict[tuple[int, int], tuple[int, int]] = {}  # bytes of `chunks` in the sync log: low, high
         self.contents: set[int] = set()  # nodes with changed bytes, for the index
-        self.xattrs: dict[int, Inode] = {}
-        self.dead: set[int] = set()  # nodes that the file still has and that are gone
         self.bytes = 0
         self.items = 0
-
-    def __bool__(self) -> bool:
-        contents = self.chunks or self.patches or self.cuts
-        return bool(self.inodes or self.names or contents or self.xattrs or self.dead)
 
     def is_change(self, since_ns: int) -> bool:
         """Return True if there is more here than access times: reading a file is none for `SnapshotVolume`."""
@@ -130,7 +118,7 @@ class DirtyBuffer:
             rows = [(node, name, value) for name, value in (inode.xattrs or {}).items()]
             db.executemany("INSERT INTO xattr VALUES (?, ?, ?)", rows)
 
-    def were_logged(self, unlogged: Unlogged) -> None:
+    def were_logged(self, unlogged: Delta) -> None:
         """The changed bytes of these chunks are in the sync log now."""
         for key, chunk in unlogged.chunks.items():
             low, high = self.logged.get(key, (CHUNK_BYTES, 0))
@@ -211,7 +199,7 @@ class StoredTree(TreeVolume):
         self._db = db
         self._damage = Damage(f"the volume file {path}")
         self._dirty = self._new_buffer()
-        self._unlogged = Unlogged()
+        self._unlogged = Delta()
         self._inodes: OrderedDict[int, Inode] = OrderedDict()
         # None for a name that the file does not have: the kernel looks before it creates.
         self._names: OrderedDict[tuple[int, bytes], int | None] = OrderedDict()
@@ -572,7 +560,7 @@ class StoredTree(TreeVolume):
         self._unstored.clear()
         self._stored_next_node = self._next_node
         self._dirty = self._new_buffer()
-        self._unlogged = Unlogged()
+        self._unlogged = Delta()
         leaving, self._leaving = self._leaving, set()
         for node in leaving - self._held:
             self._let_go(node)

@@ -38,7 +38,7 @@ RECORD_BYTES: Final = 1 << 20
 SPARE_BYTES: Final = 64 << 20
 """The log does not grow on a disk with less room than this."""
 
-_MAGIC: Final = 0x676F6C66
+_MAGIC: Final = 0x676F6C67
 _HEAD: Final = struct.Struct("<IIqqQ")  # magic, checksum of the rest, salt, number, bytes that follow
 _SUMMED: Final = struct.Struct("<qqQ")
 

@@ -1,12 +1,12 @@
-"""`Unlogged`: the changes since the last record of the sync log, or since the last flush; and how a record holds them.
+"""`Delta`: changes of a volume's rows that wait in memory; and how a record of the sync log holds them.
 
-All of them are in the dirty buffer as well. `StoredTree` notes each change here, with the volume's lock held.
+One is the dirty buffer: all changes since the last flush. Another one is `StoredTree._unlogged`: those since the last
+record or flush, which are in the dirty buffer as well. Both are noted with the volume's lock held.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from fusebackend.volumes.chunks import Chunk
@@ -14,15 +14,6 @@ from fusebackend.volumes.storage import Inode
 
 MAX_ITEMS: Final = 1000
 """With more changes than this a flush takes hardly longer than a record."""
-
-_COUNTS: Final = struct.Struct("<q6I")
-_INODE: Final = struct.Struct("<12q")
-_NAME: Final = struct.Struct("<qqH")
-_XATTRS: Final = struct.Struct("<qI")
-_XATTR: Final = struct.Struct("<II")
-_NODE: Final = struct.Struct("<q")
-_CUT: Final = struct.Struct("<qq")
-_PIECE: Final = struct.Struct("<qqIII")  # node, index, offset, size of the chunk, bytes that follow
 
 
 class Patch:
@@ -42,21 +33,28 @@ class Patch:
         self.logged = 0
         """So many of the pieces are in the sync log."""
 
+    @property
+    def new_pieces(self) -> Sequence[tuple[int, bytes]]:
+        """Those that are not in the sync log."""
+        return self.pieces[self.logged :]
+
     def apply(self, chunk: Chunk) -> None:
         for start, data in self.pieces:
             chunk.put(start, data)
 
 
-class Piece(NamedTuple):
+class LoggedBytes(NamedTuple):
     """Bytes of a chunk from `offset` on, which then has `size` bytes."""
 
+    node: int
+    idx: int
     offset: int
     size: int
     data: bytes
 
 
 class Changes(NamedTuple):
-    """A record, decoded. The fields are those of `DirtyBuffer`."""
+    """A record, in msgpack. The fields are those of `Delta`, but for the bytes: later ones over those before."""
 
     next_node: int
     dead: list[int]
@@ -64,21 +62,20 @@ class Changes(NamedTuple):
     names: dict[int, dict[bytes, int | None]]
     inodes: list[tuple[int, ...]]
     xattrs: dict[int, dict[bytes, bytes]]
-    pieces: list[tuple[int, int, Piece]]
-    """Node, index, and the bytes: later ones over those before."""
+    pieces: list[LoggedBytes]
 
 
-class Unlogged:
-    """Changes by what they are of; the fields are those of `DirtyBuffer`."""
+class Delta:
+    """Changes by what they are of."""
 
     def __init__(self) -> None:
         self.inodes: dict[int, Inode] = {}
-        self.names: dict[int, dict[bytes, int | None]] = {}
+        self.names: dict[int, dict[bytes, int | None]] = {}  # parent → name → node, None where the name is gone
         self.chunks: dict[tuple[int, int], Chunk] = {}
-        self.patches: dict[tuple[int, int], Patch] = {}
-        self.cuts: dict[int, int] = {}
+        self.patches: dict[tuple[int, int], Patch] = {}  # of chunks that are neither above nor in the cache
+        self.cuts: dict[int, int] = {}  # node → first chunk index that the file still has and that is gone
         self.xattrs: dict[int, Inode] = {}
-        self.dead: set[int] = set()
+        self.dead: set[int] = set()  # nodes that the file still has and that are gone
 
     def __bool__(self) -> bool:
         contents = self.chunks or self.patches or self.cuts
@@ -89,39 +86,28 @@ class Unlogged:
         items = len(self.inodes) + len(self.names) + len(self.chunks) + len(self.patches) + len(self.dead)
         if items > MAX_ITEMS:
             return False
-        return sum(len(data) for *_, data in self._pieces()) <= bound_bytes
+        size = sum(max(chunk.high - chunk.low, 0) for chunk in self.chunks.values())
+        return size + sum(len(data) for patch in self.patches.values() for _, data in patch.new_pieces) <= bound_bytes
 
-    def _pieces(self) -> Iterator[tuple[int, int, int, int, memoryview | bytes]]:
-        """The changed bytes, as node, index, offset, size of the chunk, bytes."""
+    def _pieces(self) -> Iterator[LoggedBytes]:
+        """The changed bytes."""
         for (node, index), chunk in self.chunks.items():
             if chunk.high > chunk.low:
-                yield node, index, chunk.low, len(chunk.data), memoryview(chunk.data)[chunk.low : chunk.high]
+                data = bytes(memoryview(chunk.data)[chunk.low : chunk.high])
+                yield LoggedBytes(node, index, chunk.low, len(chunk.data), data)
         for (node, index), patch in self.patches.items():
-            for start, data in patch.pieces[patch.logged :]:
-                yield node, index, start, patch.chunk_bytes, data
+            for start, data in patch.new_pieces:
+                yield LoggedBytes(node, index, start, patch.chunk_bytes, data)
 
     def encode(self, next_node: int) -> bytes:
         """Return what `decode` takes."""
-        names = [(parent, name, node) for parent, each in self.names.items() for name, node in each.items()]
+        import msgspec
+
+        inodes = list(map(row_of, self.inodes.values()))
+        xattrs = {node: inode.xattrs or {} for node, inode in self.xattrs.items()}
         pieces = list(self._pieces())
-        found: list[bytes | memoryview] = [
-            _COUNTS.pack(
-                next_node, len(self.dead), len(self.cuts), len(names), len(self.inodes), len(self.xattrs), len(pieces)
-            )
-        ]
-        found += map(_NODE.pack, self.dead)
-        found += [_CUT.pack(node, first) for node, first in self.cuts.items()]
-        for parent, name, node in names:
-            found += (_NAME.pack(parent, node or 0, len(name)), name)
-        found += [_INODE.pack(*row_of(inode)) for inode in self.inodes.values()]
-        for node, inode in self.xattrs.items():
-            values = inode.xattrs or {}
-            found.append(_XATTRS.pack(node, len(values)))
-            for name, value in values.items():
-                found += (_XATTR.pack(len(name), len(value)), name, value)
-        for *where, data in pieces:
-            found += (_PIECE.pack(*where, len(data)), data)
-        return b"".join(found)
+        changes = Changes(next_node, list(self.dead), self.cuts, self.names, inodes, xattrs, pieces)
+        return msgspec.msgpack.encode(changes)
 
 
 def row_of(inode: Inode) -> tuple[int, ...]:
@@ -132,39 +118,8 @@ def row_of(inode: Inode) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-class _Cursor:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def take(self, layout: struct.Struct) -> tuple[int, ...]:
-        found = layout.unpack_from(self._data, self._at)
-        self._at += layout.size
-        return found
-
-    def each(self, layout: struct.Struct, count: int) -> Iterator[tuple[int, ...]]:
-        for _ in range(count):
-            yield self.take(layout)
-
-    def bytes(self, size: int) -> bytes:
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-
 def decode(record: bytes) -> Changes:
     """Return the changes of a record whose checksum was right."""
-    cursor = _Cursor(record)
-    next_node, dead, cuts, names, inodes, xattrs, pieces = cursor.take(_COUNTS)
-    found = Changes(next_node, [node for (node,) in cursor.each(_NODE, dead)], {}, {}, [], {}, [])
-    found.cuts.update((node, first) for node, first in cursor.each(_CUT, cuts))
-    for parent, node, size in cursor.each(_NAME, names):
-        found.names.setdefault(parent, {})[cursor.bytes(size)] = node or None
-    found.inodes.extend(cursor.each(_INODE, inodes))
-    for node, count in cursor.each(_XATTRS, xattrs):
-        values = found.xattrs.setdefault(node, {})
-        for name_bytes, value_bytes in cursor.each(_XATTR, count):
-            name = cursor.bytes(name_bytes)
-            values[name] = cursor.bytes(value_bytes)
-    for node, index, offset, chunk_bytes, size in cursor.each(_PIECE, pieces):
-        found.pieces.append((node, index, Piece(offset, chunk_bytes, cursor.bytes(size))))
-    return found
+    import msgspec
+
+    return msgspec.msgpack.decode(record, type=Changes)

@@ -39,7 +39,6 @@ prune.py            which checkpoints may go, and their deletion
 lineage.py          the checkpoints of a line, and their files
 index.py            names, sizes and times of what is computed from a line; index_cache.py keeps them
 message_index.py    the same of its messages
-index_ahead.py      another process that makes both ahead of a walk through many threads
 documents.py        messages.jsonl and state.json
 overview.py         README.md, transcript.md, checkpoints.tsv
 conversation.py     messages as Markdown and files

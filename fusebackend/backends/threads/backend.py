@@ -29,8 +29,7 @@ from fusebackend.volumes.walk import PAGE_ENTRIES, FileWalk, names_of
 PARAMETERS = {
     "cache": Parameter(
         auto_or_off,
-        "auto (default): sizes of computed files are kept in the server's cache directory, for SQLite also by a second "
-        "process ahead of a walk through many threads; off: neither",
+        "auto (default): sizes of computed files are kept in the server's cache directory; off: they are not",
     ),
     **ON_EXISTS,
     "quiet_s": Parameter(seconds, "a run counts as ended after so many seconds without a new checkpoint"),

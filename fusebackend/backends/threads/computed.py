@@ -12,7 +12,15 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, NamedTuple
 
-from fusebackend.backends.threads.nodes import DirectoryNode, FileNode, Node, Nodes, TextFile, TreeDifference
+from fusebackend.backends.threads.nodes import (
+    DirectoryNode,
+    FileNode,
+    Node,
+    Nodes,
+    TextFile,
+    TreeDifference,
+    names_after,
+)
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 
@@ -36,15 +44,18 @@ class Document(FileNode):
     Args:
         look: gives the attributes, without making the bytes.
         make: makes the bytes. Damaged and OSError reach the caller.
+        repeats: see `Node`.
     """
 
-    __slots__ = ("_data", "_is_open", "_look", "_make")
+    __slots__ = ("_is_open", "_look", "_make", "repeats")
 
-    def __init__(self, nodes: Nodes, look: Callable[[], Look], make: Callable[[], bytes]) -> None:
+    def __init__(
+        self, nodes: Nodes, look: Callable[[], Look], make: Callable[[], bytes], *, repeats: bool = False
+    ) -> None:
         super().__init__(nodes, FILE_MODE)
+        self.repeats = repeats
         self._look = look
         self._make = make
-        self._data: bytes | None = None
         self._is_open = False
 
     def settle(self) -> Document:
@@ -53,9 +64,7 @@ class Document(FileNode):
         self.date(mtime_ns)
         return self
 
-    def data(self) -> bytes:
-        if self._data is not None:
-            return self._data
+    def _bytes(self) -> bytes:
         data = self._make()
         if self._is_open:
             self._data = data
@@ -64,11 +73,12 @@ class Document(FileNode):
     def load(self) -> None:
         if self.size > QUICK_BYTES:
             will_wait()
-        self._data = self._make()
+        super().load()
         self._is_open = True
 
     def unload(self) -> None:
-        self._data, self._is_open = None, False
+        super().unload()
+        self._is_open = False
 
     def expire(self) -> None:
         """Make the bytes anew: what they are made of has changed."""
@@ -87,7 +97,7 @@ class Fixed(FileNode):
         make: makes the bytes of an item. Damaged and OSError reach the caller.
     """
 
-    __slots__ = ("_data", "_item", "_make")
+    __slots__ = ("_item", "_make")
 
     never_changes = True
 
@@ -98,21 +108,17 @@ class Fixed(FileNode):
         self.resize(size)
         self._item = item
         self._make = make
-        self._data: bytes | None = None
 
-    def data(self) -> bytes:
-        return self._data if self._data is not None else self._make(self._item)
+    def _bytes(self) -> bytes:
+        return self._make(self._item)
 
     def load(self) -> None:
         if self.size > QUICK_BYTES:
             will_wait()
-        data = self._make(self._item)
-        if len(data) != self.size:
+        super().load()
+        if len(self.data()) != self.size:
+            self.unload()
             raise oserror(errno.ESTALE)
-        self._data = data
-
-    def unload(self) -> None:
-        self._data = None
 
 
 class Rewritten(Document):
@@ -124,8 +130,10 @@ class Rewritten(Document):
 
     __slots__ = ("_latest", "_nodes")
 
-    def __init__(self, nodes: Nodes, look: Callable[[], Look], make: Callable[[], bytes]) -> None:
-        super().__init__(nodes, look, make)
+    def __init__(
+        self, nodes: Nodes, look: Callable[[], Look], make: Callable[[], bytes], *, repeats: bool = False
+    ) -> None:
+        super().__init__(nodes, look, make, repeats=repeats)
         self._nodes = nodes
         self._latest: weakref.ref[TextFile] | None = None
 
@@ -141,22 +149,6 @@ class Rewritten(Document):
     def expire(self) -> None:
         super().expire()
         self._latest = None
-
-
-class RewrittenPage(Rewritten):
-    """A `Rewritten` that says what other files say."""
-
-    __slots__ = ()
-
-    repeats = True
-
-
-class Page(Document):
-    """A document that says what other files say: a search passes over it unless it is named."""
-
-    __slots__ = ()
-
-    repeats = True
 
 
 class Link(Node):
@@ -213,7 +205,7 @@ class ComputedDirectory(DirectoryNode):
 
     def page(self, after: bytes, limit: int) -> list[tuple[bytes, Node]]:
         shown = self._current()
-        return [(name, self._node(name, shown[name])) for name in self._names_after(shown, after, limit)]
+        return [(name, self._node(name, shown[name])) for name in names_after(shown, after, limit)]
 
     def refresh(self, difference: TreeDifference, *, everything: bool) -> None:
         """Update the names, if somebody has seen them. With `everything`, any node may have changed."""
@@ -222,7 +214,6 @@ class ComputedDirectory(DirectoryNode):
         before, self._shown = self._shown, self._names()
         if not everything and before == self._shown:
             return
-        self.renamed()
         for name in before.keys() - self._shown.keys():
             node = self._alive(name)
             self._made.pop(name, None)
@@ -244,7 +235,6 @@ class ComputedDirectory(DirectoryNode):
         if not self._nodes.holds(self.node) and not any(map(self._nodes.known, self._made.values())):
             self._shown = None
             self._made.clear()
-            self.renamed()
 
     def _current(self) -> Names:
         self._fresh()

@@ -21,7 +21,6 @@ from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, plain
 from fusebackend.backends.threads.lineage import Lineage, Moment
 from fusebackend.backends.threads.message_index import (
-    FORMAT,
     MAX_NOTE_CHARS,
     MessageIndex,
     kept_of,
@@ -95,7 +94,7 @@ class LineIndex:
         self.talk = talk
         self._clear()
         if cache is not None:
-            self._restore(cache.get(lineage.place, PART, Kept))
+            self._restore(cache.get(lineage.place, PART, KeptSteps))
 
     def _clear(self) -> None:
         self.steps: list[Step] = []
@@ -103,8 +102,8 @@ class LineIndex:
         self.state_bytes = 0
         self._files: Recent[str, Files] = Recent(RECENT_FILES)
 
-    def _restore(self, found: Kept | None) -> None:
-        if found is None or found.format != FORMAT:
+    def _restore(self, found: KeptSteps | None) -> None:
+        if found is None:
             return
         self.steps, self.state_bytes = found.steps, found.state_bytes
         self.names = {step.name.encode("utf-8", "surrogateescape"): place for place, step in enumerate(self.steps)}
@@ -223,7 +222,7 @@ class LineIndex:
     def _end(self) -> None:
         self.state_bytes = len(documents.state_now(self._lineage))
         if self._cache is not None:
-            self._cache.put(self._lineage.place, PART, Kept(FORMAT, self.steps, self.state_bytes))
+            self._cache.put(self._lineage.place, PART, KeptSteps(self.steps, self.state_bytes))
 
     # -- contents ----------------------------------------------------------------------------------------------
 
@@ -246,10 +245,9 @@ class LineIndex:
         return None
 
 
-class Kept(NamedTuple):
+class KeptSteps(NamedTuple):
     """What the cache has of a line's steps."""
 
-    format: int
     steps: list[Step]
     state_bytes: int
 

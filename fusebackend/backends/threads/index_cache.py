@@ -24,6 +24,9 @@ from fusebackend.databases.sqlite import bound, open_file, primary
 if TYPE_CHECKING:
     import msgspec
 
+FORMAT: Final = 8
+"""Of an index. Any other number, and any change in how documents look, is a reason to read the line again."""
+
 MAX_BYTES: Final = 256 << 20
 """Of the file. A larger one is removed when it is opened."""
 
@@ -101,7 +104,7 @@ class IndexCache:
 
 
 def _key(place: Place, part: str) -> tuple[object, object, str]:
-    return bound(place.thread), bound(place.namespace), part
+    return bound(place.thread), bound(place.namespace), f"{part} {FORMAT}"
 
 
 @functools.cache

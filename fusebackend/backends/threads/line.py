@@ -36,14 +36,11 @@ from fusebackend.backends.threads.computed import (
     Link,
     Look,
     Names,
-    Page,
     Rewritten,
-    RewrittenPage,
 )
 from fusebackend.backends.threads.conversation import files_of
 from fusebackend.backends.threads.database.rows import Damaged, time_ns_of
 from fusebackend.backends.threads.index import LineIndex, Step
-from fusebackend.backends.threads.index_ahead import IndexAhead
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.message_index import MessageIndex, RecentFiles, Said
@@ -130,7 +127,6 @@ class Shared(NamedTuple):
     nodes: Nodes
     found: TreeDifference
     cache: IndexCache | None
-    ahead: IndexAhead | None
     conversations: Conversations
     files: RecentFiles
 
@@ -163,10 +159,15 @@ class Line:
         self._documents: dict[bytes, Document] = {
             MESSAGES_JSONL: self._document(Document, self._messages_bytes, self._messages_now),
             STATE: self._document(Rewritten, self._state_bytes, self._state_now),
-            README: self._page(RewrittenPage, lambda index: len(self._readme(index)), self._readme),
-            CHECKPOINTS: self._page(Page, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv),
+            README: self._page(Rewritten, lambda index: len(self._readme(index)), self._readme),
+            CHECKPOINTS: self._page(
+                Document, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv
+            ),
             TRANSCRIPT: self._document(
-                Page, lambda: self._transcript_bytes(self.talk()), lambda: self._transcript(self.talk())
+                Document,
+                lambda: self._transcript_bytes(self.talk()),
+                lambda: self._transcript(self.talk()),
+                repeats=True,
             ),
         }
         computed = {directory.name: directory for directory in self._computed}
@@ -212,8 +213,6 @@ class Line:
         self.fresh()
         talk = self._some_talk()
         if self._talked != self.version:
-            if not talk.said and self.shared.ahead is not None:
-                self.shared.ahead.missed(self.lineage.place, "messages")
             talk.refresh()
             self._talked = self.version
         return talk
@@ -224,8 +223,6 @@ class Line:
         if self._index is None:
             self._index, self._indexed = LineIndex(self.lineage, self._some_talk(), self.shared.cache), -1
         if self._indexed != self.version:
-            if not self._index.steps and self.shared.ahead is not None:
-                self.shared.ahead.missed(self.lineage.place, "all")
             self._index.refresh()
             self._indexed = self._talked = self.version
         return self._index
@@ -260,7 +257,9 @@ class Line:
 
     # -- documents ---------------------------------------------------------------------------------------------
 
-    def _document(self, kind: type[Document], size: Callable[[], int], make: Callable[[], bytes]) -> Document:
+    def _document(
+        self, kind: type[Document], size: Callable[[], int], make: Callable[[], bytes], *, repeats: bool = False
+    ) -> Document:
         """A document whose size is worked out once for each version of the line."""
         measured = (-1, 0)  # a version, and the size then
 
@@ -271,12 +270,12 @@ class Line:
                 measured = self.version, size()
             return Look(measured[1], self.time_ns)
 
-        return kind(self.nodes, look, make)
+        return kind(self.nodes, look, make, repeats=repeats)
 
     def _page(
         self, kind: type[Document], size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]
     ) -> Document:
-        return self._document(kind, lambda: size(self.index()), lambda: make(self.index()))
+        return self._document(kind, lambda: size(self.index()), lambda: make(self.index()), repeats=True)
 
     def _messages_bytes(self) -> int:
         """Only the newest checkpoint is read where nothing else has needed the index."""
@@ -529,7 +528,6 @@ class FilesDirectory(DirectoryNode):
         for name in [name for name, node in entries.items() if not _same_kind(node, target.get(name))]:
             gone = entries.pop(name)
             gone.nlink = 0
-            directory.renamed()
             directory.date(self.mtime_ns)
             difference.deleted(directory, name, gone)
         for name, item in target.items():
@@ -548,7 +546,6 @@ class FilesDirectory(DirectoryNode):
         self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, difference: TreeDifference
     ) -> None:
         entries[name] = node
-        directory.renamed()
         directory.date(self.mtime_ns)
         difference.created(directory, name, node)
 
@@ -625,7 +622,7 @@ class HeadFile(FileNode):
         self.date(record.mtime_ns)
         self.resize(record.size)
 
-    def data(self) -> bytes:
+    def _bytes(self) -> bytes:
         return self.record.data()
 
     def xattrs(self) -> dict[bytes, bytes]:
@@ -639,14 +636,14 @@ class OpenHeadFile(FileNode):
     `81`. A version that begins with all that this one has takes its place, for `tail -f`.
     """
 
-    __slots__ = ("_data", "_file", "_record")
+    __slots__ = ("_file", "_record", "_seen")
 
     def __init__(self, nodes: Nodes, file: HeadFile) -> None:
         """EIO as `Record.data`."""
         super().__init__(nodes, FILE_MODE)
         self._file = file
         self._record = file.record
-        self._data = file.record.data()
+        self._seen = file.record.data()
         self._show()
 
     def settle(self) -> OpenHeadFile:
@@ -658,14 +655,16 @@ class OpenHeadFile(FileNode):
         if latest is not self._record:
             self._record = latest
             data = latest.data() if latest.error is None else b""
-            if data.startswith(self._data):
-                self._data = data
+            if data.startswith(self._seen):
+                self._seen = data
                 self._show()
-        return self._data
+        return self._seen
+
+    _bytes = data
 
     def _show(self) -> None:
         self.date(self._record.mtime_ns)
-        self.resize(len(self._data))
+        self.resize(len(self._seen))
 
 
 class Head(FilesDirectory):

@@ -26,9 +26,6 @@ from fusebackend.backends.threads.json_text import compact, encoded, plain
 from fusebackend.backends.threads.lineage import Lineage, Moment
 from fusebackend.base.waiting import will_wait
 
-FORMAT: Final = 8
-"""Of a cached index. Any other number, and any change in how documents look, is a reason to read the line again."""
-
 PART: Final = "messages"
 """Of a line, in the cache."""
 
@@ -133,7 +130,7 @@ class MessageIndex:
         self._files = files
         self.clear()
         if cache is not None:
-            self._restore(cache.get(lineage.place, PART, Kept))
+            self._restore(cache.get(lineage.place, PART, KeptMessages))
 
     def clear(self) -> None:
         self.said: list[Said] = []
@@ -325,8 +322,7 @@ class MessageIndex:
 
     def _keep(self) -> None:
         if self._cache is not None:
-            kept = Kept(
-                FORMAT,
+            kept = KeptMessages(
                 self.said,
                 self.messages,
                 self.last,
@@ -337,8 +333,8 @@ class MessageIndex:
             )
             self._cache.put(self._lineage.place, PART, kept)
 
-    def _restore(self, found: Kept | None) -> None:
-        if found is None or found.format != FORMAT:
+    def _restore(self, found: KeptMessages | None) -> None:
+        if found is None:
             return
         self.said, self.messages, self.last, self._ids = found.said, found.messages, found.last, found.ids
         self._titles, self._models = dict(found.titles), dict(found.models)
@@ -346,10 +342,9 @@ class MessageIndex:
         self._sort()
 
 
-class Kept(NamedTuple):
+class KeptMessages(NamedTuple):
     """What the cache has of a line's messages."""
 
-    format: int
     said: list[Said]
     messages: list[IndexedMessage]
     last: list[tuple[int, int]]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 import time
 import weakref
 from collections import OrderedDict
@@ -21,7 +20,6 @@ from typing import Final
 from fusebackend.backends.threads.computed import ComputedDirectory, Link, Names
 from fusebackend.backends.threads.conversation import slug, title
 from fusebackend.backends.threads.database.rows import Damaged, Database, Place, time_ns_of
-from fusebackend.backends.threads.index_ahead import IndexAhead
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.line import Conversations, Entries, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
@@ -56,9 +54,7 @@ class Tree:
         self.found = TreeDifference()
         self.used_at = 0.0  # by a call of the volume; in the seconds of `time.monotonic`
         self.cache = IndexCache(database.identity) if cache and database.identity is not None else None
-        file = database.file if self.cache is not None and len(os.sched_getaffinity(0)) > 1 else None
-        self.ahead = IndexAhead(file) if file is not None else None
-        self._shared = Shared(self.nodes, self.found, self.cache, self.ahead, Conversations(), RecentFiles())
+        self._shared = Shared(self.nodes, self.found, self.cache, Conversations(), RecentFiles())
         self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[Place, Line] = OrderedDict()
         self.root = Root(self)
@@ -245,15 +241,12 @@ class Subgraphs(DirectoryNode):
         before = bool(self._entries)
         for name in [name for name in self._entries if name not in spaces]:
             difference.deleted(self, name, self._entries.pop(name))
-            self.renamed()
         for name, space in spaces.items():
             if name not in self._entries:
                 self._entries[name] = LineDirectory(self._tree, self, name, Place(self._thread, space))
                 difference.created(self, name, self._entries[name])
-                self.renamed()
         assert self.parent is not None
         if bool(self._entries) != before:
-            self.parent.renamed()
             if before:
                 difference.deleted(self.parent, self.name, self)
             else:
@@ -400,16 +393,13 @@ class Root(DirectoryNode):
         time_ns = (time_ns_of(checkpoint) if checkpoint is not None else None) or 0
         node = self._entries[name] = ThreadDirectory(self._tree, self, name, thread, time_ns)
         difference.created(self, name, node)
-        self.renamed()
         return node
 
     def _remove(self, name: bytes, difference: TreeDifference) -> None:
         node = self._entries.pop(name)
         node.gone = True
         node.nlink = 0
-        node.renamed()
         difference.deleted(self, name, node)
-        self.renamed()
 
 
 def _name_of(thread: str) -> bytes:

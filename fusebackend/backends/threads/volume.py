@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from fusebackend.backends.threads.computed import Link
 from fusebackend.backends.threads.database.activity import QUIET_S, RunWatch
@@ -34,6 +34,8 @@ from fusebackend.remote.volume import RemoteVolume
 from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FEED_INTERVAL_S: Final = 0.25
 """How often the database is queried for news while there are caches or watchers."""
@@ -192,19 +194,12 @@ class ThreadsVolume(NativeVolume):
             self._tree.shrink()
         heap.give_back()
 
-    def index_ahead(self) -> None:
-        """Start another process if a walk needs one, see `IndexAhead`."""
-        if self._tree.ahead is not None:
-            self._tree.ahead.tend()
-
     @property
     def has_listeners(self) -> bool:
         return bool(self._subscribers or self._observers)
 
     def close(self) -> None:
         self._feed.stop()
-        if self._tree.ahead is not None:
-            self._tree.ahead.close()
         with self.lock:
             self._database.close()
             if self._tree.cache is not None:
@@ -299,7 +294,6 @@ class Feed:
             try:
                 if self._volume.has_listeners:
                     self._volume.follow()
-                    self._volume.index_ahead()
                 self._volume.tidy()
                 failed = False
             except OSError as error:
@@ -474,67 +468,58 @@ class WritableThreadsVolume(ThreadsVolume):
 
     # -- changing ----------------------------------------------------------------------------------------------
 
-    def _writable(self, number: int, name: bytes | None = None) -> Inner:
+    def _writable(self, number: int) -> Inner:
         """A node in a head that may be written to. EROFS, EBUSY, ENOTSUP."""
         inner = self._inner(number)
         if inner is None:
-            raise oserror(errno.EROFS, name)
+            raise oserror(errno.EROFS)
         self.poll()
         inner.head.fresh().files.require_idle()
         return inner
 
-    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+    def _write(self, verb: Callable[..., T], number: int, *arguments: Any) -> T:
+        """Call a verb of the head that a node is in, with the number that the node has there."""
         with self._asked:
-            head, node = self._writable(parent, name)
-            return head.shown(head.tree.mknod(node, name, mode, rdev, caller))
+            head, node = self._writable(number)
+            found = verb(head.tree, node, *arguments)
+            return cast("T", head.shown(found)) if isinstance(found, Attr) else found
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        return self._write(RemoteVolume.mknod, parent, name, mode, rdev, caller)
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        with self._asked:
-            head, node = self._writable(parent, name)
-            return head.shown(head.tree.mkdir(node, name, mode, caller))
+        return self._write(RemoteVolume.mkdir, parent, name, mode, caller)
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
-        with self._asked:
-            head, node = self._writable(parent, name)
-            return head.shown(head.tree.create(node, name, mode, flags, caller))
+        return self._write(RemoteVolume.create, parent, name, mode, flags, caller)
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        with self._asked:
-            head, node = self._writable(parent, name)
-            return head.tree.symlink(node, name, target, caller)
+        return self._write(RemoteVolume.symlink, parent, name, target, caller)
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         with self._asked:
-            head, parent = self._writable(new_parent, new_name)
+            head, parent = self._writable(new_parent)
             return head.tree.link(node, parent, new_name)
 
     def unlink(self, parent: int, name: bytes) -> None:
-        with self._asked:
-            head, node = self._writable(parent, name)
-            head.tree.unlink(node, name)
+        self._write(RemoteVolume.unlink, parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
-        with self._asked:
-            head, node = self._writable(parent, name)
-            head.tree.rmdir(node, name)
+        self._write(RemoteVolume.rmdir, parent, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self._asked:
-            head, node = self._writable(parent, name)
-            other, new_node = self._writable(new_parent, new_name)
+            head, node = self._writable(parent)
+            other, new_node = self._writable(new_parent)
             if other is not head:
                 raise oserror(errno.EXDEV, new_name)
             head.tree.rename(node, name, new_node, new_name, flags)
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        with self._asked:
-            head, inner = self._writable(node)
-            return head.shown(head.tree.setattr(inner, changes))
+        return self._write(RemoteVolume.setattr, node, changes)
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        with self._asked:
-            head, inner = self._writable(node)
-            head.tree.setxattr(inner, name, value)
+        self._write(RemoteVolume.setxattr, node, name, value)
 
     def removexattr(self, node: int, name: bytes) -> None:
         with self._asked:

@@ -23,6 +23,7 @@ import contextlib
 import copy
 import errno
 import functools
+import itertools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,9 +34,8 @@ import msgspec
 
 from fusebackend.base.batches import by_size
 from fusebackend.control import rendezvous, wire
-from fusebackend.control.client.client_connection import AnsweredError, Connection, ServerLost
+from fusebackend.control.client.client_connection import AnsweredError, Connection, RemoteWatch, ServerLost
 from fusebackend.control.client.pool import Pool, Take
-from fusebackend.control.client.remote_watch import RemoteWatch
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
 from fusebackend.control.following import follow, new_approvals
 from fusebackend.control.limits import MAX_ITEMS
@@ -190,17 +190,7 @@ class Client(MountProtocol):
 
     async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         contents: dict[int, bytearray] = {}
-
-        def take(params: Mapping[str, Any]) -> None:
-            contents.setdefault(params["index"], bytearray()).extend(msgspec.convert(params["data"], bytes))
-
-        asked = list(paths)
-        try:
-            answers: list[FileDownloadResponse] = await self._call(
-                list[FileDownloadResponse], "download_files", {"paths": asked, "stream": True}, take
-            )
-        except Failures as error:
-            return [FileDownloadResponse(path, error=str(error)) for path in asked]
+        answers = await self._fetch(paths, lambda index, piece: contents.setdefault(index, bytearray()).extend(piece))
         for index, answer in enumerate(answers):
             if answer.error is None:
                 answer.content = bytes(contents.get(index, b""))
@@ -208,17 +198,19 @@ class Client(MountProtocol):
 
     def fetch(self, paths: Sequence[str], take: Callable[[int, bytes], None]) -> list[FileDownloadResponse]:
         """`download_files` of files of any size: `take` gets an index and bytes as they come, the answers have none."""
+        return finished(self._now._fetch(paths, take))
+
+    async def _fetch(self, paths: Iterable[str], take: Callable[[int, bytes], None]) -> list[FileDownloadResponse]:
+        asked = list(paths)
+
+        def taken(piece: Mapping[str, Any]) -> None:
+            take(piece["index"], msgspec.convert(piece["data"], bytes))
+
         try:
-            return finished(
-                self._now._call(
-                    list[FileDownloadResponse],
-                    "download_files",
-                    {"paths": list(paths), "stream": True},
-                    lambda piece: take(piece["index"], msgspec.convert(piece["data"], bytes)),
-                )
-            )
+            params = {"paths": asked, "stream": True}
+            return await self._call(list[FileDownloadResponse], "download_files", params, taken)
         except Failures as error:
-            return [FileDownloadResponse(path, error=str(error)) for path in paths]
+            return [FileDownloadResponse(path, error=str(error)) for path in asked]
 
     async def areal_paths(self, wanted: list[str]) -> list[str | None]:
         found: list[str | None] = []
@@ -228,11 +220,8 @@ class Client(MountProtocol):
         return found
 
     async def aappend(self, path: str, pieces: Iterable[bytes]) -> None:
-        waits = self._waits
         try:
-            async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
-                await _stage(connection, waits, token, pieces)
-                await connection.call(waits, type(None), "append", {"path": path, "staged": token})
+            await self._staged(type(None), "append", [pieces], lambda token: {"path": path, "staged": token})
         except AnsweredError as error:
             raise error.as_exception(path) from None
 
@@ -272,12 +261,11 @@ class Client(MountProtocol):
         return finished(self._now._send(path, pieces))
 
     async def _send(self, path: str, pieces: Iterable[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
-        waits = self._waits
+        def params(token: str) -> Mapping[str, Any]:
+            return {"files": [{"path": path, "staged": token, **when}]}
+
         try:
-            async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
-                await _stage(connection, waits, token, pieces)
-                files = [{"path": path, "staged": token, **when}]
-                return (await connection.call(waits, list[FileUploadResponse], "upload_files", {"files": files}))[0]
+            return (await self._staged(list[FileUploadResponse], "upload_files", [pieces], params))[0]
         except Failures as error:
             return FileUploadResponse(path, str(error))
 
@@ -472,21 +460,37 @@ class Client(MountProtocol):
         take: Take | None = None,
         staged: Mapping[str, str] = NOTHING,
     ) -> T:
-        """A call. Of the parameters in `staged`, those that are too long for a message go first, over the same
-        connection, and their tokens under the names given there."""
+        """A call. Of the parameters in `staged`, those that are too long for a message go first, and their tokens under
+        the names given there."""
         long = {name: content for name in staged if (content := _content(params[name])) is not None}
-        waits = self._waits
+        if long:
+            rest = {name: value for name, value in params.items() if name not in long}
+            names = [staged[name] for name in long]
+            contents = [(content,) for content in long.values()]
+            return await self._staged(
+                kind, verb, contents, lambda *tokens: {**rest, **dict(zip(names, tokens, strict=True))}, take
+            )
         async with self._place():
-            if not long:
-                return await self._pool.call(waits, kind, verb, params, take)
-            async with self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
-                rest = {name: value for name, value in params.items() if name not in long}
-                for number, (name, content) in enumerate(long.items()):
-                    if number:
-                        token = await connection.call(waits, str, "stage", {"data": b""})
-                    await _stage(connection, waits, token, (content,))
-                    rest[staged[name]] = token
-                return await connection.call(waits, kind, verb, rest, take)
+            return await self._pool.call(self._waits, kind, verb, params, take)
+
+    async def _staged(
+        self,
+        kind: type[T],
+        verb: str,
+        contents: Sequence[Iterable[bytes]],
+        params: Callable[..., Mapping[str, Any]],
+        take: Take | None = None,
+    ) -> T:
+        """A call whose contents go before it, over the same connection: what is staged belongs to that. `params` makes
+        its parameters of their tokens."""
+        waits, tokens = self._waits, list[str]()
+        async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
+            for pieces in contents:
+                token = await connection.call(waits, str, "stage", {"data": b""}) if tokens else token
+                tokens.append(token)
+                for part in itertools.chain.from_iterable(map(_pieces, pieces)):
+                    await connection.call(waits, str, "stage", {"data": part, "token": token})
+            return await connection.call(waits, kind, verb, params(*tokens), take)
 
     def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
         """One of the places that a loop has for calls; a thread that blocks needs none."""
@@ -554,12 +558,6 @@ def _content(value: Any) -> bytes | None:
     if isinstance(value, str) and len(value) > STAGED_CHARACTERS:
         return value.encode("utf-8", "surrogatepass")
     return value if isinstance(value, bytes) and len(value) > PIECE_BYTES else None
-
-
-async def _stage(connection: Connection, waits: Waits, token: str, pieces: Iterable[bytes]) -> None:
-    for piece in pieces:
-        for part in _pieces(piece):
-            await connection.call(waits, str, "stage", {"data": part, "token": token})
 
 
 def _upload_size(item: tuple[str, bytes, Conditions]) -> int:

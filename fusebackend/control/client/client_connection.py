@@ -1,4 +1,5 @@
-"""`Connection`: a client's end of one connection to a control server, carrying one call at a time.
+"""`Connection`: a client's end of one connection to a control server, carrying one call at a time, or the changes of a
+watch (`RemoteWatch`).
 
 A call may take as long as it likes, for a server that is alive: when nothing has come for a while, that is asked over
 another connection. Each call is given its way to wait (`waits.py`): a connection is bound to no loop and no thread, and
@@ -12,6 +13,7 @@ import errno
 import itertools
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -20,10 +22,11 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from fusebackend.base import errors
+from fusebackend.base.errors import UserError
 from fusebackend.control import rendezvous, wire
-from fusebackend.control.client.waits import Waits
+from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
 from fusebackend.control.wire import Closed, Incoming, Lines
-from fusebackend.protocol import PLAIN, SERVED, Actor, current_actor
+from fusebackend.protocol import PLAIN, SERVED, Actor, FileEvent, current_actor
 
 MAX_ANSWER_BYTES = 1 << 30
 """The longest message a client takes. Longer contents come in pieces."""
@@ -56,7 +59,19 @@ class TurnedAway(NotSent):
     """It has no room for this connection, or not any more: nothing has been done."""
 
 
-class AnsweredError(Exception):
+class InvalidCall(UserError, ValueError):
+    """The server does not take the parameters of a call."""
+
+
+class FailedCall(UserError, RuntimeError):
+    """The server says why a call came to nothing, which no errno does."""
+
+
+class NotSupported(UserError, NotImplementedError):
+    """The mounted backend can't do this."""
+
+
+class AnsweredError(UserError):
     """The server answered with an error."""
 
     def __init__(self, error: wire.ErrorObject) -> None:
@@ -71,10 +86,10 @@ class AnsweredError(Exception):
             path: that the call names.
         """
         if self.code == wire.INVALID_PARAMS:
-            return ValueError(str(self))
+            return InvalidCall(str(self))
         if self.code == wire.SYSTEM_ERROR:
             return errors.about(OSError(self.data.get("errno", errno.EIO), str(self)), path)
-        return RuntimeError(str(self))
+        return FailedCall(str(self))
 
 
 class Connection:
@@ -256,7 +271,7 @@ class Connection:
             if message.error.code == wire.BUSY and message.id is None:
                 raise TurnedAway(self._turned_away(message.error))
             if message.error.code == wire.NOT_SUPPORTED:
-                raise NotImplementedError(message.error.message)
+                raise NotSupported(message.error.message)
             raise AnsweredError(message.error)
         if message.result is msgspec.UNSET:
             raise self._strange("no result")
@@ -268,6 +283,74 @@ class Connection:
 
     def _strange(self, what: object) -> ServerLost:
         return ServerLost(f"the server of '{self.mountpoint}' does not speak this protocol: {what}")
+
+
+class RemoteWatch:
+    """An iterator of `FileEvent`s like `vfs.feed.Watch`, over a connection that has subscribed to them, and is its own
+    from now on."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """End it, from any thread; an iteration under way ends."""
+        self._closed.set()
+        self._connection.close()
+
+    def end(self) -> None:
+        """Have a step that is awaited come to its end, which is followed by `close`. A loop would not notice that a
+        descriptor which it watches is closed (epoll(7))."""
+        self._closed.set()
+        self._connection.hang_up()
+
+    def __enter__(self) -> RemoteWatch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __iter__(self) -> RemoteWatch:
+        return self
+
+    def __next__(self) -> FileEvent:
+        event = self.get()
+        if event is None:
+            raise StopIteration
+        return event
+
+    def get(self, timeout_s: float | None = None) -> FileEvent | None:
+        """The next change; None when none came in time, or the watch is closed.
+
+        Raises:
+            ServerLost: the server has ended.
+        """
+        return finished(self._next(BLOCKING, timeout_s))
+
+    async def aget(self) -> FileEvent | None:
+        """`get`, awaited."""
+        return await self._next(AWAITING, None)
+
+    async def _next(self, waits: Waits, timeout_s: float | None) -> FileEvent | None:
+        while not self._closed.is_set():
+            try:
+                if not await self._connection.waiting(waits, timeout_s):
+                    return None
+                message = await self._connection.next(waits)
+            except (OSError, ValueError) as error:  # closing from another thread shows as any of these
+                if self._closed.is_set():
+                    return None
+                if not isinstance(error, ServerLost):
+                    raise
+                raise ServerLost(f"the server of '{self._connection.mountpoint}' has ended") from None
+            if message.error is not None:
+                raise ServerLost(
+                    f"the server of '{self._connection.mountpoint}' tells of no more changes: {message.error.message}"
+                )
+            if message.method == "change" and message.params is not msgspec.UNSET:
+                params: dict[str, Any] = wire.decode_any(message.params)
+                return wire.convert(params["event"], FileEvent)
+        return None
 
 
 async def _connected(waits: Waits, address: str) -> socket.socket:

@@ -17,8 +17,8 @@ from fusebackend.control import wire
 from fusebackend.control.limits import MAX_ANSWER_BYTES
 from fusebackend.control.server.limiter import ASLEEP, SUBSCRIPTIONS, WORK, Place, Share
 from fusebackend.control.verbs import SocketVerb
-from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Request, Response, WireError
-from fusebackend.protocol import Actor, FileEvent, acting
+from fusebackend.control.wire import Closed, ErrorObject, Failure, Notification, Request, Response, WireError
+from fusebackend.protocol import FileEvent, acting
 
 if TYPE_CHECKING:
     from fusebackend.control.server.server_connection import Connection
@@ -59,7 +59,7 @@ class RunningCall:
         self.key: Any = request.id if self.answered else object()
         self.verb = verb
         self.apart: Place | None = None
-        self._connection = connection
+        self.connection = connection
         self._actor = connection.actor
         self._params = params
         self._share = share
@@ -75,7 +75,7 @@ class RunningCall:
         try:
             try:
                 with self.place, budget.limited(None, cancelled=self.cancelled, host=self), acting(self._actor):
-                    if self.verb.changes and self._connection.server.read_only:
+                    if self.verb.changes and self.connection.server.read_only:
                         raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
                     result = self.verb.run(self, self._params)
                     if self.answered:
@@ -88,9 +88,9 @@ class RunningCall:
             finally:
                 self._params = result = None  # neither is needed while a slow client reads
                 if self.apart is not None:
-                    self._connection.call_done(self)
+                    self.connection.call_done(self)
             if answer:
-                self._connection.send(answer)
+                self.connection.send(answer)
             if self._subscribed is not None:
                 self._subscribed.start()  # its events come after the answer that names it
         except Closed:
@@ -98,12 +98,12 @@ class RunningCall:
         finally:
             self._share.close()
             if self.apart is not None:
-                self._connection.call_ended(self.apart)
+                self.connection.call_ended(self.apart)
         return True
 
     def _encoded(self, result: Any) -> bytearray:
         if self.cancelled.is_set() and not self.verb.changes:  # the outcome of a change is sent in any case
-            raise WireError(wire.CANCELLED, self._connection.why_cancelled)
+            raise WireError(wire.CANCELLED, self.connection.why_cancelled)
         line = wire.encode(Response(self.key, result))
         if len(line) > MAX_ANSWER_BYTES:
             raise WireError(
@@ -120,23 +120,11 @@ class RunningCall:
 
     def notify_of(self, method: str, params: Callable[[], Mapping[str, Any]]) -> None:
         if self.answered:
-            self._connection.send(lambda: wire.encode(Notification(method, {"call": self.key, **params()})))
-
-    def introduce(self, actor: Actor) -> None:
-        self._connection.introduce(actor)
-
-    def look_through(self, view: str) -> None:
-        self._connection.look_through(view)
-
-    def cancel(self, call: CallId) -> bool:
-        return self._connection.cancel(call)
+            self.connection.send(lambda: wire.encode(Notification(method, {"call": self.key, **params()})))
 
     def subscribe(self, path: str) -> str:
-        self._subscribed = self._connection.subscribe(path)
+        self._subscribed = self.connection.subscribe(path)
         return self._subscribed.name
-
-    def unsubscribe(self, subscription: str) -> bool:
-        return self._connection.unsubscribe(subscription)
 
 
 def _told(error: Exception) -> ErrorObject:

@@ -11,6 +11,7 @@ from fusebackend.testing.branches.by_path import Shown, shown
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.merges import Merges
+from fusebackend.trees.merge.run import MainTree
 from fusebackend.trees.snapshots import Snapshots
 
 
@@ -49,7 +50,7 @@ class Branched:
         snapshots = Snapshots(self.volumes)
         self.branches = Branches(self.directory, self.volumes, snapshots, Hidden())
         self.branches.open()
-        self.merges = Merges(self.branches, self.volumes, lambda: ())
+        self.merges = Merges(MainTree(self.branches, self.volumes, lambda: ()))
 
     @property
     def branch(self) -> BranchVolume:

@@ -30,8 +30,10 @@ from fusebackend.testing.branches.by_path import (
     symlink,
     write,
 )
+from fusebackend.testing.posix.case import refused
 from fusebackend.testing.snapshots.copy import Copied, but_atimes, copy_of, read_once
-from fusebackend.testing.snapshots.scene import make_scene, refused, wreck_scene
+from fusebackend.testing.snapshots.scene import make_scene, overwrite, wreck_scene
+from fusebackend.trees.branch_volume import BranchVolume
 
 LARGE = bytes(range(256)) * 800
 LINES = [b"%d\n" % number for number in range(30)]
@@ -66,13 +68,6 @@ def _contents(volume: Volume) -> dict[bytes, tuple[int, bytes]]:
     return {path: (file.type, file.data) for path, file in shown(volume, modes=False).items()}
 
 
-def _overwrite(volume: Volume, path: bytes, offset: int, data: bytes) -> None:
-    node = at(volume, path).node
-    volume.open(node, os.O_RDWR)
-    volume.write(node, offset, data)
-    volume.release(node, os.O_RDWR)
-
-
 def _conflicts(result: MergeResult) -> list[str]:
     return sorted(each.path for each in result.conflicts)
 
@@ -87,17 +82,20 @@ class BranchCases:
         yield made
         made.close()
 
+    @pytest.fixture
+    def branch(self, branched: Branched) -> BranchVolume:
+        return branched.branch
+
     # -- what is in it -----------------------------------------------------------------------------------------
 
     def test_it_begins_with_what_the_volume_has(self, branched: Branched) -> None:
         assert shown(branched.branch) == shown(branched.main)
         assert branched.branch.changed_names() == 0
 
-    def test_nothing_changes_below(self, branched: Branched) -> None:
+    def test_nothing_changes_below(self, branched: Branched, branch: BranchVolume) -> None:
         """Every kind of change of what is there; names, attributes, times and bytes below are as before."""
         before = _state(branched.main)
-        branch = branched.branch
-        _overwrite(branch, b"large", 70_000, b"changed")
+        overwrite(branch, at(branch, b"large").node, 70_000, b"changed")
         replace(branch, b"lines", b"replaced")
         chmod(branch, b"d/x", 0o4711)
         branch.setxattr(at(branch, b"d").node, b"user.name", b"value")
@@ -139,23 +137,20 @@ class BranchCases:
             assert content(branch, at(branch, b"large")) == LARGE[:size] + bytes(len(LARGE) - size)
         assert content(branched.main, at(branched.main, b"large")) == LARGE
 
-    def test_a_file_that_is_open_sees_its_changes(self, branched: Branched) -> None:
-        branch = branched.branch
+    def test_a_file_that_is_open_sees_its_changes(self, branched: Branched, branch: BranchVolume) -> None:
         node = at(branch, b"large").node
         branch.open(node, os.O_RDONLY)
         assert branch.read(node, 0, 4) == LARGE[:4]
-        _overwrite(branch, b"large", 1, b"new")
+        overwrite(branch, at(branch, b"large").node, 1, b"new")
         assert branch.read(node, 0, 4) == LARGE[:1] + b"new"
         branch.unlink(ROOT_NODE, b"large")
         assert branch.read(node, 0, 4) == LARGE[:1] + b"new"
         branch.release(node, os.O_RDONLY)
         branch.forget([node])
-        with refused(errno.ESTALE):
-            branch.getattr(node)
+        refused(errno.ESTALE, branch.getattr, node)
         assert content(branched.main, at(branched.main, b"large")) == LARGE
 
-    def test_an_open_file_without_a_name_has_the_bytes_of_below(self, branched: Branched) -> None:
-        branch = branched.branch
+    def test_an_open_file_without_a_name_has_the_bytes_of_below(self, branch: BranchVolume) -> None:
         node = at(branch, b"large").node
         branch.open(node, os.O_RDWR)
         branch.unlink(ROOT_NODE, b"large")
@@ -175,11 +170,10 @@ class BranchCases:
         assert at(branch, b"d/x").nlink == 2 and at(branch, b"d/x").node == at(branch, b"also x").node
         assert content(volume, at(volume, b"d/x")) == b"x"
 
-    def test_what_the_volume_changes_later(self, branched: Branched, volume: Volume) -> None:
+    def test_what_the_volume_changes_later(self, branch: BranchVolume, volume: Volume) -> None:
         """Over snapshots nothing of it is seen. Live, what the branch has not changed is."""
-        branch = branched.branch
         before = _contents(branch)
-        _overwrite(branch, b"large", 0, b"ours")
+        overwrite(branch, at(branch, b"large").node, 0, b"ours")
         write(volume, b"large", b"theirs")
         write(volume, b"lines", b"theirs")
         write(volume, b"d/new", b"theirs")
@@ -196,7 +190,7 @@ class BranchCases:
     def test_it_is_the_same_when_it_is_opened_again(self, branched: Branched) -> None:
         branch = branched.branch
         rename(branch, b"d", b"e")
-        _overwrite(branch, b"large", 100_000, b"changed")
+        overwrite(branch, at(branch, b"large").node, 100_000, b"changed")
         chmod(branch, b"e/x", 0o600)
         write(branch, b"e/new", b"new")
         before = shown(branch)
@@ -209,7 +203,7 @@ class BranchCases:
     def test_a_branch_of_it_has_its_changes(self, branched: Branched) -> None:
         before, branch = _state(branched.main), branched.branch
         remove(branch, b"d/deep")
-        _overwrite(branch, b"large", 0, b"changed")
+        overwrite(branch, at(branch, b"large").node, 0, b"changed")
         branched.branches.create("c", "b")
         other = branched.branches.volume("c")
         assert shown(other) == shown(branch)
@@ -229,9 +223,8 @@ class BranchCases:
 
     # -- its merge ---------------------------------------------------------------------------------------------
 
-    def test_a_merge_makes_its_changes(self, branched: Branched) -> None:
-        branch = branched.branch
-        _overwrite(branch, b"large", 70_000, b"changed")
+    def test_a_merge_makes_its_changes(self, branched: Branched, branch: BranchVolume) -> None:
+        overwrite(branch, at(branch, b"large").node, 70_000, b"changed")
         replace(branch, b"lines", b"replaced")
         rename(branch, b"d", b"e")
         rename(branch, b"e/x", b"x")
@@ -264,8 +257,7 @@ class BranchCases:
         can_all = features.persistent_modes and features.symlinks and features.links and features.xattrs
         assert bool(result.partly) == (not can_all), "what is not carried over is said"
 
-    def test_a_part_of_it_is_merged(self, branched: Branched) -> None:
-        branch = branched.branch
+    def test_a_part_of_it_is_merged(self, branched: Branched, branch: BranchVolume) -> None:
         write(branch, b"d/x", b"merged")
         write(branch, b"lines", b"not merged")
         remove(branch, b"gone")
@@ -284,8 +276,9 @@ class BranchCases:
         assert _state(branched.main) == before
         assert planned.changes == branched.merges.merge("b").changes
 
-    def test_conflicts_are_refused_and_both_sides_stay(self, branched: Branched, volume: Volume) -> None:
-        branch = branched.branch
+    def test_conflicts_are_refused_and_both_sides_stay(
+        self, branched: Branched, branch: BranchVolume, volume: Volume
+    ) -> None:
         write(branch, b"lines", b"ours")
         write(volume, b"lines", b"theirs, and longer")
         remove(branch, b"gone")
@@ -299,8 +292,7 @@ class BranchCases:
         assert _state(volume) == main and shown(branch) == ours
 
     @pytest.mark.parametrize("side", ["main", "branch"])
-    def test_conflicts_are_decided(self, branched: Branched, volume: Volume, side: str) -> None:
-        branch = branched.branch
+    def test_conflicts_are_decided(self, branched: Branched, branch: BranchVolume, volume: Volume, side: str) -> None:
         write(branch, b"lines", b"branch")
         write(volume, b"lines", b"main, which is longer")
         write(branch, b"d/x", b"no conflict")

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, fails, fresh, needs, opened
+from fusebackend.testing.posix.case import Case, fresh, needs, opened, refused
 
 
 class AttributeCases(Case):
@@ -36,16 +36,14 @@ class AttributeCases(Case):
         assert stat.S_IMODE((d / "file").stat().st_mode) == 0o751
 
     @needs("persistent_modes", "symlinks")
-    def test_chmod_follows_a_symlink(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_chmod_follows_a_symlink(self, d: Path, file: Path) -> None:
         os.symlink("file", d / "link")
         os.chmod(d / "link", 0o600)
-        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o600
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert stat.S_IMODE((d / "link").lstat().st_mode) == 0o777
 
     def test_chmod_of_what_is_missing(self, d: Path) -> None:
-        with fails(errno.ENOENT):
-            os.chmod(d / "missing", 0o644)
+        refused(errno.ENOENT, os.chmod, d / "missing", 0o644)
 
     @needs("persistent_modes", "links")
     def test_chmod_is_seen_through_every_link(self, d: Path) -> None:
@@ -64,9 +62,8 @@ class AttributeCases(Case):
         assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
         assert (d / "file").read_bytes() == b"data"
 
-    def test_access_answers(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        assert os.access(d / "file", os.F_OK | os.R_OK | os.W_OK)
+    def test_access_answers(self, d: Path, file: Path) -> None:
+        assert os.access(file, os.F_OK | os.R_OK | os.W_OK)
         assert not os.access(d / "missing", os.F_OK)
         assert os.access(d, os.R_OK | os.W_OK | os.X_OK)
 
@@ -74,8 +71,7 @@ class AttributeCases(Case):
     def test_nobody_executes_a_file_without_x(self, d: Path) -> None:
         (d / "script").write_text("#!/bin/sh\nexit 7\n")
         assert not os.access(d / "script", os.X_OK)
-        with fails(errno.EACCES):
-            os.execv(d / "script", ["script"])
+        refused(errno.EACCES, os.execv, d / "script", ["script"])
         os.chmod(d / "script", 0o755)
         assert os.waitstatus_to_exitcode(os.system(f"'{d}/script'")) == 7
 

@@ -1,8 +1,9 @@
 """The base of the POSIX cases: a fresh directory, declared limits, and a few calls that Python lacks.
 
-A case is a method with the argument `d`: an empty directory of its own, removed afterwards. `needs(...)` names the
-features and limits without which a case is skipped; `fails(errno, ...)` expects one of those errnos and no other. A
-case for many values loops over them with `fusebackend.testing.each`, in `fresh(d)` for each.
+A case is a method with the argument `d`: an empty directory of its own, removed afterwards; `file` is a file in it.
+`needs(...)` names the features and limits without which a case is skipped. `refused(errno, call, ...)`, and the block
+`fails(errno, ...)`, expect one of those errnos and no other. A case for many values loops over them with
+`fusebackend.testing.each`, in `fresh(d)` for each.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
 from fusebackend.protocol import Features
+from fusebackend.testing.each import each
 
+P = ParamSpec("P")
 _C = TypeVar("_C", bound=Callable[..., Any])
 
 NOBODY = 65534
@@ -94,6 +97,18 @@ class Case:
             yield directory
         remove_tree(directory)
 
+    @pytest.fixture
+    def file(self, d: Path) -> Path:
+        """A file of one byte, `x`, in the directory of the case."""
+        (d / "file").write_bytes(b"x")
+        return d / "file"
+
+    @pytest.fixture
+    def fd(self, d: Path) -> Iterator[int]:
+        """A new and empty `file` in the directory of the case, open for reading and writing."""
+        with opened(d / "file", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+            yield fd
+
     def has(self, word: str) -> bool:
         """Return whether the class declares this feature or limit; `root` means that the tests run as root."""
         if word == "root":
@@ -113,6 +128,19 @@ def fails(*numbers: int, match: str = "") -> Iterator[None]:
         assert re.search(match, str(error)), f"{match!r} is not in {str(error)!r}"
         return
     pytest.fail(f"no error, expected {' or '.join(errno.errorcode[number] for number in numbers)}", pytrace=True)
+
+
+def refused(numbers: int | tuple[int, ...], call: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> None:
+    """Fail unless the call raises `OSError` with this errno, or one of these."""
+    with fails(*((numbers,) if isinstance(numbers, int) else numbers)):
+        call(*arguments, **options)
+
+
+def all_refused(*rows: tuple[int | tuple[int, ...], Callable[..., object], *tuple[Any, ...]]) -> None:
+    """Check every row, in order: an errno (or some), a call and its arguments. All run; each failure names its row."""
+    for case in each({f"row {number}: {row}": row for number, row in enumerate(rows)}):
+        with case as (numbers, call, *arguments):
+            refused(numbers, call, *arguments)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, fails, fresh, needs, opened
+from fusebackend.testing.posix.case import Case, all_refused, fresh, needs, opened, refused
 
 RDWR_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
@@ -35,12 +35,11 @@ class DataCases(Case):
             for offset in (4, 4096, 1 << 31, 1 << 40, (1 << 62) - 1):
                 assert os.pread(fd, 100, offset) == b""
 
-    def test_pread_and_pwrite_leave_the_offset(self, d: Path) -> None:
-        with opened(d / "file", RDWR_NEW) as fd:
-            os.write(fd, b"abcdef")
-            os.pwrite(fd, b"XY", 1)
-            assert os.pread(fd, 3, 1) == b"XYd"
-            assert os.lseek(fd, 0, os.SEEK_CUR) == 6
+    def test_pread_and_pwrite_leave_the_offset(self, fd: int) -> None:
+        os.write(fd, b"abcdef")
+        os.pwrite(fd, b"XY", 1)
+        assert os.pread(fd, 3, 1) == b"XYd"
+        assert os.lseek(fd, 0, os.SEEK_CUR) == 6
 
     def test_a_write_of_nothing_changes_nothing(self, d: Path) -> None:
         (d / "file").write_bytes(b"abc")
@@ -79,19 +78,17 @@ class DataCases(Case):
         assert (d / "file").read_bytes() == b"start" + bytes(999_995) + b"end"
 
     @needs("random_writes", "sparse")
-    def test_a_hole_takes_no_blocks(self, d: Path) -> None:
-        with opened(d / "file", RDWR_NEW) as fd:
-            os.ftruncate(fd, 1 << 30)
-            os.pwrite(fd, b"x", 1 << 29)
-            os.fsync(fd)
-            assert os.fstat(fd).st_blocks * 512 < 4 << 20
+    def test_a_hole_takes_no_blocks(self, fd: int) -> None:
+        os.ftruncate(fd, 1 << 30)
+        os.pwrite(fd, b"x", 1 << 29)
+        os.fsync(fd)
+        assert os.fstat(fd).st_blocks * 512 < 4 << 20
 
     @needs("random_writes")
-    def test_blocks_grow_with_the_data(self, d: Path) -> None:
-        with opened(d / "file", RDWR_NEW) as fd:
-            os.write(fd, os.urandom(1 << 20))
-            os.fsync(fd)
-            assert os.fstat(fd).st_blocks * 512 >= 1 << 20
+    def test_blocks_grow_with_the_data(self, fd: int) -> None:
+        os.write(fd, os.urandom(1 << 20))
+        os.fsync(fd)
+        assert os.fstat(fd).st_blocks * 512 >= 1 << 20
 
     def test_truncate_shortens(self, d: Path) -> None:
         (d / "file").write_bytes(b"x" * 200_000)
@@ -124,16 +121,13 @@ class DataCases(Case):
             os.write(fd, b"X")
         assert (d / "file").read_bytes() == b"ab" + bytes(4) + b"X"
 
-    def test_truncate_errors(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        with fails(errno.ENOENT):
-            os.truncate(d / "missing", 0)
-        with fails(errno.EISDIR):
-            os.truncate(d, 0)
-        with fails(errno.EINVAL):
-            os.truncate(d / "file", -1)
-        with fails(errno.ENOTDIR):
-            os.truncate(d / "file" / "below", 0)
+    def test_truncate_errors(self, d: Path, file: Path) -> None:
+        all_refused(
+            (errno.ENOENT, os.truncate, d / "missing", 0),
+            (errno.EISDIR, os.truncate, d, 0),
+            (errno.EINVAL, os.truncate, file, -1),
+            (errno.ENOTDIR, os.truncate, file / "below", 0),
+        )
 
     def test_truncate_to_the_same_size_keeps_the_data(self, d: Path) -> None:
         (d / "file").write_bytes(b"abc")
@@ -186,14 +180,12 @@ class DataCases(Case):
     def test_negative_offsets_are_einval(self, d: Path) -> None:
         (d / "file").write_bytes(b"abc")
         with opened(d / "file", os.O_RDWR) as fd:
-            with fails(errno.EINVAL):
-                os.pread(fd, 1, -1)
-            with fails(errno.EINVAL):
-                os.pwrite(fd, b"x", -1)
-            with fails(errno.EINVAL):
-                os.lseek(fd, -1, os.SEEK_SET)
-            with fails(errno.EINVAL):
-                os.lseek(fd, -4, os.SEEK_END)
+            all_refused(
+                (errno.EINVAL, os.pread, fd, 1, -1),
+                (errno.EINVAL, os.pwrite, fd, b"x", -1),
+                (errno.EINVAL, os.lseek, fd, -1, os.SEEK_SET),
+                (errno.EINVAL, os.lseek, fd, -4, os.SEEK_END),
+            )
 
     def test_lseek_moves_as_told(self, d: Path) -> None:
         (d / "file").write_bytes(b"abcdef")
@@ -212,36 +204,31 @@ class DataCases(Case):
             assert os.lseek(second, 0, os.SEEK_END) == 5000
 
     @needs("random_writes")
-    def test_seek_data_and_seek_hole_describe_the_file(self, d: Path) -> None:
+    def test_seek_data_and_seek_hole_describe_the_file(self, fd: int) -> None:
         size = 4 << 20
-        with opened(d / "file", RDWR_NEW) as fd:
-            os.ftruncate(fd, size)
-            os.pwrite(fd, b"D" * 65536, 2 << 20)
-            # A file system may report everything as data, but no data as a hole.
-            data = os.lseek(fd, 0, os.SEEK_DATA)
-            assert 0 <= data <= 2 << 20
-            hole = os.lseek(fd, 2 << 20, os.SEEK_HOLE)
-            assert (2 << 20) + 65536 <= hole <= size
-            with fails(errno.ENXIO):
-                os.lseek(fd, size, os.SEEK_DATA)
-            with fails(errno.ENXIO):
-                os.lseek(fd, size + 1, os.SEEK_HOLE)
+        os.ftruncate(fd, size)
+        os.pwrite(fd, b"D" * 65536, 2 << 20)
+        # A file system may report everything as data, but no data as a hole.
+        data = os.lseek(fd, 0, os.SEEK_DATA)
+        assert 0 <= data <= 2 << 20
+        hole = os.lseek(fd, 2 << 20, os.SEEK_HOLE)
+        assert (2 << 20) + 65536 <= hole <= size
+        refused(errno.ENXIO, os.lseek, fd, size, os.SEEK_DATA)
+        refused(errno.ENXIO, os.lseek, fd, size + 1, os.SEEK_HOLE)
 
-    def test_vectors_are_written_and_read_in_order(self, d: Path) -> None:
-        with opened(d / "file", RDWR_NEW) as fd:
-            assert os.writev(fd, [b"ab", b"", b"cde", b"f" * 5000]) == 5005
-            first, second = bytearray(3), bytearray(6000)
-            assert os.preadv(fd, [first, second], 0) == 5005
-            assert bytes(first) == b"abc"
-            assert bytes(second[:5002]) == b"de" + b"f" * 5000
+    def test_vectors_are_written_and_read_in_order(self, fd: int) -> None:
+        assert os.writev(fd, [b"ab", b"", b"cde", b"f" * 5000]) == 5005
+        first, second = bytearray(3), bytearray(6000)
+        assert os.preadv(fd, [first, second], 0) == 5005
+        assert bytes(first) == b"abc"
+        assert bytes(second[:5002]) == b"de" + b"f" * 5000
 
     @needs("random_writes")
-    def test_fallocate_makes_room(self, d: Path) -> None:
-        with opened(d / "file", RDWR_NEW) as fd:
-            os.write(fd, b"abc")
-            os.posix_fallocate(fd, 0, 100_000)  # glibc writes zeros itself where the file system has no fallocate
-            assert os.fstat(fd).st_size == 100_000
-            assert os.pread(fd, 100_001, 0) == b"abc" + bytes(99_997)
+    def test_fallocate_makes_room(self, fd: int) -> None:
+        os.write(fd, b"abc")
+        os.posix_fallocate(fd, 0, 100_000)  # glibc writes zeros itself where the file system has no fallocate
+        assert os.fstat(fd).st_size == 100_000
+        assert os.pread(fd, 100_001, 0) == b"abc" + bytes(99_997)
 
     def test_sendfile_copies(self, d: Path) -> None:
         data = os.urandom(400_000)
@@ -279,8 +266,7 @@ class DataCases(Case):
         with opened(d / "file", RDWR_NEW) as fd:
             os.write(fd, b"abcdefghij")
             assert os.copy_file_range(fd, fd, 3, offset_src=0, offset_dst=5) == 3
-            with fails(errno.EINVAL):
-                os.copy_file_range(fd, fd, 5, offset_src=0, offset_dst=2)
+            refused(errno.EINVAL, os.copy_file_range, fd, fd, 5, offset_src=0, offset_dst=2)
         assert (d / "file").read_bytes() == b"abcdeabcij"
 
     def test_fsync_of_a_file_and_its_directory(self, d: Path) -> None:
@@ -304,10 +290,9 @@ class DataCases(Case):
                 os.write(fd, b"%d" % number)
         assert (d / "file").read_bytes() == b"01234"
 
-    def test_sync_returns(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_sync_returns(self, file: Path) -> None:
         os.sync()
-        assert (d / "file").read_bytes() == b"x"
+        assert file.read_bytes() == b"x"
 
     @needs("random_writes")
     def test_many_small_writes_out_of_order(self, d: Path) -> None:

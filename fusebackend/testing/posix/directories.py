@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusebackend.testing.posix.case import Case, fails, fork, needs, opened
+from fusebackend.testing.posix.case import Case, fork, needs, opened, refused
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -75,13 +75,12 @@ class DirectoryCases(Case):
         with Listing(d) as listing:
             assert listing.next() is None
 
-    def test_entries_carry_type_and_inode(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_entries_carry_type_and_inode(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
         with os.scandir(d) as entries:
             seen = {entry.name: (entry.is_dir(follow_symlinks=False), entry.inode()) for entry in entries}
         assert seen == {
-            "file": (False, (d / "file").stat().st_ino),
+            "file": (False, file.stat().st_ino),
             "dir": (True, (d / "dir").stat().st_ino),
         }
 
@@ -93,8 +92,7 @@ class DirectoryCases(Case):
             seen = {entry.name: stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode) for entry in entries}
         assert seen == {"link": stat.S_IFLNK, "fifo": stat.S_IFIFO}
 
-    def test_dot_and_dot_dot_are_listed_once(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_dot_and_dot_dot_are_listed_once(self, d: Path, file: Path) -> None:
         stream = _libc.opendir(os.fsencode(d))
         names = []
         while entry := _libc.readdir64(stream):
@@ -219,10 +217,8 @@ class DirectoryCases(Case):
         with opened(d / "gone", os.O_RDONLY | os.O_DIRECTORY) as fd:
             os.rmdir(d / "gone")
             assert os.listdir(fd) == []
-            with fails(errno.ENOENT):
-                os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=fd)
-            with fails(errno.ENOENT):
-                os.mkdir("new", dir_fd=fd)
+            refused(errno.ENOENT, os.open, "new", os.O_WRONLY | os.O_CREAT, dir_fd=fd)
+            refused(errno.ENOENT, os.mkdir, "new", dir_fd=fd)
             assert os.fstat(fd).st_nlink == 0
 
     def test_a_directory_can_be_made_again(self, d: Path) -> None:

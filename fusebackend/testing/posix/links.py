@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, fails, fresh, needs, opened
+from fusebackend.testing.posix.case import Case, all_refused, fresh, needs, opened, refused
 
 
 class LinkCases(Case):
@@ -55,20 +55,16 @@ class LinkCases(Case):
         assert (d / "two").stat().st_nlink == 1
 
     @needs("links")
-    def test_link_errors(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_link_errors(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
-        with fails(errno.EEXIST):
-            os.link(d / "file", d / "dir")
-        with fails(errno.EEXIST):
-            os.link(d / "file", d / "file")
-        with fails(errno.ENOENT):
-            os.link(d / "missing", d / "new")
-        with fails(errno.ENOENT):
-            os.link(d / "file", d / "missing" / "new")
-        with fails(errno.EPERM):
-            os.link(d / "dir", d / "new")
-        assert (d / "file").stat().st_nlink == 1
+        all_refused(
+            (errno.EEXIST, os.link, file, d / "dir"),
+            (errno.EEXIST, os.link, file, file),
+            (errno.ENOENT, os.link, d / "missing", d / "new"),
+            (errno.ENOENT, os.link, file, d / "missing" / "new"),
+            (errno.EPERM, os.link, d / "dir", d / "new"),
+        )
+        assert file.stat().st_nlink == 1
 
     @needs("links", "symlinks")
     def test_a_hard_link_to_a_symlink(self, d: Path) -> None:
@@ -91,10 +87,9 @@ class LinkCases(Case):
         assert stat.S_ISLNK((d / "to-file").lstat().st_mode)
 
     @needs("symlinks")
-    def test_an_absolute_symlink(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        os.symlink(d / "file", d / "link")
-        assert os.readlink(d / "link") == str(d / "file")
+    def test_an_absolute_symlink(self, d: Path, file: Path) -> None:
+        os.symlink(file, d / "link")
+        assert os.readlink(d / "link") == str(file)
         assert (d / "link").read_bytes() == b"x"
 
     @needs("symlinks")
@@ -102,10 +97,8 @@ class LinkCases(Case):
         os.symlink("nowhere", d / "link")
         assert os.listdir(d) == ["link"]
         assert os.readlink(d / "link") == "nowhere"
-        with fails(errno.ENOENT):
-            os.stat(d / "link")
-        with fails(errno.EEXIST):
-            os.symlink("elsewhere", d / "link")
+        refused(errno.ENOENT, os.stat, d / "link")
+        refused(errno.EEXIST, os.symlink, "elsewhere", d / "link")
         os.unlink(d / "link")
         assert os.listdir(d) == []
 
@@ -115,10 +108,8 @@ class LinkCases(Case):
         os.symlink("a", d / "b")
         os.symlink("self", d / "self")
         for name in ("a", "self", "a/below"):
-            with fails(errno.ELOOP):
-                os.stat(d / name)
-        with fails(errno.ELOOP):
-            os.open(d / "self", os.O_WRONLY | os.O_CREAT)
+            refused(errno.ELOOP, os.stat, d / name)
+        refused(errno.ELOOP, os.open, d / "self", os.O_WRONLY | os.O_CREAT)
 
     @needs("symlinks")
     def test_forty_symlinks_are_followed_and_more_are_not(self, d: Path) -> None:
@@ -126,8 +117,7 @@ class LinkCases(Case):
         for number in range(1, 42):
             os.symlink(str(number - 1), d / str(number))
         assert (d / "40").read_bytes() == b"x"
-        with fails(errno.ELOOP):
-            os.stat(d / "41")
+        refused(errno.ELOOP, os.stat, d / "41")
 
     @needs("symlinks")
     def test_the_target_of_a_symlink_may_be_long(self, d: Path) -> None:
@@ -141,19 +131,17 @@ class LinkCases(Case):
 
     @needs("symlinks")
     def test_symlink_errors(self, d: Path) -> None:
-        with fails(errno.ENAMETOOLONG):
-            os.symlink("t" * 4096, d / "link")
-        with fails(errno.ENOENT):
-            os.symlink("", d / "link")
-        with fails(errno.ENOENT):
-            os.symlink("x", d / "missing" / "link")
+        all_refused(
+            (errno.ENAMETOOLONG, os.symlink, "t" * 4096, d / "link"),
+            (errno.ENOENT, os.symlink, "", d / "link"),
+            (errno.ENOENT, os.symlink, "x", d / "missing" / "link"),
+        )
         (d / "file").write_bytes(b"x")
-        with fails(errno.EINVAL):
-            os.readlink(d / "file")
-        with fails(errno.EINVAL):
-            os.readlink(d)
-        with fails(errno.ENOENT):
-            os.readlink(d / "missing")
+        all_refused(
+            (errno.EINVAL, os.readlink, d / "file"),
+            (errno.EINVAL, os.readlink, d),
+            (errno.ENOENT, os.readlink, d / "missing"),
+        )
 
     @needs("symlinks")
     def test_unlink_removes_the_symlink_and_not_its_target(self, d: Path) -> None:
@@ -176,10 +164,8 @@ class LinkCases(Case):
         finally:
             os.close(reader)
         assert (d / "fifo").stat().st_size == 0
-        with fails(errno.EEXIST):
-            os.mkfifo(d / "fifo")
-        with fails(errno.ENXIO):
-            os.open(d / "fifo", os.O_WRONLY | os.O_NONBLOCK)
+        refused(errno.EEXIST, os.mkfifo, d / "fifo")
+        refused(errno.ENXIO, os.open, d / "fifo", os.O_WRONLY | os.O_NONBLOCK)
 
     @needs("special_files")
     def test_a_socket_takes_connections(self, d: Path) -> None:
@@ -194,16 +180,14 @@ class LinkCases(Case):
                 with peer:
                     client.sendall(b"hello")
                     assert peer.recv(10) == b"hello"
-        with fails(errno.ENXIO):
-            os.open(d / "socket", os.O_RDONLY)
+        refused(errno.ENXIO, os.open, d / "socket", os.O_RDONLY)
 
     @needs("special_files")
     def test_mknod_makes_a_regular_file(self, d: Path) -> None:
         os.mknod(d / "file", stat.S_IFREG | 0o640)
         status = (d / "file").stat()
         assert stat.S_ISREG(status.st_mode) and (stat.S_IMODE(status.st_mode), status.st_size) == (0o640, 0)
-        with fails(errno.EEXIST):
-            os.mknod(d / "file", stat.S_IFREG | 0o640)
+        refused(errno.EEXIST, os.mknod, d / "file", stat.S_IFREG | 0o640)
 
     @needs("special_files", "root")
     def test_mknod_keeps_the_device_number(self, d: Path) -> None:

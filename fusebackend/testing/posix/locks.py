@@ -7,7 +7,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from fusebackend.testing.posix.case import Case, fails, fork, in_child, opened
+from fusebackend.testing.posix.case import Case, fails, fork, in_child, opened, refused
 
 BUSY = (errno.EAGAIN, errno.EACCES)
 WAITERS = 20
@@ -17,10 +17,8 @@ class LockCases(Case):
     def test_flock_excludes_another_handle(self, d: Path) -> None:
         with opened(d / "file", os.O_RDWR | os.O_CREAT) as first, opened(d / "file", os.O_RDWR) as second:
             fcntl.flock(first, fcntl.LOCK_EX)
-            with fails(errno.EAGAIN):
-                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with fails(errno.EAGAIN):
-                fcntl.flock(second, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            refused(errno.EAGAIN, fcntl.flock, second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            refused(errno.EAGAIN, fcntl.flock, second, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(first, fcntl.LOCK_UN)
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -28,8 +26,7 @@ class LockCases(Case):
         with opened(d / "file", os.O_RDWR | os.O_CREAT) as first, opened(d / "file", os.O_RDWR) as second:
             fcntl.flock(first, fcntl.LOCK_SH)
             fcntl.flock(second, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            with fails(errno.EAGAIN):
-                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            refused(errno.EAGAIN, fcntl.flock, second, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def test_flock_ends_with_its_handle(self, d: Path) -> None:
         with opened(d / "file", os.O_RDWR | os.O_CREAT) as second:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, fails, fresh, needs, opened
+from fusebackend.testing.posix.case import Case, all_refused, fails, fresh, needs, opened, refused
 
 ODD_NAMES = {
     "newline": b"two\nlines",
@@ -39,8 +39,7 @@ class NameCases(Case):
                 home, other = os.fsencode(own), name + b"2"
                 path = home + b"/" + name
                 if not self.limits.byte_names and not _is_utf8(name):
-                    with fails(errno.EILSEQ):
-                        os.mkdir(path)
+                    refused(errno.EILSEQ, os.mkdir, path)
                     continue
                 with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
                     os.write(fd, b"content")
@@ -69,8 +68,7 @@ class NameCases(Case):
                 assert len(name) == 255
                 path = os.fsencode(own) + b"/" + name
                 if not self.limits.byte_names and not _is_utf8(name):
-                    with fails(errno.EILSEQ):
-                        os.mkdir(path)
+                    refused(errno.EILSEQ, os.mkdir, path)
                     continue
                 os.mkdir(path)
                 with opened(path + b"/" + name, os.O_WRONLY | os.O_CREAT) as fd:
@@ -78,45 +76,35 @@ class NameCases(Case):
                 assert os.listdir(os.fsencode(own)) == os.listdir(path) == [name]
                 assert os.stat(path + b"/" + name).st_size == 1
 
-    def test_a_name_of_256_bytes_is_enametoolong(self, d: Path) -> None:
+    def test_a_name_of_256_bytes_is_enametoolong(self, d: Path, file: Path) -> None:
         long = d / ("n" * 256)
-        (d / "file").write_bytes(b"x")
-        with fails(errno.ENAMETOOLONG):
-            long.stat()
-        with fails(errno.ENAMETOOLONG):
-            os.open(long, os.O_WRONLY | os.O_CREAT)
-        with fails(errno.ENAMETOOLONG):
-            long.mkdir()
-        with fails(errno.ENAMETOOLONG):
-            os.rename(d / "file", long)
-        with fails(errno.ENAMETOOLONG):
-            os.unlink(long)
-        with fails(errno.ENAMETOOLONG):
-            os.rmdir(long)
+        all_refused(
+            (errno.ENAMETOOLONG, long.stat),
+            (errno.ENAMETOOLONG, os.open, long, os.O_WRONLY | os.O_CREAT),
+            (errno.ENAMETOOLONG, long.mkdir),
+            (errno.ENAMETOOLONG, os.rename, file, long),
+            (errno.ENAMETOOLONG, os.unlink, long),
+            (errno.ENAMETOOLONG, os.rmdir, long),
+        )
         assert os.listdir(d) == ["file"]
 
     @needs("symlinks", "links", "special_files")
-    def test_a_link_of_256_bytes_is_enametoolong(self, d: Path) -> None:
+    def test_a_link_of_256_bytes_is_enametoolong(self, d: Path, file: Path) -> None:
         long = d / ("n" * 256)
-        (d / "file").write_bytes(b"x")
-        with fails(errno.ENAMETOOLONG):
-            os.symlink("file", long)
-        with fails(errno.ENAMETOOLONG):
-            os.link(d / "file", long)
-        with fails(errno.ENAMETOOLONG):
-            os.mkfifo(long)
+        all_refused(
+            (errno.ENAMETOOLONG, os.symlink, "file", long),
+            (errno.ENAMETOOLONG, os.link, file, long),
+            (errno.ENAMETOOLONG, os.mkfifo, long),
+        )
 
     def test_far_longer_names_are_enametoolong(self, d: Path) -> None:
         for case in each((1000, 1024, 1025, 2000)):
             with case as size:
-                with fails(errno.ENAMETOOLONG):
-                    os.stat(d / ("n" * size))
-                with fails(errno.ENAMETOOLONG):
-                    os.mkdir(d / ("n" * size))
+                refused(errno.ENAMETOOLONG, os.stat, d / ("n" * size))
+                refused(errno.ENAMETOOLONG, os.mkdir, d / ("n" * size))
 
-    def test_a_path_of_4095_bytes_works_and_4096_does_not(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        path = os.fsencode(d / "file")
+    def test_a_path_of_4095_bytes_works_and_4096_does_not(self, d: Path, file: Path) -> None:
+        path = os.fsencode(file)
         # Repeated slashes lengthen the path without another directory.
         start, end = os.fsencode(d), b"file"
         longest = start + b"/" * (4095 - len(start) - len(end)) + end
@@ -128,10 +116,8 @@ class NameCases(Case):
         path = os.fsencode(d)
         while len(path) < 4096:
             path += b"/" + b"n" * 200
-        with fails(errno.ENAMETOOLONG):
-            os.mkdir(path)
-        with fails(errno.ENAMETOOLONG):
-            os.open(path, os.O_RDONLY)
+        refused(errno.ENAMETOOLONG, os.mkdir, path)
+        refused(errno.ENAMETOOLONG, os.open, path, os.O_RDONLY)
 
     def test_a_tree_of_200_levels(self, d: Path) -> None:
         name = "level-" + "x" * 24  # 200 levels of it are a path longer than PATH_MAX
@@ -159,25 +145,19 @@ class NameCases(Case):
         (d / "a" / "b").mkdir()
         assert os.stat(f"{d}/a/b/..").st_ino == os.stat(d / "a").st_ino
         assert os.stat(f"{d}/a/b/../../a/.").st_ino == os.stat(d / "a").st_ino
-        with fails(errno.EEXIST):
-            os.mkdir(f"{d}/a/.")
-        with fails(errno.EEXIST):
-            os.mkdir(f"{d}/a/..")
+        refused(errno.EEXIST, os.mkdir, f"{d}/a/.")
+        refused(errno.EEXIST, os.mkdir, f"{d}/a/..")
 
-    def test_a_trailing_slash_means_a_directory(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_a_trailing_slash_means_a_directory(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
         assert os.stat(f"{d}/dir/").st_ino == os.stat(d / "dir").st_ino
-        with fails(errno.ENOTDIR):
-            os.stat(f"{d}/file/")
-        with fails(errno.EISDIR):
-            os.open(f"{d}/new/", os.O_WRONLY | os.O_CREAT)
+        refused(errno.ENOTDIR, os.stat, f"{d}/file/")
+        refused(errno.EISDIR, os.open, f"{d}/new/", os.O_WRONLY | os.O_CREAT)
         os.mkdir(f"{d}/other/")
         assert sorted(os.listdir(d)) == ["dir", "file", "other"]
 
     def test_an_empty_path_is_enoent(self, d: Path) -> None:
-        with fails(errno.ENOENT):
-            os.stat("")
+        refused(errno.ENOENT, os.stat, "")
         with opened(d, os.O_RDONLY | os.O_DIRECTORY) as fd, fails(errno.ENOENT):
             os.mkdir("", dir_fd=fd)
 
@@ -195,57 +175,46 @@ class NameCases(Case):
             os.unlink(d / f"name-{number}")
             assert not (d / f"name-{number}").exists()
 
-    def test_mkdir_errors(self, d: Path) -> None:
+    def test_mkdir_errors(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
-        (d / "file").write_bytes(b"x")
-        with fails(errno.EEXIST):
-            os.mkdir(d / "dir")
-        with fails(errno.EEXIST):
-            os.mkdir(d / "file")
-        with fails(errno.ENOENT):
-            os.mkdir(d / "missing" / "below")
-        with fails(errno.ENOTDIR):
-            os.mkdir(d / "file" / "below")
+        all_refused(
+            (errno.EEXIST, os.mkdir, d / "dir"),
+            (errno.EEXIST, os.mkdir, file),
+            (errno.ENOENT, os.mkdir, d / "missing" / "below"),
+            (errno.ENOTDIR, os.mkdir, file / "below"),
+        )
 
     @needs("symlinks")
     def test_mkdir_over_a_dangling_symlink_is_eexist(self, d: Path) -> None:
         os.symlink("nowhere", d / "link")
-        with fails(errno.EEXIST):
-            os.mkdir(d / "link")
+        refused(errno.EEXIST, os.mkdir, d / "link")
 
     def test_rmdir_errors(self, d: Path) -> None:
         (d / "full" / "below").mkdir(parents=True)
         (d / "file").write_bytes(b"x")
-        with fails(errno.ENOTEMPTY, errno.EEXIST):
-            os.rmdir(d / "full")
-        with fails(errno.ENOTDIR):
-            os.rmdir(d / "file")
-        with fails(errno.ENOENT):
-            os.rmdir(d / "missing")
-        with fails(errno.EINVAL):
-            os.rmdir(f"{d}/full/.")
-        with fails(errno.ENOTEMPTY, errno.EEXIST):
-            os.rmdir(f"{d}/full/below/..")
+        all_refused(
+            ((errno.ENOTEMPTY, errno.EEXIST), os.rmdir, d / "full"),
+            (errno.ENOTDIR, os.rmdir, d / "file"),
+            (errno.ENOENT, os.rmdir, d / "missing"),
+            (errno.EINVAL, os.rmdir, f"{d}/full/."),
+            ((errno.ENOTEMPTY, errno.EEXIST), os.rmdir, f"{d}/full/below/.."),
+        )
         assert sorted(os.listdir(d)) == ["file", "full"]
 
     @needs("symlinks")
     def test_rmdir_of_a_symlink_is_enotdir(self, d: Path) -> None:
         (d / "dir").mkdir()
         os.symlink("dir", d / "link")
-        with fails(errno.ENOTDIR):
-            os.rmdir(d / "link")
+        refused(errno.ENOTDIR, os.rmdir, d / "link")
 
-    def test_unlink_errors(self, d: Path) -> None:
+    def test_unlink_errors(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
-        (d / "file").write_bytes(b"x")
-        with fails(errno.EISDIR, errno.EPERM):
-            os.unlink(d / "dir")
-        with fails(errno.ENOENT):
-            os.unlink(d / "missing")
-        with fails(errno.ENOTDIR):
-            os.unlink(d / "file" / "below")
-        with fails(errno.ENOTDIR):
-            os.unlink(f"{d}/file/")
+        all_refused(
+            ((errno.EISDIR, errno.EPERM), os.unlink, d / "dir"),
+            (errno.ENOENT, os.unlink, d / "missing"),
+            (errno.ENOTDIR, os.unlink, file / "below"),
+            (errno.ENOTDIR, os.unlink, f"{d}/file/"),
+        )
         assert sorted(os.listdir(d)) == ["dir", "file"]
 
     @needs("persistent_modes")

@@ -10,31 +10,24 @@ from functools import partial
 from pathlib import Path
 
 from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, as_user, fails, fork, fresh, needs, opened, umask
+from fusebackend.testing.posix.case import Case, as_user, fails, fork, fresh, needs, opened, refused, umask
 
 
 class OpenCases(Case):
     def test_open_missing_is_enoent(self, d: Path) -> None:
         for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_DIRECTORY):
-            with fails(errno.ENOENT):
-                os.open(d / "missing", flags)
+            refused(errno.ENOENT, os.open, d / "missing", flags)
 
-    def test_open_through_a_file_is_enotdir(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        with fails(errno.ENOTDIR):
-            os.open(d / "file" / "below", os.O_RDONLY)
-        with fails(errno.ENOTDIR):
-            os.open(d / "file" / "below", os.O_WRONLY | os.O_CREAT)
+    def test_open_through_a_file_is_enotdir(self, file: Path) -> None:
+        refused(errno.ENOTDIR, os.open, file / "below", os.O_RDONLY)
+        refused(errno.ENOTDIR, os.open, file / "below", os.O_WRONLY | os.O_CREAT)
 
     def test_open_directory_for_writing_is_eisdir(self, d: Path) -> None:
         for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_CREAT, os.O_RDWR | os.O_TRUNC):
-            with fails(errno.EISDIR):
-                os.open(d, flags)
+            refused(errno.EISDIR, os.open, d, flags)
 
-    def test_o_directory_on_a_file_is_enotdir(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        with fails(errno.ENOTDIR):
-            os.open(d / "file", os.O_RDONLY | os.O_DIRECTORY)
+    def test_o_directory_on_a_file_is_enotdir(self, file: Path) -> None:
+        refused(errno.ENOTDIR, os.open, file, os.O_RDONLY | os.O_DIRECTORY)
 
     @needs("persistent_modes")
     def test_creat_applies_the_umask(self, d: Path) -> None:
@@ -59,20 +52,17 @@ class OpenCases(Case):
 
     def test_o_excl_refuses_an_existing_file(self, d: Path) -> None:
         (d / "file").write_bytes(b"kept")
-        with fails(errno.EEXIST):
-            os.open(d / "file", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        refused(errno.EEXIST, os.open, d / "file", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         assert (d / "file").read_bytes() == b"kept"
 
     def test_o_excl_refuses_a_directory(self, d: Path) -> None:
         (d / "dir").mkdir()
-        with fails(errno.EEXIST):
-            os.open(d / "dir", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        refused(errno.EEXIST, os.open, d / "dir", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     @needs("symlinks")
     def test_o_excl_does_not_follow_a_dangling_symlink(self, d: Path) -> None:
         os.symlink("target", d / "link")
-        with fails(errno.EEXIST):
-            os.open(d / "link", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        refused(errno.EEXIST, os.open, d / "link", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         assert not (d / "target").exists()
 
     @needs("symlinks")
@@ -83,11 +73,9 @@ class OpenCases(Case):
         assert (d / "target").read_bytes() == b"through"
 
     @needs("symlinks")
-    def test_o_nofollow_refuses_a_symlink(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_o_nofollow_refuses_a_symlink(self, d: Path, file: Path) -> None:
         os.symlink("file", d / "link")
-        with fails(errno.ELOOP):
-            os.open(d / "link", os.O_RDONLY | os.O_NOFOLLOW)
+        refused(errno.ELOOP, os.open, d / "link", os.O_RDONLY | os.O_NOFOLLOW)
 
     def test_o_excl_lets_one_of_many_win(self, d: Path) -> None:
         def attempt() -> int:
@@ -192,26 +180,21 @@ class OpenCases(Case):
                 assert (own / "file").stat().st_atime_ns == 10**18
 
     @needs("root", "persistent_modes", "other_users")
-    def test_o_noatime_is_for_the_owner(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_o_noatime_is_for_the_owner(self, d: Path, file: Path) -> None:
         with fails(errno.EPERM):
             as_user(d, lambda: os.open("file", os.O_RDONLY | os.O_NOATIME))
 
     def test_read_on_a_handle_opened_write_only_is_ebadf(self, d: Path) -> None:
         (d / "file").write_bytes(b"secret")
         with opened(d / "file", os.O_WRONLY) as fd:
-            with fails(errno.EBADF):
-                os.read(fd, 4)
-            with fails(errno.EBADF):
-                os.pread(fd, 4, 0)
+            refused(errno.EBADF, os.read, fd, 4)
+            refused(errno.EBADF, os.pread, fd, 4, 0)
 
     def test_write_on_a_handle_opened_read_only_is_ebadf(self, d: Path) -> None:
         (d / "file").write_bytes(b"kept")
         with opened(d / "file", os.O_RDONLY) as fd:
-            with fails(errno.EBADF):
-                os.write(fd, b"lost")
-            with fails(errno.EINVAL, errno.EBADF):
-                os.ftruncate(fd, 0)
+            refused(errno.EBADF, os.write, fd, b"lost")
+            refused((errno.EINVAL, errno.EBADF), os.ftruncate, fd, 0)
         assert (d / "file").read_bytes() == b"kept"
 
     def test_read_of_a_directory_is_eisdir(self, d: Path) -> None:
@@ -257,21 +240,21 @@ class OpenCases(Case):
         assert (d / "file").read_bytes() == b"newer"
 
     @needs("persistent_modes")
-    def test_attributes_of_an_unlinked_open_file_can_change(self, d: Path) -> None:
-        with opened(d / "file", os.O_RDWR | os.O_CREAT) as fd:
-            os.unlink(d / "file")
-            os.fchmod(fd, 0o600)
-            os.utime(fd, ns=(10**9, 2 * 10**9))
-            status = os.fstat(fd)
-            assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o600, 2 * 10**9)
+    def test_attributes_of_an_unlinked_open_file_can_change(self, d: Path, fd: int) -> None:
+        os.unlink(d / "file")
+        os.fchmod(fd, 0o600)
+        os.utime(fd, ns=(10**9, 2 * 10**9))
+        status = os.fstat(fd)
+        assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o600, 2 * 10**9)
 
     @needs("links")
     def test_an_unlinked_open_file_is_not_linked_back(self, d: Path) -> None:
         with opened(d, os.O_RDONLY | os.O_DIRECTORY) as directory, opened(d / "file", os.O_RDWR | os.O_CREAT) as fd:
             os.write(fd, b"x")
             os.unlink(d / "file")
-            with fails(errno.ENOENT):  # with a directory handle, Python calls linkat, which follows the link
-                os.link(f"/proc/self/fd/{fd}", "again", src_dir_fd=directory, dst_dir_fd=directory)
+            refused(
+                errno.ENOENT, os.link, f"/proc/self/fd/{fd}", "again", src_dir_fd=directory, dst_dir_fd=directory
+            )  # with a directory handle, Python calls linkat, which follows the link
         assert os.listdir(d) == []
 
     def test_many_handles_on_one_file(self, d: Path) -> None:
@@ -293,12 +276,10 @@ class OpenCases(Case):
             finally:
                 os.close(twin)
 
-    def test_o_path_gives_a_handle_for_names_only(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        with opened(d / "file", os.O_PATH) as fd:
+    def test_o_path_gives_a_handle_for_names_only(self, file: Path) -> None:
+        with opened(file, os.O_PATH) as fd:
             assert os.fstat(fd).st_size == 1
-            with fails(errno.EBADF):
-                os.read(fd, 1)
+            refused(errno.EBADF, os.read, fd, 1)
 
     def test_o_tmpfile_works_or_says_it_cannot(self, d: Path) -> None:
         try:

@@ -14,13 +14,14 @@ from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import (
     NOBODY,
     Case,
+    all_refused,
     as_user,
     drop_capabilities,
-    fails,
     fresh,
     in_child,
     needs,
     opened,
+    refused,
 )
 
 OTHER = 12345
@@ -54,38 +55,34 @@ CHANGES_OF_CONTENTS: dict[str, Callable[[str], None]] = {
 
 class OwnershipCases(Case):
     @needs("root", "persistent_modes")
-    def test_chown_sets_owner_and_group(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        os.chown(d / "file", OTHER, OTHER + 1)
-        status = (d / "file").stat()
+    def test_chown_sets_owner_and_group(self, file: Path) -> None:
+        os.chown(file, OTHER, OTHER + 1)
+        status = file.stat()
         assert (status.st_uid, status.st_gid) == (OTHER, OTHER + 1)
-        os.chown(d / "file", -1, 7)
-        os.chown(d / "file", 8, -1)
-        status = (d / "file").stat()
+        os.chown(file, -1, 7)
+        os.chown(file, 8, -1)
+        status = file.stat()
         assert (status.st_uid, status.st_gid) == (8, 7)
 
     @needs("root", "persistent_modes", "symlinks")
-    def test_lchown_changes_the_symlink(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_lchown_changes_the_symlink(self, d: Path, file: Path) -> None:
         os.symlink("file", d / "link")
         os.lchown(d / "link", OTHER, OTHER)
-        assert ((d / "link").lstat().st_uid, (d / "file").stat().st_uid) == (OTHER, 0)
+        assert ((d / "link").lstat().st_uid, file.stat().st_uid) == (OTHER, 0)
         os.chown(d / "link", 9, 9)
-        assert ((d / "link").lstat().st_uid, (d / "file").stat().st_uid) == (OTHER, 9)
+        assert ((d / "link").lstat().st_uid, file.stat().st_uid) == (OTHER, 9)
 
     @needs("root", "persistent_modes")
-    def test_large_ids(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        os.chown(d / "file", 4_294_967_294, 4_294_967_293)
-        status = (d / "file").stat()
+    def test_large_ids(self, file: Path) -> None:
+        os.chown(file, 4_294_967_294, 4_294_967_293)
+        status = file.stat()
         assert (status.st_uid, status.st_gid) == (4_294_967_294, 4_294_967_293)
 
     @needs("root", "persistent_modes")
-    def test_chown_clears_set_user_id(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        os.chmod(d / "file", 0o6755)
-        os.chown(d / "file", OTHER, OTHER)
-        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
+    def test_chown_clears_set_user_id(self, file: Path) -> None:
+        os.chmod(file, 0o6755)
+        os.chown(file, OTHER, OTHER)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o755
 
     @needs("root", "persistent_modes", "other_users")
     def test_files_of_another_user_belong_to_it(self, d: Path) -> None:
@@ -157,34 +154,29 @@ class OwnershipCases(Case):
                 ("closed/file", os.O_RDONLY),
                 ("new", os.O_WRONLY | os.O_CREAT),
             ):
-                with fails(errno.EACCES):
-                    os.open(path, flags)
-            with fails(errno.EACCES):
-                os.listdir("closed")
-            with fails(errno.EACCES):
-                os.unlink("secret")
+                refused(errno.EACCES, os.open, path, flags)
+            refused(errno.EACCES, os.listdir, "closed")
+            refused(errno.EACCES, os.unlink, "secret")
             with opened("readable", os.O_RDONLY) as fd:
                 assert os.read(fd, 10) == b"open"
 
         as_user(d, try_all)
 
     @needs("root", "persistent_modes", "other_users")
-    def test_another_user_may_not_change_what_is_not_its_own(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        os.chmod(d / "file", 0o666)
+    def test_another_user_may_not_change_what_is_not_its_own(self, d: Path, file: Path) -> None:
+        os.chmod(file, 0o666)
 
         def try_all() -> None:
-            with fails(errno.EPERM):
-                os.chmod("file", 0o777)
-            with fails(errno.EPERM):
-                os.chown("file", NOBODY, -1)
-            with fails(errno.EPERM):
-                os.utime("file", ns=(1, 1))
+            all_refused(
+                (errno.EPERM, os.chmod, "file", 0o777),
+                (errno.EPERM, os.chown, "file", NOBODY, -1),
+                (errno.EPERM, partial(os.utime, "file", ns=(1, 1))),
+            )
             os.utime("file")  # the time of now: write permission is enough
             os.truncate("file", 0)
 
         as_user(d, try_all)
-        assert ((d / "file").stat().st_uid, (d / "file").stat().st_size) == (0, 0)
+        assert (file.stat().st_uid, file.stat().st_size) == (0, 0)
 
     @needs("root", "persistent_modes", "other_users")
     def test_a_user_may_give_its_file_to_its_own_group_only(self, d: Path) -> None:
@@ -193,10 +185,8 @@ class OwnershipCases(Case):
         def try_all() -> None:
             os.close(os.open("file", os.O_WRONLY | os.O_CREAT))
             os.chown("file", -1, OTHER)
-            with fails(errno.EPERM):
-                os.chown("file", -1, OTHER + 1)
-            with fails(errno.EPERM):
-                os.chown("file", 0, -1)
+            refused(errno.EPERM, os.chown, "file", -1, OTHER + 1)
+            refused(errno.EPERM, os.chown, "file", 0, -1)
 
         as_user(d, try_all, groups=(OTHER,))
         assert ((d / "file").stat().st_uid, (d / "file").stat().st_gid) == (NOBODY, OTHER)
@@ -207,10 +197,8 @@ class OwnershipCases(Case):
         (d / "file").write_bytes(b"x")
 
         def try_all() -> None:
-            with fails(errno.EPERM, errno.EACCES):
-                os.unlink("file")
-            with fails(errno.EPERM, errno.EACCES):
-                os.rename("file", "other")
+            refused((errno.EPERM, errno.EACCES), os.unlink, "file")
+            refused((errno.EPERM, errno.EACCES), os.rename, "file", "other")
             os.close(os.open("mine", os.O_WRONLY | os.O_CREAT))
             os.unlink("mine")
 
@@ -310,11 +298,10 @@ class OwnershipCases(Case):
         assert stat.S_IMODE((d / "dir").stat().st_mode) == 0o6755
 
     @needs("root", "persistent_modes", "other_users")
-    def test_setgid_is_dropped_for_a_group_one_is_not_in(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        os.chown(d / "file", NOBODY, OTHER)
+    def test_setgid_is_dropped_for_a_group_one_is_not_in(self, d: Path, file: Path) -> None:
+        os.chown(file, NOBODY, OTHER)
         as_user(d, lambda: os.chmod("file", 0o2755))
-        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
+        assert stat.S_IMODE(file.stat().st_mode) == 0o755
 
     @needs("root", "persistent_modes", "other_users")
     def test_group_members_get_the_group_mode(self, d: Path) -> None:
@@ -327,5 +314,4 @@ class OwnershipCases(Case):
                 return os.read(fd, 100)
 
         assert as_user(d, read, groups=(OTHER,)) == b"for the group"
-        with fails(errno.EACCES):
-            as_user(d, read)
+        refused(errno.EACCES, as_user, d, read)

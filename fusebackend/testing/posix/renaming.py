@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
-from fusebackend.testing.posix.case import Case, fails, fork, needs, opened, renameat2
+from fusebackend.testing.posix.case import Case, all_refused, fork, needs, opened, refused, renameat2
 
 
 class RenameCases(Case):
@@ -78,60 +78,50 @@ class RenameCases(Case):
         (d / "old").mkdir()
         (d / "target").mkdir()
         (d / "target" / "file").write_bytes(b"kept")
-        with fails(errno.ENOTEMPTY, errno.EEXIST):
-            os.rename(d / "old", d / "target")
+        refused((errno.ENOTEMPTY, errno.EEXIST), os.rename, d / "old", d / "target")
         assert (d / "target" / "file").read_bytes() == b"kept"
         assert sorted(os.listdir(d)) == ["old", "target"]
 
-    def test_rename_of_one_kind_over_the_other(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_rename_of_one_kind_over_the_other(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
-        with fails(errno.EISDIR):
-            os.rename(d / "file", d / "dir")
-        with fails(errno.ENOTDIR):
-            os.rename(d / "dir", d / "file")
+        refused(errno.EISDIR, os.rename, file, d / "dir")
+        refused(errno.ENOTDIR, os.rename, d / "dir", file)
         assert sorted(os.listdir(d)) == ["dir", "file"]
 
     def test_rename_of_a_directory_into_itself_is_einval(self, d: Path) -> None:
         (d / "dir" / "below").mkdir(parents=True)
-        with fails(errno.EINVAL):
-            os.rename(d / "dir", d / "dir" / "below" / "dir")
-        with fails(errno.EINVAL):
-            os.rename(d / "dir", d / "dir" / "new")
-        with fails(errno.ENOTEMPTY, errno.EEXIST):
-            os.rename(d / "dir" / "below", d / "dir")
+        all_refused(
+            (errno.EINVAL, os.rename, d / "dir", d / "dir" / "below" / "dir"),
+            (errno.EINVAL, os.rename, d / "dir", d / "dir" / "new"),
+            ((errno.ENOTEMPTY, errno.EEXIST), os.rename, d / "dir" / "below", d / "dir"),
+        )
         assert os.listdir(d / "dir") == ["below"]
 
-    def test_rename_onto_itself_does_nothing(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_rename_onto_itself_does_nothing(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
-        os.rename(d / "file", d / "file")
+        os.rename(file, file)
         os.rename(d / "dir", d / "dir")
         assert sorted(os.listdir(d)) == ["dir", "file"]
-        assert (d / "file").read_bytes() == b"x"
+        assert file.read_bytes() == b"x"
 
-    def test_rename_errors(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
-        with fails(errno.ENOENT):
-            os.rename(d / "missing", d / "new")
-        with fails(errno.ENOENT):
-            os.rename(d / "file", d / "missing" / "new")
-        with fails(errno.ENOTDIR):
-            os.rename(d / "file", d / "file" / "below")
-        with fails(errno.EBUSY, errno.EINVAL):
-            os.rename(f"{d}/.", d / "new")
+    def test_rename_errors(self, d: Path, file: Path) -> None:
+        all_refused(
+            (errno.ENOENT, os.rename, d / "missing", d / "new"),
+            (errno.ENOENT, os.rename, file, d / "missing" / "new"),
+            (errno.ENOTDIR, os.rename, file, file / "below"),
+            ((errno.EBUSY, errno.EINVAL), os.rename, f"{d}/.", d / "new"),
+        )
         assert os.listdir(d) == ["file"]
 
     @needs("symlinks")
-    def test_rename_moves_a_symlink_and_not_its_target(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_rename_moves_a_symlink_and_not_its_target(self, d: Path, file: Path) -> None:
         os.symlink("file", d / "link")
         os.rename(d / "link", d / "moved")
         assert os.readlink(d / "moved") == "file"
         (d / "other").write_bytes(b"y")
         os.rename(d / "other", d / "moved")
         assert sorted(os.listdir(d)) == ["file", "moved"]
-        assert (d / "file").read_bytes() == b"x"
+        assert file.read_bytes() == b"x"
         assert not (d / "moved").is_symlink()
 
     @needs("links")
@@ -163,10 +153,8 @@ class RenameCases(Case):
         (d / "one").write_bytes(b"1")
         (d / "two").write_bytes(b"2")
         (d / "dir").mkdir()
-        with fails(errno.EEXIST):
-            renameat2(d / "one", d / "two", RENAME_NOREPLACE)
-        with fails(errno.EEXIST):
-            renameat2(d / "one", d / "dir", RENAME_NOREPLACE)
+        refused(errno.EEXIST, renameat2, d / "one", d / "two", RENAME_NOREPLACE)
+        refused(errno.EEXIST, renameat2, d / "one", d / "dir", RENAME_NOREPLACE)
         assert (d / "two").read_bytes() == b"2"
         renameat2(d / "one", d / "three", RENAME_NOREPLACE)
         assert sorted(os.listdir(d)) == ["dir", "three", "two"]
@@ -181,15 +169,14 @@ class RenameCases(Case):
         assert ((d / "two").stat().st_ino, (d / "one").stat().st_ino) == inodes
 
     @needs("rename")
-    def test_exchange_swaps_a_file_and_a_full_directory(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x")
+    def test_exchange_swaps_a_file_and_a_full_directory(self, d: Path, file: Path) -> None:
         (d / "a").mkdir()
         (d / "a" / "dir").mkdir()
         (d / "a" / "dir" / "below").write_bytes(b"y")
         counts = d.stat().st_nlink, (d / "a").stat().st_nlink
-        renameat2(d / "file", d / "a" / "dir", RENAME_EXCHANGE)
+        renameat2(file, d / "a" / "dir", RENAME_EXCHANGE)
         assert (d / "a" / "dir").read_bytes() == b"x"
-        assert (d / "file" / "below").read_bytes() == b"y"
+        assert (file / "below").read_bytes() == b"y"
         assert os.stat(f"{d}/file/..").st_ino == d.stat().st_ino
         if counts[0] > 1:
             assert (d.stat().st_nlink, (d / "a").stat().st_nlink) == (counts[0] + 1, counts[1] - 1)
@@ -197,13 +184,10 @@ class RenameCases(Case):
     @needs("rename")
     def test_exchange_errors(self, d: Path) -> None:
         (d / "dir" / "below").mkdir(parents=True)
-        with fails(errno.ENOENT):
-            renameat2(d / "dir", d / "missing", RENAME_EXCHANGE)
-        with fails(errno.EINVAL):
-            renameat2(d / "dir", d / "dir" / "below", RENAME_EXCHANGE)
-        with fails(errno.EINVAL):
-            renameat2(d / "dir" / "below", d / "dir", RENAME_EXCHANGE)
-        with fails(errno.EINVAL):
-            renameat2(d / "dir", d / "other", RENAME_EXCHANGE | RENAME_NOREPLACE)
-        with fails(errno.EINVAL):
-            renameat2(d / "dir", d / "other", 1 << 20)
+        all_refused(
+            (errno.ENOENT, renameat2, d / "dir", d / "missing", RENAME_EXCHANGE),
+            (errno.EINVAL, renameat2, d / "dir", d / "dir" / "below", RENAME_EXCHANGE),
+            (errno.EINVAL, renameat2, d / "dir" / "below", d / "dir", RENAME_EXCHANGE),
+            (errno.EINVAL, renameat2, d / "dir", d / "other", RENAME_EXCHANGE | RENAME_NOREPLACE),
+            (errno.EINVAL, renameat2, d / "dir", d / "other", 1 << 20),
+        )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fusebackend.base.stamps import now_ns
 from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import Case, fails, fresh, needs, opened
+from fusebackend.testing.posix.case import Case, all_refused, fresh, needs, opened, refused
 
 UTIME_NOW = (1 << 30) - 1
 UTIME_OMIT = (1 << 30) - 2
@@ -73,23 +73,15 @@ def _tick(stamp_ns: int) -> None:
     time.sleep(0.01)
 
 
-def _file(d: Path) -> Path:
-    path = d / "file"
-    path.write_bytes(b"data")
-    return path
-
-
 class TimeCases(Case):
     @needs("persistent_modes")
-    def test_utime_keeps_nanoseconds(self, d: Path) -> None:
-        file = _file(d)
+    def test_utime_keeps_nanoseconds(self, file: Path) -> None:
         os.utime(file, ns=(OLD_NS, OLD_NS + 1))
         status = file.stat()
         assert (status.st_atime_ns, status.st_mtime_ns) == (OLD_NS, OLD_NS + 1)
 
     @needs("persistent_modes")
-    def test_utime_now(self, d: Path) -> None:
-        file = _file(d)
+    def test_utime_now(self, file: Path) -> None:
         os.utime(file, ns=(OLD_NS, OLD_NS))
         utimensat(file, (0, UTIME_NOW), (0, UTIME_NOW))
         status = file.stat()
@@ -97,20 +89,16 @@ class TimeCases(Case):
         assert abs(status.st_atime_ns - time.time_ns()) < 60 * SECOND_NS
 
     @needs("persistent_modes")
-    def test_utime_omit(self, d: Path) -> None:
-        file = _file(d)
+    def test_utime_omit(self, file: Path) -> None:
         os.utime(file, ns=(OLD_NS, OLD_NS))
         utimensat(file, (0, UTIME_OMIT), (5, 6))
         assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (OLD_NS, 5 * SECOND_NS + 6)
         utimensat(file, (7, 8), (0, UTIME_OMIT))
         assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (7 * SECOND_NS + 8, 5 * SECOND_NS + 6)
 
-    def test_utime_errors(self, d: Path) -> None:
-        file = _file(d)
-        with fails(errno.EINVAL):
-            utimensat(file, (0, SECOND_NS), (0, 0))
-        with fails(errno.ENOENT):
-            os.utime(d / "missing")
+    def test_utime_errors(self, d: Path, file: Path) -> None:
+        refused(errno.EINVAL, utimensat, file, (0, SECOND_NS), (0, 0))
+        refused(errno.ENOENT, os.utime, d / "missing")
 
     @needs("persistent_modes", "wide_times")
     def test_times_before_1970_and_after_2038(self, d: Path) -> None:
@@ -118,15 +106,15 @@ class TimeCases(Case):
         later = (0, 1, (1 << 31) - 1, 1 << 31, 1 << 32, 5_000_000_000, 9_000_000_000)
         for case in each(before_1970 + later):
             with case as seconds, fresh(d) as own:
-                file = _file(own)
+                file = own / "file"
+                file.touch()
                 for nanoseconds in (0, 1, 999_999_999):
                     wanted = seconds * SECOND_NS + nanoseconds
                     os.utime(file, ns=(wanted, wanted))
                     assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (wanted, wanted)
 
     @needs("persistent_modes", "symlinks")
-    def test_utime_of_a_symlink(self, d: Path) -> None:
-        file = _file(d)
+    def test_utime_of_a_symlink(self, d: Path, file: Path) -> None:
         os.symlink("file", d / "link")
         before = file.stat().st_mtime_ns
         os.utime(d / "link", ns=(OLD_NS, OLD_NS), follow_symlinks=False)
@@ -140,8 +128,7 @@ class TimeCases(Case):
         assert (d / "dir").stat().st_mtime_ns == OLD_NS
 
     @needs("persistent_modes")
-    def test_utime_changes_the_change_time(self, d: Path) -> None:
-        file = _file(d)
+    def test_utime_changes_the_change_time(self, file: Path) -> None:
         before = file.stat().st_ctime_ns
         _tick(before)
         os.utime(file, ns=(OLD_NS, OLD_NS))
@@ -150,30 +137,27 @@ class TimeCases(Case):
     @needs("persistent_modes")
     def test_a_new_file_has_the_time_of_now(self, d: Path) -> None:
         start = time.time_ns() - SECOND_NS
-        file = _file(d)
+        (d / "file").touch()
         (d / "dir").mkdir()
-        for path in (file, d / "dir"):
+        for path in (d / "file", d / "dir"):
             status = path.stat()
             for stamp in (status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns):
                 assert start <= stamp <= time.time_ns() + SECOND_NS
 
     @needs("persistent_modes")
-    def test_write_changes_the_file(self, d: Path) -> None:
-        file = _file(d)
+    def test_write_changes_the_file(self, d: Path, file: Path) -> None:
         with leaves(d), changes(file), opened(file, os.O_WRONLY) as fd:
             os.write(fd, b"new")
 
     @needs("persistent_modes")
-    def test_write_through_an_open_handle_shows_at_once(self, d: Path) -> None:
-        file = _file(d)
+    def test_write_through_an_open_handle_shows_at_once(self, file: Path) -> None:
         with opened(file, os.O_WRONLY) as fd:
             for _ in range(3):
                 with changes(file):
                     os.write(fd, b"more")
 
     @needs("persistent_modes")
-    def test_utime_after_a_write_on_an_open_handle_wins(self, d: Path) -> None:
-        file = _file(d)
+    def test_utime_after_a_write_on_an_open_handle_wins(self, file: Path) -> None:
         with opened(file, os.O_WRONLY) as fd:
             os.write(fd, b"written before utime")
             os.utime(fd, ns=(OLD_NS, OLD_NS))
@@ -181,26 +165,22 @@ class TimeCases(Case):
         assert file.stat().st_mtime_ns == OLD_NS  # closing writes pages back, and must not stamp the file again
 
     @needs("persistent_modes")
-    def test_read_and_stat_leave_mtime_and_ctime(self, d: Path) -> None:
-        file = _file(d)
+    def test_read_and_stat_leave_mtime_and_ctime(self, d: Path, file: Path) -> None:
         with leaves(d, file):
             file.read_bytes()
             os.listdir(d)
             file.stat()
 
     @needs("persistent_modes")
-    def test_truncate_changes_the_file(self, d: Path) -> None:
-        file = _file(d)
-        with changes(file):
-            os.truncate(file, 2)
-        with changes(file):
-            os.truncate(file, 100)
+    def test_truncate_changes_the_file(self, file: Path) -> None:
+        for size in (100, 2):
+            with changes(file):
+                os.truncate(file, size)
         with changes(file):
             os.close(os.open(file, os.O_WRONLY | os.O_TRUNC))
 
     @needs("persistent_modes")
-    def test_chmod_changes_only_the_change_time(self, d: Path) -> None:
-        file = _file(d)
+    def test_chmod_changes_only_the_change_time(self, d: Path, file: Path) -> None:
         with leaves(d), changes(file, mtime=False):
             os.chmod(file, 0o600)
 
@@ -215,8 +195,7 @@ class TimeCases(Case):
                 os.symlink("x", d / "link")
 
     @needs("persistent_modes")
-    def test_removing_a_name_changes_the_directory(self, d: Path) -> None:
-        file = _file(d)
+    def test_removing_a_name_changes_the_directory(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
         with changes(d):
             os.unlink(file)
@@ -224,19 +203,16 @@ class TimeCases(Case):
             os.rmdir(d / "dir")
 
     @needs("persistent_modes")
-    def test_a_failed_call_changes_no_directory(self, d: Path) -> None:
-        _file(d)
+    def test_a_failed_call_changes_no_directory(self, d: Path, file: Path) -> None:
         with leaves(d):
-            with fails(errno.EEXIST):
-                os.mkdir(d / "file")
-            with fails(errno.ENOTDIR):
-                os.rmdir(d / "file")
-            with fails(errno.ENOENT):
-                os.unlink(d / "none")
+            all_refused(
+                (errno.EEXIST, os.mkdir, d / "file"),
+                (errno.ENOTDIR, os.rmdir, d / "file"),
+                (errno.ENOENT, os.unlink, d / "none"),
+            )
 
     @needs("persistent_modes", "links")
-    def test_link_changes_the_file_and_the_directory(self, d: Path) -> None:
-        file = _file(d)
+    def test_link_changes_the_file_and_the_directory(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
         with changes(file, mtime=False), changes(d / "dir"), leaves(d):
             os.link(file, d / "dir" / "link")
@@ -254,16 +230,14 @@ class TimeCases(Case):
         assert (d / "to" / "file").stat().st_mtime_ns == before
 
     @needs("persistent_modes", "xattrs")
-    def test_setxattr_changes_only_the_change_time(self, d: Path) -> None:
-        file = _file(d)
+    def test_setxattr_changes_only_the_change_time(self, file: Path) -> None:
         with changes(file, mtime=False):
             os.setxattr(file, "user.note", b"x")
         with changes(file, mtime=False):
             os.removexattr(file, "user.note")
 
     @needs("persistent_modes")
-    def test_times_survive_a_rename(self, d: Path) -> None:
-        file = _file(d)
+    def test_times_survive_a_rename(self, d: Path, file: Path) -> None:
         os.utime(file, ns=(OLD_NS, OLD_NS))
         os.rename(file, d / "moved")
         assert (d / "moved").stat().st_mtime_ns == OLD_NS

@@ -8,11 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
 
 import pytest
 
 from fusebackend.protocol import ROOT_NODE, AttrChanges, SnapshotVolume
+from fusebackend.testing.posix.case import all_refused, refused
 from fusebackend.testing.snapshots.copy import copy_of, read_once
 from fusebackend.testing.snapshots.scene import (
     ME,
@@ -20,7 +20,6 @@ from fusebackend.testing.snapshots.scene import (
     make_file,
     make_scene,
     overwrite,
-    refused,
     remove_all,
     wreck_scene,
 )
@@ -29,8 +28,12 @@ from fusebackend.testing.snapshots.scene import (
 class SnapshotCases:
     """Every case. Give it a fixture `volume`."""
 
-    def test_a_snapshot_holds_all_that_was_there(self, volume: SnapshotVolume) -> None:
+    @pytest.fixture
+    def scene(self, volume: SnapshotVolume) -> None:
+        """Some of everything, in the volume."""
         make_scene(volume)
+
+    def test_a_snapshot_holds_all_that_was_there(self, scene: None, volume: SnapshotVolume) -> None:
         before = copy_of(volume)
         volume.take_snapshot("before")
         assert read_once(volume.snapshot("before")) == before
@@ -42,9 +45,8 @@ class SnapshotCases:
         assert read_once(volume.snapshot("before")) == before
         assert read_once(volume.snapshot("after")) == after
 
-    def test_files_are_taken_out_of_all_snapshots(self, volume: SnapshotVolume) -> None:
+    def test_files_are_taken_out_of_all_snapshots(self, scene: None, volume: SnapshotVolume) -> None:
         """A volume that can't do that answers ENOTSUP."""
-        make_scene(volume)
         volume.take_snapshot("one")
         small = volume.lookup(ROOT_NODE, b"small").node
         overwrite(volume, small, 0, b"S")
@@ -79,8 +81,7 @@ class SnapshotCases:
         (root,) = read_once(volume.snapshot("empty")).items()
         assert root[0] == b"/"
 
-    def test_the_volume_itself_is_none_the_wiser(self, volume: SnapshotVolume) -> None:
-        make_scene(volume)
+    def test_the_volume_itself_is_none_the_wiser(self, scene: None, volume: SnapshotVolume) -> None:
         volume.take_snapshot("one")
         before = copy_of(volume)
         volume.take_snapshot("two")
@@ -98,8 +99,7 @@ class SnapshotCases:
         numbers = [each.number for each in taken]
         assert numbers == sorted(set(numbers)) and numbers[0] > 0
         assert [each.time_ns for each in taken] == sorted(each.time_ns for each in taken)
-        with refused(errno.EEXIST):
-            volume.take_snapshot("a")
+        refused(errno.EEXIST, volume.take_snapshot, "a")
         assert list(volume.snapshots()) == taken
         volume.delete_snapshot("x" * 255)
         again = volume.take_snapshot("x" * 255)
@@ -108,12 +108,10 @@ class SnapshotCases:
     def test_what_is_not_there_is_enoent(self, volume: SnapshotVolume) -> None:
         volume.take_snapshot("there")
         for ask in (volume.snapshot, volume.delete_snapshot):
-            with refused(errno.ENOENT):
-                ask("elsewhere")
+            refused(errno.ENOENT, ask, "elsewhere")
         volume.delete_snapshot("there")
         for ask in (volume.snapshot, volume.delete_snapshot):
-            with refused(errno.ENOENT):
-                ask("there")
+            refused(errno.ENOENT, ask, "there")
 
     def test_a_snapshot_is_the_same_volume_each_time(self, volume: SnapshotVolume) -> None:
         volume.take_snapshot("one")
@@ -121,33 +119,29 @@ class SnapshotCases:
         assert volume.snapshot("one") is volume.snapshot("one")
         assert volume.snapshot("one") is not volume.snapshot("two")
 
-    def test_every_change_of_a_snapshot_is_erofs(self, volume: SnapshotVolume) -> None:
-        make_scene(volume)
+    def test_every_change_of_a_snapshot_is_erofs(self, scene: None, volume: SnapshotVolume) -> None:
         volume.take_snapshot("fixed")
         frozen = volume.snapshot("fixed")
         assert frozen.features.read_only
         before = read_once(frozen)
         directory = frozen.lookup(ROOT_NODE, b"directory").node
         small = frozen.lookup(ROOT_NODE, b"small").node
-        changes: list[Callable[[], object]] = [
-            lambda: frozen.mknod(directory, b"new", stat.S_IFREG | 0o600, 0, ME),
-            lambda: frozen.create(directory, b"new", 0o600, os.O_RDWR, ME),
-            lambda: frozen.mkdir(directory, b"new", 0o700, ME),
-            lambda: frozen.symlink(directory, b"new", b"x", ME),
-            lambda: frozen.link(small, directory, b"new"),
-            lambda: frozen.unlink(ROOT_NODE, b"small"),
-            lambda: frozen.rmdir(directory, b"below"),
-            lambda: frozen.rename(ROOT_NODE, b"small", directory, b"new"),
-            lambda: frozen.setattr(small, AttrChanges(mode=0o600)),
-            lambda: frozen.setattr(small, AttrChanges(size=0)),
-            lambda: frozen.setxattr(small, b"user.new", b""),
-            lambda: frozen.removexattr(small, b"user.name"),
-            lambda: frozen.write(small, 0, b"x"),
-            lambda: frozen.append(small, b"x"),
-        ]
-        for change in changes:
-            with refused(errno.EROFS):
-                change()
+        all_refused(
+            (errno.EROFS, frozen.mknod, directory, b"new", stat.S_IFREG | 0o600, 0, ME),
+            (errno.EROFS, frozen.create, directory, b"new", 0o600, os.O_RDWR, ME),
+            (errno.EROFS, frozen.mkdir, directory, b"new", 0o700, ME),
+            (errno.EROFS, frozen.symlink, directory, b"new", b"x", ME),
+            (errno.EROFS, frozen.link, small, directory, b"new"),
+            (errno.EROFS, frozen.unlink, ROOT_NODE, b"small"),
+            (errno.EROFS, frozen.rmdir, directory, b"below"),
+            (errno.EROFS, frozen.rename, ROOT_NODE, b"small", directory, b"new"),
+            (errno.EROFS, frozen.setattr, small, AttrChanges(mode=0o600)),
+            (errno.EROFS, frozen.setattr, small, AttrChanges(size=0)),
+            (errno.EROFS, frozen.setxattr, small, b"user.new", b""),
+            (errno.EROFS, frozen.removexattr, small, b"user.name"),
+            (errno.EROFS, frozen.write, small, 0, b"x"),
+            (errno.EROFS, frozen.append, small, b"x"),
+        )
         assert read_once(frozen) == before
 
     def test_reads_move_no_access_times(self, volume: SnapshotVolume) -> None:
@@ -162,44 +156,35 @@ class SnapshotCases:
         assert volume.getattr(file).atime_ns > 1, "the volume itself notes its reads"
         assert frozen.getattr(file).atime_ns == 1
 
-    def test_errors_of_a_snapshot_are_those_of_a_volume(self, volume: SnapshotVolume) -> None:
-        make_scene(volume)
+    def test_errors_of_a_snapshot_are_those_of_a_volume(self, scene: None, volume: SnapshotVolume) -> None:
         volume.take_snapshot("fixed")
         later = make_file(volume, b"later", b"")
         frozen = volume.snapshot("fixed")
         small = frozen.lookup(ROOT_NODE, b"small").node
-        with refused(errno.ENOENT):
-            frozen.lookup(ROOT_NODE, b"later")
-        with refused(errno.ESTALE):
-            frozen.getattr(later)
-        with refused(errno.ENOTDIR):
-            frozen.lookup(small, b"x")
-        with refused(errno.ENODATA):
-            frozen.getxattr(small, b"user.absent")
-        with refused(errno.EINVAL):
-            frozen.readlink(small)
+        all_refused(
+            (errno.ENOENT, frozen.lookup, ROOT_NODE, b"later"),
+            (errno.ESTALE, frozen.getattr, later),
+            (errno.ENOTDIR, frozen.lookup, small, b"x"),
+            (errno.ENODATA, frozen.getxattr, small, b"user.absent"),
+            (errno.EINVAL, frozen.readlink, small),
+        )
 
-    def test_a_deleted_snapshot_is_estale(self, volume: SnapshotVolume) -> None:
-        make_scene(volume)
+    def test_a_deleted_snapshot_is_estale(self, scene: None, volume: SnapshotVolume) -> None:
         volume.take_snapshot("gone")
         frozen = volume.snapshot("gone")
         small = frozen.lookup(ROOT_NODE, b"small").node
         frozen.open(small, os.O_RDONLY)
         volume.delete_snapshot("gone")
-        asked: list[Callable[[], object]] = [
-            lambda: frozen.getattr(ROOT_NODE),
-            lambda: frozen.lookup(ROOT_NODE, b"small"),
-            lambda: frozen.lookup(ROOT_NODE, b"absent"),
-            lambda: frozen.readdir(ROOT_NODE, b"", 1),
-            lambda: frozen.read(small, 0, 1),
-            lambda: frozen.listxattr(small),
-        ]
-        for ask in asked:
-            with refused(errno.ESTALE):
-                ask()
+        all_refused(
+            (errno.ESTALE, frozen.getattr, ROOT_NODE),
+            (errno.ESTALE, frozen.lookup, ROOT_NODE, b"small"),
+            (errno.ESTALE, frozen.lookup, ROOT_NODE, b"absent"),
+            (errno.ESTALE, frozen.readdir, ROOT_NODE, b"", 1),
+            (errno.ESTALE, frozen.read, small, 0, 1),
+            (errno.ESTALE, frozen.listxattr, small),
+        )
         volume.take_snapshot("gone")
-        with refused(errno.ESTALE):
-            frozen.getattr(ROOT_NODE)
+        refused(errno.ESTALE, frozen.getattr, ROOT_NODE)
         assert volume.snapshot("gone").getattr(small).size == 5
 
     def test_an_unlinked_file_stays_in_it(self, volume: SnapshotVolume) -> None:
@@ -226,8 +211,7 @@ class SnapshotCases:
         volume.release(file, os.O_RDWR)
         volume.forget([file])
         volume.delete_snapshot("fixed")
-        with refused(errno.ESTALE):
-            volume.getattr(file)
+        refused(errno.ESTALE, volume.getattr, file)
 
     def test_snapshots_of_every_state_of_a_file(self, volume: SnapshotVolume) -> None:
         """Each change of one file between two snapshots, which are then deleted in an order that mixes both ends."""
@@ -248,8 +232,7 @@ class SnapshotCases:
                 assert read_once(volume.snapshot(str(other))) == states[other], f"{other} after {number} was deleted"
         assert copy_of(volume) == states[-1]
 
-    def test_several_snapshots_of_one_state(self, volume: SnapshotVolume) -> None:
-        make_scene(volume)
+    def test_several_snapshots_of_one_state(self, scene: None, volume: SnapshotVolume) -> None:
         before = copy_of(volume)
         for name in ("one", "two", "three"):
             volume.take_snapshot(name)

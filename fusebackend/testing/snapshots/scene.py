@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import pytest
 
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Volume
 
 ME = Caller(0, 0)
 CHUNK = 1 << 16
-
-
-@contextmanager
-def refused(number: int) -> Iterator[None]:
-    with pytest.raises(OSError) as refused:
-        yield
-    assert refused.value.errno == number, refused.value
 
 
 def make_file(volume: Volume, name: bytes, content: bytes, parent: int = ROOT_NODE) -> int:

@@ -1,29 +1,21 @@
-"""`Merges`: the merges of a mount's branches into its main tree.
-
-One at a time, by any thread but the mount's loop. A merge is a call of the history, and can be undone.
-"""
+"""`Merges`: the merges of a mount's branches into its main tree, one at a time."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import posixpath
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Final
 
 from fusebackend.base.paths import AgentPath, join, normalise, to_name, to_text
 from fusebackend.base.relative_paths import is_below
-from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
-from fusebackend.history.recorder import Recorder
-from fusebackend.protocol import WORKTREE, MergeResult, UndoConflict, UndoneChange, Volume
+from fusebackend.protocol import WORKTREE, MergeResult, UndoConflict, UndoneChange
 from fusebackend.trees.branch_volume import BranchVolume
-from fusebackend.trees.branches import Branches
-from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Side, Step, plan
-from fusebackend.trees.merge.records import MergeRecords
-from fusebackend.trees.merge.run import Merge, Outcome, keep_sources
+from fusebackend.trees.merge.plan import PARKED, MergePlan, Side, Step, plan
+from fusebackend.trees.merge.run import MainTree, Merge, Outcome, keep_sources
 from fusebackend.trees.merge.sides import trees_of
 
 GIT: Final = b".git"
@@ -40,29 +32,16 @@ class Merges:
     """See the module's docstring.
 
     Args:
-        branches, volumes: of the mount.
-        written: returns the nodes that somebody has open for writing, each with the prefix of its route.
-        recorder: of the history; None if there is none.
+        main: of the mount.
         trees: the mount's own directory, which no branch may put another one on: the next mount would be refused.
-        covered: returns the paths of main at which other file systems are mounted, without a slash at the begin.
     """
 
-    def __init__(
-        self,
-        branches: Branches,
-        volumes: Mapping[AgentPath, Volume],
-        written: Callable[[], Collection[tuple[AgentPath, int]]],
-        recorder: Recorder | None = None,
-        trees: AgentPath | None = None,
-        covered: Callable[[], Collection[bytes]] = tuple,
-    ) -> None:
-        self._covered = covered
-        self._branches = branches
-        self._volumes = dict(volumes)
-        self._written = written
-        self._recorder = recorder
-        self._trees = trees
+    def __init__(self, main: MainTree, trees: AgentPath | None = None) -> None:
+        self._main = main
         self._guard = threading.Lock()
+        self._branches = main.branches
+        self._volumes = main.volumes
+        self._trees = trees
 
     def merge(
         self,
@@ -92,28 +71,29 @@ class Merges:
             branch = self._branches.volume(name)
             chosen = [to_name(normalise(path)).strip(b"/") for path in paths] or [b""]
             branch.sync()
-            call: list[OpenCall] = []
-            merge = self._merge(branch, name, lambda: self._plan(name, branch, keep, lines, chosen), call)
+            merge = self._merge(branch, name, lambda: self._plan(name, branch, keep, lines, chosen))
             outcome = merge.dry_run() if dry_run else merge.run()
-            number = call[0].number if call else 0
             if not (dry_run or outcome.is_refused):
-                branch.note_decided(outcome.plan.for_main, number)
-        return _result(name, outcome, dry_run, f"c{number}" if number else None)
+                call = outcome.call
+                branch.note_decided(outcome.plan.for_main, 0 if call is None else int(call[1:]))
+        return _result(name, outcome)
 
-    def _merge(self, branch: BranchVolume, name: str, plan: Callable[[], Plan], call: list[OpenCall]) -> Merge:
-        journal = self._branches.journal(name)
-        recording = lambda: self._recording(name, call)  # noqa: E731
+    def _merge(self, branch: BranchVolume, name: str, plan: Callable[[], MergePlan]) -> Merge:
+        journal, written = self._branches.journal(name), self._main.written
+        recording = partial(self._main.recording, "merge", partial(self._title, name))
         before = partial(keep_sources, branch)
-        return Merge(name, self._volumes, plan, journal, self._written, recording, branch.follow, before)
+        return Merge(name, self._volumes, plan, journal, written, recording, branch.follow, before)
 
     def tidy(self) -> None:
         """Remove what killed merges have left in the routes, and give what they have parked its names again. The same
         merge still does the rest."""
         for name, branch in self._branches.opened.items():
             with self._guard:
-                self._merge(branch, name, Plan, []).tidy()
+                self._merge(branch, name, MergePlan).tidy()
 
-    def _plan(self, name: str, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]) -> Plan:
+    def _plan(
+        self, name: str, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]
+    ) -> MergePlan:
         base, theirs, main, may_differ = trees_of(branch, self._volumes)
         apart = (GIT,) if name.startswith(WORKTREE) else ()
         found = plan(
@@ -122,38 +102,33 @@ class Merges:
         )  # fmt: skip
         if self._trees is not None and any(_is_there(step, to_name(self._trees).strip(b"/")) for step in found.steps):
             reason = "is the mount's own directory; give what the branch has there another name"
-            found.conflicts.append(Conflict(self._trees, reason))
-        covered = self._covered()
+            found.conflicts.append(UndoConflict(self._trees, reason))
+        covered = self._main.covered()
         for step in found.steps if covered else ():
             path = _in_the_way(step, covered)
             if path is not None:
                 where = "there" if path == step.path else f"at '/{to_text(path)}'"
-                found.conflicts.append(Conflict(_shown(step), f"another file system is mounted {where}"))
+                found.conflicts.append(UndoConflict(_shown(step), f"another file system is mounted {where}"))
         return found
 
     def _decided(self, branch: BranchVolume) -> set[bytes]:
         """Return what was decided for main by merges that are not taken back."""
-        found = branch.decided
-        if self._recorder is None:
+        found, recorder = branch.decided, self._main.recorder
+        if recorder is None:
             return set(found)
-        calls = {number: self._recorder.history.call(number) for number in set(found.values()) - {0}}
+        calls = {number: recorder.history.call(number) for number in set(found.values()) - {0}}
         undone = {number for number, call in calls.items() if call is not None and call.undone_by is not None}
         return {digest for digest, number in found.items() if number not in undone}
 
-    @contextlib.contextmanager
-    def _recording(self, name: str, calls: list[OpenCall]) -> Iterator[MergeRecords]:
-        if self._recorder is None:
-            yield MergeRecords()
-            return
-        with self._recorder.calls.inside("merge", _title(name, self._writers(name))) as call:
-            calls[:] = [call]
-            yield MergeRecords(self._recorder, call)
-
-    def _writers(self, name: str) -> list[str]:
-        """Return words for the actors that have changed something in a branch, as long as the history knows them."""
-        assert self._recorder is not None
-        calls = self._recorder.history.calls(None, Filter(paths=(join(self._branches.path, name),)))
-        return sorted({call.actor.word for call in calls} - {""})
+    def _title(self, name: str) -> str:
+        """Return what a log says of a merge, with the actors that have changed something in the branch, as long as the
+        history knows them."""
+        assert self._main.recorder is not None, "there is a history"
+        calls = self._main.recorder.history.calls(None, Filter(paths=(join(self._branches.path, name),)))
+        writers = sorted({call.actor.word for call in calls} - {""})
+        more = f" and {len(writers) - SHOWN_WRITERS} more" if len(writers) > SHOWN_WRITERS else ""
+        by = f", written by {', '.join(writers[:SHOWN_WRITERS])}{more}" if writers else ""
+        return f"merge branch '{name}'{by}"
 
     def compare(self, name: str) -> tuple[int, int]:
         """Return how many conflicts a merge of a branch would leave, and how many changes it would make.
@@ -164,13 +139,6 @@ class Merges:
         with self._guard:
             found = self._plan(name, self._branches.volume(name), None, False, [b""])
             return len(found.conflicts), len(found.steps)
-
-
-def _title(name: str, writers: Sequence[str]) -> str:
-    """Return what a log says of a merge, with the actors that have changed something in the branch."""
-    more = f" and {len(writers) - SHOWN_WRITERS} more" if len(writers) > SHOWN_WRITERS else ""
-    by = f", written by {', '.join(writers[:SHOWN_WRITERS])}{more}" if writers else ""
-    return f"merge branch '{name}'{by}"
 
 
 def _shown(step: Step) -> AgentPath:
@@ -197,25 +165,18 @@ def _is_there(step: Step, path: bytes) -> bool:
     return made == path or is_below(made, path)
 
 
-def _result(name: str, outcome: Outcome, dry_run: bool, call: str | None) -> MergeResult:
+def _result(name: str, outcome: Outcome) -> MergeResult:
     found = outcome.plan
-    conflicts = [_conflict(each) for each in found.conflicts]
-    conflicts += [UndoConflict(path, "is open for writing in the mount") for path in outcome.open_paths]
-    partly = [f"{each.path}: {each.what} can't be kept there" for each in found.uncarried] + outcome.partly
-    steps = found.steps if dry_run else outcome.steps
+    partly = [f"{each.path}: {each.reason} can't be kept there" for each in found.uncarried] + outcome.partly
     return MergeResult(
         branch=name,
-        call=call,
-        changes=[] if conflicts else list(_changes(steps, set(found.merged))),
-        decided=[_conflict(each) for each in found.decided],
-        conflicts=conflicts,
+        call=outcome.call,
+        changes=[] if outcome.is_refused else list(_changes(outcome.steps, set(found.merged))),
+        decided=found.decided,
+        conflicts=outcome.conflicts,
         partly=list(dict.fromkeys(partly)),
         repositories=[posixpath.dirname(path) for path in found.left],
     )
-
-
-def _conflict(conflict: Conflict) -> UndoConflict:
-    return UndoConflict(conflict.path, conflict.reason)
 
 
 def _changes(steps: Sequence[Step], merged: set[AgentPath]) -> Iterator[UndoneChange]:

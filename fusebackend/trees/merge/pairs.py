@@ -20,7 +20,8 @@ class Pairs:
     """See the module's docstring. The constructor compares base and branch.
 
     Args:
-        base, branch, main: the trees.
+        base, main: the trees.
+        branch: the root of its tree.
         may_differ: says of a file or directory of the branch if it, or something below it, may be other than in the
             base. Others are not looked into.
         apart: names that are left as they are, with all below them, where the base has them.
@@ -35,7 +36,7 @@ class Pairs:
     def __init__(
         self,
         base: MergeTree,
-        branch: MergeTree,
+        branch: Item,
         main: MergeTree,
         may_differ: Callable[[Item], bool] = lambda item: True,
         apart: Collection[bytes] = (),
@@ -55,7 +56,7 @@ class Pairs:
         self._vanished: list[Item] = []
         self._appeared: deque[Item] = deque()
         self._lost: dict[Hashable, Item] = {}
-        self._compare(base.root, branch.root)
+        self._compare(base.root, branch)
         self._find_renamed()
 
     # -- base and branch ---------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ class Pairs:
             ours, theirs = left.pop()
             self._to_branch[ours], self._from_branch[theirs] = theirs, ours
             self.kept.append((ours, theirs))
-            before, after = ours.names(), theirs.names()
+            before, after = self._names(ours, theirs)
             for name in sorted(before.keys() | after.keys(), reverse=True):
                 old, new = before.get(name), after.get(name)
                 if old is not None and name in self._apart:
@@ -80,6 +81,14 @@ class Pairs:
                     self._vanish(old)
                 if new is not None and not new.is_fixed:
                     self._appeared.append(new)
+
+    def _names(self, base: Item, branch: Item) -> tuple[dict[bytes, Item], dict[bytes, Item]]:
+        """Return what is compared in two directories."""
+        return base.names(), branch.names()
+
+    def _inside(self, created: Item) -> Iterable[Item]:
+        """Return what else is created with a directory."""
+        return (item for item in created.names().values() if not item.is_fixed)
 
     def _vanish(self, top: Item) -> None:
         self._vanished.append(top)
@@ -100,7 +109,7 @@ class Pairs:
                 self._compare(old, new)
                 continue
             self.created.append(new)
-            self._appeared.extend(item for item in new.names().values() if not item.is_fixed)
+            self._appeared.extend(self._inside(new))
         self.created.sort(key=_depth)
         self.deleted = [item for top in self._vanished for item in self._deleted_of(top)]
 
@@ -177,15 +186,11 @@ class Pairs:
 
     def is_moved_in_main(self, base: Item, main: Item) -> bool:
         """Return True if a file has another name or directory in main than in the base."""
-        if base.parent is None or main.parent is None:
-            return False
-        return base.name != main.name or self.main_of(base.parent) is not main.parent
+        return _is_moved(base, main, self.main_of)
 
     def is_moved_in_branch(self, base: Item, branch: Item) -> bool:
         """Return True if a file has another name or directory in the branch than in the base."""
-        if base.parent is None or branch.parent is None:
-            return False
-        return base.name != branch.name or self.branch_of(base.parent) is not branch.parent
+        return _is_moved(base, branch, self.branch_of)
 
     def strangers(self, base: Item, main: Item) -> Iterable[Item]:
         """Return what main has put into a directory since."""
@@ -194,6 +199,12 @@ class Pairs:
             old = before.get(name)
             if not item.is_fixed and (old is None or old.type != item.type):
                 yield item
+
+
+def _is_moved(base: Item, now: Item, same: Callable[[Item], Item | None]) -> bool:
+    if base.parent is None or now.parent is None:
+        return False
+    return base.name != now.name or same(base.parent) is not now.parent
 
 
 def _depth(item: Item) -> int:

@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from fusebackend.base.merge_lines import merge_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.base.relative_paths import is_below
-from fusebackend.protocol import Attr, Features
+from fusebackend.protocol import Attr, Features, SnapshotVolume, UndoConflict
 from fusebackend.trees.merge.pairs import Pairs
 from fusebackend.trees.merge.tree import Item, MergeTree, same_bytes
 from fusebackend.volumes.placing import State
@@ -37,23 +37,10 @@ from fusebackend.volumes.placing import State
 Side: TypeAlias = Literal["main", "branch"]
 Word: TypeAlias = Literal["make", "link", "replace", "attributes", "move", "park", "remove"]
 
+READ_ONLY = "a change: the route is read-only"
+
 MAX_LINES_BYTES = 16 << 20
 """A larger file is not merged by lines: it is held in memory three times."""
-
-
-class Conflict(NamedTuple):
-    """A path that both sides have changed."""
-
-    path: AgentPath
-    """In main; in the branch where main has none."""
-    reason: str
-
-
-class Uncarried(NamedTuple):
-    """Something of the branch that a route of main can't hold."""
-
-    path: AgentPath
-    what: str
 
 
 class Stamp(NamedTuple):
@@ -100,12 +87,13 @@ class Step(NamedTuple):
 
 
 @dataclass
-class Plan:
+class MergePlan:
     """See the module's docstring.
 
     Attributes:
         steps: the changes, in their order.
-        conflicts: those that are left; the steps then leave them as they are in main.
+        conflicts: paths that both sides have changed, in main, or in the branch where main has none; those that are
+            left. The steps leave them as they are in main.
         decided: conflicts that `keep` has decided, or an earlier merge.
         for_main: with `keep="main"`, a digest of each of them and of both its sides: `decided` of a later plan.
         merged: paths of main whose lines were merged.
@@ -114,11 +102,11 @@ class Plan:
     """
 
     steps: list[Step] = field(default_factory=list)
-    conflicts: list[Conflict] = field(default_factory=list)
-    decided: list[Conflict] = field(default_factory=list)
+    conflicts: list[UndoConflict] = field(default_factory=list)
+    decided: list[UndoConflict] = field(default_factory=list)
     for_main: set[bytes] = field(default_factory=set)
     merged: list[AgentPath] = field(default_factory=list)
-    uncarried: list[Uncarried] = field(default_factory=list)
+    uncarried: list[UndoConflict] = field(default_factory=list)
     left: list[AgentPath] = field(default_factory=list)
 
 
@@ -133,7 +121,7 @@ def plan(
     may_differ: Callable[[Item], bool] = lambda item: True,
     apart: Collection[bytes] = (),
     decided: Collection[bytes] = (),
-) -> Plan:
+) -> MergePlan:
     """Return what a merge would do. `main` is moved to the state after it, in memory.
 
     Args:
@@ -141,21 +129,23 @@ def plan(
         lines: merge the lines of files that both sides have changed.
         paths: of the branch or of the base; only what lies at or below one of them is merged.
         may_differ, apart: as of `Pairs`.
-        decided: what earlier plans have decided for main (`Plan.for_main`). Without `keep` that holds until one side of
-            a conflict changes.
+        decided: what earlier plans have decided for main (`MergePlan.for_main`). Without `keep` that holds until one
+            side of a conflict changes.
 
     Raises:
         OSError: a tree can't be read.
     """
-    return _Planner(Pairs(base, branch, main, may_differ, apart), main, keep, lines, paths, decided).result
+    return Planner(Pairs(base, branch.root, main, may_differ, apart), main, keep, lines, paths, decided).result
 
 
-class _Fields(NamedTuple):
+class Fields(NamedTuple):
     """The attributes of a file that a merge carries over."""
 
     mode: int | None
     owner: tuple[int, int] | None
     xattrs: dict[bytes, bytes]
+    mtime_ns: int = 0
+    """0 where it is not carried over."""
 
 
 @dataclass
@@ -176,11 +166,11 @@ class _Make:
 
 
 @dataclass
-class _Update:
+class FileUpdate:
     item: Item
     """Of main."""
     branch: Item
-    wanted: _Fields
+    wanted: Fields
     state: State
     has_bytes: bool = False
     """Of the branch, too."""
@@ -188,8 +178,11 @@ class _Update:
     """Bytes of merged lines."""
 
 
-class _Planner:
-    """One plan."""
+class Planner:
+    """One plan. `result` has it."""
+
+    times = False
+    """Times are carried over, too."""
 
     def __init__(
         self,
@@ -200,7 +193,7 @@ class _Planner:
         paths: Collection[bytes],
         decided: Collection[bytes],
     ) -> None:
-        self.result = Plan(left=[item.shown for item in pairs.left])
+        self.result = MergePlan(left=[item.shown for item in pairs.left])
         self._pairs = pairs
         self._main = main
         self._keep = keep
@@ -215,10 +208,10 @@ class _Planner:
         self._moves: list[_Move] = []
         self._moving: set[Item] = set()
         self._changed: set[Item] = set()  # of main, by a step
-        self._updates: list[_Update] = []
+        self._updates: list[FileUpdate] = []
         self._leaders: dict[tuple[AgentPath, int], Item] = {}  # a node of the branch → a file of main with its bytes
         self._line_leaders: dict[tuple[AgentPath, int], tuple[Item, bytes]] = {}  # …, with these lines merged into them
-        self._given: dict[tuple[AgentPath, int], _Fields] = {}  # a node of main with several names → its new attributes
+        self._given: dict[tuple[AgentPath, int], Fields] = {}  # a node of main with several names → its new attributes
         self._modes: dict[tuple[AgentPath, int], int] = {}  # a node of main → that which a step gives it
         self._twins: dict[tuple[AgentPath, int], list[Item]] | None = None  # a node of the branch → of the base
         self._parked_at: dict[Item, AgentPath] = {}  # of main, with their paths before
@@ -242,7 +235,7 @@ class _Planner:
             other: of the branch, if it has one, too.
             whole: main's side drops all that is in the branch's directory.
         """
-        found, keep = Conflict(item.shown, reason), self._keep
+        found, keep = UndoConflict(item.shown, reason), self._keep
         if keep == "main" or (keep is None and self._decided_before):
             digest = self._digest(item if other is None else other, reason, item, whole=whole)
             if keep == "main":
@@ -420,7 +413,7 @@ class _Planner:
             self._leaders.setdefault(node, main)
 
     def _update(
-        self, branch: Item, main: Item, wanted: _Fields, *, has_bytes: bool = False, data: bytes | None = None
+        self, branch: Item, main: Item, wanted: Fields, *, has_bytes: bool = False, data: bytes | None = None
     ) -> None:
         if self._is_read_only(main):
             return
@@ -435,7 +428,7 @@ class _Planner:
             state = state._replace(uid=wanted.owner[0], gid=wanted.owner[1])
         if features.xattrs:
             state = state._replace(xattrs=wanted.xattrs)
-        self._updates.append(_Update(main, branch, wanted, state, has_bytes, data))
+        self._updates.append(FileUpdate(main, branch, wanted, state, has_bytes, data))
 
     def _decide_bytes(
         self, base: Item | None, branch: Item, main: Item
@@ -533,20 +526,27 @@ class _Planner:
 
     def _can_hold(self, branch: Item) -> bool:
         """Return False for a kind of file that the route of main can't hold."""
-        features = self._main.volumes[self._main.owner(branch.path)].features
+        volume = self._main.volumes[self._main.owner(branch.path)]
+        features = volume.features
         able, kind = True, ""
         if stat.S_ISLNK(branch.mode):
             able, kind = features.symlinks, "a symbolic link"
         elif not branch.is_dir and not branch.is_file:
-            able, kind = features.special_files, "a special file"
+            is_device = stat.S_ISCHR(branch.mode) or stat.S_ISBLK(branch.mode)
+            refused = is_device and os.geteuid() != 0 and not isinstance(volume, SnapshotVolume)
+            able, kind = features.special_files and not refused, "a special file"
         if not able:
-            self.result.uncarried.append(Uncarried(branch.shown, kind))
+            self._lacks(branch.shown, kind)
         return able and not self._is_read_only(branch)
+
+    def _lacks(self, path: AgentPath, what: str) -> None:
+        """Note what a route of main can't hold."""
+        self.result.uncarried.append(UndoConflict(path, what))
 
     def _is_read_only(self, item: Item) -> bool:
         """Note a change that can't be made because the route of main is read-only."""
         if self._features(item).read_only:
-            self.result.uncarried.append(Uncarried(item.shown, "a change: the route is read-only"))
+            self._lacks(item.shown, READ_ONLY)
             return True
         return False
 
@@ -603,11 +603,10 @@ class _Planner:
         prefix = item.prefix if item.tree is self._main else self._main.owner(item.path)
         return self._main.volumes[prefix].features
 
-    @staticmethod
-    def _fields(item: Item, features: Features) -> _Fields:
+    def _fields(self, item: Item, features: Features) -> Fields:
         state, keeps = item.state, features.persistent_modes
         is_link = stat.S_ISLNK(item.mode)
-        return _Fields(
+        return Fields(
             stat.S_IMODE(state.mode) if keeps and not is_link else None,
             (state.uid, state.gid) if keeps and os.geteuid() == 0 else None,
             dict(state.xattrs) if features.xattrs and not is_link else {},
@@ -657,7 +656,7 @@ class _Planner:
                 self._conflict(change.item, words)
             else:
                 shown = self._parked_at.get(change.item, change.item.shown)
-                self.result.conflicts.append(Conflict(shown, words))
+                self.result.conflicts.append(UndoConflict(shown, words))
 
     def _try(self, change: _Make | _Move) -> bool:
         """Make a change if it can be made now."""
@@ -707,22 +706,22 @@ class _Planner:
             self.result.steps.append(Step("link", parent.prefix, path, leader.path, stamp=stamp))
             self._changed.add(leader)
         else:
-            if leader is not None and not features.links:
-                self.result.uncarried.append(Uncarried(AgentPath(f"/{os.fsdecode(path)}"), "a hard link"))
             word: Word = "make" if over is None else "replace"
             self.result.steps.append(Step(word, parent.prefix, path, state=branch.state, item=branch, stamp=stamp))
             self._leaders.setdefault((branch.prefix, branch.node), made)
-        self._note_uncarried(branch, features, path)
+        self._note_uncarried(branch, features, path, is_link=leader is not None)
         made.attach(parent, name)
 
-    def _note_uncarried(self, branch: Item, features: Features, path: bytes) -> None:
+    def _note_uncarried(self, branch: Item, features: Features, path: bytes, *, is_link: bool = False) -> None:
         shown = AgentPath(f"/{os.fsdecode(path)}")
+        if is_link and not features.links:
+            self._lacks(shown, "a hard link")
         if branch.state.xattrs and not features.xattrs:
-            self.result.uncarried.append(Uncarried(shown, "extended attributes"))
+            self._lacks(shown, "extended attributes")
         if not features.persistent_modes and branch.is_file and branch.mode & 0o111:
-            self.result.uncarried.append(Uncarried(shown, "permissions"))
+            self._lacks(shown, "permissions")
 
-    def _emit_update(self, update: _Update) -> None:
+    def _emit_update(self, update: FileUpdate) -> None:
         item, branch, features = update.item, update.branch, self._features(update.item)
         self._changed.add(item)
         has_bytes = update.has_bytes or update.data is not None
@@ -737,14 +736,22 @@ class _Planner:
             if given is not update.wanted and given == update.wanted:
                 return
         word: Word = "replace" if has_bytes else "attributes"
-        step = Step(word, item.prefix, item.path, state=update.state, data=update.data, stamp=self._stamp(item))
+        step = Step(
+            word,
+            item.prefix,
+            item.path,
+            state=update.state,
+            data=update.data,
+            stamp=self._stamp(item),
+            times=self.times,
+        )
         self.result.steps.append(step._replace(item=branch if update.has_bytes else None))
         if not has_bytes:
             self._modes[item.prefix, item.node] = update.state.mode
         elif update.has_bytes:
             self._note_uncarried(branch, features, item.path)
 
-    def _leader(self, branch: Item, update: _Update | None = None) -> Item | None:
+    def _leader(self, branch: Item, update: FileUpdate | None = None) -> Item | None:
         """Return the file of main that another name of a file of the branch becomes, or has become: by an update with
         the same bytes, or as a new name."""
         if branch.nlink < 2 or branch.is_dir:
@@ -814,7 +821,7 @@ def stamp_of(mode: int, size: int, mtime_ns: int, ctime_ns: int, nlink: int) -> 
     return Stamp(mode, size, mtime_ns, ctime_ns if nlink == 1 else 0)
 
 
-def _merged(base: _Fields | None, branch: _Fields, main: _Fields) -> _Fields | None:
+def _merged(base: Fields | None, branch: Fields, main: Fields) -> Fields | None:
     """Merge attributes, each apart; None where both sides have changed one."""
     if branch == main:
         return main
@@ -830,7 +837,7 @@ def _merged(base: _Fields | None, branch: _Fields, main: _Fields) -> _Fields | N
             return None
         if isinstance(value, bytes):
             xattrs[name] = value
-    return _Fields(mode if isinstance(mode, int) else None, owner if isinstance(owner, tuple) else None, xattrs)
+    return Fields(mode if isinstance(mode, int) else None, owner if isinstance(owner, tuple) else None, xattrs)
 
 
 _CONFLICT = "conflict"

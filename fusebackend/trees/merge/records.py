@@ -6,8 +6,7 @@ A failure to record is logged, and the merge goes on (`Recorder.failed`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from typing import Any, Final
 
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import OpenCall
@@ -15,6 +14,9 @@ from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, Kept, Record
 from fusebackend.history.records import RecordKind
 from fusebackend.protocol import Attr, Volume
 from fusebackend.volumes.placing import state_of
+
+_OWN: Final[dict[RecordKind, int]] = {"create": MADE, "content": CONTENT, "attributes": ATTRIBUTES}
+"""What a change has its call own of a file."""
 
 
 class MergeRecords:
@@ -29,49 +31,45 @@ class MergeRecords:
         self._call = call
         self._made: list[int] = []
 
-    def removed(self, prefix: AgentPath, volume: Volume, path: bytes, attr: Attr, gone: int = 0) -> None:
-        """Before a name is removed, or leads to another file.
+    @property
+    def call(self) -> str | None:
+        """The name of the call, if it has changed something."""
+        return f"c{self._call.number}" if self._call is not None and self._call.number else None
+
+    def add(
+        self,
+        kind: RecordKind,
+        prefix: AgentPath,
+        volume: Volume,
+        path: bytes,
+        node: int,
+        before: Attr | None = None,
+        *,
+        gone: int = 0,
+        **fields: Any,
+    ) -> None:
+        """Record a change: after a name was made or renamed, before anything else.
 
         Args:
+            node: of the file.
+            before: of a file that goes, or whose bytes or attributes are changed in place.
             gone: how many of the file's names are only set aside, and removed when all is done.
         """
-
-        def record(recorder: Recorder, call: OpenCall) -> None:
-            kept = recorder.keep(call, volume, attr)
-            self._made.append(recorder.add(call, prefix, "remove", path, kept.less(gone), linked=kept.is_linked))
-
-        self._record(record)
-
-    def created(self, prefix: AgentPath, volume: Volume, path: bytes, node: int, *, linked: bool = False) -> None:
-        """After a name was made."""
-
-        def record(recorder: Recorder, call: OpenCall) -> None:
-            recorder.of(volume).own(call, node, MADE)
-            self._made.append(recorder.add(call, prefix, "create", path, node=node, linked=linked))
-
-        self._record(record)
-
-    def renamed(self, prefix: AgentPath, path: bytes, to_path: bytes, node: int) -> None:
-        """Of a name that is renamed."""
-
-        def record(recorder: Recorder, call: OpenCall) -> None:
-            self._made.append(recorder.add(call, prefix, "rename", path, to_path=to_path, node=node))
-
-        self._record(record)
-
-    def changes(self, prefix: AgentPath, volume: Volume, path: bytes, attr: Attr, *, content: bool) -> None:
-        """Before the bytes or the attributes of a file are changed in place."""
-
-        def record(recorder: Recorder, call: OpenCall) -> None:
-            if content:
-                kept, how, kind = recorder.keep(call, volume, attr), CONTENT, "content"
-            else:
-                identity = recorder.identity(volume, attr)
-                kept, how, kind = Kept(attr.node, state_of(volume, attr), None, 0, identity), ATTRIBUTES, "attributes"
-            recorder.of(volume).own(call, kept.node, how)
-            self._made.append(recorder.add(call, prefix, cast(RecordKind, kind), path, kept))
-
-        self._record(record)
+        recorder, call, kept = self._recorder, self._call, None
+        if recorder is None or call is None:
+            return
+        try:
+            if kind == "attributes" and before is not None:
+                kept = Kept(node, state_of(volume, before), None, 0, recorder.identity(volume, before))
+            elif before is not None:
+                kept = recorder.keep(call, volume, before)
+            if kind == "remove" and kept is not None:
+                kept, fields["linked"] = kept.less(gone), kept.is_linked
+            if kind in _OWN:
+                recorder.of(volume).own(call, node, _OWN[kind])
+            self._made.append(recorder.add(call, prefix, kind, path, kept, **{"node": node, **fields}))
+        except Exception as error:
+            recorder.failed(error, "a change of a merge was not recorded", call)
 
     def mark(self) -> int:
         """Return a place among the records, for `drop`."""
@@ -79,13 +77,6 @@ class MergeRecords:
 
     def drop(self, mark: int) -> None:
         """Forget the records since a place: their changes were taken back."""
-        self._record(lambda recorder, call: recorder.history.drop(self._made[mark:]))
+        if self._recorder is not None:
+            self._recorder.history.drop(self._made[mark:])
         del self._made[mark:]
-
-    def _record(self, work: Callable[[Recorder, OpenCall], None]) -> None:
-        if self._recorder is None or self._call is None:
-            return
-        try:
-            work(self._recorder, self._call)
-        except Exception as error:
-            self._recorder.failed(error, "a change of a merge was not recorded", self._call)

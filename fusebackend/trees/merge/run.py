@@ -33,6 +33,8 @@ from fusebackend.base.durable import replace_file, sync_directory
 from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.paths import AgentPath, split, to_name, to_text
 from fusebackend.base.relative_paths import split as split_path
+from fusebackend.history.recorder import Recorder
+from fusebackend.history.records import CallKind, RecordKind
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -43,10 +45,12 @@ from fusebackend.protocol import (
     Change,
     Changes,
     SnapshotVolume,
+    UndoConflict,
     Volume,
 )
 from fusebackend.trees.branch_volume import BranchVolume
-from fusebackend.trees.merge.plan import PARKED, Conflict, Plan, Step
+from fusebackend.trees.branches import Branches
+from fusebackend.trees.merge.plan import PARKED, MergePlan, Step
 from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.volumes import placing
 from fusebackend.volumes.native import NativeVolume
@@ -118,24 +122,61 @@ class Outcome:
     """What a merge has done, or would do.
 
     Attributes:
-        steps: those that were made.
+        steps: those that were made, or would be.
         plan: the last one; its steps are those that were left to be made then.
         open_paths: paths that have to change and that somebody has open for writing. Nothing was changed then.
         partly: what could not be kept on the way, such as an owner.
+        call: its name in the history; None where nothing was changed.
     """
 
-    plan: Plan
+    plan: MergePlan
     steps: list[Step] = field(default_factory=list)
     open_paths: list[AgentPath] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)
+    call: str | None = None
+
+    @property
+    def conflicts(self) -> list[UndoConflict]:
+        """Why nothing was changed."""
+        return self.plan.conflicts + [
+            UndoConflict(path, "is open for writing in the mount") for path in self.open_paths
+        ]
 
     @property
     def is_refused(self) -> bool:
-        return bool(self.plan.conflicts or self.open_paths)
+        return bool(self.conflicts)
 
 
 def _unrecorded() -> AbstractContextManager[MergeRecords]:
     return contextlib.nullcontext(MergeRecords())
+
+
+@dataclass
+class MainTree:
+    """The main tree of a mount, for what changes many files of it: by any thread but the mount's loop. Each such change
+    is a call of the history, and can be undone.
+
+    Attributes:
+        branches, volumes: of the mount.
+        written: returns the nodes that somebody has open for writing, each with the prefix of its route.
+        recorder: of the history; None if there is none.
+        covered: returns the paths of main at which other file systems are mounted, without a slash at the begin.
+    """
+
+    branches: Branches
+    volumes: Mapping[AgentPath, Volume]
+    written: Callable[[], Collection[tuple[AgentPath, int]]]
+    recorder: Recorder | None = None
+    covered: Callable[[], Collection[bytes]] = tuple
+
+    @contextlib.contextmanager
+    def recording(self, kind: CallKind, title: Callable[[], str]) -> Iterator[MergeRecords]:
+        """Enclose the changes of a call."""
+        if self.recorder is None:
+            yield MergeRecords()
+            return
+        with self.recorder.calls.inside(kind, title()) as call:
+            yield MergeRecords(self.recorder, call)
 
 
 class Merge:
@@ -157,12 +198,12 @@ class Merge:
         self,
         branch: str,
         volumes: Mapping[AgentPath, Volume],
-        plan: Callable[[], Plan],
+        plan: Callable[[], MergePlan],
         journal: str,
         written: Callable[[], Collection[tuple[AgentPath, int]]] = tuple,
         recording: Callable[[], AbstractContextManager[MergeRecords]] = _unrecorded,
         follow: Callable[[int, Sequence[tuple[bytes, bytes]]], None] = lambda number, moves: None,
-        before: Callable[[Plan], None] = lambda plan: None,
+        before: Callable[[MergePlan], None] = lambda plan: None,
     ) -> None:
         self._before = before
         self._follow = follow
@@ -177,7 +218,7 @@ class Merge:
     def dry_run(self) -> Outcome:
         """Return what `run` would do."""
         plan = self._plan()
-        return Outcome(plan, open_paths=self._written(plan))
+        return Outcome(plan, plan.steps, self._written(plan))
 
     def run(self) -> Outcome:
         """Merge.
@@ -187,24 +228,26 @@ class Merge:
                 one a part may be. The same merge does the rest.
         """
         self.tidy()
-        done: list[Step] = []
-        partly: list[str] = []
+        outcome = Outcome(MergePlan())
         for attempt in range(ATTEMPTS):
-            plan = self._plan()
-            outcome = Outcome(plan, done, self._written(plan), partly)
+            outcome.plan = self._plan()
+            outcome.open_paths = self._written(outcome.plan)
             if outcome.is_refused:
                 return outcome
-            if not plan.steps:
+            if not outcome.plan.steps:
                 break
-            self._before(plan)
+            self._before(outcome.plan)
             try:
                 with self._recording() as records:
-                    self._make(plan, done, partly, records)
+                    try:
+                        self._make(outcome, records)
+                    finally:
+                        outcome.call = records.call or outcome.call
                 break
             except MainChangedError as error:
                 self.tidy()
                 if attempt == ATTEMPTS - 1:
-                    plan.conflicts.append(Conflict(error.path, "main changes it again and again"))
+                    outcome.plan.conflicts.append(UndoConflict(error.path, "main changes it again and again"))
                     return outcome
             except Exception:
                 self.tidy()
@@ -215,7 +258,7 @@ class Merge:
         self.tidy()
         return outcome
 
-    def _written(self, plan: Plan) -> list[AgentPath]:
+    def _written(self, plan: MergePlan) -> list[AgentPath]:
         found: list[AgentPath] = []
         written = {(id(self._volumes[prefix]), node) for prefix, node in self._open()}
         for step in plan.steps if written else ():
@@ -231,15 +274,15 @@ class Merge:
     def _route(self, prefix: AgentPath, number: int = 0) -> _ChangingRoute:
         return _ChangingRoute(prefix, self._volumes[prefix], self._staging, number)
 
-    def _make(self, plan: Plan, done: list[Step], partly: list[str], records: MergeRecords) -> None:
+    def _make(self, outcome: Outcome, records: MergeRecords) -> None:
         by_route: dict[AgentPath, list[Step]] = {}
-        for step in plan.steps:
+        for step in outcome.plan.steps:
             by_route.setdefault(step.prefix, []).append(step)
         for prefix, steps in by_route.items():
             self._route(prefix).require(steps)
         number = secrets.randbits(62)
         header = {"format": FORMAT, "branch": self._branch, "id": number, "routes": list(by_route)}
-        self._journal.begin({**header, "steps": len(plan.steps)})
+        self._journal.begin({**header, "steps": len(outcome.plan.steps)})
         routes = [self._route(prefix, number) for prefix in by_route]
         at_once = [
             _AtOnce(route, by_route[route.prefix], records)
@@ -252,14 +295,14 @@ class Merge:
             each.prepare()
         for route in routes:
             if not isinstance(route.volume, SnapshotVolume):
-                partly += _OneByOne(route, by_route[route.prefix], records, self._journal, done).run()
+                outcome.partly += _OneByOne(route, by_route[route.prefix], records, self._journal, outcome.steps).run()
                 self._journal.note({"merged": route.prefix})
         for each in at_once:
             moves = [[os.fsdecode(old), os.fsdecode(new)] for old, new in map(_ends, each.steps) if new]
             if moves:
                 self._journal.note({"moves": moves, "prefix": each.route.prefix})
-            partly += each.run()
-            done += each.steps
+            outcome.partly += each.run()
+            outcome.steps += each.steps
             self._journal.note({"merged": each.route.prefix})
 
     def tidy(self) -> None:
@@ -427,7 +470,8 @@ class _ChangingRoute:
                     why = f"'{self.shown(to_path)}' is at '{at}', and can't be brought back: {error.strerror}"
                     raise OSError(error.errno, f"{why}; merge again when it can be") from error
                 changes += [Change(node=here[0]), Change(node, *here, "created", self.inner(to_path))]
-                records.renamed(self.prefix, self.recorded(parked), self.recorded(to_path), node)
+                old, new = self.recorded(parked), self.recorded(to_path)
+                records.add("rename", self.prefix, self.volume, old, node, to_path=new)
                 made.append((parked, to_path))
         self.forget()
         return made
@@ -519,15 +563,15 @@ class _RouteSteps:
         """Record that what is at the path of a step is removed, or replaced."""
         if attr is not None:
             gone = self.set_aside[attr.node]
-            self.records.removed(self.route.prefix, self.volume, self.recorded(step.path), attr, gone)
+            self.record("remove", step.path, attr.node, attr, gone=gone)
 
     def come(self, step: Step, node: int) -> None:
         """Record what is at the path of a step now."""
-        path, is_link = self.recorded(step.path), step.word == "link"
-        self.records.created(self.route.prefix, self.volume, path, node, linked=is_link)
+        self.record("create", step.path, node, linked=step.word == "link")
 
-    def recorded(self, path: bytes) -> bytes:
-        return self.route.recorded(path)
+    def record(self, kind: RecordKind, path: bytes, node: int, before: Attr | None = None, **fields: Any) -> None:
+        """Record a change, see `MergeRecords.add`."""
+        self.records.add(kind, self.route.prefix, self.volume, self.route.recorded(path), node, before, **fields)
 
     def run_step(self, step: Step, name: bytes, attr: Attr | None, changes: Changes) -> None:
         """Make one step.
@@ -574,7 +618,7 @@ class _RouteSteps:
 
     def overwrite(self, step: Step, attr: Attr, changes: Changes) -> None:
         source, inner = self.source(step), self.route.inner(step.path)
-        self.records.changes(self.route.prefix, self.volume, self.recorded(step.path), attr, content=True)
+        self.record("content", step.path, attr.node, attr)
         self.lost(step, placing.overwrite(self.volume, attr.node, source, changes, inner))
 
     def remove(self, step: Step, attr: Attr, changes: Changes) -> None:
@@ -597,8 +641,8 @@ class _RouteSteps:
         placing.rename(self.volume, old, new, attr, changes, RENAME_NOREPLACE)
         if is_dir:
             self.route.forget()
-        path, to_path = map(self.recorded, _ends(step))
-        self.records.renamed(self.route.prefix, path, to_path, node)
+        path, to_path = _ends(step)
+        self.record("rename", path, node, to_path=self.route.recorded(to_path))
 
     def final(self, step: Step) -> bytes:
         """Return the path that a parked file gets in the end."""
@@ -614,7 +658,7 @@ class _RouteSteps:
         assert step.state is not None
         state = step.state if step.times else step.state._replace(atime_ns=attr.atime_ns, mtime_ns=attr.mtime_ns)
         inner = self.route.inner(step.path)
-        self.records.changes(self.route.prefix, self.volume, self.recorded(step.path), attr, content=False)
+        self.record("attributes", step.path, attr.node, attr)
         self.lost(step, placing.set_attributes(self.volume, attr.node, state, changes, inner))
 
 
@@ -772,7 +816,7 @@ class _AtOnce(_RouteSteps):
         changes += [Change(node=parent), Change(parent=parent, name=name)]
 
 
-def keep_sources(branch: BranchVolume, plan: Plan) -> None:
+def keep_sources(branch: BranchVolume, plan: MergePlan) -> None:
     """Copy up the bytes that steps of a plan are made of and that the branch reads from live routes. Else a step reads
     what an earlier one has put there, as where files have changed places (`mv a t; mv b a; mv t b`), and so would the
     same merge once more after a kill.

@@ -179,10 +179,7 @@ def trees_of(
     """
 
     def key(prefix: AgentPath, node: int) -> Hashable:
-        if node >= FIRST_OWN:
-            return "new", node
-        with branch.lock:
-            return branch.lower.main_file(node)
+        return branch.main_file(node)
 
     def main_key(prefix: AgentPath, node: int) -> Hashable:
         return prefix, node

@@ -9,13 +9,15 @@ nothing is known but the path. A tree belongs to one thread; its calls wait for 
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import errno
 import os
 import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from fusebackend.base.paths import ROOT, AgentPath, split, to_text
+from fusebackend.base.paths import ROOT, AgentPath, in_route, split, to_text
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import WAY, Place, Places
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
@@ -74,6 +76,21 @@ class Item:
         made._names = {}
         return made
 
+    def apart(self, parent: Item | None, name: bytes, *, with_names: bool = True, is_way: bool = False) -> Item:
+        """Return a copy at another place of a tree that is put together from parts.
+
+        Args:
+            with_names: with all that is in it; an empty directory otherwise.
+            is_way: only lead to what is put into it.
+        """
+        made = copy.copy(self)
+        made.parent, made.name, made._names = None, b"", None if with_names else {}
+        if is_way:
+            made.node, made.is_fixed = 0, True
+        if parent is not None:
+            made.attach(parent, name)
+        return made
+
     @property
     def volume(self) -> Volume:
         return self.tree.volumes[self.prefix]
@@ -113,6 +130,11 @@ class Item:
         return self.is_fixed and not self.node
 
     @property
+    def is_on_way(self) -> bool:
+        """True for a directory that leads to a route."""
+        return self._place is not None and bool(self._place.children)
+
+    @property
     def path(self) -> bytes:
         """Its path in the tree, without a slash at the begin; empty for the root."""
         names = []
@@ -140,6 +162,23 @@ class Item:
     @state.setter
     def state(self, state: State) -> None:
         self._state = state
+
+    @property
+    def target(self) -> bytes:
+        """Of a symbolic link. ENOENT if it has gone since its directory was listed."""
+        with _found(self):
+            return self.state.target
+
+    @property
+    def xattrs(self) -> dict[bytes, bytes]:
+        """Its extended attributes. ENOENT if it has gone since its directory was listed."""
+        with _found(self):
+            return self.state.xattrs
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Read a regular file: each piece with its offset, holes left out. ENOENT as above."""
+        with _found(self):
+            yield from self.source().pieces()
 
     def source(self, state: State | None = None) -> NodeSource:
         """Its bytes, with its own attributes or others."""
@@ -190,11 +229,15 @@ class Item:
         parent.names()[name] = self
 
 
+_WAY = Attr(0, stat.S_IFDIR | 0o755)
+
+
 class MergeTree:
     """See the module's docstring.
 
     Args:
-        volumes: prefix → volume. A tree in one volume has only the default one.
+        volumes: prefix → volume. A tree in one volume has only the default one. A route that has none is a directory
+            that leads to those below it.
         prefixes: those of all routes of the mount.
         key_of: gives keys; None where nodes of the volumes mean nothing in other trees.
         time_ns: when the tree was frozen; 0 for one that changes.
@@ -215,7 +258,8 @@ class MergeTree:
         self.time_ns = time_ns
         self.prefixes = frozenset(volumes if prefixes is None else prefixes)
         self._places = Places(self.prefixes)
-        self.root = Item(self, ROOT, volumes[ROOT].getattr(ROOT_NODE), None, b"", self._places.roots[0])
+        root = volumes[ROOT].getattr(ROOT_NODE) if ROOT in volumes else _WAY
+        self.root = Item(self, ROOT, root, None, b"", self._places.roots[0])
         self._by_key: dict[Hashable, Item] | None = None
         self._more: dict[Hashable, list[Item]] = {}  # further names of a file
 
@@ -232,7 +276,7 @@ class MergeTree:
             if prefix is not None:
                 found[name] = Item(self, prefix, self.volumes[prefix].getattr(ROOT_NODE), item, name, below)
             elif name not in found:
-                found[name] = Item(self, item.prefix, Attr(0, stat.S_IFDIR | 0o755), item, name, below)
+                found[name] = Item(self, item.prefix, _WAY, item, name, below)
         return found
 
     def _shown_at(self, place: Place) -> AgentPath | None:
@@ -260,12 +304,18 @@ class MergeTree:
 
     def owner(self, path: bytes) -> AgentPath:
         """Return the prefix of the route that has a path."""
-        best = ROOT
-        for prefix in self.prefixes:
-            inner = b"/".join(split(prefix))
-            if len(prefix) > len(best) and (path == inner or path.startswith(inner + b"/")):
-                best = prefix
-        return best
+        return in_route(AgentPath(f"/{to_text(path)}"), self._places.prefixes)[0]
+
+
+@contextlib.contextmanager
+def _found(item: Item) -> Iterator[None]:
+    """A file that has gone since its directory was listed is not there: ENOENT, not ESTALE."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), to_text(item.path)) from None
 
 
 def same_bytes(one: Item, other: Item) -> bool:

@@ -26,7 +26,10 @@ PAGE_BYTES = 4096
 
 
 class AppendEnd:
-    """See the module's docstring. On the mount's loop, but for `write`."""
+    """See the module's docstring. On the mount's loop, but for `write`.
+
+    `opened` and `closed` are for handles that can map.
+    """
 
     def __init__(self, inodes: InodeTable, on: bool) -> None:
         self._inodes = inodes
@@ -35,14 +38,12 @@ class AppendEnd:
         self._mappers: dict[int, int] = inodes.by_inode({})  # open handles through which pages can be mapped to write
 
     def opened(self, handle: FileHandle) -> None:
-        if handle.can_map:
-            self._mappers[handle.inode] = self._mappers.get(handle.inode, 0) + 1
+        self._mappers[handle.inode] = self._mappers.get(handle.inode, 0) + 1
 
     def closed(self, handle: FileHandle) -> None:
-        if handle.can_map:
-            left = self._mappers.pop(handle.inode, 1) - 1
-            if left:
-                self._mappers[handle.inode] = left
+        left = self._mappers.pop(handle.inode, 1) - 1
+        if left:
+            self._mappers[handle.inode] = left
 
     def size_sent(self, inode: int, known: KnownInode, size: int) -> None:
         """Note that the kernel gets another size than it has."""

@@ -10,8 +10,9 @@ Cost: one `listxattr` of the volume for the first append to a file that existed 
 from __future__ import annotations
 
 from fusebackend.base.errors import UNREAD, unless
-from fusebackend.protocol import Volume, Writable
+from fusebackend.protocol import Volume
 from fusebackend.rules.ruled_volume import unruled
+from fusebackend.vfs.door import Door
 from fusebackend.vfs.handles import FileHandle, HandleTable
 from fusebackend.vfs.inodes import InodeTable
 
@@ -42,7 +43,7 @@ class Capabilities:
             await handle.route.call(_discharge, handle.route.volume, handle.route.door, handle.node)
 
 
-def _discharge(volume: Volume, changing: Writable, node: int) -> None:
+def _discharge(volume: Volume, changing: Volume | Door, node: int) -> None:
     # A reader who may not read the file, or only append to it, may not do this; the mount has to.
     volume, changing, node = unruled(volume, changing, node)
     if volume.features.xattrs and CAPABILITY in (unless(UNREAD, volume.listxattr, node) or ()):

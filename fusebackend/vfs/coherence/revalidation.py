@@ -52,8 +52,8 @@ class Revalidation:
         self._dentries = dentries
         self._kernel = kernel
         self._on = on
-        # Thread on its second walk → the inode that it was refused, those that it has looked up since, and when.
-        self._walks: dict[int, tuple[int, frozenset[int], float]] = {}
+        self.walks: dict[int, tuple[int, frozenset[int], float]] = {}
+        """Thread on its second walk → the inode that it was refused, those that it has looked up since, and when."""
 
     async def call(self, route: Route, inode: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call into the volume for an inode, if that is where the kernel's path leads.
@@ -67,8 +67,7 @@ class Revalidation:
 
     def arrived(self) -> None:
         """This thread's walk has ended with something else."""
-        if self._walks:  # asked before each change of a name, also of volumes that no other host has
-            self._walks.pop(request.current().thread, None)
+        self.walks.pop(request.current().thread, None)
 
     async def readlink(self, route: Route, inode: int, node: int) -> bytes:
         """`call` in the middle of a walk."""
@@ -90,11 +89,11 @@ class Revalidation:
         except WrongLinks:
             raise
         except OSError:
-            self._walks.pop(thread, None)
+            self.walks.pop(thread, None)
             raise
-        if thread in self._walks:
-            refused, reached, _ = self._walks[thread]
-            self._walks[thread] = refused, reached | {route.number(attr)}, time.monotonic()
+        if thread in self.walks:
+            refused, reached, _ = self.walks[thread]
+            self.walks[thread] = refused, reached | {route.number(attr)}, time.monotonic()
         return attr
 
     async def _call(
@@ -105,9 +104,9 @@ class Revalidation:
         try:
             return await way(partial(route.volume.through, list(names), function, absent=absent))
         except WrongLinks as error:
-            if len(self._walks) >= MAX_WALKS:
-                self._walks.pop(next(iter(self._walks)))
-            self._walks[request.current().thread] = inode, frozenset(), time.monotonic()
+            if len(self.walks) >= MAX_WALKS:
+                self.walks.pop(next(iter(self.walks)))
+            self.walks[request.current().thread] = inode, frozenset(), time.monotonic()
             for link in error.links:
                 for name in names[link]:
                     self.drop(name)
@@ -115,7 +114,7 @@ class Revalidation:
 
     def _is_second_walk(self, inode: int) -> bool:
         """True if this thread is on its second walk, and has reached this inode."""
-        refused, reached, at = self._walks.get(request.current().thread, (0, frozenset[int](), 0.0))
+        refused, reached, at = self.walks.get(request.current().thread, (0, frozenset[int](), 0.0))
         return inode in (reached or (refused,)) and time.monotonic() < at + SECOND_WALK_S
 
     # -- names -------------------------------------------------------------------------------------------------

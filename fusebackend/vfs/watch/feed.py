@@ -73,14 +73,14 @@ class ChangeFeed:
         self._unobserve: list[Callable[[], None]] = []
         self._stopped = False
 
-    def watch(self, path: str = "/") -> Watch:
-        """Watch the changes at and below a path, from now on.
+    def watch(self, path: str = "/", shown: Callable[[FileEvent], FileEvent | None] = lambda event: event) -> Watch:
+        """Watch the changes at and below a path, from now on; `shown` as of `Watch`.
 
         Raises:
             PathError: the path is malformed.
             OSError: ENOTCONN, the mount has ended.
         """
-        watch = Watch(paths.normalise(path), self._remove)
+        watch = Watch(paths.normalise(path), self._remove, shown)
         with self._guard:
             if self._stopped:
                 raise OSError(errno.ENOTCONN, "The mount has ended, so nothing can be watched")

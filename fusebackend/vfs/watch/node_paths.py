@@ -29,6 +29,7 @@ from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr
 from fusebackend.rules.ruled_volume import VARIANTS
+from fusebackend.vfs.door import Door
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, KnownInode, inode_number, node_of, route_index
 from fusebackend.vfs.junctions import MountTree, Route
 
@@ -56,11 +57,11 @@ class NodePaths:
 
     # -- paths -------------------------------------------------------------------------------------------------
 
-    def directory(self, route: Route, node: int) -> str | None:
-        """Return the path, inside its volume, of a directory that has just been changed. None if not known."""
-        return self._path(route, self.inode(route, node))
+    def below(self, route: Route, node: int, name: bytes) -> bytes | None:
+        """Return the path, inside its volume, of a name in a directory that is changed. None if not known."""
+        return self._path(route, self.inode(route, node), name)
 
-    def of(self, route: Route, node: int) -> str | None:
+    def of(self, route: Route, node: int) -> bytes | None:
         """Return the path of a node by a name that leads to it now; None without a known name."""
         inode = self.inode(route, node)
         known = self._inodes.get(inode)
@@ -76,7 +77,7 @@ class NodePaths:
             known.parent, known.name = others.pop()
         return self._path(route, inode)
 
-    def last(self, route: Route, node: int) -> str | None:
+    def last(self, route: Route, node: int) -> bytes | None:
         """Return the path by which the kernel knew a node last. None if it does not know it."""
         return self._path(route, self.inode(route, node))
 
@@ -87,13 +88,14 @@ class NodePaths:
             return number
         return inode_number(route.files.index, node)
 
-    def _path(self, route: Route, inode: int) -> str | None:
-        names: list[bytes] = []
+    def _path(self, route: Route, inode: int, *below: bytes) -> bytes | None:
+        names = [*below]
         for _ in range(DEEPEST):
             junction = self._tree.junction(inode)
             if junction is not None:
-                top = route.inner(junction.path)
-                return paths.join(top, paths.to_text(b"/".join(reversed(names)))) if names else top
+                if junction.route is not route:
+                    names += reversed(paths.split(route.inner(junction.path)))
+                return b"/" + b"/".join(reversed(names))
             known = self._inodes.get(inode) or self._elsewhere(inode)
             if known is None:
                 return None
@@ -130,11 +132,12 @@ class NodePaths:
                flags: int) -> Renamed:  # fmt: skip
         """Have the volume rename, and note it. Directories are (inode, node)."""
         volume = route.volume
+        door = route.door if isinstance(route.door, Door) else Door(route, self)
         with volume.lock:
-            moved = volume.lookup(parent[1], name)
-            other = volume.lookup(new_parent[1], new_name) if flags & RENAME_EXCHANGE else None
+            change = door.renaming(parent[1], name, new_parent[1], new_name, flags)
+            moved, other = change.attr, change.replaced if flags & RENAME_EXCHANGE else None
             before = self._inner(route, parent, name) if self._adopted and moved.is_dir else None
-            route.door.rename(parent[1], name, new_parent[1], new_name, flags)
+            door.make(change, volume.rename, parent[1], name, new_parent[1], new_name, flags)
             if self._inodes.beside:
                 self._renamed(route, moved, new_parent, new_name)
             else:
@@ -152,8 +155,8 @@ class NodePaths:
             self._inodes.renamed(inode_number(twin.index, attr.node), self._tree.directory(twin, parent[1]), name, attr)
 
     def _inner(self, route: Route, parent: tuple[int, int], name: bytes) -> str | None:
-        above = self._path(route, parent[0])
-        return None if above is None else paths.join(above, paths.to_text(name))
+        path = self._path(route, parent[0], name)
+        return None if path is None else paths.to_text(path)
 
     def adopt(self, routes: Iterable[Route], node: int | None, before: str, after: str) -> None:
         """Note a move by the other face from one path of a volume, mounted as these routes, to another."""

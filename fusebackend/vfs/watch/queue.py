@@ -57,11 +57,21 @@ class Watch:
     It ends with `close`, from any thread, or with the mount: then what is left can still be taken. A path need not
     exist, and a watch stays with its path when the file there moves away. A move in or out gives `moved`, with one of
     its paths outside.
+
+    Args:
+        on_close: called with it when it is closed.
+        shown: returns an event as the watcher may see it, None for none. Called under a volume's lock.
     """
 
-    def __init__(self, path: AgentPath, on_close: Callable[[Watch], None]) -> None:
+    def __init__(
+        self,
+        path: AgentPath,
+        on_close: Callable[[Watch], None],
+        shown: Callable[[FileEvent], FileEvent | None] = lambda event: event,
+    ) -> None:
         self.path = path
         self._on_close = on_close
+        self._shown = shown
         self._queue: deque[Queued] = deque()
         self._repeated: set[tuple[str, ...]] = set()  # queued, with nothing after that changes what their path means
         self._overflowed = False
@@ -124,15 +134,15 @@ class Watch:
 
     def put(self, queued: Queued) -> None:
         """Queue an event if it is of something watched here. Never waits."""
-        event = queued.event
-        if not self._concerns(event):
+        event = self._shown(queued.event) if self._concerns(queued.event) else None
+        if event is None:
             return
         with self._changed:
             if self._ended or (event.kind, event.path, event.source) in self._repeated:
                 return
             if len(self._queue) < QUEUE_EVENTS:
                 self._note(event)
-                self._queue.append(queued)
+                self._queue.append(queued if event is queued.event else queued._replace(event=event))
             elif not self._overflowed:
                 self._overflowed = True
                 path = self.path if self.path == ROOT else self.path + "/"

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.cli import download as download_module
-from fusebackend.cli import upload as upload_module
-from fusebackend.cli.download import name_in
+from fusebackend.cli import copies
+from fusebackend.cli.copies import name_in
 from fusebackend.cli.show import Failed
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, FileInfo, LsResult
 
@@ -112,9 +111,9 @@ class TestUpload:
         assert content(files, "/t/a.txt") == b"a"
 
     def test_many_small_and_some_large(self, command, files, tmp_path, monkeypatch):
-        monkeypatch.setattr(upload_module, "BATCH_BYTES", 1000)
-        monkeypatch.setattr(upload_module, "BATCH_FILES", 7)
-        monkeypatch.setattr(upload_module, "PIECE_BYTES", 300)
+        monkeypatch.setattr(copies, "SENT_BYTES", 1000)
+        monkeypatch.setattr(copies, "SENT_FILES", 7)
+        monkeypatch.setattr(copies, "PIECE_BYTES", 300)
         (tmp_path / "many").mkdir()
         contents = {f"{number:03}": os.urandom(number * 13) for number in range(120)}
         for name, data in contents.items():
@@ -157,13 +156,13 @@ class TestUpload:
         assert paths(files) == ["/t/deep/c"]
 
     def test_a_file_that_vanishes(self, command, files, tree, monkeypatch):
-        progress = upload_module.progress
+        progress = copies.progress
 
         def late(*words, **options):
             (tree / "sub/b").unlink()
             return progress(*words, **options)
 
-        monkeypatch.setattr(upload_module, "progress", late)
+        monkeypatch.setattr(copies, "progress", late)
         done = command("upload", "tree/sub", f"{MOUNT}/t")
         assert (done.exit_code, done.stderr) == (1, "Error: No such file or directory: 'tree/sub/b'\n")
         assert paths(files) == ["/t/deep/c"]
@@ -248,7 +247,7 @@ class TestDownload:
         assert (tmp_path / "t/a.txt").read_bytes() == b"a"
 
     def test_not_even_by_somebody_quicker(self, command, tmp_path, monkeypatch):
-        monkeypatch.setattr(download_module.os.path, "lexists", lambda path: False)
+        monkeypatch.setattr(copies.os.path, "lexists", lambda path: False)
         (tmp_path / "name").write_bytes(b"old")
         assert "exists" in command.refused("download", f"{MOUNT}/t/a.txt", "name")
         assert os.listdir(tmp_path) == ["name"]
@@ -257,7 +256,7 @@ class TestDownload:
         def refuse(*words):
             raise OSError(errno.EPERM, "no links here")
 
-        monkeypatch.setattr(download_module.os, "link", refuse)
+        monkeypatch.setattr(copies.os, "link", refuse)
         command.ok("download", f"{MOUNT}/t/a.txt", "name")
         assert os.listdir(tmp_path) == ["name"]
 
@@ -282,7 +281,7 @@ class TestDownload:
 
             return interrupted()
 
-        monkeypatch.setattr(download_module, "progress", stop)
+        monkeypatch.setattr(copies, "progress", stop)
         done = command("download", f"{MOUNT}/t/a.txt", "name")
         assert (done.exit_code, done.output, os.listdir(tmp_path)) == (130, "", [])
 

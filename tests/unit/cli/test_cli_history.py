@@ -12,7 +12,7 @@ import pytest
 from commands import MOUNT, Command, split
 from for_each import for_each
 
-from fusebackend.cli import approval, log, space, target
+from fusebackend.cli import log, space, target, view
 from fusebackend.cli.show import Output
 from fusebackend.control import rendezvous
 from fusebackend.protocol import (
@@ -181,7 +181,7 @@ def test_what_an_agent_says_of_itself_is_no_line_of_the_log(command: Command, fi
     assert lines[1] == f"    rename     /a\\n{blanks}remove{blanks}\\040/kept -> /b\\033[2J"
     assert "\x1b" not in "".join(lines)
     info = ApprovalInfo(1, "pending", "write", ["/a"], "v", files.calls[0].actor, 0, 0, "write /a\nx\x1b")
-    shown = approval._line(Output(), info)
+    shown = view._request_line(Output(), info)
     assert "\n" not in shown and "\x1b" not in shown and "eve\\nc8" in shown
 
 

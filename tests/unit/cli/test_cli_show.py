@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusebackend.base.shown import shown
-from fusebackend.cli import ls, serve, status
+from fusebackend.cli import files, serve, status
 from fusebackend.cli.show import Complaints, Failed, Output, announce, encode, one_line, write_all
 from fusebackend.linux.mount_table import MountState
 
@@ -90,7 +90,7 @@ def test_what_is_no_complaint_ends_the_command(error):
 
 class TestColumns:
     def columns(self, names: list[str], width: int) -> list[str]:
-        return ["".join(row) for row in ls.in_columns(names, width)]
+        return ["".join(row) for row in files.in_columns(names, width)]
 
     def test_as_ls_sorts_them(self):
         assert self.columns(["a", "bb", "c", "dddd", "e"], 10) == ["a   dddd", "bb  e", "c"]
@@ -105,7 +105,7 @@ class TestColumns:
     def test_each_name_once_and_none_too_wide(self, names, width):
         from rich.cells import cell_len
 
-        rows = list(ls.in_columns(names, width))
+        rows = list(files.in_columns(names, width))
         assert sorted(cell.rstrip() for row in rows for cell in row) == sorted(names)
         if len(rows) < len(names):
             assert all(cell_len("".join(row).rstrip()) <= width for row in rows)
@@ -140,7 +140,7 @@ def test_what_is_announced_has_the_bytes_of_names(capsysbinary):
 
 
 def test_a_record_of_the_log_is_one_line_whatever_the_names_in_it():
-    formatter = serve._Lines(serve.LOG_FORMAT)
+    formatter = serve._OneLine(serve.LOG_FORMAT)
     record = logging.LogRecord(
         "fusebackend", logging.WARNING, "", 0, "'%s' is lost", ("/a\n2026 ERROR \x1b\udcff",), None
     )

@@ -18,7 +18,7 @@ import pytest
 import served
 from for_each import for_each
 
-from fusebackend.doctor.finding import Finding, found_by, ok, worst
+from fusebackend.doctor.machine import Finding, found_by, ok, worst
 from fusebackend.linux import distribution
 
 ROOT = Path(__file__).parents[3]
@@ -381,7 +381,7 @@ class TestFindings:
     def test_a_check_that_hangs_is_a_finding(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import threading
 
-        monkeypatch.setattr("fusebackend.doctor.finding.PATIENCE_S", 0.05)
+        monkeypatch.setattr("fusebackend.doctor.machine.PATIENCE_S", 0.05)
         gate = threading.Event()
         (found,) = found_by("thing", lambda: [ok("thing", str(gate.wait()))])
         gate.set()

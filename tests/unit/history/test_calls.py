@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import sqlite3
 import subprocess
 import threading
 from pathlib import Path
@@ -373,9 +371,8 @@ def test_the_options_of_a_history(how: str, title: str, command: str, tmp_path: 
     for kind in ("command", "verb"):
         call = history.open_call(kind, f"deploy --token {SECRET}", Actor(command=f"run -p {SECRET}"))  # type: ignore[arg-type]
         history.add(call, ROOT, "create", b"/a")
+    rows = [(call.title, call.actor.command) for call in history.calls()][::-1]
     history.close()
-    with contextlib.closing(sqlite3.connect(path)) as kept:
-        rows = kept.execute("SELECT title, command FROM calls ORDER BY number").fetchall()
     assert rows[0] == (title, command)
     assert rows[1][0] == (title if how == "full" else "deploy --token ***"), "a verb is no command"
 

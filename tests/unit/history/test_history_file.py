@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -230,23 +229,17 @@ def test_what_fails_to_open_leaves_nothing_open(history, path, monkeypatch):
     HistoryFile(path).close()
 
 
-@pytest.mark.parametrize(
-    ("harm", "statement"),
-    [
-        ("damaged", ""),
-        ("another version", "PRAGMA user_version = 99"),
-        ("another version", "ALTER TABLE records RENAME COLUMN nlink TO links"),
-        ("another version", "ALTER TABLE calls ADD COLUMN more"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_set_aside(path, caplog, harm, statement):
+@pytest.mark.parametrize("harm", ["damaged", "another version"])
+def test_a_file_that_cannot_be_read_is_set_aside(path, caplog, harm):
     history = HistoryFile(path)
     made(history, b"/a")
     history.close()
-    if not statement:
+    if harm == "damaged":
         Path(path).write_bytes(b"no database" * 1000)
-    with contextlib.closing(sqlite3.connect(path)) as other:
-        other.execute(statement)
+    else:
+        newer = sqlite3.connect(path)
+        newer.execute("PRAGMA user_version = 99")
+        newer.close()
     with caplog.at_level(logging.WARNING):
         again = HistoryFile(path)
     assert again.set_aside is not None

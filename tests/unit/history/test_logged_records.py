@@ -44,7 +44,7 @@ def kill(history: HistoryFile) -> None:
         history._open.clear()
     history.close()
     with contextlib.closing(sqlite3.connect(history.path, isolation_level=None)) as file:
-        file.execute("DELETE FROM closed")
+        file.execute("UPDATE state SET closed = NULL")
 
 
 def names(history: HistoryFile, after: int = 0) -> list[bytes]:

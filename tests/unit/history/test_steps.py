@@ -114,7 +114,7 @@ def test_a_change_by_another_call_meanwhile_is_a_conflict_for_both(place):
     def meanwhile():
         node = memory.volume.lookup(1, b"file").node
         route = place.filesystem.tree.routes[0]
-        door = Door(route, SimpleNamespace(of=lambda route, node: "/file"), [place.recorder.listener(route)])
+        door = Door(route, SimpleNamespace(of=lambda route, node: b"/file"), [place.recorder.listener(route)])
         memory.volume.open(node, os.O_WRONLY)
         door.write(node, 4, b"kernel\n")
         memory.volume.release(node, os.O_WRONLY)

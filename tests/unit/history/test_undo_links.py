@@ -63,24 +63,20 @@ class Names:
             there.remove((parent, name))
         there.append((parent, name))
 
-    def directory(self, route: object, node: int) -> str | None:
-        if node == ROOT_NODE:
-            return "/"
-        if node not in self._found:
-            return None
-        parent, name = self._found[node][-1]
-        above = self.directory(route, parent)
-        return None if above is None else f"{above.rstrip('/')}/{os.fsdecode(name)}"
+    def last(self, route: object, node: int) -> bytes | None:
+        return self.below(route, *self._found[node][-1]) if node in self._found else None
 
-    last = directory
+    def below(self, route: object, parent: int, name: bytes) -> bytes | None:
+        above = b"" if parent == ROOT_NODE else self.last(route, parent)
+        return None if above is None else above + b"/" + name
 
-    def of(self, route: object, node: int) -> str | None:
+    def of(self, route: object, node: int) -> bytes | None:
         there = self._found.get(node, [])
         while there and not self._leads(*there[-1], node):
             if len(there) == 1:
                 return None
             there.pop()
-        return self.directory(route, node)
+        return self.last(route, node)
 
     def _leads(self, parent: int, name: bytes, node: int) -> bool:
         try:

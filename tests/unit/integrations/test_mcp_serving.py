@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("mcp")
 
-from fusebackend.integrations.mcp.serving import guarded
+from fusebackend.integrations.mcp import guarded
 from fusebackend.testing.each import each
 
 TOKEN = {"authorization": "Bearer secret"}

@@ -30,7 +30,7 @@ from fusebackend.base.shown import name_shown, shown
 from fusebackend.integrations.anthropic_memory import MemoryTool
 from fusebackend.integrations.deepagents import export
 from fusebackend.integrations.fsspec_filesystem import FusebackendFileSystem
-from fusebackend.integrations.mcp.server import MountServer
+from fusebackend.integrations.mcp import MountServer
 from fusebackend.integrations.openai_agents import PatchEditor, file_tools
 from fusebackend.integrations.tools import TOOLS, Refused
 

@@ -23,9 +23,9 @@ from fusebackend.rules.rule import within
 from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
 from fusebackend.rules.ruled_volume import RuledVolume
 from fusebackend.rules.view import View
-from fusebackend.server.absent import Absent
 from fusebackend.server.forget import Forgetting
-from fusebackend.testing.posix.case import fails
+from fusebackend.server.mounted import Absent
+from fusebackend.testing.posix.case import fails, refused
 from fusebackend.testing.snapshots import SnapshotCases
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.volumes.walk import entries
@@ -101,8 +101,7 @@ def test_what_is_hidden_now_is_in_no_snapshot(below: SnapshotVolume) -> None:
         (ROOT_NODE, b"private"),
         (taken.lookup(ROOT_NODE, b"sub").node, b".env"),
     ):
-        with pytest.raises(FileNotFoundError):
-            taken.lookup(parent, name)
+        refused(errno.ENOENT, taken.lookup, parent, name)
     shown = taken.lookup(taken.lookup(ROOT_NODE, b"sub").node, b"x")
     assert (shown.node, shown.nlink) == (linked, 1), "it has one name, and its own number"
     assert taken.getattr(ROOT_NODE).nlink == 1, "no count of what is hidden"
@@ -123,8 +122,7 @@ def test_a_hidden_directory_is_closed_to_its_number(below: SnapshotVolume) -> No
             taken.readdir(node, b"", 10)
         assert not taken.getattr(node).mode & 0o444
     for node, name in ((private, b"deep"), (deep, b"p")):
-        with pytest.raises(FileNotFoundError):
-            taken.lookup(node, name)
+        refused(errno.ENOENT, taken.lookup, node, name)
 
 
 def test_a_directory_is_found_by_a_number_of_an_earlier_session(below: SnapshotVolume) -> None:

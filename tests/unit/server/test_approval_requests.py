@@ -274,31 +274,27 @@ class TestTheChain:
     def links(self, history: HistoryFile) -> list[int]:
         """Return the links of the events: both requests, and what became of the first one."""
         with contextlib.closing(sqlite3.connect(history.path)) as file:
-            rows = file.execute("SELECT link FROM events WHERE request NOTNULL ORDER BY kind, link")
+            rows = file.execute("SELECT link FROM events WHERE call < 0 ORDER BY event DESC, link")
             return [link for (link,) in rows]
 
     @pytest.mark.parametrize(
         ("statement", "problem"),
         [
-            ("UPDATE events SET value = x'05' WHERE link = {1}", "event {1} (request) was changed"),
+            ("UPDATE events SET payload = x'05' WHERE link = {1}", "event {1} (request) was changed"),
             (
-                "UPDATE events SET value = CAST(replace(value, 'prod', 'work') AS BLOB) WHERE link = {0}",
+                "UPDATE events SET payload = CAST(replace(payload, 'prod', 'work') AS BLOB) WHERE link = {0}",
                 "event {0} (request) was changed",
             ),
-            ("UPDATE events SET kind = 'request-gone' WHERE link = {1}", "event {1} (request-gone) was changed"),
-            ("UPDATE events SET request = 7 WHERE link = {1}", "event {1} (request) was changed"),
-            ("UPDATE events SET request = NULL WHERE link = {1}", "event {1} (request) was changed"),
-            ("UPDATE events SET digest = zeroblob(16) WHERE link = {1}", "event {1} (request) was changed"),
+            ("UPDATE events SET event = 'decision' WHERE link = {1}", "event {1} (decision) was changed"),
+            ("UPDATE events SET kind = 'made' WHERE link = {1}", "event {1} (request) was changed"),
+            ("UPDATE events SET call = -7 WHERE link = {1}", "event {1} (request) was changed"),
+            ("UPDATE events SET call = NULL WHERE link = {1}", "event {1} (request) was changed"),
             ("UPDATE events SET secret = x'7b7d' WHERE link = {1}", "what is kept for event {1} (request) was changed"),
-            (
-                "UPDATE events SET secret = x'' WHERE link = {2}",
-                "what is kept for event {2} (request-became) was changed",
-            ),
+            ("UPDATE events SET secret = x'' WHERE link = {2}", "what is kept for event {2} (decision) was changed"),
             ("DELETE FROM events WHERE link = {1}", "link {1} is missing"),
             (
-                "INSERT INTO events SELECT {2}, kind, request, value, digest, secret FROM events WHERE link = {1} "
-                "ON CONFLICT DO UPDATE SET kind = excluded.kind, value = excluded.value, digest = excluded.digest",
-                "event {2} (request) was changed",
+                "UPDATE events SET event = 'gone' WHERE link = {1}",
+                "the deleted call c-2: it was deleted past the server (link {1})",
             ),
         ],
     )

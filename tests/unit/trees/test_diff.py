@@ -13,15 +13,21 @@ from typing import Any, TypeAlias
 
 import pytest
 from for_each import for_each
+from merging import write
 from random_trees import Fifo, File, Link, Tree, make, tree_of
 
 from fusebackend.backends.directory.dirfd import CACHED_DESCRIPTORS
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.base.paths import AgentPath
 from fusebackend.linux.holes import data_ranges
 from fusebackend.testing.posix.case import fails
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import RACY_NS, Differences, differences, filled, same_pieces
 from fusebackend.trees.diff_output import as_objects, name_status, stat_lines, stat_rows
-from fusebackend.trees.states import ItemTree
+from fusebackend.trees.merge.tree import Item
+from fusebackend.trees.refs import MAIN_REF, Ref
+from fusebackend.trees.snapshots import Snapshots
+from fusebackend.trees.states import States
 from fusebackend.volumes.contents import PIECE_BYTES
 
 Pieces: TypeAlias = "list[tuple[int, bytes]]"
@@ -38,13 +44,13 @@ def lines(result: Differences) -> list[str]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Record the files that are opened from now on."""
     opened: list[bytes] = []
-    pieces = ItemTree.pieces
+    pieces = Item.pieces
 
-    def recorded(tree: ItemTree, path: bytes) -> Any:
-        opened.append(path)
-        return pieces(tree, path)
+    def recorded(item: Item) -> Any:
+        opened.append(item.path)
+        return pieces(item)
 
-    monkeypatch.setattr(ItemTree, "pieces", recorded)
+    monkeypatch.setattr(Item, "pieces", recorded)
     return opened
 
 
@@ -113,11 +119,33 @@ def test_a_path_that_neither_has(sides: tuple[Path, Path]) -> None:
     assert missing.value.filename == "a/y/z"
 
 
-def test_paths_that_are_left_out_and_ways(sides: tuple[Path, Path]) -> None:
-    make(sides[0], {b"way": {b"route": {}}, b".fusebackend": {}}, 1_000)
-    make(sides[1], {b"way": {b"route": {b"live": File(b"1")}, b"other": File(b"2")}}, 2_000)
-    (sides[1] / "way").chmod(0o500)
-    assert lines(compare(sides, left_out=(b"way/route", b".fusebackend"), ways=(b"way",))) == ["A\tway/other"]
+ROUTES = ("/", "/a", "/a/in", "/a/in/most", "/b/c", "/bc")
+
+
+@for_each(
+    ("held", "path", "found", "missing"),
+    [
+        (ROUTES, b"", [b"a/in/most/new", b"a/in/new", b"a/new", b"b/c/new", b"bc/new", b"new"], []),
+        (("/", "/a", "/bc"), b"", [b"a/new", b"bc/new", b"new"], ["/a/in/", "/a/in/most/", "/b/c/"]),
+        (("/", "/a/in/most", "/bc"), b"a", [b"a/in/most/new"], ["/a/in/"]),
+        (("/", "/a/in/most"), b"a/in/most/new", [b"a/in/most/new"], []),
+        (("/a", "/b/c"), b"", [b"a/new", b"b/c/new"], ["/", "/a/in/", "/a/in/most/", "/bc/"]),
+        (("/a", "/b/c"), b"new", "'/new' lies in a route of which 'one' holds nothing: '/'", []),
+    ],
+)
+def test_routes_that_one_state_does_not_hold(held: Any, path: bytes, found: Any, missing: Any) -> None:
+    volumes = {AgentPath(prefix): InMemoryVolume() for prefix in ROUTES}
+    for prefix, volume in volumes.items():
+        if prefix in held:
+            volume.take_snapshot("one")
+        write(volume, b"new", b"1")
+    states = States(volumes, snapshots=Snapshots(volumes))
+    if isinstance(found, str):
+        with fails(errno.ENODATA, match=found):
+            states.differences(Ref("one", 1), MAIN_REF, [path])
+        return
+    result = states.differences(Ref("one", 1), MAIN_REF, [path])
+    assert ([each.path for each in result.found], result.missing, result.emptied) == (found, missing, [])
 
 
 def test_a_link_on_the_way_is_not_followed(sides: tuple[Path, Path], tmp_path: Path) -> None:
@@ -127,30 +155,31 @@ def test_a_link_on_the_way_is_not_followed(sides: tuple[Path, Path], tmp_path: P
     make(outside, {b"f": File(b"secret")}, 1_000)
     (sides[1] / "d").symlink_to(outside)
     assert lines(compare(sides, b"d/f")) == ["D\td/f"]
-    tree = tree_of(sides[1])
-    with pytest.raises(FileNotFoundError):
-        list(tree.pieces(b"d/f"))
+    tree, link = tree_of(sides[1]), tree_of(sides[1]).find(b"d")
+    assert tree.find(b"d/f") is None and link is not None
     with fails(errno.EINVAL):
-        list(tree.pieces(b"d"))
+        list(link.pieces())
 
 
 def test_a_file_that_became_a_fifo_does_not_block(sides: tuple[Path, Path]) -> None:
     make(sides[0], {b"f": Fifo()}, 1_000)
+    pipe = tree_of(sides[0]).find(b"f")
+    assert pipe is not None
     with fails(errno.EINVAL):
-        list(tree_of(sides[0]).pieces(b"f"))
+        list(pipe.pieces())
 
 
 def test_what_can_not_be_read_is_skipped(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     make(sides[0], {b"d": {b"f": File(b"1")}, b"g": File(b"2")}, 1_000)
     make(sides[1], {b"d": {b"f": File(b"3")}, b"g": File(b"4")}, 2_000)
-    entries = ItemTree.entries
+    names = Item.names
 
-    def refused(tree: ItemTree, path: bytes) -> Any:
-        if path == b"d":
+    def refused(item: Item) -> Any:
+        if item.path == b"d":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return entries(tree, path)
+        return names(item)
 
-    monkeypatch.setattr(ItemTree, "entries", refused)
+    monkeypatch.setattr(Item, "names", refused)
     result = compare(sides)
     assert (lines(result), result.skipped) == (["M\tg"], [(b"d", "Permission denied")])
     assert b"# d: not compared: Permission denied\n" in b"".join(diff_output.patch(result))
@@ -268,10 +297,11 @@ def test_holes(sides: tuple[Path, Path], request: pytest.FixtureRequest, knows_h
     if not knows_holes:
         request.getfixturevalue("without_holes")
     with (sides[0] / "f").open("rb") as one, (sides[1] / "g").open("rb") as other:
-        trees = tree_of(sides[0]), tree_of(sides[1])
-        assert same_pieces(trees[0].pieces(b"f"), trees[1].pieces(b"f"))
-        assert not same_pieces(trees[0].pieces(b"f"), trees[1].pieces(b"g"))
-        read = sum(len(piece) for _, piece in trees[0].pieces(b"f"))
+        first, same, empty = (tree_of(sides[i]).find(name) for i, name in ((0, b"f"), (1, b"f"), (1, b"g")))
+        assert first is not None and same is not None and empty is not None
+        assert same_pieces(first.pieces(), same.pieces())
+        assert not same_pieces(first.pieces(), empty.pieces())
+        read = sum(len(piece) for _, piece in first.pieces())
         assert read == (PIECE_BYTES if knows_holes else size)
         ((start, end),) = data_ranges(one.fileno(), size)
         assert (start, end) == ((5 << 20, (5 << 20) + 4096) if knows_holes else (0, size))

@@ -20,9 +20,8 @@ from replayed import shown, tree_of
 
 from fusebackend.base.paths import ROOT
 from fusebackend.history.records import Record
-from fusebackend.history.undo_plan import image_source
-from fusebackend.trees.earlier import EarlierVolume, Moment
-from fusebackend.volumes.placing import Source
+from fusebackend.history.undo_plan import ImageSource, image_source
+from fusebackend.trees.earlier import EarlierVolume, PastMoment
 from fusebackend.volumes.walk import resolve
 
 
@@ -37,7 +36,7 @@ def place_of(kind: str) -> Iterator[Place]:
 
 
 def before(place: Place, number: int, path: bytes = b"/") -> EarlierVolume:
-    def source(record: Record) -> Source:
+    def source(record: Record) -> ImageSource:
         assert record.before is not None
         assert record.image is not None
         found = image_source(place.volume, place.images.path, record.before, record.image)
@@ -45,7 +44,7 @@ def before(place: Place, number: int, path: bytes = b"/") -> EarlierVolume:
         return found
 
     call = place.history.call(number)
-    moment = Moment(f"before {call.ref}", call.began_ns, place.history.begin(call))
+    moment = PastMoment(f"before {call.ref}", call.began_ns, place.history.begin(call))
     return EarlierVolume(place.history, moment, [ROOT], place.volume, [path], source)
 
 

@@ -29,7 +29,7 @@ from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import AttrChanges, Caller, RestoreResult, Volume
 from fusebackend.trees.branches import Branches
-from fusebackend.trees.merge.run import STAGING, Journal
+from fusebackend.trees.merge.run import STAGING, Journal, MainTree
 from fusebackend.trees.refs import MAIN_REF, Ref
 from fusebackend.trees.restore import JOURNAL, Restores
 from fusebackend.trees.snapshots import Snapshots
@@ -72,7 +72,7 @@ class Scene:
         self._snapshots = Snapshots(self.volumes)
         source = Source(directory, before)
         states = States(self.volumes, source, self._snapshots)
-        self._restores = Restores(source, self.volumes, states, lambda: self.open, None, lambda: covered)
+        self._restores = Restores(MainTree(source, self.volumes, lambda: self.open, None, lambda: covered), states)
 
     def take(self) -> None:
         self._snapshots.create("before")

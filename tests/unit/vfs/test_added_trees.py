@@ -314,8 +314,8 @@ def test_a_change_through_one_is_told_of_the_other(filesystem: FileSystem, kerne
                ("entry", ROOT_INODE, b"e"), ("inode", ROOT_INODE)]  # fmt: skip
     assert sorted(told(kernel), key=str) == sorted(notices, key=str)
     assert filesystem.overtaken.generation > before, "answers that are on their way are not believed"
-    assert filesystem.names.directory(filesystem.tree.routes[0], node_of(directory)) == "/e"
-    assert filesystem.names.directory(filesystem.tree.attached[route_index(twin)], node_of(directory)) == "/e"
+    assert filesystem.names.last(filesystem.tree.routes[0], node_of(directory)) == b"/e"
+    assert filesystem.names.last(filesystem.tree.attached[route_index(twin)], node_of(directory)) == b"/e"
 
 
 def test_what_the_agent_changes_is_told_of_both(filesystem: FileSystem, kernel: FakeKernel, root: int) -> None:

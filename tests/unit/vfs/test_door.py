@@ -10,7 +10,7 @@ import pytest
 from fusebackend.backends import InMemoryBackend
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE, Caller
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
 from fusebackend.vfs.door import ChangeListener, DoorChange
 from fusebackend.vfs.junctions import Route
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -57,8 +57,7 @@ def test_a_listener_gets_each_moment_of_a_change(filesystem: FileSystem, route: 
     noting = Noting()
     route.listen("noting", noting, filesystem.names)
     route.door.mkdir(ROOT_NODE, b"d", 0o755, ME)
-    with fails(errno.EEXIST):
-        route.door.mkdir(ROOT_NODE, b"d", 0o755, ME)
+    refused(errno.EEXIST, route.door.mkdir, ROOT_NODE, b"d", 0o755, ME)
     moments = [("before", "ordered", "after"), ("before", "refused", "after")]
     assert noting.noted == [(moment, "create", b"/d") for each in moments for moment in each]
     route.listen("noting", None, filesystem.names)
@@ -74,8 +73,7 @@ def test_one_that_fails_is_named_and_fails_no_change(
     route.listen("other", other, filesystem.names)
     for name in (b"d", b"e"):
         route.door.mkdir(ROOT_NODE, name, 0o755, ME)
-    with fails(errno.EEXIST):
-        route.door.mkdir(ROOT_NODE, b"d", 0o755, ME)
+    refused(errno.EEXIST, route.door.mkdir, ROOT_NODE, b"d", 0o755, ME)
     assert len(other.noted) == 9
     (described,) = filesystem.describe_routes({})
     assert described["listeners_failed"] == ["failing: RuntimeError: on purpose"]

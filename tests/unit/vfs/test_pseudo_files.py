@@ -7,12 +7,11 @@ import os
 import stat
 
 import pytest
-from nodes import refused
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import all_refused, fails, refused
 from fusebackend.vfs import pseudo_files
 from fusebackend.vfs.inodes import ROOT_INODE, Entry
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -92,12 +91,14 @@ def test_refusals(files: PseudoFiles) -> None:
     file = node(files, b"same")
     for flags in (os.O_WRONLY, os.O_RDWR, os.O_TRUNC):
         refused(errno.EROFS, files.open, file, flags)
-    refused(errno.EISDIR, files.open, ROOT_NODE, os.O_RDONLY)
-    refused(errno.ENOENT, files.lookup, ROOT_NODE, b"other")
-    refused(errno.ENOTDIR, files.lookup, file, b"other")
-    refused(errno.ENOTDIR, files.readdir, file, b"", 1)
-    refused(errno.ESTALE, files.getattr, 99)
-    refused(errno.EBADF, files.read, file, 0, 1)
+    all_refused(
+        (errno.EISDIR, files.open, ROOT_NODE, os.O_RDONLY),
+        (errno.ENOENT, files.lookup, ROOT_NODE, b"other"),
+        (errno.ENOTDIR, files.lookup, file, b"other"),
+        (errno.ENOTDIR, files.readdir, file, b"", 1),
+        (errno.ESTALE, files.getattr, 99),
+        (errno.EBADF, files.read, file, 0, 1),
+    )
     with pytest.raises(ValueError, match="a file 'same' already"):
         files.add("same", lambda: b"")
 

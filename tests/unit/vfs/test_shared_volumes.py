@@ -228,10 +228,10 @@ async def test_a_name_beside_the_one_that_is_renamed_stays_known(world: World) -
     for old, new in ((b"f", b"g"), (b"g", b"h")):
         await world.filesystem.rename(directory, old, directory, new, 0)
     route = world.filesystem.tree.routes[0]
-    assert world.filesystem.names.of(route, world.file) == "/d/h"
+    assert world.filesystem.names.of(route, world.file) == b"/d/h"
     world.volume.unlink(world.directory, b"h")
     world.volume.rmdir(ROOT_NODE, b"d")
-    assert world.filesystem.names.of(route, world.file) == "/beside"
+    assert world.filesystem.names.of(route, world.file) == b"/beside"
 
 
 @pytest.mark.trio

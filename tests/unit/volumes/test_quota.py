@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from counting import Counting, acl_of
-from nodes import refused
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Usage
+from fusebackend.testing.posix.case import all_refused, refused
 from fusebackend.volumes.agent_face import VolumeBackend
 
 ME = Caller(os.getuid(), os.getgid(), os.getpid())
@@ -106,10 +106,12 @@ def test_a_write_that_does_not_fit_changes_nothing(make: Any) -> None:
     volume.write(node, 90 * KIB, bytes(10 * KIB))
     assert usage(backend).used_bytes == 100 * KIB
     volume.write(node, 0, b"b" * 100 * KIB)  # over what is there
-    refused(errno.EDQUOT, volume.write, node, 100 * KIB, b"x")
-    refused(errno.EDQUOT, volume.setxattr, node, b"user.name", b"value")
-    refused(errno.EDQUOT, volume.mkdir, ROOT_NODE, b"directory", 0o755, ME)
-    refused(errno.EDQUOT, volume.symlink, ROOT_NODE, b"link", b"target", ME)
+    all_refused(
+        (errno.EDQUOT, volume.write, node, 100 * KIB, b"x"),
+        (errno.EDQUOT, volume.setxattr, node, b"user.name", b"value"),
+        (errno.EDQUOT, volume.mkdir, ROOT_NODE, b"directory", 0o755, ME),
+        (errno.EDQUOT, volume.symlink, ROOT_NODE, b"link", b"target", ME),
+    )
     volume.setattr(node, AttrChanges(size=1 << 40))  # a hole
     volume.setattr(node, AttrChanges(size=96 * KIB))
     volume.symlink(ROOT_NODE, b"link", b"target", ME)
@@ -120,9 +122,11 @@ def test_files_are_counted_apart_from_bytes(make: Any) -> None:
     volume = backend.volume
     node = file(backend, data=bytes(1 << 20))
     volume.mkdir(ROOT_NODE, b"directory", 0o755, ME)
-    refused(errno.EEXIST, volume.mkdir, ROOT_NODE, b"directory", 0o755, ME)
-    refused(errno.EDQUOT, file, backend, b"other")
-    refused(errno.EDQUOT, volume.mknod, ROOT_NODE, b"fifo", stat.S_IFIFO | 0o600, 0, ME)
+    all_refused(
+        (errno.EEXIST, volume.mkdir, ROOT_NODE, b"directory", 0o755, ME),
+        (errno.EDQUOT, file, backend, b"other"),
+        (errno.EDQUOT, volume.mknod, ROOT_NODE, b"fifo", stat.S_IFIFO | 0o600, 0, ME),
+    )
     volume.link(node, ROOT_NODE, b"again")
     volume.rename(ROOT_NODE, b"again", ROOT_NODE, b"elsewhere")
     volume.rmdir(ROOT_NODE, b"directory")

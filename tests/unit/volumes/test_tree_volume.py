@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from clocks import MULTIGRAIN
-from nodes import names, put, refused
+from nodes import names, put
 from raising import raising
 
 from fusebackend.backends.memory import InMemoryVolume
@@ -29,6 +29,7 @@ from fusebackend.protocol import (
     Change,
 )
 from fusebackend.testing.each import each
+from fusebackend.testing.posix.case import all_refused, refused
 from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.posix import TreeVolume
@@ -78,9 +79,11 @@ def test_nothing_is_put_into_a_directory_that_is_gone_but_held(volume: TreeVolum
     file = put(volume, b"file")
     volume.hold(gone)
     volume.rmdir(ROOT_NODE, b"gone")
-    refused(errno.ENOENT, volume.create, gone, b"x", 0o644, os.O_RDWR, ME)
-    refused(errno.ENOENT, volume.mkdir, gone, b"x", 0o755, ME)
-    refused(errno.ENOENT, volume.link, file, gone, b"x")
+    all_refused(
+        (errno.ENOENT, volume.create, gone, b"x", 0o644, os.O_RDWR, ME),
+        (errno.ENOENT, volume.mkdir, gone, b"x", 0o755, ME),
+        (errno.ENOENT, volume.link, file, gone, b"x"),
+    )
     for flags in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
         refused(errno.ENOENT, volume.rename, ROOT_NODE, b"file", gone, b"x", flags)
     assert volume.readdir(gone, b"", 10) == []

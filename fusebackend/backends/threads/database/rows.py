@@ -175,9 +175,6 @@ class Database(abc.ABC):
     """Tells it from all other databases, without secrets: the indexes of its lines are cached under it. None where its
     marks can't be stored."""
 
-    file: str | None = None
-    """The path of a database that another process can open by it (`SqliteDatabase`)."""
-
     @property
     def trouble(self) -> tuple[float, str] | None:
         """As `Volume.trouble`."""

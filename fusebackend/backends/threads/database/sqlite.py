@@ -125,8 +125,7 @@ class SqliteDatabase(SqlDatabase):
         super().__init__(f"the checkpoint database {path}", clock)
         self.path = os.path.abspath(path)
         self._translated = translate_errors(f"'{path}' can't be read", lambda _: errno.EIO)
-        self.file = os.path.realpath(path)
-        self.identity = f"sqlite:{self.file}"
+        self.identity = f"sqlite:{os.path.realpath(path)}"
         self._immutable = False
         self._at_once = 16  # ids in a statement
         self._writer: DatabaseFile | None = None

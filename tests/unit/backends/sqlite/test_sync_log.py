@@ -19,7 +19,7 @@ from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.repair import repair
 from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.backends.sqlite.sync_log import SyncLog, log_path, pending
-from fusebackend.backends.sqlite.unlogged import Unlogged, decode
+from fusebackend.backends.sqlite.unlogged import Delta, decode
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 from fusebackend.volumes.chunks import CHUNK_BYTES
 
@@ -291,7 +291,7 @@ def test_a_torn_record_ends_the_log(tmp_path: Path, at: int) -> None:
 
 
 def test_an_empty_record_is_decoded() -> None:
-    assert decode(Unlogged().encode(5)) == (5, [], {}, {}, [], {}, [])
+    assert decode(Delta().encode(5)) == (5, [], {}, {}, [], {}, [])
 
 
 def test_repair_applies_the_log_first(volume: SqliteVolume, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads.conversation import File
 from fusebackend.backends.threads.database.rows import Place, Saved
 from fusebackend.backends.threads.database.sql import SqlDatabase
+from fusebackend.backends.threads.index_cache import FORMAT
 from fusebackend.backends.threads.message_index import MAX_FILE_BYTES, MAX_FILES_BYTES, RecentFiles
 
 
@@ -231,7 +232,7 @@ def test_a_part_that_the_cache_lacks_is_made_anew(database: str, cache: Path) ->
     for part in ("messages", "steps"):
         (path,) = cached(cache)
         with sqlite3.connect(path) as connection:
-            assert connection.execute("DELETE FROM parts WHERE part = ?", (part,)).rowcount > 1
+            assert connection.execute("DELETE FROM parts WHERE part = ?", (f"{part} {FORMAT}",)).rowcount > 1
         connection.close()
         assert files(database) == before
 

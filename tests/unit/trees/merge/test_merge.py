@@ -14,7 +14,7 @@ from merging import Step, Three, chmod, link, links, make, mkdir, remove, rename
 
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import AttrChanges, Volume
-from fusebackend.trees.merge.plan import Plan, Side, plan
+from fusebackend.trees.merge.plan import MergePlan, Side, plan
 from fusebackend.trees.merge.run import Merge, Outcome
 
 LINES = b"".join(b"line %d\n" % number for number in range(20))
@@ -35,7 +35,7 @@ def trees() -> Three:
     return Three(fill)
 
 
-def planned(trees: Three, keep: Side | None = None, lines: bool = False, paths: Any = (b"",)) -> Plan:
+def planned(trees: Three, keep: Side | None = None, lines: bool = False, paths: Any = (b"",)) -> MergePlan:
     return plan(*trees.trees(), keep=keep, lines=lines, paths=paths)
 
 
@@ -46,11 +46,11 @@ def run(
     return Merge("b", {ROOT: trees.main}, lambda: planned(trees, keep, lines, paths), journal, **options).run()
 
 
-def conflicts(plan: Plan) -> dict[str, str]:
+def conflicts(plan: MergePlan) -> dict[str, str]:
     return {each.path: each.reason for each in plan.conflicts}
 
 
-def words(plan: Plan) -> list[str]:
+def words(plan: MergePlan) -> list[str]:
     return [f"{step.word} {step.path.decode()} {step.to_path.decode()}".strip() for step in plan.steps]
 
 
@@ -370,7 +370,7 @@ def check(main: Volume, branch: Volume, expected: Shown) -> None:
 
 
 def tell(
-    story: Story, main: Volume, branch: Volume, merge: Callable[[Any], Plan], again: Callable[[Any], Plan]
+    story: Story, main: Volume, branch: Volume, merge: Callable[[Any], MergePlan], again: Callable[[Any], MergePlan]
 ) -> None:
     """Make the steps, merge, and look at what becomes of main. `merge` and `again` take what decides conflicts."""
     make(branch, story.branch)
@@ -435,7 +435,7 @@ def test_main_that_changes_meanwhile_is_planned_again(trees: Three, tmp_path: Pa
     write(trees.branch, b"a", b"branch\n")
     left = [b"main\n"]
 
-    def changing_plan() -> Plan:
+    def changing_plan() -> MergePlan:
         found = planned(trees)
         if left:
             write(trees.main, b"a", left.pop())

@@ -38,7 +38,7 @@ from test_merge import STORIES, tell
 from test_merge_random import RENAMES, perform
 
 from fusebackend.backends.directory import nodes
-from fusebackend.protocol import AttrChanges, Volume
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Volume
 from fusebackend.trees.merge import run as run_module
 from fusebackend.volumes import placing
 
@@ -363,13 +363,20 @@ def test_a_branch_that_is_opened_again_has_what_main_has_moved(case: Any, tmp_pa
     main.close()
 
 
-def test_a_directory_that_main_has_moved_is_there_in_a_branch_that_knew_it(tmp_path: Path) -> None:
+@for_each("has_own_names", [False, True])
+def test_a_branch_follows_main_that_moves_what_it_knows(has_own_names: bool, tmp_path: Path) -> None:
     main = make("dir", tmp_path)
     fill(main)
     trees = Branched(str(tmp_path / "branches"), {"/": main})
     assert shown(trees.branch) == shown(main)
-    rename(main, b"d/deep", b"deep")
-    rename(main, b"d", b"deep/d")
+    if has_own_names:
+        remove(trees.branch, b"b")
+        remove(main, b"b")
+    else:
+        rename(main, b"d/deep", b"deep")
+        rename(main, b"d", b"deep/d")
+        rename(main, b"deep", b"d")
+    main.rename(ROOT_NODE, b"d", ROOT_NODE, b"a", RENAME_EXCHANGE)
     assert shown(trees.branch) == shown(main)
     trees.close()
     main.close()

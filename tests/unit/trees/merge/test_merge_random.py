@@ -13,7 +13,7 @@ from merging import File, Shown, Three
 from profiles import examples
 
 from fusebackend.protocol import Volume
-from fusebackend.trees.merge.plan import Plan, Side, plan
+from fusebackend.trees.merge.plan import MergePlan, Side, plan
 from fusebackend.trees.merge.run import Merge, Outcome
 
 PATHS = [b"a", b"b", b"d", b"d/a", b"d/b", b"d/e", b"d/e/a", b"f", b"f/a"]
@@ -100,7 +100,7 @@ def three(base: Any, branch: Any, main: Any, *, knows_nodes: bool) -> Three:
     return made
 
 
-def planned(trees: Three, keep: Side | None = None, lines: bool = False) -> Plan:
+def planned(trees: Three, keep: Side | None = None, lines: bool = False) -> MergePlan:
     return plan(*trees.trees(), keep=keep, lines=lines)
 
 

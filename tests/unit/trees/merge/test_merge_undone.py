@@ -24,6 +24,7 @@ from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE, Volume
 from fusebackend.testing.each import each
 from fusebackend.trees.merge.merges import Merges
+from fusebackend.trees.merge.run import MainTree
 
 
 class Undone:
@@ -33,7 +34,7 @@ class Undone:
         self.volume = volume
         self.recorded = Recorded(directory, {ROOT: volume})
         self.trees = Branched(str(directory / "branches"), {ROOT: volume})
-        self.merges = Merges(self.trees.branches, {ROOT: volume}, lambda: (), self.recorded.recorder)
+        self.merges = Merges(MainTree(self.trees.branches, {ROOT: volume}, lambda: (), self.recorded.recorder))
 
     def check(self) -> None:
         """Merge, undo, and undo the undo."""

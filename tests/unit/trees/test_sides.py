@@ -17,8 +17,8 @@ from fusebackend.history.records import Image, Record
 from fusebackend.protocol import RENAME_EXCHANGE, Actor, AttrChanges, Caller
 from fusebackend.trees import diff_output
 from fusebackend.trees.diff import differences
-from fusebackend.trees.recorded import Past, sides
-from fusebackend.volumes.placing import KeptSource, Source, state_of
+from fusebackend.trees.earlier import Past, sides
+from fusebackend.volumes.placing import KeptSource, state_of
 from fusebackend.volumes.walk import resolve
 
 ME = Caller(os.getuid(), os.getgid(), 1)
@@ -108,7 +108,7 @@ class Story:
         flags = RENAME_EXCHANGE if exchange else 0
         self.volume.rename(one.parent, one.name, other.parent, other.name, flags)
 
-    def _source(self, record: Record) -> Source:
+    def _source(self, record: Record) -> KeptSource:
         return KeptSource(record.before, str(self._images / record.image.name))
 
     def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
@@ -117,7 +117,7 @@ class Story:
     def diff(self, call: int, form: str = "names") -> list[str]:
         past = Past({self.prefix: self.volume}, self._later, self._source)
         before, after = sides(self.history.records(call), past)
-        result = differences(before, after, ways=before.ways & after.ways)
+        result = differences(before, after)
         result.emptied.clear()
         if form == "names":
             return list(diff_output.name_status(result))

@@ -1,0 +1,394 @@
+"""`fusebackend upload` and `download`: copy files and trees into a mount, and out of it.
+
+Upload: the local files are listed first, then compared with the files of the mount, then sent: small files together,
+large ones in pieces. Only bytes are copied, because the agent face stores nothing else: no modes, times or links.
+
+Download: each file is written under a name of its own in the directory where it belongs, and gets its right one when it
+is complete. Names come from the writers of the files, so each is checked: none may lead out of the local directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import secrets
+import stat as stat_module
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import IO
+
+import click
+
+from fusebackend.base.batches import by_size
+from fusebackend.base.errors import LACKING
+from fusebackend.cli import target
+from fusebackend.cli.progress import Advance, progress
+from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.target import Target, base_name, complete_path, mount_option
+from fusebackend.protocol import FileUploadResponse, StatResult
+
+SENT_BYTES, SENT_FILES = 512 << 10, 256
+"""How much is sent at once; a file that is larger than `SENT_BYTES` goes by itself, in pieces."""
+
+PIECE_BYTES = 512 << 10
+
+FETCHED_BYTES, FETCHED_FILES = 16 << 20, 100
+"""How many files are asked for at once, and of how many bytes if there are several."""
+
+FILE_MODE = 0o644
+"""For files of backends that keep no modes."""
+
+
+@dataclass
+class Copy:
+    """A file to be copied, from this machine or to it.
+
+    Attributes:
+        local: its path on this machine.
+        place: where it is in the mount.
+        size: in bytes, when it was listed.
+        mode: which it gets on this machine.
+    """
+
+    local: str
+    place: Target
+    size: int
+    mode: int = FILE_MODE
+
+    @property
+    def path(self) -> str:
+        """Where it is in the mount, in the words of the command line."""
+        return self.place.shown(self.place.path)
+
+
+@dataclass
+class Copies:
+    """The files to be copied.
+
+    Attributes:
+        sides: the side that they come from, and the one that they go to, by the attributes of `Copy`.
+        directories: to be made, each before what is in it.
+        skipped: files that are not copied, with the reason.
+    """
+
+    sides: tuple[str, str]
+    items: list[Copy] = field(default_factory=list)
+    directories: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    goals: set[str] = field(default_factory=set)
+
+    def add(self, item: Copy) -> None:
+        """Raises `Failed` when something else is to go to the same place."""
+        source, goal = (getattr(item, side) for side in self.sides)
+        if goal in self.goals:
+            raise Failed(f"'{source}' would go to '{goal}', as another one does")
+        self.goals.add(goal)
+        self.items.append(item)
+
+    def report(self, copied: Sequence[tuple[Copy, int]], as_json: bool) -> None:
+        """Report what was copied, with its size, as JSON; or what was left out, with the reason."""
+        if as_json:
+            files = [{**{side: getattr(item, side) for side in self.sides}, "size": size} for item, size in copied]
+            left = [{self.sides[0]: name, "reason": reason} for name, reason in self.skipped]
+            Output().document({"files": files, "skipped": left})
+            return
+        for name, reason in self.skipped:
+            note(f"left out '{name}': {reason}")
+
+
+# -- upload -----------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, type=click.Path(), metavar="LOCAL...")
+@click.argument("destination", shell_complete=complete_path)
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@json_option("{files: [{local, path, size}], skipped: [{local, reason}]}.")
+@mount_option
+def upload(sources: Sequence[str], destination: str, force: bool, as_json: bool, mount: str | None) -> None:
+    """Copy local files and directories to DESTINATION in a mount, or into it if it is a directory or ends with '/'.
+
+    Bytes are copied, but not modes and times. Symbolic links, special files and empty directories are left out and
+    reported; cp(1) copies them through the mount. A file that is there already is refused without --force. The exit
+    status is 1 if a file could not be copied.
+    """
+    complaints = Complaints()
+    goal = target.locate(destination, mount)
+    kind = goal.kind()
+    into = kind == "directory" or destination.endswith("/") or len(sources) > 1
+    if into and kind not in (None, "directory"):
+        raise Failed(f"'{destination}' is not a directory")
+    plan = Copies(("local", "path"))
+    for local in sources:
+        with complaints:
+            name = base_name(local)
+            _add_local(plan, local, goal.below(name) if into and name else goal, complaints)
+    items = [item for item in plan.items if force or kind is None or _is_free(item, complaints)]
+    copied: list[tuple[Copy, int]] = []
+    with progress("uploading", sum(item.size for item in items), quiet=as_json) as advance:
+        for item, error in _send(items, advance, complaints):
+            if error is None:
+                copied.append((item, item.size))
+            else:
+                complaints.add(item.place.words(error))
+    plan.report(copied, as_json)
+    complaints.finish()
+
+
+def _add_local(plan: Copies, local: str, goal: Target, complaints: Complaints) -> None:
+    """Plan for something that was named: a symbolic link is followed. Raises `Failed`, `OSError`."""
+    found = os.stat(local)
+    if stat_module.S_ISDIR(found.st_mode):
+        _add_local_tree(plan, local, goal, complaints)
+    elif stat_module.S_ISREG(found.st_mode):
+        plan.add(Copy(local, goal, found.st_size))
+    else:
+        raise Failed(f"'{local}' is neither a file nor a directory")
+
+
+def _add_local_tree(plan: Copies, directory: str, goal: Target, complaints: Complaints) -> None:
+    left = [(directory, goal)]
+    while left:
+        local, place = left.pop()
+        below: list[tuple[str, Target]] = []
+        with complaints:
+            entries = sorted(os.scandir(local), key=lambda entry: os.fsencode(entry.name))
+            if not entries:
+                plan.skipped.append((local, "an empty directory"))
+            for entry in entries:
+                with complaints:
+                    if entry.is_symlink():
+                        plan.skipped.append((entry.path, "a symbolic link"))
+                    elif entry.is_dir():
+                        below.append((entry.path, place.below(entry.name)))
+                    elif entry.is_file():
+                        plan.add(Copy(entry.path, place.below(entry.name), entry.stat().st_size))
+                    else:
+                        plan.skipped.append((entry.path, "a special file"))
+        left += reversed(below)
+
+
+def _is_free(item: Copy, complaints: Complaints) -> bool:
+    """Return True if it replaces nothing. Otherwise that is a complaint."""
+    with complaints:
+        if item.place.kind(follow=False) is None:
+            return True
+        raise Failed(f"'{item.path}' exists; --force replaces it")
+    return False
+
+
+def _send(items: Sequence[Copy], advance: Advance, complaints: Complaints) -> Iterator[tuple[Copy, str | None]]:
+    """Send all, and give each item with its error, if there is one. Unreadable files are complaints."""
+    for batch in by_size(items, attrgetter("size"), SENT_FILES, SENT_BYTES):
+        if batch[0].size > SENT_BYTES:
+            for answer in _send_large(batch[0], advance, complaints):
+                yield batch[0], answer.error
+        else:
+            contents = [(item, _content(item, complaints)) for item in batch]
+            yield from _send_batch([(item, content) for item, content in contents if content is not None], advance)
+
+
+def _content(item: Copy, complaints: Complaints) -> bytes | None:
+    with complaints, open(item.local, "rb") as file:
+        return file.read()
+    return None
+
+
+def _send_large(item: Copy, advance: Advance, complaints: Complaints) -> list[FileUploadResponse]:
+    """The answer; none when the file can't be read, which is a complaint."""
+    with complaints, open(item.local, "rb") as file:
+        return [item.place.files.send(item.place.path, _pieces(file, advance))]
+    return []
+
+
+def _send_batch(batch: list[tuple[Copy, bytes]], advance: Advance) -> Iterator[tuple[Copy, str | None]]:
+    if not batch:
+        return
+    files = batch[0][0].place.files
+    answers = files.upload_files([(item.place.path, content) for item, content in batch])
+    for (item, content), answer in zip(batch, answers, strict=True):
+        advance(len(content))
+        yield item, answer.error
+
+
+def _pieces(file: IO[bytes], advance: Advance) -> Iterator[bytes]:
+    while piece := file.read(PIECE_BYTES):
+        yield piece
+        advance(len(piece))
+
+
+# -- download ---------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, shell_complete=complete_path, metavar="SOURCE...")
+@click.argument("destination", type=click.Path(), metavar="LOCAL")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@json_option("{files: [{path, local, size}], skipped: [{path, reason}]}.")
+@mount_option
+def download(sources: Sequence[str], destination: str, force: bool, as_json: bool, mount: str | None) -> None:
+    """Copy files and directories of a mount to LOCAL, or into it if it is a directory or ends with '/'.
+
+    Symbolic links and special files in a directory are left out and reported; cp(1) copies them through the mount. A
+    file that is there already is refused without --force. No file is ever half there: a download that is broken off
+    leaves nothing of the file it was at. The exit status is 1 if a file could not be copied.
+    """
+    complaints = Complaints()
+    into = os.path.isdir(destination) or destination.endswith("/") or len(sources) > 1
+    if into and os.path.exists(destination.rstrip("/") or "/") and not os.path.isdir(destination):
+        raise Failed(f"'{destination}' is not a directory")
+    plan = Copies(("path", "local"))
+    for given in sources:
+        with complaints:
+            name = base_name(given)
+            source = target.locate(given, mount)
+            _add_remote(plan, source, os.path.join(destination, name) if into and name else destination, complaints)
+    copied: list[tuple[Copy, int]] = []
+    if into:
+        os.makedirs(destination, exist_ok=True)
+    for directory in plan.directories:
+        with complaints:
+            os.makedirs(directory, exist_ok=True)
+    with progress("downloading", sum(item.size for item in plan.items), quiet=as_json) as advance:
+        for batch in _batches(plan.items):
+            copied += _fetch(batch, force, advance, complaints)
+    plan.report(copied, as_json)
+    complaints.finish()
+
+
+def _add_remote(plan: Copies, source: Target, local: str, complaints: Complaints) -> None:
+    """Plan for something that was named: a symbolic link is followed. Raises `Failed`."""
+    found = source.stat()
+    if found.type == "directory":
+        _add_remote_tree(plan, source, local, complaints)
+    elif found.type == "file":
+        plan.add(_copy(source, local, found))
+    else:
+        raise Failed(f"'{source.given}' is a {found.type}, and neither a file nor a directory")
+
+
+def _copy(source: Target, local: str, found: StatResult) -> Copy:
+    return Copy(local, source, found.size or 0, FILE_MODE if found.mode is None else found.mode)
+
+
+def _add_remote_tree(plan: Copies, directory: Target, destination: str, complaints: Complaints) -> None:
+    left = [(directory, destination)]
+    while left:
+        source, local = left.pop()
+        entries: list[StatResult] = []
+        with complaints:
+            entries = source.stats()
+            plan.directories.append(local)
+        below: list[tuple[Target, str]] = []
+        for found in entries:
+            with complaints:
+                name = name_in(source.path, found.path or "")
+                child = source.below(name)
+                if found.error is not None:
+                    raise child.failed(found)
+                if found.type == "directory":
+                    below.append((child, os.path.join(local, name)))
+                elif found.type == "file":
+                    plan.add(_copy(child, os.path.join(local, name), found))
+                else:
+                    kind = "a symbolic link" if found.type == "symlink" else "a special file"
+                    plan.skipped.append((child.shown(child.path), kind))
+        left += reversed(below)
+
+
+def name_in(directory: str, path: str) -> str:
+    """The name of an entry of a directory. Raises `Failed` for a name that might lead elsewhere."""
+    beginning = directory.rstrip("/") + "/"
+    name = path.removeprefix(beginning).removesuffix("/")
+    if not path.startswith(beginning) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise Failed(f"'{path}' is no name in '{directory}', and is not copied")
+    return name
+
+
+def _batches(items: Sequence[Copy]) -> Iterator[list[Copy]]:
+    """Files that are asked for at once: a request for each would take most of the time of small ones."""
+    for _, of_mount in itertools.groupby(items, lambda item: id(item.place.files)):
+        yield from by_size(of_mount, attrgetter("size"), FETCHED_FILES, FETCHED_BYTES)
+
+
+def _fetch(batch: list[Copy], force: bool, advance: Advance, complaints: Complaints) -> list[tuple[Copy, int]]:
+    """Copy files; returns those that could be copied, with their sizes."""
+    copied: list[tuple[Copy, int]] = []
+    with contextlib.ExitStack() as stack:
+        begun: list[tuple[Copy, IO[bytes]]] = []
+        failures: dict[int, OSError] = {}
+        for item in batch:
+            with complaints:
+                _require_free(item.local, force)
+                begun.append((item, stack.enter_context(_unfinished(item.local))))
+        if not begun:
+            return []
+
+        def take(index: int, piece: bytes) -> None:
+            advance(len(piece))
+            if index not in failures:
+                try:
+                    begun[index][1].write(piece)
+                except OSError as error:
+                    failures[index] = error
+
+        answers = batch[0].place.files.fetch([item.place.path for item, _ in begun], take)
+        for index, ((item, file), answer) in enumerate(zip(begun, answers, strict=True)):
+            with complaints:
+                item.place.require(answer.error)
+                if index in failures:
+                    raise failures[index]
+                file.flush()
+                os.fchmod(file.fileno(), stat_module.S_IMODE(item.mode) & 0o777 & ~_umask())
+                size = file.tell()
+                _put_in_place(file.name, item.local, force)
+                copied.append((item, size))
+    return copied
+
+
+def _require_free(local: str, force: bool) -> None:
+    """Raises `Failed` when a file can't get this name."""
+    if os.path.isdir(local):
+        raise Failed(f"'{local}' is a directory")
+    if not force and os.path.lexists(local):
+        raise Failed(f"'{local}' exists; --force replaces it")
+
+
+@contextlib.contextmanager
+def _unfinished(local: str) -> Iterator[IO[bytes]]:
+    """A new file beside `local`, which is gone at the end unless it was renamed."""
+    directory = os.path.dirname(local) or "."
+    if not os.path.isdir(directory):
+        raise Failed(f"'{directory}' is not a directory, so '{os.path.basename(local)}' can't be put there")
+    path = os.path.join(directory, f".fusebackend-{secrets.token_hex(8)}")
+    try:  # before there is such a file: Ctrl-C may come at any time
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            yield file
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _put_in_place(temporary: str, local: str, force: bool) -> None:
+    """Give a file its name; without `force` only if nothing has that name. Raises `Failed`, `OSError`."""
+    if not force:
+        try:
+            os.link(temporary, local)  # unlike rename(2), it replaces nothing
+            return
+        except FileExistsError:
+            raise Failed(f"'{local}' exists; --force replaces it") from None
+        except OSError as error:
+            if error.errno not in LACKING | {errno.EPERM, errno.EMLINK}:
+                raise
+            _require_free(local, force)  # a file system without hard links
+    os.replace(temporary, local)
+
+
+def _umask() -> int:
+    """This process's; there is no way to ask for it without setting it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
