@@ -333,7 +333,7 @@ def parse_words(options: Iterable[str]) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------------
 
 
-class RouteTable(Table, frozen=True, kw_only=True):
+class RouteSettings(Table, frozen=True, kw_only=True):
     """A route: its URL, its own limits, and its own rules."""
 
     url: Annotated[str, Setting("Its URL.")]
@@ -377,14 +377,14 @@ class ConfigFile(Table, frozen=True, kw_only=True):
 
     mountpoint: Annotated[str | None, Setting("Where to mount: an empty directory.")] = None
     default: Annotated[
-        str | RouteTable | None,
+        str | RouteSettings | None,
         Setting("The URL of what is at the root; a file of its own per mount point if not given."),
     ] = None
-    routes: Annotated[Mapping[str, str | RouteTable], Setting("URLs of other backends, by prefix.")] = {}
+    routes: Annotated[Mapping[str, str | RouteSettings], Setting("URLs of other backends, by prefix.")] = {}
     settings: Annotated[MountSettings, Setting("", is_inline=True)] = COMMAND_LINE
     views: Annotated[Mapping[str, ViewTable], Setting("Views by name (docs/views.md).")] = {}
 
-    def route_tables(self) -> dict[AgentPath, RouteTable]:
+    def route_tables(self) -> dict[AgentPath, RouteSettings]:
         """Return the routes by normalised prefix, the default's at `/` if there is one.
 
         Raises:
@@ -393,7 +393,7 @@ class ConfigFile(Table, frozen=True, kw_only=True):
         said = [*by_prefix(self.routes.items()).items()]
         if self.default is not None:
             said.append((ROOT, self.default))
-        return {prefix: RouteTable(url=each) if isinstance(each, str) else each for prefix, each in said}
+        return {prefix: RouteSettings(url=each) if isinstance(each, str) else each for prefix, each in said}
 
 
 def read_file(path: str) -> ConfigFile:

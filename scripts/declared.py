@@ -25,13 +25,21 @@ import msgspec
 from made import ROOT, filled, formatted
 
 from fusebackend.control.verbs import VERBS
-from fusebackend.protocol import SERVED, records, served
-from fusebackend.protocol.agent import SandboxBackendProtocol
+from fusebackend.protocol import (
+    AGENT_VERBS,
+    SEED_VERBS,
+    SERVED,
+    BackendProtocol,
+    SandboxBackendProtocol,
+    records,
+    served,
+)
 from fusebackend.protocol.served import MountProtocol
 
 CODES = {"ValueError": " (-32602)", "PathError": " (-32602)", "OSError": " (-32004)"}
-STUB = '''"""Made by scripts/declared.py: the `a…` forms of the verbs of a mount."""
+STUB = '''"""Made by scripts/declared.py: the `a…` forms of verbs: of backends, of commands, of mounts."""
 
+import abc
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
@@ -39,23 +47,27 @@ from typing import Any, Literal
 from fusebackend.protocol.records import {records}
 from fusebackend.protocol.served import {served}
 
-class Awaited:
-{methods}
+{classes}
 '''
 
 
 def stub() -> str:
     """Return `awaited.pyi`."""
-    methods = ""
-    for each in SERVED.values():
-        if f"a{each.name}" not in dir(SandboxBackendProtocol):
-            source = ast.parse(textwrap.dedent(inspect.getsource(each.method))).body[0]
-            assert isinstance(source, ast.FunctionDef) and source.returns is not None, each.name
-            answer = ast.unparse(source.returns)
-            methods += f"    async def a{each.name}({ast.unparse(source.args)}) -> {answer}: ...\n"
+    kinds = {
+        "AwaitedFiles(abc.ABC)": [getattr(BackendProtocol, name) for name in AGENT_VERBS + SEED_VERBS],
+        "AwaitedCommands": [SandboxBackendProtocol.execute],
+        "Awaited": [each.method for name, each in SERVED.items() if f"a{name}" not in dir(SandboxBackendProtocol)],
+    }
+    classes = "\n".join(f"class {kind}:\n{''.join(map(_awaited, methods))}" for kind, methods in kinds.items())
     own = ", ".join(name for name in vars(served) if name.isupper())
-    known = ", ".join(name for name, each in vars(records).items() if dataclasses.is_dataclass(each))
-    return formatted(STUB.format(records=known, served=f"{own}, DiffForm, OnOutput", methods=methods))
+    known = ", ".join(name for name in records.__all__ if name != "WORKTREE")
+    return formatted(STUB.format(records=known, served=f"{own}, DiffForm, OnOutput", classes=classes))
+
+
+def _awaited(method: Any) -> str:
+    source = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
+    assert isinstance(source, ast.FunctionDef) and source.returns is not None, method
+    return f"    async def a{source.name}({ast.unparse(source.args)}) -> {ast.unparse(source.returns)}: ...\n"
 
 
 def api() -> Iterator[str]:

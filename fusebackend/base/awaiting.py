@@ -125,7 +125,7 @@ class _Job(Generic[T]):
         self._context = contextvars.copy_context()
         self._wake = _waker(self.library)
         self._guard = threading.Lock()
-        self._asked: deque[_Awaited[Any]] = deque()
+        self._asked: deque[_AwaitedWork[Any]] = deque()
         self._gone = False  # requests of the thread are served no more
         self._abandoned = False
 
@@ -194,7 +194,7 @@ class _Job(Generic[T]):
             return self._call()
 
     def ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        one = _Awaited(call)
+        one = _AwaitedWork(call)
         with self._guard:
             if self._gone:
                 raise CallerGone
@@ -207,7 +207,7 @@ class _Job(Generic[T]):
             self._wake(self._tell)
 
 
-class _Awaited(Generic[T]):
+class _AwaitedWork(Generic[T]):
     """Something that a thread has its caller await."""
 
     def __init__(self, call: Callable[[], Awaitable[T]]) -> None:

@@ -1,4 +1,4 @@
-"""`Caller`: the task that awaits this thread (`awaiting.aside`), for backends whose verbs are coroutines.
+"""`AwaitingTask`: the task that awaits this thread (`awaiting.aside`), for backends whose verbs are coroutines.
 
     if caller.library() == "asyncio":
         answer = caller.awaited(lambda: backend.aread(path))
@@ -20,7 +20,7 @@ class CallerGone(BaseException):
     """The task that awaited this call was cancelled. It passes through all that takes errors for answers."""
 
 
-class Caller(Protocol):
+class AwaitingTask(Protocol):
     """See the module's docstring."""
 
     library: str
@@ -29,7 +29,7 @@ class Caller(Protocol):
         """Have the task await something. Raises `CallerGone`."""
 
 
-current: contextvars.ContextVar[Caller | None] = contextvars.ContextVar("fusebackend_caller", default=None)
+current: contextvars.ContextVar[AwaitingTask | None] = contextvars.ContextVar("fusebackend_caller", default=None)
 
 
 def library() -> str | None:

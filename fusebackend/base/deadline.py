@@ -1,7 +1,7 @@
 """Calls that may never return, made so that their caller does: each in a thread of its own, given up when time is up.
 
 A thread can't be ended from outside. A call that was given up runs until its backend answers, and holds its place among
-`Calls.most` until then, so a backend that hangs for ever costs a bounded number of threads.
+`BoundedCalls.most` until then, so a backend that hangs for ever costs a bounded number of threads.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def within(seconds: float, function: Callable[[], T]) -> T:
     return Pending(function).result(lambda: until - time.monotonic())
 
 
-class Calls:
+class BoundedCalls:
     """All calls into one backend; any thread may make one.
 
     Args:

@@ -43,7 +43,7 @@ FILE_MODE = 0o644
 
 
 @dataclass
-class Copy:
+class FileCopy:
     """A file to be copied, from this machine or to it.
 
     Attributes:
@@ -69,18 +69,18 @@ class Copies:
     """The files to be copied.
 
     Attributes:
-        sides: the side that they come from, and the one that they go to, by the attributes of `Copy`.
+        sides: the side that they come from, and the one that they go to, by the attributes of `FileCopy`.
         directories: to be made, each before what is in it.
         skipped: files that are not copied, with the reason.
     """
 
     sides: tuple[str, str]
-    items: list[Copy] = field(default_factory=list)
+    items: list[FileCopy] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     goals: set[str] = field(default_factory=set)
 
-    def add(self, item: Copy) -> None:
+    def add(self, item: FileCopy) -> None:
         """Raises `Failed` when something else is to go to the same place."""
         source, goal = (getattr(item, side) for side in self.sides)
         if goal in self.goals:
@@ -88,7 +88,7 @@ class Copies:
         self.goals.add(goal)
         self.items.append(item)
 
-    def report(self, copied: Sequence[tuple[Copy, int]], as_json: bool) -> None:
+    def report(self, copied: Sequence[tuple[FileCopy, int]], as_json: bool) -> None:
         """Report what was copied, with its size, as JSON; or what was left out, with the reason."""
         if as_json:
             files = [{**{side: getattr(item, side) for side in self.sides}, "size": size} for item, size in copied]
@@ -127,7 +127,7 @@ def upload(sources: Sequence[str], destination: str, force: bool, as_json: bool,
             name = base_name(local)
             _add_local(plan, local, goal.below(name) if into and name else goal, complaints)
     items = [item for item in plan.items if force or kind is None or _is_free(item, complaints)]
-    copied: list[tuple[Copy, int]] = []
+    copied: list[tuple[FileCopy, int]] = []
     with progress("uploading", sum(item.size for item in items), quiet=as_json) as advance:
         for item, error in _send(items, advance, complaints):
             if error is None:
@@ -144,7 +144,7 @@ def _add_local(plan: Copies, local: str, goal: Target, complaints: Complaints) -
     if stat_module.S_ISDIR(found.st_mode):
         _add_local_tree(plan, local, goal, complaints)
     elif stat_module.S_ISREG(found.st_mode):
-        plan.add(Copy(local, goal, found.st_size))
+        plan.add(FileCopy(local, goal, found.st_size))
     else:
         raise Failed(f"'{local}' is neither a file nor a directory")
 
@@ -165,13 +165,13 @@ def _add_local_tree(plan: Copies, directory: str, goal: Target, complaints: Comp
                     elif entry.is_dir():
                         below.append((entry.path, place.below(entry.name)))
                     elif entry.is_file():
-                        plan.add(Copy(entry.path, place.below(entry.name), entry.stat().st_size))
+                        plan.add(FileCopy(entry.path, place.below(entry.name), entry.stat().st_size))
                     else:
                         plan.skipped.append((entry.path, "a special file"))
         left += reversed(below)
 
 
-def _is_free(item: Copy, complaints: Complaints) -> bool:
+def _is_free(item: FileCopy, complaints: Complaints) -> bool:
     """Return True if it replaces nothing. Otherwise that is a complaint."""
     with complaints:
         if item.place.kind(follow=False) is None:
@@ -180,7 +180,7 @@ def _is_free(item: Copy, complaints: Complaints) -> bool:
     return False
 
 
-def _send(items: Sequence[Copy], advance: Advance, complaints: Complaints) -> Iterator[tuple[Copy, str | None]]:
+def _send(items: Sequence[FileCopy], advance: Advance, complaints: Complaints) -> Iterator[tuple[FileCopy, str | None]]:
     """Send all, and give each item with its error, if there is one. Unreadable files are complaints."""
     for batch in by_size(items, attrgetter("size"), SENT_FILES, SENT_BYTES):
         if batch[0].size > SENT_BYTES:
@@ -191,20 +191,20 @@ def _send(items: Sequence[Copy], advance: Advance, complaints: Complaints) -> It
             yield from _send_batch([(item, content) for item, content in contents if content is not None], advance)
 
 
-def _content(item: Copy, complaints: Complaints) -> bytes | None:
+def _content(item: FileCopy, complaints: Complaints) -> bytes | None:
     with complaints, open(item.local, "rb") as file:
         return file.read()
     return None
 
 
-def _send_large(item: Copy, advance: Advance, complaints: Complaints) -> list[FileUploadResponse]:
+def _send_large(item: FileCopy, advance: Advance, complaints: Complaints) -> list[FileUploadResponse]:
     """The answer; none when the file can't be read, which is a complaint."""
     with complaints, open(item.local, "rb") as file:
         return [item.place.files.send(item.place.path, _pieces(file, advance))]
     return []
 
 
-def _send_batch(batch: list[tuple[Copy, bytes]], advance: Advance) -> Iterator[tuple[Copy, str | None]]:
+def _send_batch(batch: list[tuple[FileCopy, bytes]], advance: Advance) -> Iterator[tuple[FileCopy, str | None]]:
     if not batch:
         return
     files = batch[0][0].place.files
@@ -246,7 +246,7 @@ def download(sources: Sequence[str], destination: str, force: bool, as_json: boo
             name = base_name(given)
             source = target.locate(given, mount)
             _add_remote(plan, source, os.path.join(destination, name) if into and name else destination, complaints)
-    copied: list[tuple[Copy, int]] = []
+    copied: list[tuple[FileCopy, int]] = []
     if into:
         os.makedirs(destination, exist_ok=True)
     for directory in plan.directories:
@@ -270,8 +270,8 @@ def _add_remote(plan: Copies, source: Target, local: str, complaints: Complaints
         raise Failed(f"'{source.given}' is a {found.type}, and neither a file nor a directory")
 
 
-def _copy(source: Target, local: str, found: StatResult) -> Copy:
-    return Copy(local, source, found.size or 0, FILE_MODE if found.mode is None else found.mode)
+def _copy(source: Target, local: str, found: StatResult) -> FileCopy:
+    return FileCopy(local, source, found.size or 0, FILE_MODE if found.mode is None else found.mode)
 
 
 def _add_remote_tree(plan: Copies, directory: Target, destination: str, complaints: Complaints) -> None:
@@ -308,17 +308,17 @@ def name_in(directory: str, path: str) -> str:
     return name
 
 
-def _batches(items: Sequence[Copy]) -> Iterator[list[Copy]]:
+def _batches(items: Sequence[FileCopy]) -> Iterator[list[FileCopy]]:
     """Files that are asked for at once: a request for each would take most of the time of small ones."""
     for _, of_mount in itertools.groupby(items, lambda item: id(item.place.files)):
         yield from by_size(of_mount, attrgetter("size"), FETCHED_FILES, FETCHED_BYTES)
 
 
-def _fetch(batch: list[Copy], force: bool, advance: Advance, complaints: Complaints) -> list[tuple[Copy, int]]:
+def _fetch(batch: list[FileCopy], force: bool, advance: Advance, complaints: Complaints) -> list[tuple[FileCopy, int]]:
     """Copy files; returns those that could be copied, with their sizes."""
-    copied: list[tuple[Copy, int]] = []
+    copied: list[tuple[FileCopy, int]] = []
     with contextlib.ExitStack() as stack:
-        begun: list[tuple[Copy, IO[bytes]]] = []
+        begun: list[tuple[FileCopy, IO[bytes]]] = []
         failures: dict[int, OSError] = {}
         for item in batch:
             with complaints:

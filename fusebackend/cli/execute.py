@@ -79,7 +79,7 @@ def execute(
         directory = _taken_in(place, branch)
     stdin = _input() if with_stdin else None
     line = command[0] if len(command) == 1 else shlex.join(command)
-    printed = Printed(_json_lines(Output()) if as_json else _passed_on)
+    printed = PrintedOutput(_json_lines(Output()) if as_json else _passed_on)
     try:  # after Ctrl-C the connection is closed, and the command ends with it
         answer = place.files.run(line, timeout=timeout_s, stdin=stdin, cwd=start, on_output=printed.take)
     except ValueError as error:
@@ -137,7 +137,7 @@ def _input() -> bytes:
     return content
 
 
-class Printed:
+class PrintedOutput:
     """Output as it comes, and whether the answer at the end says more than it."""
 
     def __init__(self, show: Callable[[Stream, bytes], None]) -> None:

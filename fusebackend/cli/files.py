@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -615,10 +616,7 @@ def _why_not_all(limited: bool) -> str:
 
 
 def _show_files(output: Output, matches: list[GrepMatch], counts: bool, end: str) -> None:
-    lines: dict[str, int] = {}
-    for match in matches:
-        lines[match["path"]] = lines.get(match["path"], 0) + 1
-    for path, count in lines.items():
+    for path, count in Counter(match["path"] for match in matches).items():
         shown = output.paint(output.name(path), "magenta")
         output.line(f"{shown}{output.paint(':', 'cyan')}{count}" if counts else shown, end=end)
 

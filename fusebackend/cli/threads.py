@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from fusebackend.backends.threads.database.rows import Damaged
-from fusebackend.backends.threads.database.sql import SqlDatabase
+from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, Pruned, prune, totals
 from fusebackend.cli.progress import waiting
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_loss, json_option, note
@@ -124,7 +124,7 @@ def prune_threads(
 
 
 def _each(
-    opened: SqlDatabase, names: Sequence[str], keep: Keep, complaints: Complaints, quiet: bool, *, dry_run: bool
+    opened: SaverTables, names: Sequence[str], keep: Keep, complaints: Complaints, quiet: bool, *, dry_run: bool
 ) -> list[Pruned]:
     """Prune each thread that can be read."""
     found = []
@@ -157,10 +157,10 @@ def _words(found: Sequence[Pruned]) -> str:
 
 
 @contextlib.contextmanager
-def _opened(text: str) -> Iterator[SqlDatabase]:
+def _opened(text: str) -> Iterator[SaverTables]:
     """The database of a URL, or of a path."""
     url = urls.parse(text if text.startswith("threads+") else f"threads+sqlite:{text}")
-    database: SqlDatabase
+    database: SaverTables
     if url.scheme == "threads+sqlite":
         from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 

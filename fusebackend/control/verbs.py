@@ -42,7 +42,7 @@ from fusebackend.protocol.served import MAX_CONTENT_BYTES, STAT_COLUMNS, DiffFor
 
 if TYPE_CHECKING:
     from fusebackend.control.staging import Staging
-    from fusebackend.vfs.watch.queue import Watch
+    from fusebackend.vfs.watch.feed import Watch
 
 PROTOCOL = 1
 """Version of the verbs and their records. It grows when something that was there changes its meaning."""
@@ -228,18 +228,16 @@ def _params(declared: Declared, left: tuple[str, ...] = (), **more: tuple[Any, .
 def _of_method(declared: Declared) -> Callable[[Call, Any], Any]:
     """Return what carries out a verb by the method of its name."""
     known = declared.sent
-    by_name = [each.name for each in known if each.kind is each.KEYWORD_ONLY]
-    in_order = [each.name for each in known if each.kind is each.POSITIONAL_OR_KEYWORD]
+    names = [each.name for each in known if each.kind is not each.VAR_POSITIONAL]
     listed = next((each.name for each in known if each.kind is each.VAR_POSITIONAL), None)
 
     def run(call: Call, asked: Any) -> Any:
-        given = {name: getattr(asked, name) for name in in_order}
+        given = {name: getattr(asked, name) for name in names}
         for name, field in declared.staged.items():
             if (token := getattr(asked, field)) is not None:
                 given[name] = _text(call, token)
         rest = getattr(asked, listed) if listed else ()
-        options = {name: getattr(asked, name) for name in by_name}
-        result = getattr(call.backend, declared.name)(*given.values(), *rest, **options)
+        result = getattr(call.backend, declared.name)(*rest, **given)
         return _streamed(call, f"{declared.name}.matches", result) if declared.streams and asked.stream else result
 
     return run

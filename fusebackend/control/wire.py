@@ -1,6 +1,6 @@
 """The wire: JSON-RPC 2.0, one message a line, over a Unix stream socket.
 
-The parts of both ends: the shape of messages, the error codes, the limits, and `Lines`, which cuts a stream into
+The parts of both ends: the shape of messages, the error codes, the limits, and `MessageLines`, which cuts a stream into
 messages without ever holding more than the limit. Bytes are base64. A file name that is not UTF-8 travels as Python
 shows it, with a lone surrogate for each odd byte (`"\\udcff"`), which JSON can escape and msgspec can't: then the
 standard library's parser takes over.
@@ -268,7 +268,7 @@ def parse_params(request: Request, kind: type[Params]) -> Params:
     return found
 
 
-class Lines:
+class MessageLines:
     """A stream of bytes, cut into messages.
 
     A line over the limit is read to its end and thrown away, and reported as a `WireError`; the next message is

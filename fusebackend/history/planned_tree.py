@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fusebackend.base.errors import VANISHED
+from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.records import Stamp
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
@@ -179,12 +179,8 @@ class PlannedTree:
     def _look(self, directory: PlannedFile, name: bytes) -> PlannedFile | None:
         if directory.seen is None:
             return None
-        try:
-            return self.file(self.volume.lookup(directory.seen.node, name))
-        except OSError as error:
-            if error.errno not in VANISHED:
-                raise
-            return None
+        attr = unless(VANISHED, self.volume.lookup, directory.seen.node, name)
+        return None if attr is None else self.file(attr)
 
     def now(self, key: bytes) -> bytes:
         """Return what names a file by now that an undo may have brought back."""

@@ -295,18 +295,22 @@ class Steps:
                 image = Image("lost", "two calls changed it at the same time")
                 recorder.add(call, prefix, "content", to_name(path), kept._replace(image=image))
                 records.own(call, kept.node, CONTENT)
-        if made and found.place.attr is None:
-            self._created(call, found, is_rename, noted)
+        if found.place.attr is None:
+            self._created(call, found, made, is_rename, noted)
 
-    def _created(self, call: OpenCall, found: _Before, is_rename: bool, noted: _Noted | None) -> None:
-        """Add the records of names that a verb has made: directories on the way, and all names below."""
+    def _created(self, call: OpenCall, found: _Before, made: bool, is_rename: bool, noted: _Noted | None) -> None:
+        """Add the records of names that a verb has made: directories on the way, and all names below. One that has
+        failed may have made some: those that no other call has recorded."""
         volume, prefix, recorder = found.route.volume, found.route.prefix, self._recorder
         for path, node in _created(found, is_rename):
             if noted is not None and ("create", prefix, path) in noted.made:
                 continue
-            if len(path) < len(found.place.path) and recorder.of(volume).how(call, node) & MADE:
+            records = recorder.of(volume)
+            if not made and node in records.marks and not records.is_last(call, node):
+                continue
+            if len(path) < len(found.place.path) and records.how(call, node) & MADE:
                 continue  # on the way to another path of the verb, too
-            recorder.of(volume).own(call, node, MADE)
+            records.own(call, node, MADE)
             recorder.add(call, prefix, "create", to_name(path), node=node)
 
     def _renamed(self, call: OpenCall, old: _Before, new: _Before, noted: _Noted | None) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fusebackend.base import budget
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
@@ -193,24 +193,8 @@ class Undo:
     def _plan(self, numbers: Sequence[int], *, merge: bool = False, leave: bool = False) -> UndoPlan:
         self._end(numbers)
         self._history.require()  # else records are missing that would be taken back
-        records = [record for number in numbers for record in self._history.records(number)]
-        records.sort(key=lambda record: record.number)
-        plan = UndoPlan(
-            self._volumes,
-            self._recorder.images.path,
-            self._history.later,
-            merge=merge,
-            leave=leave,
-            earlier=self._history.earlier,
-            identities=self._history.identities(numbers),
-            returned=self._history.returned,
-            was_removed=self._history.was_removed,
-        )
-        plan.add(records, self._history.overlaps(numbers))
-        for number, why in self._history.gaps(numbers).items():
-            plan.conflicts.append(
-                UndoConflict("/", f"may have more changes of c{number}, which were not recorded: {why}")
-            )
+        plan = UndoPlan(self._volumes, self._recorder.images.path, self._history, merge=merge, leave=leave)
+        plan.add(numbers)
         return plan
 
     def _refusals(self, steps: Sequence[Step]) -> Iterator[UndoConflict]:
@@ -546,10 +530,7 @@ class _Making:
         parent, name = self._place(volume, path)
         if not name:
             return ROOT_NODE, b"", volume.getattr(ROOT_NODE)
-        try:
-            return parent, name, volume.lookup(parent, name)
-        except FileNotFoundError:
-            return parent, name, None
+        return parent, name, unless((errno.ENOENT,), volume.lookup, parent, name)
 
     def _place(self, volume: Volume, path: bytes) -> tuple[int, bytes]:
         """Return the directory of a path, and its name there."""

@@ -17,12 +17,13 @@ import contextlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from fusebackend.base.errors import VANISHED
+from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.merge_lines import is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
+from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree
 from fusebackend.history.records import Image, Record, Stamp
 from fusebackend.protocol import SnapshotVolume, UndoConflict, Volume
@@ -68,18 +69,15 @@ class Step(NamedTuple):
 
 
 class UndoPlan:
-    """See the module's docstring. `add` the records of the calls, then look at `steps` and `conflicts`.
+    """See the module's docstring. `add` the calls, then look at `steps` and `conflicts`.
 
     Args:
         volumes: prefix → volume, of all routes.
         image_path: the path of an image that is a file.
-        later: as `HistoryFile.later`.
+        history: of the mount. Volumes without snapshots may number their files anew when they are opened, so nodes in
+            the records of an earlier server are taken for no file that is there.
         merge: merge files by lines that a later call has changed as well.
         leave: a directory that the call has made, and that has names of others by now, is no conflict and stays.
-        earlier: the last record of an earlier server. Volumes without snapshots may number their files anew when they
-            are opened, so the nodes in these records are taken for no file that is there.
-        identities: of the records' files, see `HistoryFile.identities`.
-        returned, was_removed: as in `HistoryFile`.
 
     Attributes:
         steps: in their order. With conflicts, they take back the rest.
@@ -92,14 +90,10 @@ class UndoPlan:
         self,
         volumes: Mapping[AgentPath, Volume],
         image_path: Callable[[Image], str],
-        later: Callable[[int, AgentPath, bytes], Sequence[Record]],
+        history: HistoryFile,
         *,
         merge: bool = False,
         leave: bool = False,
-        earlier: int = 0,
-        identities: Mapping[int, bytes],
-        returned: Callable[[AgentPath, int], Mapping[bytes, bytes]],
-        was_removed: Callable[[Record, Collection[bytes]], bool],
     ) -> None:
         self.steps: list[Step] = []
         self.conflicts: list[UndoConflict] = []
@@ -107,25 +101,21 @@ class UndoPlan:
         self.partly: list[str] = []
         self._volumes = volumes
         self._image_path = image_path
-        self._later = later
+        self._history = history
         self._merge = merge
         self._leave = leave
-        self._earlier = earlier
-        self._identities = identities
-        self._returned = returned
-        self._was_removed = was_removed
+        self._identities: Mapping[int, bytes] = {}  # of the records' files
         self._views: dict[AgentPath, PlannedTree] = {}
         self._made: dict[tuple[AgentPath, bytes], PlannedFile] = {}  # by `_key`
         self._closing: list[tuple[AgentPath, PlannedFile]] = []
 
-    def add(self, records: Sequence[Record], overlaps: Sequence[tuple[int, Record]]) -> None:
-        """Plan for the records of calls, in the order of their numbers.
-
-        Args:
-            overlaps: of `HistoryFile`, for the same calls.
-        """
+    def add(self, calls: Sequence[int]) -> None:
+        """Plan for calls, by their numbers."""
+        records = [record for number in calls for record in self._history.records(number)]
+        records.sort(key=lambda record: record.number)
+        self._identities = self._history.identities(calls)
         theirs: dict[int, list[Record]] = defaultdict(list)
-        for number, other in overlaps:
+        for number, other in self._history.overlaps(calls):
             theirs[number].append(other)
         for count, record in enumerate(reversed(records)):
             if count % LOOKED_AT_ONCE == 0:
@@ -144,6 +134,10 @@ class UndoPlan:
         closing = [(file.place.path, prefix, file.closing) for prefix, file in self._closing if file.place is not None]
         for path, prefix, state in sorted(closing, key=lambda each: each[0].count(b"/"), reverse=True):
             self.steps.append(Step("attributes", prefix, path, state=state, closes=True))
+        for number, why in self._history.gaps(calls).items():
+            self.conflicts.append(
+                UndoConflict("/", f"may have more changes of c{number}, which were not recorded: {why}")
+            )
 
     def _look_ahead(self, records: Sequence[Record]) -> None:
         """Look at the images of records in snapshots together: one by one, each takes a query."""
@@ -163,7 +157,7 @@ class UndoPlan:
         path = record.to_path if conflict.at_target else record.path
         call = conflict.call
         if call is None and len(self.conflicts) < NAMED_CONFLICTS:
-            call = next((each.call for each in reversed(self._later(record.number, record.prefix, path))), None)
+            call = next((each.call for each in reversed(self._history.later(record.number, record.prefix, path))), None)
         found = UndoConflict(
             mount_path(record.prefix, path), conflict.reason, None if call is None else f"c{call}"
         )  # fmt: skip
@@ -202,8 +196,8 @@ class UndoPlan:
                 raise _NotTakenBack("belongs to a route that is not mounted any more")
             if volume.features.read_only:
                 raise _NotTakenBack("is on a route that is read-only now")
-            earlier = 0 if isinstance(volume, SnapshotVolume) else self._earlier
-            view = self._views[prefix] = PlannedTree(prefix, volume, self._returned(prefix, earlier))
+            earlier = 0 if isinstance(volume, SnapshotVolume) else self._history.earlier
+            view = self._views[prefix] = PlannedTree(prefix, volume, self._history.returned(prefix, earlier))
         return view
 
     def _is_gone(self, view: PlannedTree, record: Record, last: Record) -> bool:
@@ -306,7 +300,7 @@ class UndoPlan:
         found = self._by_node(view, record) or view.by_identity(key)
         if found is not None or not had_others:
             return found
-        if not key or key.isdigit() or self._was_removed(record, {first, key}):
+        if not key or key.isdigit() or self._history.was_removed(record, {first, key}):
             raise _NotTakenBack(
                 "was one of several names of a file, and none of the others is found", at_target=at_target
             )
@@ -331,13 +325,9 @@ class UndoPlan:
         """Return the file of a record by its node."""
         key = self._key(view, record)
         node = int(key) if key.isdigit() else node_of(record) if self._lasts(view, record) else 0
-        if not node or view.identity(node) != key:
-            return None
-        try:
-            attr = view.volume.getattr(node)
-        except OSError as error:
-            if error.errno not in VANISHED:
-                raise
+        is_known = node and view.identity(node) == key
+        attr = unless(VANISHED, view.volume.getattr, node) if is_known else None
+        if attr is None:
             return None
         file = view.file(attr)
         if file.place is not None:  # the node may go with a name that a step before removes
@@ -346,7 +336,7 @@ class UndoPlan:
 
     def _lasts(self, view: PlannedTree, record: Record) -> bool:
         """Return True if the nodes of a record are still those of the volume's files."""
-        return record.number > self._earlier or isinstance(view.volume, SnapshotVolume)
+        return record.number > self._history.earlier or isinstance(view.volume, SnapshotVolume)
 
     def _rename(self, view: PlannedTree, record: Record) -> None:
         old, new = view.at(record.path), view.at(record.to_path)

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from fusebackend.base.lines import split_lines
 from fusebackend.linux import proc
@@ -109,11 +109,7 @@ def mounts() -> list[MountEntry]:
 
 def mount_at(path: str) -> MountEntry | None:
     """Return the mount exactly at `path` (as `resolve` gives it); of several, the one on top."""
-    found = None
-    for entry in mounts():
-        if entry.mountpoint == path:
-            found = entry
-    return found
+    return next((entry for entry in reversed(mounts()) if entry.mountpoint == path), None)
 
 
 def our_mounts() -> list[MountEntry]:
@@ -236,6 +232,39 @@ def probe_all(entries: list[MountEntry], timeout_s: float = PROBE_TIMEOUT_S) -> 
 # would serve on, and the unmount would wait for the server. So that second mount must end with the first one.
 
 
+class MountWatch:
+    """Looks whether a mount of ours is still on a mount point. poll(2) on the table of mounts reports each change of it
+    (proc_pid_mountinfo(5)). Used by one thread, as a context manager.
+
+    A command's sandbox keeps the mounted file system alive in its own mount namespace: after `fusermount3 -u` the
+    server would serve it until the command ends, and the unmount waits for the server.
+    """
+
+    def __init__(self, mountpoint: str) -> None:
+        self._mountpoint = mountpoint
+        self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self.poll = select.poll()
+        self.poll.register(self._table, select.POLLPRI)
+        self.check()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._table)
+
+    def look(self) -> bool:
+        """Return True when the mount is gone."""
+        if not self.gone and self.poll.poll(0):
+            self.check()
+        return self.gone
+
+    def check(self) -> None:
+        """Read the table: for one who has waited for `poll`, which reports a change once."""
+        entry = mount_at(self._mountpoint)
+        self.gone = entry is None or not entry.is_ours
+
+
 class UnmountWatch:
     """Calls back once, in a thread of its own, when no mount of ours is on a mount point any more.
 
@@ -253,17 +282,14 @@ class UnmountWatch:
         self._thread.start()
 
     def _watch(self, stop: int) -> None:
-        with open("/proc/self/mountinfo", "rb") as mounts:
-            poll = select.poll()
-            poll.register(mounts, select.POLLPRI)
-            poll.register(stop, select.POLLIN | select.POLLHUP)
-            while True:
-                entry = mount_at(self._mountpoint)
-                if entry is None or not entry.is_ours:
-                    self._then()
+        with MountWatch(self._mountpoint) as watch:
+            watch.poll.register(stop, select.POLLIN | select.POLLHUP)
+            while not watch.gone:
+                if any(descriptor == stop for descriptor, _ in watch.poll.poll()):
                     break
-                if any(descriptor == stop for descriptor, _ in poll.poll()):
-                    break
+                watch.check()
+            else:
+                self._then()
         os.close(stop)
 
     def close(self) -> None:

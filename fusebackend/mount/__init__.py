@@ -4,7 +4,6 @@ operations.py    the handlers: unpack a request, await the mounted tree once, pa
 options.py       how to mount
 session.py       one mount, from `mount(2)` to its end
 notifier.py      notices to the kernel's caches
-measuring.py     what the metrics observe of requests, where they are on
 pyfuse3_patches/ features that libfuse and pyfuse3 lack
 
 This package can be called: `fusebackend.mount(backend, mountpoint, **options)` is `server.api.mount`, see below.

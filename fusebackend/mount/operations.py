@@ -43,24 +43,30 @@ def answers(handler: Handler) -> Handler:
         self.counters[name] += 1
         context = request[-1]
         answer(name, context if isinstance(context, RequestContext) else None)
+        done = None if self.begin is None else self.begin(name, request[0])
+        result, number = None, 0
         try:
             if self.spare is not None and name in _GROWING:
                 self.spare.require(len(request[2]) if name == "write" else SMALL_BYTES)
-            return await handler(self, *request)
+            result = await handler(self, *request)
         except MemoryError:
+            number = errno.ENOMEM
             self.counters["errors"] += 1
-            raise FUSEError(errno.ENOMEM) from None
         except OSError as error:
             # `OSError("text", "more")` has a text where the number goes.
             number = error.errno if isinstance(error.errno, int) and 0 < error.errno <= _MAX_ERRNO else errno.EIO
             self.counters["errors"] += number not in _EXPECTED
-            raise FUSEError(number) from None
-        except FUSEError:
-            raise
+        except FUSEError as refused:
+            number = refused.errno
         except Exception:
+            number = errno.EIO
             self.counters["defects"] += 1
             log.exception("defect in %s%r", name, request[:2])
-            raise FUSEError(errno.EIO) from None
+        if done is not None:
+            done(number, result)
+        if number:
+            raise FUSEError(number)
+        return result
 
     return answering
 
@@ -112,7 +118,12 @@ def _caller(context: RequestContext) -> Caller:
 
 
 class Operations:
-    """See the module's docstring. `counters` has one count for each kind of request, for `status`.
+    """See the module's docstring.
+
+    Attributes:
+        counters: one count for each kind of request, for `status`.
+        begin: where the metrics are on, called with the kind of each request, as pyfuse3 calls it, and its first
+            argument; returns what is called with the errno of the answer, or 0, and with what the handler has returned.
 
     Not a subclass of `pyfuse3.Operations`, which only has defaults that say ENOSYS: every handler is here.
     """
@@ -124,6 +135,7 @@ class Operations:
     def __init__(self, filesystem: FileSystem) -> None:
         self.filesystem = filesystem
         self.counters: collections.Counter[str] = collections.Counter()
+        self.begin: Callable[[str, Any], Callable[[int, Any], None]] | None = None
         self.cached_opendir: CachedOpendir | None = None
         spare = Spare()
         self.spare = spare if spare.is_limited else None
@@ -170,10 +182,9 @@ class Operations:
     ) -> None:
         await self.filesystem.rename(parent, name, new_parent, new_name, flags)
 
+    @answers
     async def forget(self, references: Sequence[tuple[int, int]]) -> None:
         """Has no answer, so an error has nowhere to go but the log."""
-        self.counters["forget"] += 1
-        answer("forget", None)
         try:
             await self.filesystem.forget(references)
         except Exception:

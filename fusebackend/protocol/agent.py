@@ -35,6 +35,11 @@ from fusebackend.protocol.records import (
 from fusebackend.protocol.registered import registered_with
 from fusebackend.protocol.verbs import AGENT_VERBS, SEED_VERBS
 
+if TYPE_CHECKING:
+    from fusebackend.protocol.awaited import AwaitedCommands, AwaitedFiles
+else:  # their `a…` forms are made below, once
+    AwaitedFiles, AwaitedCommands = abc.ABC, object
+
 __all__ = [
     "BackendFactory", "BackendLike", "BackendProtocol", "OnExists", "SandboxBackendProtocol", "checked_on_exists",
 ]  # fmt: skip
@@ -69,7 +74,7 @@ def absent(verb: F) -> F:
 
 
 @registered_with("deepagents.backends.protocol", "BackendProtocol")
-class BackendProtocol(abc.ABC):
+class BackendProtocol(AwaitedFiles):
     """An agent's files. Paths are absolute strings that start with `/`; results are records, never exceptions.
 
     There are no abstract methods: a backend implements what it can, and the rest raises `NotImplementedError`,
@@ -241,47 +246,9 @@ class BackendProtocol(abc.ABC):
             raise NotImplementedError(f"{type(self).__name__} has no glob")
         return self.glob(pattern, path).matches or []
 
-    if TYPE_CHECKING:
-        # Made below, once, from the methods above.
-        async def als(self, path: str) -> LsResult: ...
-        async def aread(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult: ...
-        async def awrite(
-            self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
-        ) -> WriteResult: ...
-        async def aedit(
-            self,
-            file_path: str,
-            old_string: str,
-            new_string: str,
-            replace_all: bool = False,
-            *,
-            if_version: str | None = None,
-        ) -> EditResult: ...
-        async def agrep(
-            self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
-        ) -> GrepResult: ...
-        async def aglob(self, pattern: str, path: str | None = None) -> GlobResult: ...
-        async def adelete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult: ...
-        async def amove(
-            self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
-        ) -> MoveResult: ...
-        async def aupload_files(
-            self,
-            files: list[tuple[str, bytes]],
-            *,
-            if_version: Sequence[str | None] | None = None,
-            if_absent: Sequence[bool] | None = None,
-        ) -> list[FileUploadResponse]: ...
-        async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]: ...
-        async def als_info(self, path: str) -> list[FileInfo]: ...
-        async def agrep_raw(
-            self, pattern: str, path: str | None = None, glob: str | None = None
-        ) -> list[GrepMatch] | str: ...
-        async def aglob_info(self, pattern: str, path: str = "/") -> list[FileInfo]: ...
-
 
 @registered_with("deepagents.backends.protocol", "SandboxBackendProtocol")
-class SandboxBackendProtocol(BackendProtocol):
+class SandboxBackendProtocol(BackendProtocol, AwaitedCommands):
     """A backend that can also run shell commands."""
 
     @property
@@ -292,10 +259,6 @@ class SandboxBackendProtocol(BackendProtocol):
     @absent
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """Run `command` with `sh -c`; after `timeout` seconds it is ended and the exit code is 124."""
-
-    if TYPE_CHECKING:
-
-        async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse: ...
 
 
 BackendFactory: TypeAlias = Callable[[Any], BackendProtocol]

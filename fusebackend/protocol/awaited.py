@@ -1,5 +1,5 @@
-"""`Awaited`: the `a…` forms of the verbs of a mount. `served.py` makes them; `awaited.pyi` has their signatures, for
-editors and mypy, and `scripts/declared.py` writes it."""
+"""`Awaited`: the `a…` forms of the verbs of a mount, which `served.py` makes; `agent.py` makes those of a backend.
+`awaited.pyi` has the signatures of both, for editors and mypy, and `scripts/declared.py` writes it."""
 
 from __future__ import annotations
 

@@ -1,20 +1,34 @@
-"""Made by scripts/declared.py: the `a…` forms of the verbs of a mount."""
+"""Made by scripts/declared.py: the `a…` forms of verbs: of backends, of commands, of mounts."""
 
+import abc
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from fusebackend.protocol.records import (
+    READ_LIMIT_LINES,
     ApprovalInfo,
     BlameResult,
     BranchInfo,
     CallInfo,
     ChangeInfo,
+    DeleteResult,
+    EditResult,
+    ExecuteResponse,
     Explained,
+    FileDownloadResponse,
+    FileInfo,
     FileRange,
+    FileUploadResponse,
     ForgetResult,
+    GlobResult,
+    GrepMatch,
+    GrepResult,
+    LsResult,
     MergeResult,
+    MoveResult,
     PruneResult,
+    ReadResult,
     RestoreResult,
     SnapshotInfo,
     SpaceInfo,
@@ -23,6 +37,7 @@ from fusebackend.protocol.records import (
     UndoResult,
     VerifyResult,
     ViewInfo,
+    WriteResult,
 )
 from fusebackend.protocol.served import (
     LISTED_CHANGES,
@@ -30,6 +45,46 @@ from fusebackend.protocol.served import (
     STAT_COLUMNS,
     DiffForm,
 )
+
+class AwaitedFiles(abc.ABC):
+    async def als(self, path: str) -> LsResult: ...
+    async def aread(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult: ...
+    async def awrite(
+        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> WriteResult: ...
+    async def aedit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+        *,
+        if_version: str | None = None,
+    ) -> EditResult: ...
+    async def agrep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult: ...
+    async def aglob(self, pattern: str, path: str | None = None) -> GlobResult: ...
+    async def adelete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult: ...
+    async def amove(
+        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
+    ) -> MoveResult: ...
+    async def aupload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]: ...
+    async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]: ...
+    async def als_info(self, path: str) -> list[FileInfo]: ...
+    async def agrep_raw(
+        self, pattern: str, path: str | None = None, glob: str | None = None
+    ) -> list[GrepMatch] | str: ...
+    async def aglob_info(self, pattern: str, path: str = "/") -> list[FileInfo]: ...
+
+class AwaitedCommands:
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse: ...
 
 class Awaited:
     async def areal_paths(self, wanted: list[str]) -> list[str | None]: ...

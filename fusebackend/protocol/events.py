@@ -1,12 +1,16 @@
-"""`Change`: the record of one change, for caches and watchers. `FileEvent`: what `watch` gives to users."""
+"""`Change`: the record of one change, for caches and watchers. `FileEvent`: what `watch` gives to users, in
+an `EventSequence`."""
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from types import TracebackType
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 __all__ = [
-    "Change", "Changes", "EventKind", "EventSource", "FileEvent",
+    "Change", "Changes", "EventKind", "EventSequence", "EventSource", "FileEvent",
 ]  # fmt: skip
 
 EventKind: TypeAlias = Literal[
@@ -77,3 +81,32 @@ class FileEvent:
     moved_from: str | None = None
     time_ns: int = 0
     """When the event was queued, by this host's clock, since 1970."""
+
+
+class EventSequence(abc.ABC):
+    """Events as `get` gives them: an iterator, and a block that closes it."""
+
+    @abc.abstractmethod
+    def get(self, timeout_s: float | None = None) -> FileEvent | None:
+        """The next event. None when there is none within `timeout_s` (None: wait for ever), and when it has ended."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End it, from any thread. Twice is once."""
+
+    def __iter__(self) -> Iterator[FileEvent]:
+        return self
+
+    def __next__(self) -> FileEvent:
+        event = self.get()
+        if event is None:
+            raise StopIteration
+        return event
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,10 +1,14 @@
 """The kernel face: `Volume`, and the records that cross it."""
 
+# The decorator makes the bodies of changes that a volume may lack.
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 import abc
 import contextlib
 import errno
+import functools
 import os
 import stat as stat_module
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +20,7 @@ from fusebackend.base.errors import ERRNO_OF_LACK, oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol.events import Change, Changes
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 # --------------------------------------------------------------------------------------------------------------
@@ -248,6 +253,16 @@ class ByteCache(Protocol):
         """Look something up; None for what is not kept."""
 
 
+def _refused(change: F) -> F:
+    """Make a declaration of a change one that every volume refuses that has none of its own."""
+
+    @functools.wraps(change)
+    def refuse(self: Volume, *_: Any, **__: Any) -> Any:
+        raise self._refusal(change.__name__)
+
+    return refuse  # type: ignore[return-value]
+
+
 class Volume(abc.ABC):
     """A tree of nodes, in the kernel's words.
 
@@ -280,8 +295,8 @@ class Volume(abc.ABC):
     one of `base/waiting.py`."""
 
     most_nodes: int | None = None
-    """Beyond so many inodes the mount has the kernel drop some that are not in use (`vfs/coherence/pruning.py`): each
-    node that the kernel holds takes memory here. None for any number."""
+    """Beyond so many inodes the mount has the kernel drop some that are not in use (`vfs/coherence/invalidation.py`):
+    each node that the kernel holds takes memory here. None for any number."""
 
     byte_cache: ByteCache | None = None
     """What it keeps of files' bytes in memory; None if it keeps none. The metrics, where they are on, replace its `get`
@@ -336,36 +351,36 @@ class Volume(abc.ABC):
         """`readdir`, as `lookup_brief`."""
         return self.readdir(node, after, limit)
 
+    @_refused
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         """Make a regular file, FIFO, socket or device. EEXIST, ENOSPC."""
-        raise self._refusal("mknod")
 
+    @_refused
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         """Make a directory. EEXIST, EMLINK."""
-        raise self._refusal("mkdir")
 
+    @_refused
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
         """Make a symbolic link to `target` (any bytes). EEXIST."""
-        raise self._refusal("symlink")
 
+    @_refused
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         """Give a node another name. EEXIST, EPERM for a directory, EMLINK, ENOENT when its last name is gone."""
-        raise self._refusal("link")
 
+    @_refused
     def unlink(self, parent: int, name: bytes) -> None:
         """Remove a name of something that is not a directory. ENOENT, EISDIR."""
-        raise self._refusal("unlink")
 
+    @_refused
     def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory. ENOENT, ENOTDIR, ENOTEMPTY."""
-        raise self._refusal("rmdir")
 
+    @_refused
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         """Move a name, replacing what is there. `flags` is 0, RENAME_NOREPLACE or RENAME_EXCHANGE.
 
         ENOENT, EEXIST, ENOTEMPTY, EISDIR, ENOTDIR, EINVAL (a directory into itself, an unknown flag).
         """
-        raise self._refusal("rename")
 
     def _refusal(self, what: str) -> OSError:
         """The error of a change that this volume can't make: EROFS if it is read-only, else as `unsupported`."""
@@ -419,9 +434,9 @@ class Volume(abc.ABC):
         hold of the lock; None where they do not tell versions apart."""
         return None
 
+    @_refused
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         """Change attributes and size; a new size truncates or extends with zeros."""
-        raise self._refusal("setattr")
 
     def readlink(self, node: int) -> bytes:
         """The target of a symbolic link. EINVAL for anything else."""
@@ -431,17 +446,17 @@ class Volume(abc.ABC):
         """An extended attribute. ENODATA when there is none of that name."""
         raise unsupported("getxattr")
 
+    @_refused
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         """Set an extended attribute (the kernel has checked XATTR_CREATE and XATTR_REPLACE)."""
-        raise self._refusal("setxattr")
 
     def listxattr(self, node: int) -> Sequence[bytes]:
         """Names of the extended attributes of a node."""
         return ()
 
+    @_refused
     def removexattr(self, node: int, name: bytes) -> None:
         """Remove an extended attribute. ENODATA."""
-        raise self._refusal("removexattr")
 
     # -- data --------------------------------------------------------------------------------------------------
 
@@ -468,9 +483,9 @@ class Volume(abc.ABC):
         the rest is one. A volume that can't tell says `offset`. For an open file."""
         return offset
 
+    @_refused
     def write(self, node: int, offset: int, data: bytes) -> int:
         """Write all of `data` at `offset`; returns its length."""
-        raise self._refusal("write")
 
     def append(self, node: int, data: bytes) -> int:
         """Write all of `data` at the end of the file, wherever that is by then; returns its length."""

@@ -9,12 +9,10 @@ recording.py  the history of its calls: recorders of kernel and verbs, and reten
 history.py    its calls: the log, what a call did, undo
 log_files.py  the log as files of the trees directory
 forget.py     contents that leave everything kept of the past
-space.py      what it takes of the disk, and the deletion of its past
 metrics.py    what Prometheus can know of it
 approvals.py  changes that wait for an approval, and the decisions
 asking.py     what a verb asks for, and how it is made once it is approved
-rules.py      the rules of its routes, and its views
-view_mounts.py  mount points of views
+rules.py      the rules of its routes, its views, and their mount points
 trees.py      the trees directory: its files, its name, its agent face
 guest.py      commands in a default backend that runs them itself
 binds.py      the routes in a container of this machine: bind mounts

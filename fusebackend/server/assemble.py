@@ -26,7 +26,7 @@ from fusebackend.protocol.scheme import mask
 from fusebackend.server.approvals import Approvals
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.server.recording import Recording
-from fusebackend.server.rules import Views, with_route_rules
+from fusebackend.server.rules import ViewMounts, Views, with_route_rules
 from fusebackend.server.trees import (
     attach_branches,
     attach_log,
@@ -36,7 +36,6 @@ from fusebackend.server.trees import (
     refuse_taken_by_route,
 )
 from fusebackend.server.unmounted import NoCommands, Unmounted
-from fusebackend.server.view_mounts import ViewMounts
 from fusebackend.shell import Shell
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches

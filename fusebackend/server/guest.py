@@ -32,7 +32,7 @@ from fusebackend.backends.sandbox.base import BaseSandbox
 from fusebackend.backends.sandbox.docker import DockerBackend
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.base import budget, paths
-from fusebackend.base.deadline import Calls, GivenUp
+from fusebackend.base.deadline import BoundedCalls, GivenUp
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.dialects.answers import field_of
@@ -134,7 +134,7 @@ class Guest:
         self.label = label_of(self._default)
         self._routes = [route.prefix for route in filesystem.tree.routes if route.prefix != ROOT]
         self._sight = self._choose_sight(plan.mountpoint, plan.settings.allow_other)
-        self._calls = Calls(MAX_COMMANDS, self._log_late)
+        self._calls = BoundedCalls(MAX_COMMANDS, self._log_late)
         self._started = threading.Event()
         self._running = Running()
 

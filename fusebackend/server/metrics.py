@@ -26,8 +26,8 @@ from fusebackend.base.version import __version__
 from fusebackend.config import MetricsOptions
 from fusebackend.control.verbs import Call, SocketVerb
 from fusebackend.linux.mount_table import MountError
-from fusebackend.mount.measuring import measure
 from fusebackend.protocol import SERVED
+from fusebackend.vfs.inodes import route_index
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -46,6 +46,11 @@ BUCKETS_S = (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3
 
 FAILED = "failed"
 """The label `error` of a verb whose answer has one: its text is for people, and may name a file."""
+
+BY_DIRECTORY = frozenset({"readdir", "fsyncdir", "releasedir"})
+BY_HANDLE = BY_DIRECTORY | {"read", "write", "flush", "fsync", "release"}
+"""Requests of the kernel whose first argument is the handle of a directory, or of a directory or file. `forget` and
+`statfs` have neither a handle nor an inode there."""
 
 REQUEST_SECONDS = "Time from a request or verb to its answer."
 REQUEST_ERRORS = "Requests and verbs that were refused or failed, by the name of the errno."
@@ -83,6 +88,7 @@ class Metrics:
         from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
         self.url: str | None = None
+        self._filesystem = filesystem
         self._tree = filesystem.tree
         self._options = options
         self._server: tuple[WSGIServer, threading.Thread] | None = None
@@ -141,7 +147,7 @@ class Metrics:
 
     def measure_kernel(self, operations: Operations) -> None:
         """Measure every request of the kernel, and the caches behind them. Before the mount."""
-        measure(operations, self._request)
+        operations.begin = self._begin
         for volume, routes in self._tree.volumes():
             if volume.features.change_feed and volume.features.shared:
                 volume.observe_delays(self._delays.labels(self._label(routes[0].prefix)).observe)
@@ -179,9 +185,28 @@ class Metrics:
 
         return measured
 
-    def _request(self, operation: str, route: Route | None, seconds: float, error: str, answer: Any) -> None:
-        label = "" if route is None else self._label(route.prefix)
-        self.observe("kernel", operation, label, seconds, error)
+    def _begin(self, operation: str, of: Any) -> Callable[[int, Any], None]:
+        """A request of the kernel has come; see `Operations.begin`."""
+        route = self._asked(operation, of)  # before the call: `release` forgets the handle
+        return partial(
+            self._request, operation, "" if route is None else self._label(route.prefix), time.perf_counter()
+        )
+
+    def _asked(self, operation: str, of: Any) -> Route | None:
+        """Return the route of a request by its first argument: a handle, or an inode. None if it is of several."""
+        attached = self._tree.attached
+        if operation in BY_HANDLE:
+            handles = self._filesystem.directories if operation in BY_DIRECTORY else self._filesystem.files
+            try:
+                return handles[of].route
+            except KeyError:  # the handler answers that
+                return None
+        is_known = isinstance(of, int) and route_index(of) < len(attached)
+        return attached[route_index(of)] if is_known else None
+
+    def _request(self, operation: str, label: str, began: float, number: int, answer: Any) -> None:
+        error = errno.errorcode.get(number, str(number)) if number else ""
+        self.observe("kernel", operation, label, time.perf_counter() - began, error)
         if answer is None:
             return
         if operation == "read":

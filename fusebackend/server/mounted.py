@@ -52,6 +52,7 @@ from fusebackend.protocol import (
     ForgetResult,
     GlobResult,
     GrepResult,
+    LimitInfo,
     LsResult,
     MergeResult,
     MoveResult,
@@ -59,10 +60,12 @@ from fusebackend.protocol import (
     ReadResult,
     RestoreResult,
     SnapshotInfo,
+    SnapshotVolume,
     SpaceInfo,
     StatResult,
     StatsResult,
     UndoResult,
+    Usage,
     Verb,
     VerifyResult,
     ViewInfo,
@@ -81,8 +84,8 @@ from fusebackend.server.asking import KEPT_OUTPUT, Asking, Change
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
 from fusebackend.server.rules import shown_event
-from fusebackend.server.space import prune, space
 from fusebackend.server.trees import TreesFace
+from fusebackend.trees.automatic import time_of
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.checkouts import Checkouts
 from fusebackend.trees.merge.merges import Merges
@@ -107,7 +110,7 @@ if TYPE_CHECKING:
     from fusebackend.server.recording import Recording
     from fusebackend.trees.automatic import AutomaticSnapshots
     from fusebackend.vfs.junctions import Route
-    from fusebackend.vfs.watch.queue import Watch
+    from fusebackend.vfs.watch.feed import Watch
 
 log = logging.getLogger(__name__)
 
@@ -1025,3 +1028,57 @@ def _has_worked(answer: Any) -> bool:
     raises where it fails."""
     answers = answer if isinstance(answer, list) else [answer]
     return any(each is None or each.error is None for each in answers)
+
+
+# -- space -------------------------------------------------------------------------------------------------------
+
+
+def space(snapshots: Snapshots, past: MountHistory, branch_bytes: int, usages: Mapping[str, Usage]) -> SpaceInfo:
+    """Return what a mount takes of the disk. Files are those of routes that keep snapshots; others are not counted:
+    that would be a walk of all their files.
+
+    Args:
+        usages: of the routes with limits.
+    """
+    volumes: list[SnapshotVolume] = list(snapshots.distinct.values())
+    kept = sum(volume.snapshot_bytes() for volume in volumes)
+    live = sum(_used_bytes(volume) for volume in volumes) - kept if volumes else None
+    automatic, named = _by_kind(snapshots)
+    goes = kept if automatic and not named else 0
+    limits = [_limit(route, usage) for route, usage in usages.items()]
+    reclaimable = goes + past.image_bytes + past.log_bytes
+    return SpaceInfo(live, kept, past.image_bytes, branch_bytes, past.log_bytes, reclaimable, limits)
+
+
+def _limit(route: str, usage: Usage) -> LimitInfo:
+    used_bytes, limit_bytes, used_files, limit_files = usage
+    left_bytes = None if limit_bytes is None else max(0, limit_bytes - used_bytes)
+    left_files = None if limit_files is None else max(0, limit_files - used_files)
+    return LimitInfo(route, used_bytes, limit_bytes, left_bytes, used_files, limit_files, left_files)
+
+
+def prune(snapshots: Snapshots, past: MountHistory, *, dry_run: bool) -> PruneResult:
+    """Delete the automatic snapshots and the calls that have ended, with the bytes that they replaced."""
+    automatic, _ = _by_kind(snapshots)
+    calls = past.forgettable()
+    going = PruneResult(automatic, len(calls), past.image_bytes)
+    if dry_run:
+        return going
+    past.forget(calls)
+    going.bytes -= past.image_bytes
+    if automatic:
+        with contextlib.suppress(FileNotFoundError):  # the policy has deleted one just now
+            snapshots.delete(automatic)
+    return going
+
+
+def _used_bytes(volume: SnapshotVolume) -> int:
+    disk = volume.statfs()
+    return (disk.blocks - disk.blocks_free) * disk.block_bytes
+
+
+def _by_kind(snapshots: Snapshots) -> tuple[list[str], list[str]]:
+    """Return the names of automatic snapshots, and those of others."""
+    found = [each.name for each in snapshots.all()]
+    automatic = [name for name in found if time_of(name) is not None]
+    return automatic, [name for name in found if time_of(name) is None]

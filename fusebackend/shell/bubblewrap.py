@@ -1,6 +1,6 @@
 """Bubblewrap (bwrap(1)): where it is, what it can do here, and the arguments that make a sandbox of a mount.
 
-The sandbox's root is the mount. `View` lists the mounts over it as `Bind` and `Fresh`; `arguments` makes bwrap's
+The sandbox's root is the mount. `SandboxRoot` lists the mounts over it as `Bind` and `Fresh`; `arguments` makes bwrap's
 arguments of them, and `MountCheck` compares them with the mounts that bwrap has made.
 
 Every mount point is a directory of the server's or of this machine's, or in a file system that bwrap has just made:
@@ -44,7 +44,7 @@ class SandboxError(Exception):
 
 
 @dataclass(frozen=True)
-class View:
+class SandboxRoot:
     """A sandbox's root: the mount, and the mounts over it."""
 
     mountpoint: str
@@ -63,7 +63,7 @@ class View:
     """What is shown of it. The rest is not there: its place is an empty file system of the sandbox's own."""
 
     @classmethod
-    def of(cls, mountpoint: str, prefixes: Iterable[str]) -> View:
+    def of(cls, mountpoint: str, prefixes: Iterable[str]) -> SandboxRoot:
         programs = tuple(system.programs())
         own = tuple(name for name in system.OWN if name != "tmp" or "/tmp" not in prefixes)
         routes: list[str] = []
@@ -183,7 +183,7 @@ def arguments(mounts: Iterable[Bind | Fresh], options: ShellOptions, user: Itera
     """bwrap's words for a sandbox.
 
     Args:
-        mounts: the mounts of `View.mounts`.
+        mounts: the mounts of `SandboxRoot.mounts`.
         options: network and environment.
         user: one of `USER_NAMESPACES`.
         cwd: where the command starts.

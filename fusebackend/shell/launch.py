@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
+from fusebackend.base.deadline import is_readable
 from fusebackend.base.lines import split_lines
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
@@ -158,13 +159,11 @@ class Sandboxed(Launch):
                 os.close(descriptor)
 
     def wait_for_first(self, deadline: float, stopped: Callable[[], bool]) -> int | None:
-        poll = select.poll()
-        poll.register(self._status, select.POLLIN)
         while b"\n" not in self._said:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or stopped():
                 return None
-            if poll.poll(min(left_s, POLL_S) * 1000) and not self._listen():
+            if is_readable(self._status, min(left_s, POLL_S)) and not self._listen():
                 return None
         pid: int = json.loads(self._said.partition(b"\n")[0])["child-pid"]
         with contextlib.suppress(ProcessLookupError):
@@ -237,9 +236,7 @@ class Sandboxed(Launch):
         if self._first is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
-            poll = select.poll()
-            poll.register(self._first, select.POLLIN)
-            if not poll.poll(END_PATIENCE_S * 1000):
+            if not is_readable(self._first, END_PATIENCE_S):
                 log.error("a killed command has not ended within %.0f s", END_PATIENCE_S)
                 return
         self.process.wait()

@@ -19,21 +19,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
 from fusebackend.linux.command import Command, End, Running, StartedProcess, nothing_to_run
+from fusebackend.linux.mount_table import MountWatch
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
-from fusebackend.shell.bubblewrap import SandboxError, View
+from fusebackend.shell.bubblewrap import SandboxError, SandboxRoot
 from fusebackend.shell.cgroups import ControlGroups, Group, Limits
 from fusebackend.shell.launch import Launch, Sandboxed, Unconfined
 from fusebackend.shell.mountcheck import MountCheck
@@ -91,7 +91,7 @@ class Shell:
         self.mountpoint = mountpoint
         self._filesystem = filesystem
         self._trees_path = filesystem.tree.trees_path
-        self._view = self._granting(View.of(mountpoint, [route.prefix for route in filesystem.tree.routes]))
+        self._view = self._granting(SandboxRoot.of(mountpoint, [route.prefix for route in filesystem.tree.routes]))
         if options.sandbox == "bubblewrap":
             tree = filesystem.add_tree("sandbox", [os.fsencode(name) for name in self._view.names])
             self._view = replace(self._view, tree=tree)
@@ -99,8 +99,8 @@ class Shell:
         self._devices = Devices()
         self._etc = Etc(options.network, [prefix for prefix in self._view.routes if prefix.startswith("/etc/")])
         self._namespace = UserNamespace()
-        self._seen: dict[str, View] = {}  # the views that commands have run in
-        self._branches: dict[AgentPath, tuple[Route, View]] = {}  # those that commands have run in, by their path
+        self._seen: dict[str, SandboxRoot] = {}  # the views that commands have run in
+        self._branches: dict[AgentPath, tuple[Route, SandboxRoot]] = {}  # those of commands, by their path
         self._checks: tuple[object, MountCheck] | None = None  # of the last mounts and table
         self._running = Running()
         self._furnishing = threading.Lock()
@@ -232,14 +232,14 @@ class Shell:
         with _made(lambda: Sandboxed(entering, words, command, lambda: self._check(mounts), filtered)) as launch:
             yield launch
 
-    def _granting(self, view: View) -> View:
+    def _granting(self, view: SandboxRoot) -> SandboxRoot:
         """Return a view that has the granted parts of the trees directory, as far as the mount has them: there are no
         snapshots where no route keeps any, and no branches of a read-only mount."""
         servers = self._filesystem.tree.servers.children
         granted = tuple(name for name in dict.fromkeys(self.options.trees) if os.fsencode(name) in servers)
         return replace(view, trees_path=self._trees_path or "", granted=granted if self._trees_path else ())
 
-    def _place(self, cwd: AgentPath) -> tuple[View, AgentPath]:
+    def _place(self, cwd: AgentPath) -> tuple[SandboxRoot, AgentPath]:
         """Return the view for a command, and where it starts in it: in a branch, that is the root of the command."""
         if self._trees_path is None or not paths.is_below(cwd, self._trees_path):
             return self._view if self._default is None else self._through(self._default), cwd
@@ -261,19 +261,19 @@ class Shell:
             "copy there what it needs"
         )
 
-    def _through(self, name: str) -> View:
+    def _through(self, name: str) -> SandboxRoot:
         """Return the mount through a view."""
         with self._furnishing:
             if name not in self._seen:
                 rules = self._rules[name]
                 prefixes = [route.prefix for route in self._filesystem.tree.routes]
-                view = View.of(self.mountpoint, [prefix for prefix in prefixes if not rules.is_hidden(prefix)])
+                view = SandboxRoot.of(self.mountpoint, [prefix for prefix in prefixes if not rules.is_hidden(prefix)])
                 pinned = [os.fsencode(own) for own in view.names]
                 tree = self._filesystem.add_tree(f"sandbox-view-{name}", pinned, view=rules)
                 self._seen[name] = replace(view, tree=tree)
             return self._seen[name]
 
-    def _branch(self, path: AgentPath, route: Route) -> View:
+    def _branch(self, path: AgentPath, route: Route) -> SandboxRoot:
         with self._furnishing:
             known = self._branches.get(path)
             if known is not None and known[0] is route:
@@ -281,7 +281,7 @@ class Shell:
             name = f"sandbox-{route.index}"
             if known is not None:  # a branch of that name that was deleted
                 self._filesystem.remove_tree(f"sandbox-{known[0].index}")
-            view = self._granting(View.of(self.mountpoint, [paths.ROOT]))
+            view = self._granting(SandboxRoot.of(self.mountpoint, [paths.ROOT]))
             try:
                 tree = self._filesystem.add_tree(name, [os.fsencode(own) for own in view.names], of=path)
             except FileNotFoundError:
@@ -290,7 +290,7 @@ class Shell:
             self._branches[path] = route, view
             return view
 
-    def _furnished(self, view: View, program: str, user: tuple[str, ...]) -> list[Bind | Fresh]:
+    def _furnished(self, view: SandboxRoot, program: str, user: tuple[str, ...]) -> list[Bind | Fresh]:
         """Return the mounts of a sandbox, after making the server's parts of them."""
         self._devices.make()
         self._namespace.make(program, user)
@@ -313,35 +313,3 @@ def _made(make: Callable[[], Launch]) -> Launch:
         return make()
     except (OSError, ValueError) as error:  # a NUL, or longer than 128 KiB; a limit of this machine
         raise SandboxError(f"the command can't be started: {error}") from None
-
-
-class MountWatch:
-    """Watches the mount point of a command, which ends when it is unmounted.
-
-    A sandbox keeps the mounted file system alive in its own mount namespace: after `fusermount3 -u` the server would
-    serve it until the command ends, and the unmount waits for the server. poll(2) on the table of mounts reports each
-    change of it (proc_pid_mountinfo(5)). Used by one thread, as a context manager.
-    """
-
-    def __init__(self, mountpoint: str) -> None:
-        self._mountpoint = mountpoint
-        self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-        self._poll = select.poll()
-        self._poll.register(self._table, select.POLLPRI)
-        self.gone = not self._is_there()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._table)
-
-    def look(self) -> bool:
-        """Return True when the mount is gone."""
-        if not self.gone and self._poll.poll(0):
-            self.gone = not self._is_there()
-        return self.gone
-
-    def _is_there(self) -> bool:
-        entry = table.mount_at(self._mountpoint)
-        return entry is not None and entry.is_ours

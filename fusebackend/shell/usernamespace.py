@@ -16,10 +16,10 @@ import errno
 import logging
 import os
 import resource
-import select
 import shutil
 import subprocess
 
+from fusebackend.base.deadline import is_readable
 from fusebackend.shell import system
 from fusebackend.shell.bubblewrap import SandboxError, in_one_line, trial
 
@@ -124,9 +124,7 @@ def _made(program: str) -> int:
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         try:
-            poll = select.poll()
-            poll.register(process.stdout, select.POLLIN)
-            said = process.stdout.readline() if poll.poll(PATIENCE_S * 1000) else b""
+            said = process.stdout.readline() if is_readable(process.stdout.fileno(), PATIENCE_S) else b""
             if said:
                 return os.open(f"/proc/{int(said)}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         finally:

@@ -32,12 +32,12 @@ import msgspec
 
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.flusher import Worker
-from fusebackend.backends.sqlite.old_rows import Newest
+from fusebackend.backends.sqlite.old_rows import NewestRows
 from fusebackend.backends.sqlite.schema import connect_again, new_file
 from fusebackend.backends.sqlite.stored_tree import CACHE_INODES, DirtyBuffer, sqlite_errors
 from fusebackend.base import waiting
 from fusebackend.base.durable import put_in_place, replace_file
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import AgentPath, to_name, to_text
 from fusebackend.base.relative_paths import is_below
 from fusebackend.base.stamps import CLOCK, now_ns
@@ -184,7 +184,7 @@ class _BranchBuffer(DirtyBuffer):
     def __bool__(self) -> bool:
         return bool(self.origins or self.decided) or self.followed is not None or super().__bool__()
 
-    def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: Newest) -> None:
+    def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: NewestRows) -> None:
         super().write(db, new_row, newest)
         if self.followed is not None:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('followed', ?)", (self.followed,))
@@ -701,13 +701,10 @@ class BranchVolume(SqliteVolume):
         node = inode.node
         if origin.limit is not None or node in self._fresh or not self.lower.is_live(node):
             return
-        try:
-            attr = self.lower.attr_of(node)
-            self._fresh.add(node)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
+        attr = unless((errno.ESTALE,), self.lower.attr_of, node)
+        if attr is None:
             return
+        self._fresh.add(node)
         # Versions are those of a session.
         if node not in self._seen and attr.fingerprint[:3] == origin.stamp[:3]:
             self._seen[node] = attr.fingerprint
@@ -749,9 +746,8 @@ class BranchVolume(SqliteVolume):
         if self.has_own_names(parent):
             node = super()._child(parent, name)
             return node if node is None or self._is_there(parent, name, node) else None
-        try:
-            attr = self.lower.find(parent, name)
-        except (FileNotFoundError, NotADirectoryError):
+        attr = unless((errno.ENOENT, errno.ENOTDIR), self.lower.find, parent, name)
+        if attr is None:
             return None
         self._found_below(parent, attr)
         return attr.node
@@ -1030,7 +1026,7 @@ def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns
     ]
 
     def fill(db: sqlite3.Connection) -> None:
-        buffer.write(db, lambda: 0, Newest())
+        buffer.write(db, lambda: 0, NewestRows())
         db.executemany("INSERT INTO branch_route VALUES (?, ?, ?, ?)", rows)
         numbers = [("next_node", FIRST_OWN), ("created_ns", created_ns)]
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", numbers)

@@ -228,10 +228,13 @@ class RecordedVolume(Volume):
         self._known.setdefault(number, place)
         return self.getattr(number)
 
-    def _changed(self, node: int) -> PlannedFile | None:
-        """Return the file of a number, if it is not as the live one."""
-        file = self._known[node].file if node in self._known else None
-        return None if file is None or file.state is None else file
+    def _file(self, node: int) -> PlannedFile | None:
+        """Return the file of a number; None for one that is as the live one."""
+        return self._known[node].file if node in self._known else None
+
+    def _state(self, node: int) -> State | None:
+        file = self._file(node)
+        return None if file is None else file.state
 
     # -- the kernel face -------------------------------------------------------------------------------------------
 
@@ -261,44 +264,36 @@ class RecordedVolume(Volume):
         return there
 
     def getattr(self, node: int) -> Attr:
-        file = self._changed(node)
-        if file is None:
+        state = self._state(node)
+        if state is None:
             return self._live.getattr(node)
-        state = file.state
-        assert state is not None, "it is not as the live one"
         # No two files have this ctime, so that nothing is taken for unchanged by its times.
         ctime_ns = self._ctimes.setdefault(node, -next(_ctimes))
         return Attr(node, state.mode, nlink=state.nlink, uid=state.uid, gid=state.gid, rdev=state.rdev,
                     size=state.size, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns, ctime_ns=ctime_ns)  # fmt: skip
 
-    def _xattrs(self, node: int) -> Mapping[bytes, bytes] | None:
-        file = self._changed(node)
-        return None if file is None or file.state is None else file.state.xattrs
-
     def readlink(self, node: int) -> bytes:
-        file = self._changed(node)
-        return self._live.readlink(node) if file is None or file.state is None else file.state.target
+        state = self._state(node)
+        return self._live.readlink(node) if state is None else state.target
 
     def listxattr(self, node: int) -> Sequence[bytes]:
-        found = self._xattrs(node)
-        return self._live.listxattr(node) if found is None else list(found)
+        state = self._state(node)
+        return self._live.listxattr(node) if state is None else list(state.xattrs)
 
     def getxattr(self, node: int, name: bytes) -> bytes:
-        found = self._xattrs(node)
-        if found is None:
+        state = self._state(node)
+        if state is None:
             return self._live.getxattr(node, name)
-        if name not in found:
+        if name not in state.xattrs:
             raise oserror(errno.ENODATA, name)
-        return found[name]
+        return state.xattrs[name]
 
     def open(self, node: int, flags: int) -> Attr | None:
         """Open a file; each once at a time. An error, with a text for people, if its bytes are not known."""
         assert node not in self._open, "it is open already"
         self.require(node)
-        file, closing = self._changed(node), contextlib.ExitStack()
-        source = None if file is None else file.source
-        if source is None:
-            source = NodeSource(self._live, node)
+        file, closing = self._file(node), contextlib.ExitStack()
+        source = file.source if file is not None and file.source is not None else NodeSource(self._live, node)
         if isinstance(source, NodeSource):
             volume, handle = source.volume, closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
         else:
@@ -310,7 +305,7 @@ class RecordedVolume(Volume):
 
     def require(self, node: int) -> None:
         """Raise an error, with a text for people, for a regular file whose bytes are not known."""
-        file = self._changed(node)
+        file = self._file(node)
         if file is None or file.state is None or not file.is_regular:
             return
         why = file.why_lost

@@ -17,7 +17,7 @@ import errno
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import to_name
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import WAY, ComposedTree, Place, Places, Spot, Under
@@ -110,12 +110,7 @@ class LowerTree(ComposedTree):
 
     def under_of(self, number: int) -> Under | None:
         """Return the route and the node of a number; None for a live file that is gone."""
-        try:
-            return self._decoded(number)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            return None
+        return unless((errno.ESTALE,), self._decoded, number)
 
     def main_file(self, number: int) -> tuple[Hashable, int] | None:
         """Return the prefix and the node in the mount that a number is of; None for a live file that is gone. A file
@@ -297,7 +292,7 @@ class LowerTree(ComposedTree):
         path = self.path(number)
         if live is None or path is None:
             return number >= BASE or number == ROOT_NODE
-        under = self._now_at(path)
+        under = unless((errno.ESTALE,), self._walked, path)
         if under is None:
             return False
         if under != live.under:
@@ -305,18 +300,10 @@ class LowerTree(ComposedTree):
                 del self._numbers[live.under]
             live.under = under
             other = self._numbers.get(under)
-            if other is None or self._now_at(self.path(other) or b"") != under:  # they have changed their places
+            there = None if other is None else unless((errno.ESTALE,), self._walked, self.path(other) or b"")
+            if there != under:  # or they have changed their places
                 self._numbers[under] = number
         return True
-
-    def _now_at(self, path: bytes) -> Under | None:
-        """Return what is at a path now; None if nothing is."""
-        try:
-            return self._walked(path)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            return None
 
     def still(self, number: int, parent: int, name: bytes) -> Attr | None:
         """Return the attributes of a live file, if a name in its directory leads to it as before. `confirm` says of

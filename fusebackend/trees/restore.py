@@ -318,11 +318,12 @@ class _RestorePairs(Pairs):
         after = {item.name: item for item in self._inside(branch)}
         chosen = after if branch.is_way else base.names()
         before = {name: item for name, item in base.names().items() if name in chosen and not _is_staging(base, name)}
+        directory = base.path
         for name in before.keys() | after.keys():
-            path, both = join(base.path, name), [each[name] for each in (before, after) if name in each]
+            path, old, new = join(directory, name), before.get(name), after.get(name)
             if path in self._covered:
                 self.skipped.append((path, FOREIGN))
-            elif len({item.type for item in both}) > 1 and any(item.is_fixed for item in both):
+            elif old is not None and new is not None and old.type != new.type and (old.is_fixed or new.is_fixed):
                 self.skipped.append((path, "the root of a route, or a directory on the way to one"))
             else:
                 continue

@@ -151,7 +151,8 @@ class States:
         elif branches != {None} and (before.is_call or after.is_call):
             older_ns = None  # the state before a call of a branch gives files numbers and times of its own
         result = differences(*trees, chosen, older_ns=older_ns)
-        result.missing = sorted({*one.lacking(paths), *other.lacking(paths)})
+        asked = {f"/{to_text(path)}/" for path in paths if path}  # of these the routes in them are compared
+        result.missing = sorted({*one.lacking(paths), *other.lacking(paths)} - asked)
         return result
 
 

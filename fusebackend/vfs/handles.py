@@ -40,7 +40,7 @@ class FileHandle:
         self.can_map = flags & os.O_ACCMODE == os.O_RDWR
         """Pages can be mapped for writing (mmap(2)): the file is open for reading and writing."""
         self.direct = False  # its writes pass the kernel's page cache by …
-        self.bare = False  # … and the file is known to have no capabilities, see `coherence/capabilities.py`
+        self.bare = False  # … and the file is known to have no capabilities, see `vfs/setid.py`
         self.opened_at = time.monotonic()
         self.opener = opener = request.current()
         if route.author is not None and flags & os.O_ACCMODE != os.O_RDONLY:

@@ -17,10 +17,9 @@ from typing import Any
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import MAX_NODE, NAME_MAX_BYTES, Attr
 from fusebackend.rules.ruled_volume import NODES, VARIANTS
-from fusebackend.vfs.coherence.append_end import AppendEnd
-from fusebackend.vfs.coherence.dentries import Dentries
+from fusebackend.vfs.coherence.dentries import Dentries, Revalidation
 from fusebackend.vfs.coherence.entry_cache import Overtaken
-from fusebackend.vfs.coherence.revalidation import Revalidation
+from fusebackend.vfs.coherence.range_order import AppendEnd
 from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.inodes import (
     NODE_BITS,

@@ -38,18 +38,12 @@ from fusebackend.rules.view import View
 from fusebackend.vfs import switches as switching
 from fusebackend.vfs.calls.request import Request, current, on_behalf_of
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
-from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
-from fusebackend.vfs.coherence.capabilities import Capabilities
-from fusebackend.vfs.coherence.dentries import Dentries
+from fusebackend.vfs.coherence.dentries import Dentries, Revalidation
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, NegativeDentries, Overtaken
-from fusebackend.vfs.coherence.invalidation import Invalidation
-from fusebackend.vfs.coherence.page_cache import DirectWriters, DirectWrites, HoldBack, KernelCache, PageVersions
-from fusebackend.vfs.coherence.prefill import Prefill
-from fusebackend.vfs.coherence.pruning import Pruning
-from fusebackend.vfs.coherence.range_order import RangeOrder
-from fusebackend.vfs.coherence.reread_pages import RereadPages
-from fusebackend.vfs.coherence.revalidation import Revalidation
+from fusebackend.vfs.coherence.invalidation import Invalidation, Pruning
+from fusebackend.vfs.coherence.page_cache import DirectIO, KernelCache, PageVersions, Prefill
+from fusebackend.vfs.coherence.range_order import AppendEnd, RangeOrder, RereadPages
 from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.door import ChangeListener
@@ -58,7 +52,7 @@ from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Emit, Entry, InodeTable, node_of, route_index
 from fusebackend.vfs.junctions import VIEWS_NAME, Junction, MountTree, Pinned, Route, call_and_hold, routes_of
 from fusebackend.vfs.listing import Listing
-from fusebackend.vfs.setid import SetId, refuse_confined, without_set_id
+from fusebackend.vfs.setid import Capabilities, SetId, refuse_confined, without_set_id
 from fusebackend.vfs.switches import Switches
 from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.vfs.watch.feed import ChangeFeed
@@ -119,12 +113,11 @@ class FileSystem:
 
         self.dentries = Dentries()
         self.overtaken = Overtaken(on.overtaken, on.unordered_replies)
-        self.hold_back = HoldBack(on.hold_back)
-        self.page_versions = PageVersions(inodes, self.hold_back, kernel, on.page_versions)
+        self.page_versions = PageVersions(inodes, kernel, on.page_versions, on.hold_back)
         self.revalidation = Revalidation(tree, self.dentries, kernel, on.revalidation)
         self.write_barrier = WriteBarrier(self.files, on.write_barrier)
         self.range_order = RangeOrder(on.range_order)
-        self.reread_pages = RereadPages(inodes, kernel, on.reread_pages)
+        self.reread_pages = RereadPages(inodes, kernel, self.range_order, on.reread_pages)
         self.append_end = AppendEnd(inodes, on.append_end)
         self.set_id = SetId(inodes, kernel, on.set_id)
         self.capabilities = Capabilities(inodes, self.files, on.capabilities)
@@ -134,15 +127,14 @@ class FileSystem:
         self.negative = NegativeDentries(on.negative_dentries, on.absent_names)
         self.prefill = Prefill(inodes, on.prefill)
         self.cached_readdir = CachedReaddir(inodes, on.cached_readdir)
-        self.direct_writers = DirectWriters(inodes, on.o_direct)
-        self.direct_writes = DirectWrites(on.direct_writes, on.direct_appends)
+        self.direct_io = DirectIO(inodes, on.o_direct, on.direct_writes, on.direct_appends)
 
     def _add_parts(self, on: Switches) -> None:
         """Make what uses several of them."""
         tree, inodes = self.tree, self.inodes
         filled, kept = self.prefill.filled, self.cached_readdir.kept
         self.invalidation = Invalidation(
-            tree, inodes, self.dentries, self.hold_back, self.overtaken, self.negative, filled, on.invalidation
+            tree, inodes, self.dentries, self.page_versions, self.overtaken, self.negative, filled, on.invalidation
         )
         self.pruning = Pruning(inodes, self.invalidation, on.pruning)
         self.twins = Twins(tree, inodes, self.invalidation, kept, on.twins)
@@ -380,8 +372,8 @@ class FileSystem:
         is_restricted = route.is_restricted(attr.node)
         handle = FileHandle(entry.inode, route if is_restricted else route.files, attr.node, for_volume)
         handle.bare = True
-        handle.direct = self.direct_writes.are_for(flags, attr.mode) or is_restricted
-        self.direct_writers.opened(entry.inode, flags)
+        handle.direct = self.direct_io.is_for(flags, attr.mode) or is_restricted
+        self.direct_io.opened(entry.inode, flags)
         self._opened(handle, attr)
         opened = OpenedFile(self.files.add(handle), not is_restricted, handle.direct)
         if self.inodes.beside:
@@ -427,8 +419,8 @@ class FileSystem:
             self.write_barrier.dismiss(number)
             raise
         keep = await self.page_versions.are_good(route, inode, attr)
-        keep = not self.direct_writers.opened(inode, flags) and keep
-        handle.direct = self.direct_writes.are_for(flags, attr.mode) or handle.node != node
+        keep = not self.direct_io.opened(inode, flags) and keep
+        handle.direct = self.direct_io.is_for(flags, attr.mode) or handle.node != node
         if route.is_restricted(node):
             keep, handle.direct = False, True
         self._opened(handle, attr)
@@ -473,7 +465,7 @@ class FileSystem:
         inode, appending = handle.inode, bool(handle.flags & _APPENDING)
         write = partial(self.append_end.write, handle) if appending else handle.write
         if handle.route.executor.blocking:
-            written = await self.reread_pages.write(handle, write, offset, data, self._write_in_order)
+            written = await self.reread_pages.write(handle, write, offset, data)
         else:
             written = await handle.route.call(write, offset, data)
         known = self.inodes.get(inode)
@@ -484,12 +476,6 @@ class FileSystem:
         if handle.route.is_ruled:
             await self.twins.file_changed(handle.route, handle.node)
         return written
-
-    async def _write_in_order(
-        self, handle: FileHandle, write: Callable[[int, bytes], int], offset: int, data: bytes
-    ) -> int:
-        call = partial(handle.route.call, write, offset, data)
-        return await self.range_order.write(handle.inode, offset, len(data), call)
 
     async def flush(self, number: int) -> None:
         handle = self._handle(number)
@@ -508,7 +494,8 @@ class FileSystem:
             known.opens -= 1
             if handle.can_map:
                 self.append_end.closed(handle)
-            self.direct_writers.closed(handle.inode, handle.flags)
+            if self.direct_io.writers:
+                self.direct_io.closed(handle.inode, handle.flags)
         await handle.route.call(handle.route.volume.release, handle.node, handle.flags)
 
     # -- directories -------------------------------------------------------------------------------------------

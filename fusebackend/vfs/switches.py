@@ -1,6 +1,6 @@
 """Which features a mounted tree has: the one place where one is turned off.
 
-Each feature is an object in a file of its own, named as its switch. There are two kinds:
+The docstring of each feature's class names its switch. There are two kinds:
 
 - A *coherence rule* closes a race with the kernel or with another writer. Its switch is for tests only: each rule has
   a test that fails without it.
@@ -19,42 +19,37 @@ VARIABLE = "FUSEBACKEND_OFF"
 
 @dataclass(frozen=True)
 class Switches:
-    """See the module's docstring. The files are in `coherence/`, where no other is named."""
+    """See the module's docstring. The objects are in `coherence/`, where no file is named."""
 
     # -- coherence rules -----------------------------------------------------------------------------------------
 
     invalidation: bool = True
     overtaken: bool = True
     unordered_replies: bool = True
-    """In `coherence/entry_cache.py`."""
     notify_again: bool = True
     """In `mount/notifier.py`."""
     hold_back: bool = True
     revalidation: bool = True
     page_versions: bool = True
     absent_names: bool = True
-    """In `coherence/entry_cache.py`."""
     write_barrier: bool = True
     range_order: bool = True
     reread_pages: bool = True
     append_end: bool = True
     direct_appends: bool = True
-    """In `coherence/page_cache.py`."""
     o_direct: bool = True
-    """In `coherence/page_cache.py`."""
     late_forget: bool = True
     """In `vfs/inode_resolver.py`."""
     crossed_renames: bool = True
     """In `vfs/watch/node_paths.py`."""
     twins: bool = True
     set_id: bool = True
-    """In `vfs/setid.py`."""
+    """In `vfs/setid.py`, as the following."""
     capabilities: bool = True
 
     # -- optimisations -------------------------------------------------------------------------------------------
 
     negative_dentries: bool = True
-    """In `coherence/entry_cache.py`."""
     prefill: bool = True
     cached_readdir: bool = True
     direct_writes: bool = True

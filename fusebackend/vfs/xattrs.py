@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from fusebackend.base import acl
 from fusebackend.base.errors import oserror
 from fusebackend.vfs.calls.request import current
-from fusebackend.vfs.coherence.capabilities import CAPABILITY, Capabilities
 from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.inodes import route_index
 from fusebackend.vfs.junctions import Route
-from fusebackend.vfs.setid import clear_set_gid
+from fusebackend.vfs.setid import CAPABILITY, Capabilities, clear_set_gid
 
 STATUS_XATTR = b"user.fusebackend.status"
 """Read from a tree's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone. The

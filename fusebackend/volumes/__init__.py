@@ -3,7 +3,7 @@
 native.py        `NativeVolume`: a lock and a change feed
 posix.py         `TreeVolume`: the POSIX rules
 frozen.py        `FrozenTree`: a state that never changes again
-storage.py       `TreeStorage`: inodes, names, and the bytes of files in chunks
+storage.py       `Inode`, as a volume has it in memory
 quota.py         limits, and what counts towards them
 chunks.py        a chunk, and a cache of them
 agent_face.py    `VolumeBackend`: the agent's verbs over a volume

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fusebackend.protocol import BLOCK_BYTES
 
@@ -18,6 +18,25 @@ ALLOCATION_BYTES = 4096
 def allocated_blocks(size: int) -> int:
     """Blocks of `BLOCK_BYTES` that `size` bytes of one chunk take."""
     return -(-size // ALLOCATION_BYTES) * (ALLOCATION_BYTES // BLOCK_BYTES)
+
+
+def cut_out(file_bytes: int, data_at: Callable[[int], bytes | bytearray], offset: int, size: int) -> bytes:
+    """Part of a file.
+
+    Args:
+        data_at: returns the bytes of a chunk by its index, none for a hole.
+    """
+    end = min(offset + size, file_bytes)
+    pieces: list[bytes | bytearray] = []
+    while offset < end:
+        start = offset & (CHUNK_BYTES - 1)
+        length = min(end - offset, CHUNK_BYTES - start)
+        piece = data_at(offset >> CHUNK_SHIFT)[start : start + length]
+        pieces.append(piece)
+        if len(piece) < length:
+            pieces.append(bytes(length - len(piece)))
+        offset += length
+    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
 
 class Chunk:

@@ -1,7 +1,7 @@
 """`FrozenTree`: a state of a native volume that never changes again, such as a snapshot.
 
-A subclass answers the reading methods of `TreeStorage`. Its nodes need no count of open handles: none of them goes
-before the whole tree does.
+A subclass answers the reading methods of a storage (`TreeVolume`). Its nodes need no count of open handles: none of
+them goes before the whole tree does.
 """
 
 from __future__ import annotations

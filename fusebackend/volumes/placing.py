@@ -25,7 +25,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -371,10 +371,8 @@ def _require_vacant(volume: Volume, parent: int, name: bytes) -> None:
 
 
 def _node_at(volume: Volume, parent: int, name: bytes) -> int | None:
-    try:
-        return volume.lookup(parent, name).node
-    except FileNotFoundError:
-        return None
+    attr = unless((errno.ENOENT,), volume.lookup, parent, name)
+    return None if attr is None else attr.node
 
 
 def _write_beside(volume: Volume, parent: int, beside: bytes, source: Source) -> Placed:
@@ -543,12 +541,9 @@ def set_attributes(volume: Volume, node: int, state: State, changes: Changes | N
     attr = volume.getattr(node)
     is_link = stat.S_ISLNK(state.mode)
     if (attr.uid, attr.gid) != (state.uid, state.gid):
-        try:
-            attr = volume.setattr(node, AttrChanges(uid=state.uid, gid=state.gid))
-        except OSError as error:
-            if error.errno not in NOT_TAKEN:
-                raise
-            lost.append("owner")
+        owned = unless(NOT_TAKEN, volume.setattr, node, AttrChanges(uid=state.uid, gid=state.gid))
+        lost += ["owner"] if owned is None else []
+        attr = owned or attr
     if not is_link and not _set_xattrs(volume, attr, state.xattrs):
         lost.append("extended attributes")
     mode = stat.S_IMODE(state.mode)
@@ -557,13 +552,10 @@ def set_attributes(volume: Volume, node: int, state: State, changes: Changes | N
     wanted = AttrChanges(
         mode=None if is_link else mode, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns
     )  # fmt: skip
-    try:
-        attr = volume.setattr(node, wanted)
-    except OSError as error:
-        if error.errno not in NOT_TAKEN and not (is_link and error.errno in VANISHED):
-            raise
+    given = unless(NOT_TAKEN | VANISHED if is_link else NOT_TAKEN, volume.setattr, node, wanted)
+    if given is None:
         lost += ["times"] if is_link else ["mode", "times"]
-    return Placed(attr, tuple(lost))
+    return Placed(given or attr, tuple(lost))
 
 
 def _set_xattrs(volume: Volume, attr: Attr, wanted: dict[bytes, bytes]) -> bool:
@@ -584,15 +576,8 @@ def _set_xattrs(volume: Volume, attr: Attr, wanted: dict[bytes, bytes]) -> bool:
     return complete
 
 
-def _tried(change: object, *args: object) -> bool:
-    assert callable(change)
-    try:
-        change(*args)
-    except OSError as error:
-        if error.errno not in NOT_TAKEN:
-            raise
-        return False
-    return True
+def _tried(change: Callable[..., object], *args: object) -> bool:
+    return unless(NOT_TAKEN, lambda: (change(*args),)) is not None
 
 
 def remove(volume: Volume, parent: int, name: bytes, attr: Attr, changes: Changes, path: str) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from fusebackend.cli import target
 from fusebackend.cli.main import main
 from fusebackend.control import rendezvous
 from fusebackend.linux.mount_table import MountError
+from fusebackend.testing.each import each
 
 MOUNT = "/mnt/unmounted"
 """The mount point that commands see."""
@@ -58,6 +60,19 @@ class Command:
         assert (done.exit_code, done.stdout) == (2, ""), done.output
         assert done.stderr.startswith("Usage: fusebackend ")
         return done.stderr.splitlines()[-1].removeprefix("Error: ")
+
+    def answers(self, *rows: tuple[Any, ...]) -> None:
+        """Run every row's command line, in order: `ok`, `refused`, `wrong` or `json`, what it gives, and its words.
+
+        `…` at an end of what it gives stands for any text.
+        """
+        for case in each({f"row {number}: {row}": row for number, row in enumerate(rows)}):
+            with case as (how, wanted, *words):
+                found = getattr(self, how)(*words)
+                if isinstance(wanted, str) and "…" in wanted:
+                    assert re.fullmatch(".*".join(map(re.escape, wanted.split("…"))), found, re.DOTALL), found
+                else:
+                    assert found == wanted
 
     def on_a_terminal(self) -> None:
         """Make standard output look like a terminal from now on."""

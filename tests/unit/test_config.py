@@ -8,7 +8,15 @@ import pytest
 
 from fusebackend import config
 from fusebackend.base.settings import ConfigError, Table, duration_s, keys_of, settings_of
-from fusebackend.config import COMMAND_LINE, MetricsOptions, MountPlan, MountSettings, RouteTable, by_prefix, read_file
+from fusebackend.config import (
+    COMMAND_LINE,
+    MetricsOptions,
+    MountPlan,
+    MountSettings,
+    RouteSettings,
+    by_prefix,
+    read_file,
+)
 from fusebackend.history.masking import LogOptions
 from fusebackend.history.requests import ApprovalOptions
 from fusebackend.mount.options import MountOptions
@@ -115,7 +123,7 @@ def test_every_key(read, tmp_path) -> None:
     assert [route.limits for route in routes.values()] == [RouteLimits(), RouteLimits(2), RouteLimits(max_calls=8)]
     assert [route.rules for route in routes.values()] == [RouteRules(), RouteRules(True, ("**/.env",)), RouteRules()]
     assert [route.has for route in routes.values()] == ["", "rules", "limits"]
-    assert RouteTable(url="memory:", limit_files=9).text == "memory:?limit_files=9"
+    assert RouteSettings(url="memory:", limit_files=9).text == "memory:?limit_files=9"
 
 
 def test_an_empty_file_says_nothing(read) -> None:

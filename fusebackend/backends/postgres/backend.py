@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS, volume_names
-from fusebackend.backends.postgres.search.search import Search
+from fusebackend.backends.postgres.search.search import PostgresSearch
 from fusebackend.backends.postgres.volume import CONNECTIONS, PostgresVolume
 from fusebackend.base.extras import needed_by
 from fusebackend.databases.postgres import connect, translate_errors
@@ -85,7 +85,7 @@ class PostgresBackend(VolumeBackend):
             )
         super().__init__(kept, on_exists=on_exists)
         try:
-            self.search = Search(kept, kept.connections, kept.id, lambda: kept.leads)
+            self.search = PostgresSearch(kept, kept.connections, kept.id, lambda: kept.leads)
             kept.on_change(self.search.stir)
         except BaseException:
             kept.close()

@@ -226,17 +226,11 @@ def _change(word: str) -> Change:
     return Change(int(node) if node else None, int(parent) if parent else None, quoted or None)
 
 
-class _Ages:
-    """How old changes were when their rows were read, in seconds. Follows them to the thread that tells of them."""
-
-    def __init__(self, read_at: float, ages_s: Sequence[float]) -> None:
-        self._read_at = read_at
-        self._ages_s = ages_s
-
-    def tell(self, on_delay: Callable[[float], None]) -> None:
-        waited_s = time.monotonic() - self._read_at
-        for age_s in self._ages_s:
-            on_delay(max(0.0, age_s) + waited_s)
+def _tell_ages(on_delay: Callable[[float], None], read_at: float, ages_s: Sequence[float]) -> None:
+    """Tell how old changes are that were so old when their rows were read."""
+    waited_s = time.monotonic() - read_at
+    for age_s in ages_s:
+        on_delay(max(0.0, age_s) + waited_s)
 
 
 _Published: TypeAlias = bool | Sequence[Change] | Callable[[], object]
@@ -247,7 +241,7 @@ class VolumeFeed:
     """See the module's docstring. `announce` may be called by any thread; most else by the thread of its connection.
 
     A thread of its own publishes. A notice to the kernel may wait for a request, and that for the connection: `create`
-    holds the kernel's lock of its directory while it gets a block of node numbers (`Session.new_node`).
+    holds the kernel's lock of its directory while it gets a block of node numbers (`HostSession.new_node`).
 
     Args:
         volume_id: the volume's number in the database.
@@ -255,6 +249,7 @@ class VolumeFeed:
     Attributes:
         live: whether changes of other sessions arrive.
         session: the number of this process's session.
+        register: registers the session with a new connection.
         wake: has `turn` called soon.
         is_quiet: whether all that the connection has for its thread has been read.
         stir: is called after each change of the volume, by any session.
@@ -270,6 +265,7 @@ class VolumeFeed:
         self.session = 0
         self.wake: Callable[[], None] = lambda: None
         self.stir: Callable[[], None] = lambda: None
+        self.register: Callable[[Connection[Any]], None] = lambda connection: None
         self.is_quiet: Callable[[], bool] = lambda: True
         self.lease = Lease(volume_id, lambda: self.wake(), lambda: self.is_quiet())
         self._answered_at = lease.now_s()
@@ -300,7 +296,8 @@ class VolumeFeed:
         return [channel(self._volume)]
 
     def prepare(self, connection: Connection[Any]) -> None:
-        """A new connection: it has the statements, and the volume has its row."""
+        """A new connection: the session is registered, it has the statements, and the volume has its row."""
+        self.register(connection)
         settings = {"enable_seqscan": "off", "plan_cache_mode": "force_generic_plan"}
         plans = [("SELECT set_config(%s, %s, false)", setting) for setting in settings.items()]
         send(connection, [*plans, keep_changes(self._volume)])
@@ -494,8 +491,8 @@ class VolumeFeed:
             self._publish(decode(payloads))
         if payloads and self.on_delay is not None:
             ages = [result.get_value(number, 3) for number in range(result.ntuples)]
-            read = _Ages(self._looked_at, [float(age) for age in ages if age is not None])
-            self._put(partial(read.tell, self.on_delay))
+            ages_s = [float(age) for age in ages if age is not None]
+            self._put(partial(_tell_ages, self.on_delay, self._looked_at, ages_s))
         if payloads and not called and self._watches:
             self.announce()
 

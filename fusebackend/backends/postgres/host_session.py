@@ -1,4 +1,4 @@
-"""`Session`: this process among those that have a volume open; and the settings of all connections of a volume.
+"""`HostSession`: this process among those that have a volume open; and the settings of all connections of a volume.
 
 A session has a row in the table, and a connection that holds the advisory lock (`SESSION_LOCK`, id). A free lock means
 that the process is gone, or can't reach the server any more. The same connection listens, reads the rows of the change
@@ -38,7 +38,7 @@ from fusebackend.backends.postgres.schema import (
 )
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.waiting import will_wait
-from fusebackend.databases.listener import Ask, Listener
+from fusebackend.databases.listener import Listener
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send
 from fusebackend.databases.postgres import Connections, is_pooled, translate_errors, when_free
 
@@ -132,7 +132,7 @@ def require_own_process(conninfo: str) -> None:
         raise OSError(errno.ENOTSUP, words)
 
 
-class Session:
+class HostSession:
     """See the module's docstring.
 
     Args:
@@ -163,8 +163,9 @@ class Session:
         self._prunes = False  # there may be old rows to free
         self._stop = threading.Event()
         self._wake = threading.Event()
+        feed.register = self._register
         with translate_errors():
-            self._host = when_free(lambda: Listener(conninfo, feed.channels, self, name="fusebackend-feed"))
+            self._host = when_free(lambda: Listener(conninfo, feed.channels, feed, name="fusebackend-feed"))
         feed.wake, feed.is_quiet = self._host.wake, self._host.is_quiet
         self._thread = threading.Thread(target=self._work, name=f"fusebackend-session-{self.id}", daemon=True)
         self._thread.start()
@@ -184,10 +185,6 @@ class Session:
             return node
 
     # -- changes -----------------------------------------------------------------------------------------------
-
-    def announce(self, xid: int) -> None:
-        """Send other hosts a wake-up for the row that this transaction of the session has added."""
-        self._feed.announce(xid)
 
     def rejoin(self, connection: Connection[Any]) -> None:
         """Add the session again before a change, if its connection was silent, and it was removed as a dead one.
@@ -360,7 +357,7 @@ class Session:
         """The rows of one short statement."""
         return self.run(lambda connection: send(connection, [(query, parameters)])[0])
 
-    def prepare(self, connection: Connection[Any]) -> None:
+    def _register(self, connection: Connection[Any]) -> None:
         """Set up a new connection. A replacement takes over the lock of the lost one; uses are registered anew."""
         configure(connection)
         send(connection, [SKIP_NUMBERS])
@@ -375,7 +372,6 @@ class Session:
         name = ("SELECT set_config('application_name', %s, false)", (f"fusebackend-feed-{self.id}",))
         send(connection, [name, hello(self._volume, self.id)])
         self._wait_for_lease(connection)
-        self._feed.prepare(connection)
         self._unregistered.update(self._uses.nameless(), self._uses.opened())
         self._wake.set()
 
@@ -418,18 +414,6 @@ class Session:
                 send(connection, wait)
         finally:
             rollback(connection)
-
-    def heard(self, payload: str) -> None:
-        self._feed.heard(payload)
-
-    def lost(self, error: BaseException) -> None:
-        self._feed.lost(error)
-
-    def back(self) -> None:
-        self._feed.back()
-
-    def turn(self, ask: Ask) -> float:
-        return self._feed.turn(ask)
 
     # -- life --------------------------------------------------------------------------------------------------
 

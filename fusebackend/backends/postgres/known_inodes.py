@@ -4,6 +4,8 @@ After each read of a file, and after each name that is made in a directory, the 
 are answered from here while changes of other hosts are announced, and are as fresh as the change feed. With the row of
 a small file that was opened come its bytes: the `read` that follows is of the time of the `open`, as close-to-open has
 it, and asks for nothing. With a lease (`lease.py`) there are no other hosts, and opens and lookups are answered, too.
+Without one, names are only guessed by a change, and so are the rows of directories that others have changed since
+(`guesses.py`).
 
 Names are those of one version of their directory's row, which changes with each of them.
 
@@ -15,13 +17,16 @@ method.
 from __future__ import annotations
 
 import copy
+import itertools
 import stat
 import threading
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
-from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.backends.postgres.statements import FIELDS, StoredInode
+from fusebackend.databases.pipeline import Rows
 from fusebackend.volumes.chunks import CHUNK_BYTES
+from fusebackend.volumes.damage import is_in_range
 
 MAX_INODES: Final = 20_000
 """Some 1 KB each. The oldest are forgotten first, as of all that follows."""
@@ -37,11 +42,15 @@ UNKNOWN: Final = 0
 """In the place of a node."""
 
 
-class _KnownInode:
+_VERSION: Final = FIELDS.index("version")
+
+
+class _KnownRow:
     __slots__ = ("before", "inode")
 
     def __init__(self, inode: StoredInode, before: int) -> None:
-        self.inode = inode
+        self.inode = copy.copy(inode)
+        self.inode.xattrs = None  # they are changed where they are
         self.before = before  # the version that this host's commit has replaced; 0 for a row that was read
 
 
@@ -62,7 +71,7 @@ class KnownInodes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[int, _KnownInode] = {}
+        self._known: dict[int, _KnownRow] = {}
         self._data: dict[int, bytes] = {}  # all bytes of files whose rows are known
         self._bytes = 0
         self._names: dict[int, _Names] = {}
@@ -72,6 +81,7 @@ class KnownInodes:
         self._floor = 0
         self._sent: dict[int, int] = {}  # versions of bytes that the kernel has been given
         self._ends: dict[int, tuple[bytes, int]] = {}  # the last name of a directory, and since when
+        self._aged: dict[int, StoredInode] = {}  # rows of directories that others have changed since
 
     @property
     def moment(self) -> int:
@@ -82,6 +92,11 @@ class KnownInodes:
         """A copy of a row."""
         known = self._known.get(node)
         return None if known is None else copy.copy(known.inode)
+
+    def directory(self, node: int) -> StoredInode | None:
+        """A copy of the row of a directory, which others may have changed since."""
+        row = self.get(node) or copy.copy(self._aged.get(node))
+        return row if row is not None and row.is_dir else None
 
     def data(self, node: int) -> tuple[StoredInode, bytes] | None:
         """A copy of the row of a small file, and all its bytes."""
@@ -129,17 +144,21 @@ class KnownInodes:
                 known = self._known.get(inode.node)
                 if data is None and known is not None and known.inode.version == inode.version:
                     return
-                self._set(_KnownInode(copy.copy(inode), 0), data)
+                self._set(_KnownRow(inode, 0), data)
 
-    def listed(self, moment: int, inodes: Iterable[StoredInode], *, all_rows: bool = False) -> None:
-        """Rows were read. Those that are known are no older from now on, for times don't go back.
+    def found_row(self, moment: int, row: Sequence[Any]) -> None:
+        """A row was read (`statements.COLUMNS`) that may be damaged."""
+        known = self._known.get(row[0])
+        is_new = known is None or known.inode.version != row[_VERSION]
+        if is_new and row[2] and is_in_range(row[:12]):
+            self.found(moment, StoredInode.of(row))
 
-        Args:
-            all_rows: keep the others, too.
-        """
-        for inode in inodes:
-            if all_rows or inode.node in self._known:
-                self.found(moment, inode)
+    def walked(self, moment: int, rows: Rows) -> None:
+        """A path was walked (`statements.walk`)."""
+        for above, row in itertools.pairwise(rows):
+            self.found_row(moment, above[2:])
+            self.looked(moment, row[0], above[2 + _VERSION], row[1], row[2])
+        self.found_row(moment, rows[-1][2:])
 
     def looked(self, moment: int, directory: int, version: int, name: bytes, node: int | None) -> None:
         """A name was looked up in a directory whose row has this version."""
@@ -204,7 +223,7 @@ class KnownInodes:
                     follows = True
                 self._note_change(inode.node)
                 if follows and inode.nlink:
-                    self._set(_KnownInode(copy.copy(inode), before.get(inode.node, 0)), None)
+                    self._set(_KnownRow(inode, before.get(inode.node, 0)), None)
             self._names.update(kept)
             self._trim_names()
 
@@ -235,9 +254,22 @@ class KnownInodes:
                 known.inode = copy.copy(known.inode)
                 known.inode.atime_ns = atime_ns
 
+    def heard(self, nodes: Iterable[int | None], directories: Iterable[int]) -> None:
+        """Other hosts have changed nodes, and names in directories. None stands for any node."""
+        self.age(*nodes, *directories)
+
+    def age(self, *nodes: int | None) -> None:
+        """Others have changed rows: of directories they are good for no more than `directory`. None stands for any."""
+        for node in nodes:
+            if node is not None and (row := self.directory(node)) is not None:
+                self._aged[node] = row
+        self.changed(*nodes)
+
     def changed(self, *nodes: int | None) -> None:
         """Rows have changed; None stands for any."""
         with self._lock:
+            if None in nodes or len(self._aged) > MAX_CHANGES:
+                self._aged.clear()
             if None in nodes:
                 self._moment += 1
                 self._floor = self._moment
@@ -264,7 +296,7 @@ class KnownInodes:
         if node in self._names:
             self._drop_names(node)
 
-    def _set(self, known: _KnownInode, data: bytes | None) -> None:
+    def _set(self, known: _KnownRow, data: bytes | None) -> None:
         node = known.inode.node
         self._drop(node)
         self._known[node] = known

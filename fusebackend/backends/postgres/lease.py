@@ -17,7 +17,7 @@ a session takes a lease, which is NFS's delegation for a whole volume: no other 
 - It is taken anew where it has lapsed, and where the outcome of a change is not known (`doubt`): the server may make it
   when this host has read on, and no host is told of its own. What is known by then is dropped.
 - A session that has lost its connection for so long that its row is removed as that of a dead one adds it again before
-  it changes anything (`Session.rejoin`).
+  it changes anything (`HostSession.rejoin`).
 
 Cost: a comparison of times for each question, and 2 µs for one after a pause. Off: `LEASE_S = 0`.
 """

@@ -289,20 +289,20 @@ def kept_bytes(volume: int) -> Statement:
 # -- freeing -------------------------------------------------------------------------------------------------------
 
 
-class Table(NamedTuple):
+class OldTable(NamedTuple):
     name: str
     key: tuple[str, ...]
 
 
 TABLES: Final = (  # names before what they lead to
-    Table("old_dentry", ("parent", "name")),
-    Table("old_inode", ("node",)),
-    Table("old_xattr", ("node", "name")),
-    Table("old_chunk", ("node", "idx")),
+    OldTable("old_dentry", ("parent", "name")),
+    OldTable("old_inode", ("node",)),
+    OldTable("old_xattr", ("node", "name")),
+    OldTable("old_chunk", ("node", "idx")),
 )
 
 
-def free(table: Table, volume: int, span: tuple[int, int], after: Sequence[object]) -> Statement:
+def free(table: OldTable, volume: int, span: tuple[int, int], after: Sequence[object]) -> Statement:
     """Free those of `PORTION_ROWS` rows that no snapshot needs. Returns how many were looked at, and the last one.
 
     Args:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import stat
 import threading
 from collections.abc import Callable, Sequence
 
 from fusebackend.backends.postgres import old_rows
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.backends.postgres.stored_tree import cut_out
 from fusebackend.backends.postgres.transaction import Transaction, gone
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
@@ -23,7 +21,7 @@ from fusebackend.base.recent import Recent
 from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.databases.pipeline import Rows, Statement
 from fusebackend.protocol import Features, Snapshot, StatFs
-from fusebackend.volumes.chunks import CHUNK_SHIFT, Chunk, ChunkCache
+from fusebackend.volumes.chunks import CHUNK_SHIFT, Chunk, ChunkCache, cut_out
 from fusebackend.volumes.damage import Damage, is_in_range
 from fusebackend.volumes.frozen import FrozenTree
 from fusebackend.volumes.storage import Inode
@@ -130,15 +128,10 @@ class PostgresSnapshot(FrozenTree):
 
     # -- bytes -------------------------------------------------------------------------------------------------
 
-    def read(self, node: int, offset: int, size: int) -> bytes:
-        inode = self._inode(node)
-        if stat.S_ISDIR(inode.mode):
-            raise oserror(errno.EISDIR)
+    def _get(self, inode: Inode, offset: int, size: int) -> bytes:
         end = min(offset + size, inode.size)
-        if offset >= end:
-            return b""
-        chunks = self._read_chunks(node, offset >> CHUNK_SHIFT, (end - 1) >> CHUNK_SHIFT)
-        return cut_out(inode.size, {index: bytes(chunk.data) for index, chunk in chunks.items()}, offset, size)
+        chunks = self._read_chunks(inode.node, offset >> CHUNK_SHIFT, (end - 1) >> CHUNK_SHIFT) if offset < end else {}
+        return cut_out(inode.size, lambda index: chunks[index].data if index in chunks else b"", offset, size)
 
     def _read_chunks(self, node: int, first: int, last: int) -> dict[int, Chunk]:
         """Chunks by their index, those that are missing with one query."""
@@ -198,7 +191,7 @@ UPDATE fusebackend.volume v SET deleted = deleted + 1, newest = coalesce((
 """
 
 
-class Snapshots:
+class PostgresSnapshots:
     """The list of a volume's snapshots. Any thread may call any method.
 
     Args:

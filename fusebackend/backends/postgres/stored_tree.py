@@ -1,4 +1,4 @@
-"""`StoredTree`: the storage of a PostgreSQL volume, as the rules of `TreeVolume` read and change it.
+"""`PostgresTree`: the storage of a PostgreSQL volume, as the rules of `TreeVolume` read and change it.
 
 It owns the transactions: which calls make one, when it is committed, and which callbacks follow. Within a thread's
 `_Scope` every call goes to its `Transaction`; outside of one each read is a single statement.
@@ -11,16 +11,15 @@ import errno
 import itertools
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.commit_log import KeptLog
 from fusebackend.backends.postgres.drafts import Draft, Drafts, Step
 from fusebackend.backends.postgres.guesses import Guesses
-from fusebackend.backends.postgres.host_session import Session
+from fusebackend.backends.postgres.host_session import HostSession
 from fusebackend.backends.postgres.known_inodes import KnownInodes
-from fusebackend.backends.postgres.lease import Lease
 from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.shared_quota import Growing, SharedQuota
 from fusebackend.backends.postgres.statements import Guess, StoredInode
@@ -33,7 +32,7 @@ from fusebackend.base.waiting import will_wait
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
 from fusebackend.protocol import NOTE, ROOT_NODE, STEP, Change, Changes, Link, LogRow, StepNote, WrongLinks
-from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
+from fusebackend.volumes.chunks import Chunk
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
 from fusebackend.volumes.quota import Limits, bytes_of_blocks
@@ -66,7 +65,7 @@ class _Scope(threading.local):
         self.written: list[tuple[int, int, int | None]] = []  # nodes, and their `contents` and `emptied` before
 
 
-class StoredTree(TreeVolume):
+class PostgresTree(TreeVolume):
     """See the module's docstring.
 
     Args:
@@ -78,9 +77,9 @@ class StoredTree(TreeVolume):
         self,
         connections: Connections,
         volume_id: int,
-        session: Session,
+        session: HostSession,
         uses: Uses,
-        lease: Lease,
+        volume_feed: feed.VolumeFeed,
         *,
         last_writer_wins: bool,
     ) -> None:
@@ -90,12 +89,12 @@ class StoredTree(TreeVolume):
         self._connections = connections
         self._session = session
         self._uses = uses
-        self._lease = lease
+        self._feed, self._lease = volume_feed, volume_feed.lease
         self._unsynced = Unsynced(volume_id, uses.is_open)
         self._drafts = Drafts(self._store)
         self._known = KnownInodes()
         self._accesses = Accesses()
-        self._guesses = Guesses()
+        self._guesses = Guesses(self._known)
         self._bare = BareNodes()
         self._last_writer_wins = last_writer_wins
         self._shared_quota: SharedQuota | None = None
@@ -130,36 +129,40 @@ class StoredTree(TreeVolume):
         if guess is not None:
             guess = guess._replace(links=self._scope.links)
 
-        def attempt(connection: Connection[Any]) -> T:
-            nonlocal guess
+        def once(connection: Connection[Any], guessed: Guess | None) -> T:
             if self._unsynced.is_due:
                 self._unsynced.sync(connection)
-            guessed, guess = guess, None
             if guessed is None:
                 self._compare_links(connection)
-            try:
-                with self._transaction(self._begun(connection, version)) as transaction:
-                    if guessed is not None and transaction.guess(guessed):
-                        return self._noted(transaction, _as_guessed(rule, *arguments))
-                    self._compare_links(connection)
-                    transaction.fetch(wanted)
-                    return self._noted(transaction, rule(*arguments))
-            except BaseException:
-                if guessed is not None:
-                    self._guessed_wrong(guessed)
-                raise
+            with self._transaction(self._begun(connection, version)) as transaction:
+                if guessed is not None and transaction.guess(guessed):
+                    return self._noted(transaction, _as_guessed(rule, *arguments))
+                self._compare_links(connection)
+                transaction.fetch(wanted)
+                return self._noted(transaction, rule(*arguments))
 
-        result = self._connections.run(attempt)
+        result = self._attempted(guess, once)
         self._scope.links = ()
         if self._log is not None:
             NOTE.set(None)  # it is of one change, and this was it
         return result
 
-    def _guessed_wrong(self, guess: Guess) -> None:
-        """The second attempt asks for what the first one took to be known, also where no host has told of a change."""
-        self._guesses.wrong(guess)
-        if guess.bare:
-            self._bare.changed(guess.bare)
+    def _attempted(self, guess: Guess | None, once: Callable[[Connection[Any], Guess | None], T]) -> T:
+        """Make a change, with its guess at first. If that is wrong, the next attempt asks for what the first one took
+        to be known, also where no host has told of a change."""
+
+        def attempt(connection: Connection[Any]) -> T:
+            nonlocal guess
+            guessed, guess = guess, None
+            try:
+                return once(connection, guessed)
+            except BaseException:
+                if guessed is not None:
+                    self._guesses.wrong(guessed)
+                    self._bare.changed(guessed.bare)
+                raise
+
+        return self._connections.run(attempt)
 
     def _noted(self, transaction: Transaction, result: T) -> T:
         """Have a change add to the log what its thread has noted. Its locks are held, or its guess will be compared: so
@@ -276,11 +279,10 @@ class StoredTree(TreeVolume):
                 xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
                 if told:
-                    self._session.announce(xid)
+                    self._feed.announce(xid)
             changed, names = transaction.inodes(), transaction.names()
             known = names if transaction.has_all_names else None
             self._known.committed(moment, changed, transaction.before, known)
-            self._guesses.note([inode.row for inode in changed], names)
             self._unsnapped_here = self._unsnapped_here or bool(transaction.before)
             self._unsynced.committed(
                 transaction.incarnation,
@@ -375,17 +377,6 @@ class StoredTree(TreeVolume):
         makes = len(walks) == 1 and not removes and not reads
         guess = self._guesses.of_path(walks[0].names) if makes else None
 
-        def attempt(connection: Connection[Any]) -> T:
-            nonlocal guess, renames
-            guessed, guess = guess, None
-            if guessed is not None:
-                try:
-                    return once(connection, guessed)
-                except BaseException:
-                    self._guessed_wrong(guessed)
-                    raise
-            return once(connection, None)
-
         def once(connection: Connection[Any], guessed: Guess | None) -> T:
             nonlocal renames
             changes: Changes = []
@@ -398,9 +389,10 @@ class StoredTree(TreeVolume):
                     if guessed is not None and begun.guess(guessed):
                         result = _as_guessed(work, changes)
                     else:
+                        moment = self._known.moment
                         begun.fetch(Wanted(walks=walks))
-                        if makes:
-                            self._guesses.note_way(begun.way)
+                        if makes and self._feed.live:
+                            self._known.walked(moment, begun.way)
                         result = work(changes)
                     note = self._step_noted(begun)
                 if note is not None:
@@ -410,7 +402,7 @@ class StoredTree(TreeVolume):
                 renames = renames or begun.wants_renames
 
         try:
-            result = self._connections.run(attempt)
+            result = self._attempted(guess, once)
         except BaseException:
             self._tell_all(scope.nested, reports=False)
             raise
@@ -492,9 +484,10 @@ class StoredTree(TreeVolume):
         sent = [statements.accessed(self.id, times), *questions]
         accessed, *answers = self._connections.run(lambda connection: send(connection, sent))
         for node, is_set in accessed:
-            self._guesses.accessed(node, times[node] if is_set else None)
             if is_set:
                 self._known.accessed(node, times[node])
+            else:
+                self._known.changed(node)
         self._accesses.stored(times)
         return answers
 
@@ -566,9 +559,6 @@ class StoredTree(TreeVolume):
 
     # -- storage -----------------------------------------------------------------------------------------------
 
-    def _stored(self, node: int) -> StoredInode:
-        return self._file.inode(node)
-
     def _inode(self, node: int) -> Inode:
         inode = self._file.inode(node)
         if inode.nlink == 0 and not inode.is_new and node not in self._uses:
@@ -591,7 +581,7 @@ class StoredTree(TreeVolume):
         self._file.changed(inode)
 
     def _reap(self, inode: Inode) -> None:
-        """`Session` frees a node without a name when no host uses it any more."""
+        """`HostSession` frees a node without a name when no host uses it any more."""
         if inode.nlink == 0:
             used = inode.node in self._uses
             self._here.set_nameless(inode.node, self._session.id if used else 0)
@@ -603,7 +593,7 @@ class StoredTree(TreeVolume):
         """A read within a change leaves no access time: that would be one more row, announced to every host."""
 
     def _drop(self, inode: Inode) -> None:
-        raise AssertionError("nodes are freed by `Session`")
+        raise AssertionError("nodes are freed by `HostSession`")
 
     def _child(self, parent: int, name: bytes) -> int | None:
         node = self._here.child(parent, name)
@@ -694,18 +684,3 @@ def _names_of(path: str) -> tuple[bytes, ...]:
         return tuple(names_of(path))
     except (PathError, OSError):
         return ()
-
-
-def cut_out(file_bytes: int, chunks: Mapping[int, bytes], offset: int, size: int) -> bytes:
-    """Part of a file, from the chunks that are there."""
-    end = min(offset + size, file_bytes)
-    pieces: list[bytes] = []
-    while offset < end:
-        index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
-        length = min(end - offset, CHUNK_BYTES - start)
-        piece = chunks.get(index, b"")[start : start + length]
-        pieces.append(piece)
-        if len(piece) < length:
-            pieces.append(bytes(length - len(piece)))
-        offset += length
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

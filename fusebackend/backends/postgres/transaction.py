@@ -1,7 +1,7 @@
 """`Transaction`: one change of a volume, from the rows it decides on to the commit.
 
 It begins with one round trip, which locks and fetches the rows that the rules need (`Wanted`), and ends with another,
-which writes the changed rows, notifies other hosts and commits. In between it answers `TreeStorage`: inodes, names,
+which writes the changed rows, notifies other hosts and commits. In between it answers `TreeVolume`: inodes, names,
 chunks and extended attributes, from memory first, and then from the tables.
 
 Locks. A change takes `CHANGE_LOCK` shared, and locks the rows of the inodes it decides on: that of a directory stands
@@ -196,7 +196,7 @@ class Transaction:
         # What the tables have of it, for the newest snapshot:
         self._replaced: set[tuple[int, bytes]] = set()  # names that led somewhere else
         self._made: dict[tuple[int, int], int] = {}  # `made` of chunks
-        self._changes: list[Change] = []
+        self.changes: list[Change] = []  # other hosts are told of them with the commit
         self._walked: set[int] = set()  # nodes of paths whose rows have been locked
         self._target: int | None = None  # the end of the path that was walked last
 
@@ -223,10 +223,6 @@ class Transaction:
     def has_all_names(self) -> bool:
         """Whether `names` are all that it has changed."""
         return not self._is_flushed
-
-    def announce(self, change: Change) -> None:
-        """Have other hosts told of it with the commit."""
-        self._changes.append(change)
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
@@ -264,7 +260,7 @@ class Transaction:
         if wanted.empty and not self._set_names and (entries or self._is_directory(wanted.entries[-1])):
             batch.append((statements.is_empty(volume, wanted.entries[-1]), self._take_empty))
         if entries or not wanted.rename or self._moves_directory(wanted.entries):
-            batch += [(statements.line(volume, node), self._take_line) for node in wanted.line]
+            batch += [(statements.line(volume, node), self._parents.update) for node in wanted.line]
         batch += [(statement, self._take_chunks) for statement in self._chunks_for(wanted)]
         if wanted.cut is not None:
             node, first = wanted.cut[0], _first_cut(wanted.cut[1])
@@ -485,9 +481,6 @@ class Transaction:
     def _take_empty(self, rows: Rows) -> None:
         self._empty.update(node for (node,) in rows)
 
-    def _take_line(self, rows: Rows) -> None:
-        self._parents.update(rows)
-
     def _take_chunks(self, rows: Rows) -> None:
         """A chunk without bytes is about to be replaced as a whole: zeros stand in for it."""
         for node, index, size, data, made in rows:
@@ -703,7 +696,7 @@ class Transaction:
         first, writes = self._writing()
         batch: list[tuple[Statement, Callable[[Rows], None] | None]] = [(each, None) for each in first]
         answers: Rows = []
-        batch += [(each, answers.extend) for each in statements.as_one(writes, notify(self._changes))]
+        batch += [(each, answers.extend) for each in statements.as_one(writes, notify(self.changes))]
         if self._guess:
             require_quiet(self.connection)
             batch = [*self._guess, *((statements.if_guessed(statement), take) for statement, take in batch)]
@@ -751,8 +744,8 @@ class Transaction:
         """The statements that write all changes: those that come first, and then those of rows that differ."""
         volume = self._volume
         # Nobody knows a new node yet but by its name.
-        self._changes += [Change(node) for node, inode in self._changed.items() if not inode.is_new]
-        self._changes += [Change(node, parent, name) for (parent, name), node in self._set_names.items()]
+        self.changes += [Change(node) for node, inode in self._changed.items() if not inode.is_new]
+        self.changes += [Change(node, parent, name) for (parent, name), node in self._set_names.items()]
         batch = self._keeping() if self._newest else []
         writes: list[Statement] = []
         dated = None if self._dated is None else self._changed.get(self._dated.node)

@@ -33,11 +33,11 @@ from typing import Any, Literal, TypeVar
 from fusebackend.backends.postgres import old_rows, schema, statements
 from fusebackend.backends.postgres.commit_log import KeptLog
 from fusebackend.backends.postgres.feed import VolumeFeed
-from fusebackend.backends.postgres.host_session import Session, configure, require_own_process
+from fusebackend.backends.postgres.host_session import HostSession, configure, require_own_process
 from fusebackend.backends.postgres.known_inodes import UNKNOWN
-from fusebackend.backends.postgres.snapshots import Snapshots
+from fusebackend.backends.postgres.snapshots import PostgresSnapshots
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.backends.postgres.stored_tree import StoredTree, cut_out, missing
+from fusebackend.backends.postgres.stored_tree import PostgresTree, missing
 from fusebackend.backends.postgres.transaction import Wanted, gone
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.errors import oserror
@@ -61,7 +61,7 @@ from fusebackend.protocol import (
     WrongLinks,
 )
 from fusebackend.volumes import posix as tree
-from fusebackend.volumes.chunks import CHUNK_SHIFT
+from fusebackend.volumes.chunks import CHUNK_SHIFT, cut_out
 from fusebackend.volumes.damage import is_in_range
 from fusebackend.volumes.quota import Limits
 from fusebackend.volumes.storage import Inode
@@ -90,7 +90,7 @@ FREE_BLOCKS = 1 << 38
 """Of 4 KiB: a server does not tell how much room it has, so `df` shows 1 PiB."""
 
 
-class PostgresVolume(StoredTree, SnapshotVolume):
+class PostgresVolume(PostgresTree, SnapshotVolume):
     """See the module's docstring.
 
     Args:
@@ -130,12 +130,12 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             pool.run(schema.make_tables)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
             self._feed = VolumeFeed(number)
-            session = Session(conninfo, number, uses, self._feed, pool)
+            session = HostSession(conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
             last_writer_wins = conflict == "last-writer"
-            super().__init__(pool, number, session, uses, self._feed.lease, last_writer_wins=last_writer_wins)
+            super().__init__(pool, number, session, uses, self._feed, last_writer_wins=last_writer_wins)
             session.each_period = self._each_period
-            self._snapshots = Snapshots(number, self._connections.query, self._ask_briefly)
+            self._snapshots = PostgresSnapshots(number, self._connections.query, self._ask_briefly)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
             if limits is not None:
@@ -221,7 +221,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             return self._look(Wanted(entries=((parent, name),)), super().lookup, parent, name)
         way = self._scope.way
         if way and (parent, name) in way:
-            inode = self._inode_of(way[parent, name])
+            inode = self._accesses.shown(self._inode_of(way[parent, name]))
             self._damage.require_entry(parent, name, inode)
             return inode
         if self._is_leased:
@@ -231,7 +231,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         pending, moment = self._drafts.pending(), self._known.moment
         question = statements.found(self.id, parent, name)
         wrong: Sequence[Link] = ()
-        if self._scope.links_above and not self._guesses.is_there((parent, name)):
+        if self._scope.links_above and not self._known.child(parent, name):
             rows, wrong = self._query_with(self._scope.links_above, question)
             self._scope.links_above = ()
         else:
@@ -245,11 +245,10 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         self._require_directory(directory[1:3], parent)
         if self._feed.live and self._scope.view is None:
             self._known.looked(moment, parent, directory[VERSION], name, found[0])
+            self._known.found_row(moment, directory)
         if found[0] is None:
-            self._guesses.note([directory], {(parent, name): None})
             raise oserror(errno.ENOENT, name)
         inode = self._note_inode(moment, found)
-        self._guesses.note([directory, found], {(parent, name): inode.node})
         self._damage.require_entry(parent, name, inode)
         return inode
 
@@ -262,13 +261,10 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         """The inode under a name, None if that is not known. ENOENT if it is known that there is none."""
         node = self._known.child(parent, name)
         if node is None:
-            self._guesses.note([], {(parent, name): None})
             raise oserror(errno.ENOENT, name)
         known = self._known.get(node) if node != UNKNOWN else None
         if known is None:
             return None
-        if (parent, name) not in self._guesses:
-            self._guesses.note([known.row], {(parent, name): node})
         self._damage.require_entry(parent, name, known)
         return self._drafts.attr(node) or self._accesses.shown(known)
 
@@ -294,16 +290,14 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if is_told and 0 < len(named) < limit:
             self._known.ended(moment, node, named[-1][0])
         sound = [(name, row) for name, row in named if self._is_entry(node, name, row)]
-        self._guesses.note((row for _, row in sound), {(node, name): row[0] for name, row in sound})
-        listed = [(name, self._accesses.shown(StoredInode.of(row))) for name, row in sound]
+        listed = [(name, StoredInode.of(row)) for name, row in sound]
         self._bare.listed(inode.node for _, inode in listed)
         if is_told:
-            is_leased = self._lease.held
-            self._known.listed(moment, (inode for _, inode in listed), all_rows=is_leased)
-            if is_leased:
-                names = {name: row[0] for name, row in named}
-                self._known.listed_names(moment, node, rows[0][5], after, names, is_end=len(named) < limit)
-        shown = self._damage.shown(node, listed)
+            for _, inode in listed:
+                self._known.found(moment, inode)
+            names = {name: row[0] for name, row in named}
+            self._known.listed_names(moment, node, rows[0][5], after, names, is_end=len(named) < limit)
+        shown = self._damage.shown(node, [(name, self._accesses.shown(inode)) for name, inode in listed])
         if named and not shown:  # none of them can be shown: go on after them
             return self.readdir(node, named[-1][0], limit)
         return shown
@@ -318,7 +312,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def _inode_of(self, row: Sequence[Any]) -> StoredInode:
         if not is_in_range(row[:12]):
             raise self._damage.of_inode(row)
-        return self._accesses.shown(StoredInode.of(row))
+        return StoredInode.of(row)
 
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         if not links:
@@ -422,7 +416,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
             self._require_used(inode.node)
         elif self._feed.live and self._scope.view is None:
             self._known.found(moment, inode, data)
-        return inode
+        return self._accesses.shown(inode)
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         if changes.size is None:
@@ -497,7 +491,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
 
     def open(self, node: int, flags: int) -> Attr:
         if self._scope.transaction is not None:
-            inode = self._change(Wanted(nodes=(node,)), self._stored, node)
+            inode = self._change(Wanted(nodes=(node,)), lambda: self._file.inode(node))
         else:
             self._drafts.settle(node)
             is_read = flags & os.O_ACCMODE == os.O_RDONLY
@@ -569,7 +563,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         if stat.S_ISDIR(inode.mode):
             raise oserror(errno.EISDIR)
         self._note_access(inode)
-        return cut_out(inode.size, chunks, offset, size)
+        return cut_out(inode.size, lambda index: chunks.get(index, b""), offset, size)
 
     def _note_access(self, attr: Attr) -> None:
         if tree.is_access_noted(attr) and self._scope.view is None:
@@ -580,7 +574,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         rows = self._query(statements.contents(self.id, node, first, last))
         if not rows:
             raise gone()
-        inode = self._inode_of(rows[0])
+        inode = self._accesses.shown(self._inode_of(rows[0]))
         if inode.nlink == 0:
             self._require_used(node)
         return inode, {row[-2]: row[-1] for row in rows if row[-2] is not None}
@@ -625,7 +619,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         try:
             with self._alone(durable=False) as transaction:
                 taken = self._snapshots.take(transaction, name)
-                transaction.announce(SNAPSHOTS)
+                transaction.changes.append(SNAPSHOTS)
         except BaseException:
             self._unsnapped_here = True
             raise
@@ -634,7 +628,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def delete_snapshot(self, name: str) -> None:
         with self._alone(durable=False) as transaction:
             number = self._snapshots.delete(transaction, name)
-            transaction.announce(SNAPSHOTS)
+            transaction.changes.append(SNAPSHOTS)
         self._snapshots.deleted(number)
         self._session.prune()
 
@@ -645,7 +639,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         with self._alone(durable=True) as transaction:
             for statement in old_rows.forget(self.id, list(nodes), self._scope.newest):
                 transaction.ask(statement)
-            transaction.announce(SNAPSHOTS)
+            transaction.changes.append(SNAPSHOTS)
         self._snapshots.forget_cached()
         if self._log is not None:
             self._connections.run(self._log.sweep)
@@ -721,9 +715,7 @@ class PostgresVolume(StoredTree, SnapshotVolume):
         self._bare.changed(*nodes)
         for node in nodes:
             self._drafts.doubt(node)
-        self._known.changed(*nodes, *parents)
-        names = [(each.parent, each.name) for each in changes if each.parent is not None and each.name is not None]
-        self._guesses.changed(nodes, names)
+        self._known.heard(nodes, parents)
         for node in self._uses.opened() if None in nodes else nodes:
             if node is not None and self._uses.is_open(node):
                 self._session.look_after(node)
@@ -732,7 +724,6 @@ class PostgresVolume(StoredTree, SnapshotVolume):
     def _feed_became(self, live: bool) -> None:
         self.features = replace(self.features, change_feed=live)
         self._known.changed(None)
-        self._guesses.changed((None,))
         self.expire()
         if live and self._unsynced.is_pending:
             try:  # before other hosts change what the server has recovered

@@ -27,9 +27,9 @@ from typing import ClassVar, TypeVar
 from fusebackend.backends.sqlite import old_rows, redo, schema
 from fusebackend.backends.sqlite.flusher import Flusher, Worker
 from fusebackend.backends.sqlite.index import Indexer, IndexWalk
-from fusebackend.backends.sqlite.old_rows import Pruner
-from fusebackend.backends.sqlite.snapshots import Snapshots
-from fusebackend.backends.sqlite.stored_tree import StoredTree, sqlite_errors
+from fusebackend.backends.sqlite.old_rows import SqlitePruner
+from fusebackend.backends.sqlite.snapshots import SqliteSnapshots
+from fusebackend.backends.sqlite.stored_tree import SqliteTree, sqlite_errors
 from fusebackend.backends.sqlite.sync_log import RECORD_BYTES, SyncLog
 from fusebackend.backends.sqlite.unlogged import Delta
 from fusebackend.base.at_path import AtPath
@@ -76,7 +76,7 @@ SYNCS_BEFORE_LOG = 2
 """The first syncs flush. Then the log is made, which takes some milliseconds."""
 
 
-class SqliteVolume(StoredTree, SnapshotVolume):
+class SqliteVolume(SqliteTree, SnapshotVolume):
     """The kernel face of `SqliteBackend`."""
 
     features = Features(acls=True)
@@ -108,7 +108,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
             try:
                 super().__init__(db, name)
                 self.directory_moves = 0
-                self._snapshots = Snapshots(db, name)
+                self._snapshots = SqliteSnapshots(db, name)
                 self._log = self._redo()
                 self._flusher = Flusher(name, self.lock, self._flush_behind, self._wal_bytes, self._workers())
                 self._free_orphans()
@@ -124,7 +124,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
     def _workers(self) -> Sequence[Worker]:
         """Work in the background, on the flusher's connection."""
         self._indexer = Indexer(self.path)
-        return Pruner(), self._indexer
+        return SqlitePruner(), self._indexer
 
     # -- writing back ------------------------------------------------------------------------------------------
 
@@ -424,7 +424,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         return []
 
     def _prune_all(self) -> None:
-        pruner = Pruner()
+        pruner = SqlitePruner()
         while pruner.work(self._db) is not None:
             pass
 

@@ -28,7 +28,7 @@ from functools import partial
 from typing import NamedTuple, cast
 
 from fusebackend.backends.sqlite.schema import INDEXED_BYTES, connect_again
-from fusebackend.backends.sqlite.stored_tree import StoredTree
+from fusebackend.backends.sqlite.stored_tree import SqliteTree
 from fusebackend.base import budget, paths
 from fusebackend.base.errors import VANISHED
 from fusebackend.databases.sqlite import transaction
@@ -265,7 +265,7 @@ class IndexWalk:
     def __init__(
         self,
         pattern: str,
-        volume: StoredTree,
+        volume: SqliteTree,
         directory: int,
         *,
         below: Sequence[str] = (),

@@ -43,7 +43,7 @@ _KEEP_PLACES: Final = f"""
     WHERE node = ?2 AND idx >= ?3 AND chunk < ?4"""
 
 
-class Newest(NamedTuple):
+class NewestRows(NamedTuple):
     """Which rows may be in a snapshot: none while there is no snapshot."""
 
     until: int = 0
@@ -53,7 +53,7 @@ class Newest(NamedTuple):
     """Nodes and chunks that the newest one of those that exist can have: those with lower numbers."""
 
     @classmethod
-    def of(cls, db: sqlite3.Connection) -> Newest:
+    def of(cls, db: sqlite3.Connection) -> NewestRows:
         """As the file has it."""
         # What is no number is damage: then anything may be in it.
         row = db.execute(f"""
@@ -67,7 +67,7 @@ class Newest(NamedTuple):
 
 def keep(
     db: sqlite3.Connection,
-    newest: Newest,
+    newest: NewestRows,
     nodes: Collection[int],
     names: Mapping[int, Iterable[bytes]],
     places: Iterable[tuple[int, int]],
@@ -90,7 +90,7 @@ def keep(
     db.executemany(_KEEP_NAME, [(until, above, name) for above in names if above < own_node for name in names[above]])
 
 
-def forget(db: sqlite3.Connection, newest: Newest, nodes: Iterable[int], new_row: Callable[[], int]) -> None:
+def forget(db: sqlite3.Connection, newest: NewestRows, nodes: Iterable[int], new_row: Callable[[], int]) -> None:
     """Take nodes out of all snapshots, inside the caller's transaction: no name there leads to them, and they have no
     bytes and no extended attributes. What a node shares with a snapshot gets rows of its own.
 
@@ -225,7 +225,7 @@ _TABLES: Final = (  # names before what they lead to
 )
 
 
-class Pruner:
+class SqlitePruner:
     """Frees the old rows that no snapshot needs any more. Used by one thread.
 
     `pruning` has the numbers of deleted snapshots whose rows are still to be looked at, so that it goes on after a

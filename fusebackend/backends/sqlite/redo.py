@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable
 
 from fusebackend.backends.sqlite import sync_log
-from fusebackend.backends.sqlite.old_rows import Newest
+from fusebackend.backends.sqlite.old_rows import NewestRows
 from fusebackend.backends.sqlite.stored_tree import DirtyBuffer, inode_of, stored_chunk
 from fusebackend.backends.sqlite.unlogged import Changes, decode
 from fusebackend.base.errors import oserror
@@ -37,7 +37,7 @@ def store(db: sqlite3.Connection, salt: int, number: int) -> None:
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(LOG_SALT, salt), (LOG_NUMBER, number)])
 
 
-def redo(db: sqlite3.Connection, path: str, damage: Damage, new_row: Callable[[], int], newest: Newest) -> int:
+def redo(db: sqlite3.Connection, path: str, damage: Damage, new_row: Callable[[], int], newest: NewestRows) -> int:
     """Apply the records that the tables lack. Returns the highest `next_node` of them, 0 where there was none.
 
     Args:

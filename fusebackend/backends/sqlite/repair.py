@@ -42,7 +42,7 @@ from fusebackend.backends.sqlite.check import (
     describe,
     drift,
 )
-from fusebackend.backends.sqlite.old_rows import Newest, Pruner
+from fusebackend.backends.sqlite.old_rows import NewestRows, SqlitePruner
 from fusebackend.backends.sqlite.stored_tree import MAX_ROW
 from fusebackend.backends.sqlite.sync_log import log_path, pending
 from fusebackend.databases.sqlite import open_file, transaction, translate_errors
@@ -124,7 +124,7 @@ def compact(path: str | os.PathLike[str]) -> tuple[int, int]:
             with translate_errors(f"'{name}' can't be made smaller"):
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 before = os.stat(name).st_size
-                pruner = Pruner()
+                pruner = SqlitePruner()
                 while pruner.work(connection) is not None:
                     pass
         finally:
@@ -148,7 +148,7 @@ def _redo(db: sqlite3.Connection, name: str) -> list[str]:
                 raise _DamagedPages(pages)
         last = int(db.execute("SELECT max(id) FROM chunk").fetchone()[0] or 0)
         last = max(last, int(db.execute("SELECT max(next_chunk) FROM snapshot").fetchone()[0] or 0))
-        redo.redo(db, name, Damage(f"the volume file {name}"), count(last + 1).__next__, Newest.of(db))
+        redo.redo(db, name, Damage(f"the volume file {name}"), count(last + 1).__next__, NewestRows.of(db))
         return []
     except (OSError, sqlite3.Error, TypeError, ValueError) as error:
         aside = f"{log_path(name)}.unapplied"

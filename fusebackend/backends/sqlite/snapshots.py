@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusebackend.backends.sqlite import old_rows, schema
-from fusebackend.backends.sqlite.old_rows import Newest
+from fusebackend.backends.sqlite.old_rows import NewestRows
 from fusebackend.backends.sqlite.stored_tree import chunk_of, inode_of, sqlite_errors, xattrs_of
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
@@ -148,7 +148,7 @@ class SqliteSnapshot(FrozenTree):
         return StatFs(schema.PAGE_BYTES, 0, 0, 0, 0)
 
 
-class Snapshots:
+class SqliteSnapshots:
     """The list of a volume's snapshots. Called with the volume's lock held.
 
     Args:
@@ -162,7 +162,7 @@ class Snapshots:
         self._views: dict[str, SqliteSnapshot] = {}
         with sqlite_errors():
             rows = db.execute("SELECT name, number, time_ns FROM snapshot ORDER BY number").fetchall()
-            self.newest = Newest.of(db)
+            self.newest = NewestRows.of(db)
         sound = [row for row in rows if tuple(map(type, row)) == (bytes, int, int)]
         if len(sound) < len(rows):
             Damage(f"the volume file {path}").tell("the table snapshot has a row that is no snapshot; it is not shown")
@@ -200,18 +200,18 @@ class Snapshots:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (number,))
         self._all[name] = snapshot
         self.listed += (snapshot,)
-        self.newest = Newest(number, next_node, next_chunk)
+        self.newest = NewestRows(number, next_node, next_chunk)
         return snapshot
 
     def delete(self, name: str) -> None:
-        """Forget a snapshot. Its rows are freed by a `Pruner`."""
+        """Forget a snapshot. Its rows are freed by a `SqlitePruner`."""
         number = self._find(name).number
         with transaction(self._db):
             following = "SELECT min(number) - 1 FROM snapshot WHERE number > ?1"
             last = f"coalesce(({following}), (SELECT value FROM meta WHERE key = 'snapshot'), ?1)"
             self._db.execute(f"INSERT OR REPLACE INTO pruning VALUES (?1, {last})", (number,))
             self._db.execute("DELETE FROM snapshot WHERE number = ?", (number,))
-            newest = Newest.of(self._db)
+            newest = NewestRows.of(self._db)
         del self._all[name]
         self.listed = tuple(self._all.values())
         self.newest = newest

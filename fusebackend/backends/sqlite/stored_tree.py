@@ -1,7 +1,7 @@
-"""`StoredTree`: the storage of an SQLite volume: the dirty buffer first, then caches, then the file.
+"""`SqliteTree`: the storage of an SQLite volume: the dirty buffer first, then caches, then the file.
 
-It implements `TreeStorage` and never writes to the file; `backend.py` decides when the `DirtyBuffer` is flushed, and
-calls `_flushed` afterwards. Every method is called with the volume's lock held.
+It implements the storage of `TreeVolume` and never writes to the file; `backend.py` decides when the `DirtyBuffer` is
+flushed, and calls `_flushed` afterwards. Every method is called with the volume's lock held.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from fusebackend.backends.sqlite.old_rows import INODE_COLUMNS, Newest, keep
+from fusebackend.backends.sqlite.old_rows import INODE_COLUMNS, NewestRows, keep
 from fusebackend.backends.sqlite.schema import LAST_NODE
 from fusebackend.backends.sqlite.unlogged import Delta, Patch, row_of
 from fusebackend.base import heap
@@ -78,7 +78,7 @@ class DirtyBuffer(Delta):
             return True
         return any(inode.ctime_ns >= since_ns for inode in self.inodes.values())
 
-    def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: Newest) -> None:
+    def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: NewestRows) -> None:
         """Write everything, inside the caller's transaction, and keep what a snapshot has. Deletions come first.
 
         Args:
@@ -182,7 +182,7 @@ class DirtyBuffer(Delta):
                     blob.write(piece)
 
 
-class StoredTree(TreeVolume):
+class SqliteTree(TreeVolume):
     """See the module's docstring. Raises `OSError` when the file can't be read.
 
     Args:
@@ -429,7 +429,7 @@ class StoredTree(TreeVolume):
         return (cut is not None and index >= cut) or node in self._unstored
 
     def _put(self, inode: Inode, offset: int, data: bytes) -> None:
-        """As in `TreeStorage`. A few bytes in place of others need not read the chunk they are in."""
+        """As in `TreeVolume`. A few bytes in place of others need not read the chunk they are in."""
         is_small = self.keeps_patches and 0 < len(data) <= PATCH_BYTES and offset + len(data) <= inode.size
         if not (is_small and self._put_patch(inode.node, offset, data)):
             super()._put(inode, offset, data)

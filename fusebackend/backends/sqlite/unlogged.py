@@ -1,6 +1,6 @@
 """`Delta`: changes of a volume's rows that wait in memory; and how a record of the sync log holds them.
 
-One is the dirty buffer: all changes since the last flush. Another one is `StoredTree._unlogged`: those since the last
+One is the dirty buffer: all changes since the last flush. Another one is `SqliteTree._unlogged`: those since the last
 record or flush, which are in the dirty buffer as well. Both are noted with the volume's lock held.
 """
 

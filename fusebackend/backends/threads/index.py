@@ -19,7 +19,7 @@ from fusebackend.backends.threads.database.activity import standing
 from fusebackend.backends.threads.database.rows import Damaged, Saved, checkpoint_name
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, plain
-from fusebackend.backends.threads.lineage import Lineage, Moment
+from fusebackend.backends.threads.lineage import Lineage, WholeCheckpoint
 from fusebackend.backends.threads.message_index import (
     MAX_NOTE_CHARS,
     MessageIndex,
@@ -147,7 +147,7 @@ class LineIndex:
         finally:
             self._files.clear()
 
-    def _add(self, moment: Moment) -> None:
+    def _add(self, moment: WholeCheckpoint) -> None:
         said = self.talk.said[len(self.steps)]
         saved = moment.saved if isinstance(moment.saved, Saved) else None
         error = [str(moment.saved)] if saved is None else []
@@ -301,7 +301,7 @@ def _node(saved: Saved | None, parent: Step | None, source: str | None) -> str:
     return "+".join(dict.fromkeys(str(node).strip("_") or "_" for node in nodes)) or source
 
 
-def _following(moment: Moment, saved: Saved | None) -> tuple[list[str], list[str]]:
+def _following(moment: WholeCheckpoint, saved: Saved | None) -> tuple[list[str], list[str]]:
     """The next nodes, and the interrupts that wait, a line each."""
     if saved is None:
         return [], []

@@ -16,19 +16,19 @@ from fusebackend.backends.threads.database.activity import Standing, standing
 from fusebackend.backends.threads.database.rows import (
     NOTHING,
     NULL_TASK,
+    CheckpointMark,
     Damaged,
     Database,
     Link,
-    Mark,
     Place,
     Saved,
     Write,
 )
 from fusebackend.backends.threads.database.values import (
     Channel,
-    Files,
+    FilesChannel,
     Message,
-    Messages,
+    MessagesChannel,
     loads,
     overwriting,
     replay,
@@ -41,10 +41,10 @@ REMEMBERED: Final = 128
 """Checkpoints whose files are cached, from which those of their children follow."""
 
 
-class Newest:
+class NewestCheckpoint:
     """The newest checkpoint of a line, all writes to it, and the state of its thread's run."""
 
-    def __init__(self, saved: Saved, mark: Mark, writes: list[Write]) -> None:
+    def __init__(self, saved: Saved, mark: CheckpointMark, writes: list[Write]) -> None:
         self.saved = saved
         self.mark = mark
         self.writes = writes
@@ -54,7 +54,7 @@ class Newest:
         self.overwritten = False
         """An `Overwrite` is among the pending writes of files, so that the others don't count."""
 
-    def grow(self, mark: Mark, more: list[Write], files: ChannelHistory) -> bool:
+    def grow(self, mark: CheckpointMark, more: list[Write], files: ChannelHistory) -> bool:
         """Add newer writes. False where these are more than pending writes after the known ones."""
         if mark.row != self.mark.row or mark.writes != len(self.writes) + len(more):
             return False
@@ -84,7 +84,8 @@ class ChannelHistory:
 
     def __init__(self, database: Database, place: Place, channel: Channel) -> None:
         self.channel = channel
-        self._missing: dict[str, str] = {}  # deleted checkpoints, by the ids of those that follow from them
+        self.missing: dict[str, str] = {}
+        """Deleted checkpoints, by the ids of those whose values were read and follow from them."""
         self._database = database
         self._place = place
         self._links: dict[str, Link] = {}
@@ -95,7 +96,7 @@ class ChannelHistory:
 
     def forget(self) -> None:
         """Drop everything."""
-        self._missing.clear()
+        self.missing.clear()
         self.let_go()
 
     def let_go(self) -> None:
@@ -144,23 +145,19 @@ class ChannelHistory:
                 is left for all of it.
         """
         value = self.before(checkpoint)
-        if (missing := self._missing.get(checkpoint)) is not None:
+        if (missing := self.missing.get(checkpoint)) is not None:
             raise Damaged(f"'{self.channel.name}' follows from checkpoint {missing}, which is gone")
         own = self._writes.get(checkpoint)
         if own is None:
             own = self._written([checkpoint]).get(checkpoint)
         return update(self.channel, value, self.values(own, {NULL_TASK})) if own else value
 
-    def now(self, newest: Newest) -> Mapping[str, Any]:
+    def now(self, newest: NewestCheckpoint) -> Mapping[str, Any]:
         """The value of `get_state` without a checkpoint: with the writes of finished tasks. The agent goes on from what
         is left, so that counts also after a deletion."""
         base = self.before(newest.saved.id)
         pending, done = (self.values(newest.writes, tasks) for tasks in ({NULL_TASK}, newest.standing.finished))
         return update(self.channel, update(self.channel, base, pending), done)
-
-    def missing(self, checkpoint: str) -> str | None:
-        """A deleted checkpoint from which a checkpoint's value follows, once that value was read."""
-        return self._missing.get(checkpoint)
 
     def values(self, writes: Iterable[Write], tasks: Container[str] | None = None) -> list[Any]:
         """The values of those writes that are to this channel (and of these tasks)."""
@@ -194,10 +191,10 @@ class ChannelHistory:
                     written.append(link.id)
                 if link.parent is not None and link.parent in known:
                     start, value = link.parent, known[link.parent]
-                    missing = self._missing.get(start)
+                    missing = self.missing.get(start)
                     break
         if missing is not None:
-            self._missing.update(dict.fromkeys(written, missing))
+            self.missing.update(dict.fromkeys(written, missing))
         chain.reverse()
         steps = ([start] if start is not None else []) + chain[:-1]
         writes = self._written(steps)
@@ -212,7 +209,7 @@ class ChannelHistory:
         """The value at a checkpoint, where its row and what its parent has left are at hand, as in reading in order."""
         if link.stored is not NOTHING:
             return self.channel.whole(link.stored)
-        if not link.versioned or link.parent is None or link.parent in self._missing:
+        if not link.versioned or link.parent is None or link.parent in self.missing:
             return None
         value, writes = self._before.get(link.parent), self._writes.get(link.parent)
         if value is None or writes is None:
@@ -240,7 +237,7 @@ class ChannelHistory:
         return found
 
 
-class Moment(NamedTuple):
+class WholeCheckpoint(NamedTuple):
     """All of one checkpoint, and all writes to it. `saved` is the error where it can't be read."""
 
     id: str
@@ -254,10 +251,10 @@ class Lineage:
     def __init__(self, database: Database, place: Place, records: Records) -> None:
         self.place = place
         self._database = database
-        self._files = ChannelHistory(database, place, Files(records.of, self._tell))
-        self._messages = ChannelHistory(database, place, Messages())
-        self._marks: dict[str, Mark] = {}
-        self._newest: Newest | None = None
+        self._files = ChannelHistory(database, place, FilesChannel(records.of, self._tell))
+        self._messages = ChannelHistory(database, place, MessagesChannel())
+        self._marks: dict[str, CheckpointMark] = {}
+        self._newest: NewestCheckpoint | None = None
         self._order: tuple[list[str], dict[str, int]] | None = None  # the ids, and the place of each
 
     def _tell(self, what: str) -> None:
@@ -265,7 +262,7 @@ class Lineage:
 
     # -- checkpoints -------------------------------------------------------------------------------------------
 
-    def marks(self) -> Mapping[str, Mark]:
+    def marks(self) -> Mapping[str, CheckpointMark]:
         """The checkpoints by id. Recorded before anything is read, so that later changes show."""
         if not self._marks:
             self._marks = self._database.marks(self.place)
@@ -273,7 +270,7 @@ class Lineage:
 
     def missing(self, checkpoint: str) -> str | None:
         """A deleted checkpoint from which the files of this one follow, once these were read."""
-        return self._files.missing(checkpoint)
+        return self._files.missing.get(checkpoint)
 
     def forget(self) -> None:
         """Drop everything."""
@@ -291,7 +288,7 @@ class Lineage:
     def let_go_messages(self) -> None:
         """Drop the conversations."""
         self._messages.let_go()
-        assert isinstance(self._messages.channel, Messages)
+        assert isinstance(self._messages.channel, MessagesChannel)
         self._messages.channel.forget()
 
     def verify(self) -> frozenset[str] | None:
@@ -315,7 +312,7 @@ class Lineage:
             self._messages.changed(changed)
         return frozenset(changed)
 
-    def _grown(self, now: Mapping[str, Mark]) -> bool:
+    def _grown(self, now: Mapping[str, CheckpointMark]) -> bool:
         """Whether the newest checkpoint is the same but for some more writes, which are added."""
         newest = self._newest
         if newest is None or newest.saved.id != max(now, default=None):
@@ -334,16 +331,16 @@ class Lineage:
         newest = max(marks, default=None)
         return newest if newest is not None and not marks[newest].writes else None
 
-    def newest(self) -> Newest | None:
+    def newest(self) -> NewestCheckpoint | None:
         if self._newest is None:
             marks = self.marks()
             checkpoint = self._database.newest(self.place)
             if checkpoint is not None:
                 saved, writes = self.moment(checkpoint)
-                self._newest = Newest(saved, marks.get(checkpoint, Mark(None)), writes)
+                self._newest = NewestCheckpoint(saved, marks.get(checkpoint, CheckpointMark(None)), writes)
         return self._newest
 
-    def moments(self, checkpoints: Sequence[str]) -> Iterator[Moment]:
+    def moments(self, checkpoints: Sequence[str]) -> Iterator[WholeCheckpoint]:
         """All of these checkpoints, in this order. `files_at` and `messages_at` of one read nothing more, before the
         next is taken."""
         try:
@@ -366,16 +363,16 @@ class Lineage:
         finally:
             self.let_go_messages()
 
-    def _moment(self, checkpoint: str, writes: list[Write]) -> Moment:
+    def _moment(self, checkpoint: str, writes: list[Write]) -> WholeCheckpoint:
         try:
             saved = self._database.saved(self.place, checkpoint)
         except Damaged as error:
-            return Moment(checkpoint, error, writes)
+            return WholeCheckpoint(checkpoint, error, writes)
         self._files.know(saved, writes)
         self._messages.know(saved, writes)
         if self._newest is None and checkpoint == max(self._marks, default=None):
-            self._newest = Newest(saved, self._marks[checkpoint], writes)
-        return Moment(checkpoint, saved, writes)
+            self._newest = NewestCheckpoint(saved, self._marks[checkpoint], writes)
+        return WholeCheckpoint(checkpoint, saved, writes)
 
     # -- values ------------------------------------------------------------------------------------------------
 

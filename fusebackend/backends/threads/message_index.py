@@ -19,11 +19,11 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads import documents
 from fusebackend.backends.threads.conversation import File, files_of, one_line, section, title
-from fusebackend.backends.threads.database.rows import Damaged, Mark, Place, Saved, time_ns_of
+from fusebackend.backends.threads.database.rows import CheckpointMark, Damaged, Place, Saved, time_ns_of
 from fusebackend.backends.threads.database.values import Message
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, encoded, plain
-from fusebackend.backends.threads.lineage import Lineage, Moment
+from fusebackend.backends.threads.lineage import Lineage, WholeCheckpoint
 from fusebackend.base.waiting import will_wait
 
 PART: Final = "messages"
@@ -187,7 +187,7 @@ class MessageIndex:
             self.clear()
             raise
 
-    def kept(self, order: Sequence[str], marks: Mapping[str, Mark]) -> int:
+    def kept(self, order: Sequence[str], marks: Mapping[str, CheckpointMark]) -> int:
         """How many checkpoints from the first on are known as they are now."""
         return kept_of(self.said, order, marks)
 
@@ -211,7 +211,7 @@ class MessageIndex:
         for number, message in enumerate(self.messages):
             self._by_digest.setdefault(message.digest, []).append(number)
 
-    def add(self, checkpoint: str, mark: Mark, time_ns: int, *, sections: bool) -> None:
+    def add(self, checkpoint: str, mark: CheckpointMark, time_ns: int, *, sections: bool) -> None:
         """Add the conversation at the checkpoint that follows; with `sections`, measure those of `transcript.md`."""
         known = len(self.messages)
         error: str | None = None
@@ -354,7 +354,7 @@ class KeptMessages(NamedTuple):
     messages_bytes: int
 
 
-def kept_of(known: Sequence[Any], order: Sequence[str], marks: Mapping[str, Mark]) -> int:
+def kept_of(known: Sequence[Any], order: Sequence[str], marks: Mapping[str, CheckpointMark]) -> int:
     """How many of these checkpoints, each with its `id` and `mark`, are in order and as they were."""
     kept = 0
     for one, checkpoint in zip(known, order, strict=False):
@@ -364,11 +364,11 @@ def kept_of(known: Sequence[Any], order: Sequence[str], marks: Mapping[str, Mark
     return kept
 
 
-def plain_mark(mark: Mark) -> list[Any]:
+def plain_mark(mark: CheckpointMark) -> list[Any]:
     return [mark.row, mark.writes, mark.last]
 
 
-def moment_time_ns(moment: Moment) -> int:
+def moment_time_ns(moment: WholeCheckpoint) -> int:
     """When a checkpoint was made, 0 where nothing says so."""
     return time_ns_of(moment.id, moment.saved.ts if isinstance(moment.saved, Saved) else None) or 0
 

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from fusebackend.backends.threads.database.activity import INTERRUPT
 from fusebackend.backends.threads.database.rows import Outline, Place, Portion, time_ns_of
-from fusebackend.backends.threads.database.sql import SqlDatabase
+from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.base.errors import oserror
 
 YOUNG_NS: Final = 600 * 10**9
@@ -60,7 +60,7 @@ class Keep(NamedTuple):
 
 
 @dataclass
-class Plan:
+class PrunePlan:
     """What goes of a thread, and what stays for which reason."""
 
     portions: list[tuple[Place, list[Portion]]] = field(default_factory=list)
@@ -80,14 +80,14 @@ class Plan:
         return sum(len(portions) for _, portions in self.portions)
 
 
-def plan(lines: Mapping[Place, Sequence[Outline]], keep: Keep, now_ns: int) -> Plan:
+def plan(lines: Mapping[Place, Sequence[Outline]], keep: Keep, now_ns: int) -> PrunePlan:
     """Decide what goes of a thread.
 
     Args:
         lines: all lines of one thread.
         now_ns: the time, in nanoseconds since 1970.
     """
-    result = Plan()
+    result = PrunePlan()
     by_id = {(place.namespace, row.id): row for place, rows in lines.items() for row in rows}
     own = sorted(id_ for namespace, id_ in by_id if namespace == "")
     if not own:
@@ -190,7 +190,7 @@ class Pruned(NamedTuple):
 
 
 def prune(
-    database: SqlDatabase,
+    database: SaverTables,
     thread: str,
     keep: Keep,
     *,

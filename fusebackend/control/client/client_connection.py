@@ -25,8 +25,8 @@ from fusebackend.base import errors
 from fusebackend.base.errors import UserError
 from fusebackend.control import rendezvous, wire
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
-from fusebackend.control.wire import Closed, Incoming, Lines
-from fusebackend.protocol import PLAIN, SERVED, Actor, FileEvent, current_actor
+from fusebackend.control.wire import Closed, Incoming, MessageLines
+from fusebackend.protocol import PLAIN, SERVED, Actor, EventSequence, FileEvent, current_actor
 
 MAX_ANSWER_BYTES = 1 << 30
 """The longest message a client takes. Longer contents come in pieces."""
@@ -117,7 +117,7 @@ class Connection:
         self._process = os.getpid()
         self._ids = itertools.count(1)
         self._stream = stream
-        self._lines = Lines(self._received, MAX_ANSWER_BYTES)
+        self._lines = MessageLines(self._received, MAX_ANSWER_BYTES)
 
     @classmethod
     async def made(
@@ -285,9 +285,9 @@ class Connection:
         return ServerLost(f"the server of '{self.mountpoint}' does not speak this protocol: {what}")
 
 
-class RemoteWatch:
-    """An iterator of `FileEvent`s like `vfs.feed.Watch`, over a connection that has subscribed to them, and is its own
-    from now on."""
+class RemoteWatch(EventSequence):
+    """The changes that a server tells of, like `vfs.watch.feed.Watch`, over a connection that has subscribed to them,
+    and is its own from now on."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -303,21 +303,6 @@ class RemoteWatch:
         descriptor which it watches is closed (epoll(7))."""
         self._closed.set()
         self._connection.hang_up()
-
-    def __enter__(self) -> RemoteWatch:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __iter__(self) -> RemoteWatch:
-        return self
-
-    def __next__(self) -> FileEvent:
-        event = self.get()
-        if event is None:
-            raise StopIteration
-        return event
 
     def get(self, timeout_s: float | None = None) -> FileEvent | None:
         """The next change; None when none came in time, or the watch is closed.

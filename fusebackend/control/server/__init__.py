@@ -1,8 +1,7 @@
 """The server's side of the control socket.
 
 control_server.py     accepts connections
-server_connection.py  serves one client
-calls.py              calls and subscriptions of a connection
+server_connection.py  serves one client: its calls and subscriptions
 limiter.py            the places of calls, the order in which they get them, and the bytes that they hold
 
 Each connection has a thread, which carries out short verbs itself; a trio loop was measured and refuted. A `read` of

@@ -27,8 +27,8 @@ from fusebackend.control.limits import (
     NEWCOMER_S,
     NEWCOMERS,
 )
-from fusebackend.control.server.limiter import Limiter, Memory
-from fusebackend.control.server.server_connection import Connection, peer
+from fusebackend.control.server.limiter import HeldMemory, Limiter
+from fusebackend.control.server.server_connection import ServedConnection, peer
 from fusebackend.control.verbs import VERBS, ServedMount, SocketVerb
 from fusebackend.control.wire import ErrorObject, Failure
 
@@ -77,10 +77,10 @@ class ControlServer:
         self._switch_s = sys.getswitchinterval()
         self._sockets: list[ServedSocket] = []  # the first one is the mount's
         self._view_addresses: dict[str, str] = {}
-        self._connections: dict[Connection, None] = {}  # the oldest first
+        self._connections: dict[ServedConnection, None] = {}  # the oldest first
         self._acceptor = threading.Thread(target=self._accept, name="fusebackend-control", daemon=True)
         self._selector = selectors.DefaultSelector()  # of the sockets, and of connections over which nothing has come
-        self.memory = Memory()
+        self.memory = HeldMemory()
         self.limiter = Limiter()
         self._guard = threading.Lock()
         self._numbers = itertools.count(1)
@@ -167,16 +167,16 @@ class ControlServer:
         with self._guard:
             self._refused += 1
 
-    def crowded(self, connection: Connection) -> bool:
+    def crowded(self, connection: ServedConnection) -> bool:
         """Return True if this connection has a place for newcomers, because all others are taken."""
         return len(self._connections) > MAX_CONNECTIONS and connection in self._taken()[MAX_CONNECTIONS:]
 
-    def _taken(self) -> list[Connection]:
+    def _taken(self) -> list[ServedConnection]:
         """The connections that take calls, the oldest first."""
         with self._guard:
             return [one for one in self._connections if not one.retired]
 
-    def ended(self, connection: Connection) -> None:
+    def ended(self, connection: ServedConnection) -> None:
         with self._guard:
             self._connections.pop(connection, None)
             if not self._connections:
@@ -204,7 +204,7 @@ class ControlServer:
             for served in sockets:
                 self._accept_all(served)
             ready = [key.data for key, _ in self._selector.select(0)]
-        begun = [connection for connection in ready if isinstance(connection, Connection)]
+        begun = [connection for connection in ready if isinstance(connection, ServedConnection)]
         if begun:
             self._begin(max(begun, key=lambda connection: connection.client.number))
 
@@ -220,7 +220,7 @@ class ControlServer:
         if refusal is not None:
             _refuse(stream, refusal)
             return
-        connection = Connection(self, stream, next(self._numbers), view)
+        connection = ServedConnection(self, stream, next(self._numbers), view)
         with self._guard:
             if self._closing:
                 _refuse(stream, wire.ENDING)
@@ -229,7 +229,7 @@ class ControlServer:
             sys.setswitchinterval(SWITCH_S)
         self._selector.register(stream, selectors.EVENT_READ, connection)
 
-    def _begin(self, connection: Connection) -> None:
+    def _begin(self, connection: ServedConnection) -> None:
         """Serve a connection over which something has come, or that is closed."""
         self._selector.unregister(connection.stream)
         try:

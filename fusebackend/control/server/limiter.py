@@ -1,4 +1,4 @@
-"""`Limiter` and `Memory`: the places of all calls of a control socket, and the bytes that they hold.
+"""`Limiter` and `HeldMemory`: the places of all calls of a control socket, and the bytes that they hold.
 
 There are so many places of each `Kind` for all connections together, and for one. For three kinds a call waits:
 messages are understood one at a time (`BRIEF`), two calls work at once (`WORK`), and 24 long messages arrive at once
@@ -11,9 +11,9 @@ times: beside 256 searches a `stat` took seconds. Therefore so few work at once.
 when others wait (`rest`). A call that only waits (a route that hangs) uses no processor time, and is not counted any
 more; nor are up to `LONG_AT_ONCE` calls that can't be interrupted and take long.
 
-`Memory` counts messages that arrive, calls, the results they make, and answers that have not been read yet. Without it,
-four connections that asked for a file of 39 MB 32 times each and read nothing cost 5 GB, and one `ping` of 60 MiB of
-`[],[],…` 1.7 GB. With all of it spent, a server grows by less than 256 MiB. A connection may hold as much as is left
+`HeldMemory` counts messages that arrive, calls, the results they make, and answers that have not been read yet. Without
+it, four connections that asked for a file of 39 MB 32 times each and read nothing cost 5 GB, and one `ping` of 60 MiB
+of `[],[],…` 1.7 GB. With all of it spent, a server grows by less than 256 MiB. A connection may hold as much as is left
 when it has taken it (dynamic thresholds, as in the buffers of a switch): one half of all, two a third each, and there
 is always something for the next. A call waits at its beginning for the memory of its message; a search that runs out of
 it ends with the matches so far, `truncated`; any other call is an error, `BUSY`.
@@ -98,7 +98,7 @@ KINDS = (BRIEF, WORK, ASLEEP, ARRIVING, LONG, COMMANDS, SUBSCRIPTIONS)
 
 
 class LimitedClient:
-    """One connection, as `Limiter` and `Memory` know it."""
+    """One connection, as `Limiter` and `HeldMemory` know it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -256,7 +256,7 @@ class Limiter:
         place.counted = counted
 
 
-class Memory:
+class HeldMemory:
     """See the module's docstring. For any thread."""
 
     def __init__(self) -> None:
@@ -285,7 +285,7 @@ class Memory:
 class Share:
     """The memory that one call, or one message that arrives, holds. The first `FREE_BYTES` are free. For one thread."""
 
-    def __init__(self, memory: Memory, client: LimitedClient) -> None:
+    def __init__(self, memory: HeldMemory, client: LimitedClient) -> None:
         self._memory = memory
         self._client = client
         self._counted = 0

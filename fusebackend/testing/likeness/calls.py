@@ -51,31 +51,35 @@ def opening(path: str, flags: int, then: Callable[[int], Any] = lambda fd: "open
 
 def on_names(p: str) -> Iterator[Call]:
     """Yield the calls that take a name."""
-    yield f"stat {p}", lambda: stat.S_IFMT(os.stat(p).st_mode)
-    yield f"lstat {p}", lambda: stat.S_IFMT(os.lstat(p).st_mode)
-    yield f"unlink {p}", lambda: os.unlink(p)
-    yield f"rmdir {p}", lambda: os.rmdir(p)
-    yield f"mkdir {p}", lambda: os.mkdir(p, 0o777)
-    yield f"mkfifo {p}", lambda: os.mkfifo(p, 0o777)
-    yield f"mknod {p} as a file", lambda: os.mknod(p, stat.S_IFREG | 0o666)
-    yield f"mknod {p} as a socket", lambda: os.mknod(p, stat.S_IFSOCK | 0o6777)
-    yield f"mknod {p} as a device", lambda: os.mknod(p, stat.S_IFCHR | 0o666, os.makedev(1, 7))
-    yield f"symlink {p}", lambda: os.symlink("target", p)
-    yield f"link {p} new", lambda: os.link(p, "new", follow_symlinks=False)
-    yield f"link o {p}", lambda: os.link("o", p)
-    yield f"rename {p} new", lambda: os.rename(p, "new")
-    yield f"rename {p} new/", lambda: os.rename(p, "new/")
-    yield f"rename {p} od/new", lambda: os.rename(p, "od/new")
-    yield f"rename o {p}", lambda: os.rename("o", p)
-    yield f"rename od {p}", lambda: os.rename("od", p)
-    yield f"readlink {p}", lambda: os.readlink(p)
-    yield f"listdir {p}", lambda: sorted(os.listdir(p))
+    yield from (
+        (f"stat {p}", lambda: stat.S_IFMT(os.stat(p).st_mode)),
+        (f"lstat {p}", lambda: stat.S_IFMT(os.lstat(p).st_mode)),
+        (f"unlink {p}", lambda: os.unlink(p)),
+        (f"rmdir {p}", lambda: os.rmdir(p)),
+        (f"mkdir {p}", lambda: os.mkdir(p, 0o777)),
+        (f"mkfifo {p}", lambda: os.mkfifo(p, 0o777)),
+        (f"mknod {p} as a file", lambda: os.mknod(p, stat.S_IFREG | 0o666)),
+        (f"mknod {p} as a socket", lambda: os.mknod(p, stat.S_IFSOCK | 0o6777)),
+        (f"mknod {p} as a device", lambda: os.mknod(p, stat.S_IFCHR | 0o666, os.makedev(1, 7))),
+        (f"symlink {p}", lambda: os.symlink("target", p)),
+        (f"link {p} new", lambda: os.link(p, "new", follow_symlinks=False)),
+        (f"link o {p}", lambda: os.link("o", p)),
+        (f"rename {p} new", lambda: os.rename(p, "new")),
+        (f"rename {p} new/", lambda: os.rename(p, "new/")),
+        (f"rename {p} od/new", lambda: os.rename(p, "od/new")),
+        (f"rename o {p}", lambda: os.rename("o", p)),
+        (f"rename od {p}", lambda: os.rename("od", p)),
+        (f"readlink {p}", lambda: os.readlink(p)),
+        (f"listdir {p}", lambda: sorted(os.listdir(p))),
+    )
     for size in (0, 10, -1):
         yield f"truncate {p} {size}", partial(os.truncate, p, size)
-    yield f"chmod {p}", lambda: os.chmod(p, 0o600)
-    yield f"chown {p}", lambda: os.chown(p, NOBODY, OTHER)
-    yield f"utime {p}", lambda: os.utime(p, ns=(5, 6))
-    yield f"access {p}", lambda: [os.access(p, mode) for mode in range(8)]
+    yield from (
+        (f"chmod {p}", lambda: os.chmod(p, 0o600)),
+        (f"chown {p}", lambda: os.chown(p, NOBODY, OTHER)),
+        (f"utime {p}", lambda: os.utime(p, ns=(5, 6))),
+        (f"access {p}", lambda: [os.access(p, mode) for mode in range(8)]),
+    )
     for name, flags in OPENINGS.items():
         yield f"open {p} {name}", partial(opening, p, flags)
 
@@ -86,16 +90,22 @@ def on_attributes(kind: str) -> Iterator[Call]:
         yield f"chmod {mode:o}", partial(os.chmod, "p", mode)
     for owner in itertools.product((-1, 0, NOBODY, OTHER), repeat=2):
         if owner != (-1, -1):  # in FUSE it looks like the SETATTR that clears set-ID bits before some writes
-            yield f"chown {owner}", partial(os.chown, "p", *owner)
-            yield f"lchown {owner}", partial(os.lchown, "p", *owner)
+            yield from (
+                (f"chown {owner}", partial(os.chown, "p", *owner)),
+                (f"lchown {owner}", partial(os.lchown, "p", *owner)),
+            )
     for times in itertools.product(((0, UTIME_NOW), (0, UTIME_OMIT), (5, 7), (-7, 5), (1 << 33, 9)), repeat=2):
-        yield f"utimensat {times}", partial(utimensat, Path("p"), times[0], times[1])
-        yield f"utimensat of a link {times}", partial(utimensat, Path("p"), times[0], times[1], AT_SYMLINK_NOFOLLOW)
+        yield from (
+            (f"utimensat {times}", partial(utimensat, Path("p"), times[0], times[1])),
+            (f"utimensat of a link {times}", partial(utimensat, Path("p"), times[0], times[1], AT_SYMLINK_NOFOLLOW)),
+        )
     for size in (0, 2, 4, 9):
         yield f"truncate {size}", partial(os.truncate, "p", size)
     for mode in range(8):
-        yield f"access {mode}", partial(os.access, "p", mode)
-        yield f"faccessat {mode}", partial(os.access, "p", mode, effective_ids=True)
+        yield from (
+            (f"access {mode}", partial(os.access, "p", mode)),
+            (f"faccessat {mode}", partial(os.access, "p", mode, effective_ids=True)),
+        )
     if kind not in ("fifo", "character device"):  # their reads and writes send no FUSE request
         yield from _on_handles()
     yield from (
@@ -127,8 +137,10 @@ def _on_handles() -> Iterator[Call]:
         yield f"fchown {owner}", partial(opening, "p", os.O_RDONLY, partial(_fchown, owner))
     for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_WRONLY | os.O_TRUNC):
         yield f"write {flags:o}", partial(opening, "p", flags, _write)
-    yield "write nothing", lambda: opening("p", os.O_RDWR, lambda fd: os.write(fd, b""))
-    yield "read", lambda: opening("p", os.O_RDONLY, lambda fd: os.read(fd, 10))
+    yield from (
+        ("write nothing", lambda: opening("p", os.O_RDWR, lambda fd: os.write(fd, b""))),
+        ("read", lambda: opening("p", os.O_RDONLY, lambda fd: os.read(fd, 10))),
+    )
     for size in (0, 4, 9):
         yield f"ftruncate {size}", partial(opening, "p", os.O_RDWR, partial(_ftruncate, size))
     yield "ftruncate of a reader", lambda: opening("p", os.O_RDONLY, lambda fd: os.ftruncate(fd, 3))
@@ -161,11 +173,13 @@ def on_extended_attributes() -> Iterator[Call]:
     for name in XATTRS:
         for flags in (0, os.XATTR_CREATE, os.XATTR_REPLACE):
             yield f"setxattr {name} {flags}", partial(os.setxattr, "p", name, b"v", flags)
-        yield f"lsetxattr {name}", partial(os.setxattr, "p", name, b"v", follow_symlinks=False)
-        yield f"getxattr {name}", partial(os.getxattr, "p", name)
-        yield f"lgetxattr {name}", partial(os.getxattr, "p", name, follow_symlinks=False)
-        yield f"removexattr {name}", partial(os.removexattr, "p", name)
-        yield f"setxattr, all others and removexattr {name}", partial(_all_of, name)
+        yield from (
+            (f"lsetxattr {name}", partial(os.setxattr, "p", name, b"v", follow_symlinks=False)),
+            (f"getxattr {name}", partial(os.getxattr, "p", name)),
+            (f"lgetxattr {name}", partial(os.getxattr, "p", name, follow_symlinks=False)),
+            (f"removexattr {name}", partial(os.removexattr, "p", name)),
+            (f"setxattr, all others and removexattr {name}", partial(_all_of, name)),
+        )
     yield "listxattr", lambda: sorted(os.listxattr("p"))
 
 
@@ -177,21 +191,23 @@ def _all_of(name: str) -> Any:
 
 
 def in_sticky_directories() -> Iterator[Call]:
-    yield "unlink p", lambda: os.unlink("p")
-    yield "rmdir p", lambda: os.rmdir("p")
-    yield "rename p new", lambda: os.rename("p", "new")
-    yield "rename p o", lambda: os.rename("p", "o")
-    yield "rename o p", lambda: os.rename("o", "p")
-    yield "rename od p", lambda: os.rename("od", "p")
-    yield "rename p od/new", lambda: os.rename("p", "od/new")
-    yield "exchange p o", lambda: renameat2(Path("p"), Path("o"), 2)
-    yield "listdir", lambda: sorted(os.listdir("."))
-    yield "lstat p", lambda: os.lstat("p").st_uid
-    yield "link p new", lambda: os.link("p", "new", follow_symlinks=False)
-    yield "open p O_CREAT", lambda: opening("p", os.O_WRONLY | os.O_CREAT)
-    yield "open p O_CREAT|O_EXCL", lambda: opening("p", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    yield "open new O_CREAT", lambda: opening("new", os.O_WRONLY | os.O_CREAT)
-    yield "truncate p", lambda: os.truncate("p", 0)
+    yield from (
+        ("unlink p", lambda: os.unlink("p")),
+        ("rmdir p", lambda: os.rmdir("p")),
+        ("rename p new", lambda: os.rename("p", "new")),
+        ("rename p o", lambda: os.rename("p", "o")),
+        ("rename o p", lambda: os.rename("o", "p")),
+        ("rename od p", lambda: os.rename("od", "p")),
+        ("rename p od/new", lambda: os.rename("p", "od/new")),
+        ("exchange p o", lambda: renameat2(Path("p"), Path("o"), 2)),
+        ("listdir", lambda: sorted(os.listdir("."))),
+        ("lstat p", lambda: os.lstat("p").st_uid),
+        ("link p new", lambda: os.link("p", "new", follow_symlinks=False)),
+        ("open p O_CREAT", lambda: opening("p", os.O_WRONLY | os.O_CREAT)),
+        ("open p O_CREAT|O_EXCL", lambda: opening("p", os.O_WRONLY | os.O_CREAT | os.O_EXCL)),
+        ("open new O_CREAT", lambda: opening("new", os.O_WRONLY | os.O_CREAT)),
+        ("truncate p", lambda: os.truncate("p", 0)),
+    )
 
 
 OWNERS: tuple[Owner, ...] = ((0, 0), (NOBODY, NOBODY), (OTHER, OTHER))

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fusebackend.base.durable import replace_file, sync_directory
-from fusebackend.base.errors import VANISHED, oserror
+from fusebackend.base.errors import VANISHED, oserror, unless
 from fusebackend.base.paths import AgentPath, split, to_name, to_text
 from fusebackend.base.relative_paths import split as split_path
 from fusebackend.history.recorder import Recorder
@@ -62,6 +62,8 @@ STAGING: Final = b".fusebackend-merge-"
 
 ATTEMPTS: Final = 5
 """So often a merge is planned, while main changes at its paths."""
+
+_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
 
 FORMAT: Final = 1
 """Of the journal."""
@@ -386,10 +388,7 @@ class _ChangingRoute:
         if not path or path.count(b"/") < self._skip:
             return self.volume.getattr(ROOT_NODE)  # the route's root
         parent, name = self.place(path)
-        try:
-            return self.volume.lookup(parent, name)
-        except FileNotFoundError:
-            return None
+        return unless((errno.ENOENT,), self.volume.lookup, parent, name)
 
     def require(self, steps: Sequence[Step]) -> None:
         """Raise why a step can't be made, before the first one is."""
@@ -400,10 +399,7 @@ class _ChangingRoute:
 
     def has(self, path: bytes) -> bool:
         """Return True if there is something at a path."""
-        try:
-            return self.find(path) is not None
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        return unless(_ABSENT, self.find, path) is not None
 
     def forget(self) -> None:
         """A directory was moved or removed."""
@@ -479,10 +475,10 @@ class _ChangingRoute:
     def clear(self) -> None:
         """Remove the staging directory with all that is in it but parked files. The lock is free in between. The merge
         is made by now: an error of the root's time is none of it."""
-        try:
-            node = self.volume.lookup(ROOT_NODE, self.staging_name).node
-        except FileNotFoundError:
+        there = unless((errno.ENOENT,), self.volume.lookup, ROOT_NODE, self.staging_name)
+        if there is None:
             return
+        node = there.node
         self._empty(node)
         with placing.changing(self.volume) as changes, contextlib.suppress(FileNotFoundError), self._same_time(OSError):
             self.volume.rmdir(ROOT_NODE, self.staging_name)
@@ -527,10 +523,7 @@ class _RouteSteps:
 
     def check(self, step: Step) -> Attr | None:
         """Return what is at the path of a step, if it is what the plan has seen there."""
-        try:
-            attr = self.route.find(step.path)
-        except (FileNotFoundError, NotADirectoryError):
-            attr = None
+        attr = unless(_ABSENT, self.route.find, step.path)
         if attr is None or step.stamp is None:
             is_same = (attr is None) is (step.stamp is None and step.word not in _MOVES)
         else:

@@ -12,7 +12,7 @@ import errno
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import Attr, Features, StatFs, Volume
 from fusebackend.trees.branch_volume import BranchVolume, Stamp
@@ -39,11 +39,8 @@ class BranchBase(Volume):
         with self.lock:
             if node >= FIRST_OWN or not self._lower.is_live(node) or self._kept_bytes(node):
                 return False
-            try:
-                now = self._lower.attr_of(node)
-            except OSError as error:
-                if error.errno not in _GONE:
-                    raise
+            now = unless(_GONE, self._lower.attr_of, node)
+            if now is None:
                 return True
             noted = self._noted.get(node)
             if noted is None:
@@ -89,13 +86,10 @@ class BranchBase(Volume):
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self.lock:
             if not (self._branch.has_own_names(node) and self._lower.is_live(node)):
-                try:
-                    return [(name, self._as_it_was(attr)) for name, attr in self._lower.listing(node, after, limit)]
-                except OSError as error:
-                    # A killed merge, or main, has something else in place of the directory that was noted.
-                    if error.errno not in (*_GONE, errno.ENOTDIR) or node not in self._noted:
-                        raise
-                    return []
+                # A killed merge, or main, has something else in place of the directory that was noted.
+                gone = (*_GONE, errno.ENOTDIR) if node in self._noted else ()
+                listed = unless(gone, self._lower.listing, node, after, limit)
+                return [(name, self._as_it_was(attr)) for name, attr in listed or ()]
             entries = self._branch.lower_entries(node)
             return [
                 (name, self._entry(entries[name].node, entries[name].mode, entries[name].stamp))
@@ -106,23 +100,14 @@ class BranchBase(Volume):
     def _entry(self, node: int, mode: int, stamp: tuple[int, int, int, int]) -> Attr:
         """Return the attributes of an entry that was noted: what a listing does not have is as it is now."""
         origin = self._branch.kept_bytes(node)
-        try:
-            now = self._lower.attr_of(node)
-        except OSError as error:
-            if error.errno not in _GONE:
-                raise
-            now = Attr(node, mode)
+        now = unless(_GONE, self._lower.attr_of, node) or Attr(node, mode)
         attr = self._noted[node] = self._with_kept(now, mode, stamp if origin is None else origin.stamp)
         return attr
 
     def getattr(self, node: int) -> Attr:
         with self.lock:
-            try:
-                return self._as_it_was(self._lower.attr_of(node))
-            except OSError as error:
-                if error.errno in _GONE and node in self._noted:
-                    return self._noted[node]
-                raise
+            now = unless(_GONE if node in self._noted else (), self._lower.attr_of, node)
+            return self._noted[node] if now is None else self._as_it_was(now)
 
     def readlink(self, node: int) -> bytes:
         with self.lock:
@@ -133,12 +118,7 @@ class BranchBase(Volume):
             below = self._branch.below(node)
             if below is not None:
                 return dict(below.xattrs)
-            try:
-                return self._lower.xattrs(node)
-            except OSError as error:
-                if error.errno in _GONE and node in self._noted:
-                    return {}
-                raise
+            return unless(_GONE if node in self._noted else (), self._lower.xattrs, node) or {}
 
     def listxattr(self, node: int) -> Sequence[bytes]:
         return list(self._xattrs(node))

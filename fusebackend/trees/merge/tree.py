@@ -17,6 +17,7 @@ import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from fusebackend.base.errors import unless
 from fusebackend.base.paths import ROOT, AgentPath, in_route, split, to_text
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import WAY, Place, Places
@@ -104,13 +105,8 @@ class Item:
     def present(self) -> int:
         """Its node, or its present one where the volume has forgotten that. The attributes of a branch's file may have
         the number of another one, that is in its place in the mount."""
-        try:
-            self.volume.getattr(self.node)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            return self.now.node
-        return self.node
+        is_known = unless((errno.ESTALE,), self.volume.getattr, self.node) is not None
+        return self.node if is_known else self.now.node
 
     @property
     def type(self) -> int:

@@ -35,7 +35,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import trio
 
 from fusebackend.base import budget, jitter
-from fusebackend.base.deadline import Calls, GivenUp, Pending
+from fusebackend.base.deadline import BoundedCalls, GivenUp, Pending
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import Volume
@@ -151,7 +151,7 @@ class RouteExecutor:
         self._caller, self._called_at = 0, 0.0
         self._running = 0
         self._waiting: deque[trio.Event] = deque()
-        self._calls = Calls(max_calls, self._log_late)
+        self._calls = BoundedCalls(max_calls, self._log_late)
         self._probing: Pending[None] | None = None
         self._probe_began = 0.0
 
@@ -391,7 +391,7 @@ class RouteExecutor:
             function()
             return
         try:
-            Calls(1).run(function, self._patience())
+            BoundedCalls(1).run(function, self._patience())
         except GivenUp as error:
             self.health.failed("finish", error)
             raise oserror(errno.ETIMEDOUT) from None

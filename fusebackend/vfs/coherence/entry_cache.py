@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #
 # The kernel's dentry, attribute and page caches are the performance plan. A volume whose every change passes through
 # this process or arrives by its feed is cached for an hour, with active invalidation; absence is cached as well. A
-# volume that other hosts change too is cached the same way while its feed works, and opened as in `revalidation.py`;
+# volume that other hosts change too is cached the same way while its feed works, and opened as in `dentries.py`;
 # absence is not cached, for a new name is worth a question. On a volume that others may write to without a feed,
 # everything expires after the route's TTL, and pages are kept across opens only while the file's size and times are the
 # same.

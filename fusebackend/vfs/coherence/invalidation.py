@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from fusebackend.protocol import Change, Link
 from fusebackend.vfs.coherence.dentries import Dentries, Name, links_of
 from fusebackend.vfs.coherence.entry_cache import NegativeDentries, Overtaken
-from fusebackend.vfs.coherence.page_cache import HoldBack, KernelCache
-from fusebackend.vfs.inodes import InodeTable, inode_number, route_index
+from fusebackend.vfs.coherence.page_cache import KernelCache, PageVersions
+from fusebackend.vfs.inodes import ROOT_INODE, InodeTable, inode_number, route_index
 from fusebackend.vfs.junctions import MountTree, Route
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Invalidation:
         tree: MountTree,
         inodes: InodeTable,
         dentries: Dentries,
-        hold_back: HoldBack,
+        page_versions: PageVersions,
         overtaken: Overtaken,
         negative: NegativeDentries,
         filled: set[int],
@@ -44,7 +45,7 @@ class Invalidation:
         self._tree = tree
         self._inodes = inodes
         self._dentries = dentries
-        self._hold_back = hold_back
+        self._page_versions = page_versions
         self._negative = negative
         self._filled = filled  # of `Prefill`
         self._on = on
@@ -141,7 +142,7 @@ class Invalidation:
     def _invalidate(self, route: Route, kernel: KernelCache, inode: int) -> None:
         self._filled.discard(inode)
         if route.shared:
-            self._hold_back.tell(inode, partial(kernel.invalidate_inode, inode))
+            self._page_versions.tell(inode, partial(kernel.invalidate_inode, inode))
         else:
             kernel.invalidate_inode(inode)
 
@@ -175,3 +176,94 @@ class Invalidation:
         """Return the inodes by which the kernel knows a node: its own, and that of a junction."""
         numbers = {inode_number(route.index, node), self._tree.directory(route, node)}
         return [number for number in numbers if self._inodes.get(number) is not None]
+
+
+# -- pruning -----------------------------------------------------------------------------------------------------
+
+
+BATCH = 256
+"""Inodes dropped at one `opendir`: 5 ms, and more than one listing adds to a walk on average."""
+
+SHARE = 2
+"""One in so many of a route's inodes, the older ones, is dropped until the next look at all of them."""
+
+LOOKING_SHARE = 1 / 20
+"""Of the time, at most, that goes into looks at all inodes, 10 ms for 60,000: all of them may be in use."""
+
+
+class Pruning:
+    """The kernel drops dentries of a volume whose nodes take memory, when it knows many inodes.
+
+    Saves: memory. The kernel drops dentries when it needs memory itself, and until then a volume that computes its
+    nodes keeps each node that the kernel has looked up: a walk through 1,000 conversations has 220,000 of them. A
+    volume says how many inodes it bears (`Volume.most_nodes`); beyond that, each `opendir` in it drops some of the
+    oldest.
+
+    Costs: a comparison at each `opendir` in such a volume; beyond the limit 20 µs for each inode, and a lookup for each
+    name that is asked for again. Switch: `pruning`.
+
+    FUSE_NOTIFY_PRUNE (Linux 6.18, `fuse_notify_prune`, fs/fuse/dev.c) drops the inodes that nothing uses, and never
+    waits. An older kernel gets a notice for the name of each file that is not open, and keeps the directories: with
+    FUSE_NOTIFY_INVAL_ENTRY a process would lose the directory in which it works.
+
+    On the mount's loop.
+
+    Attributes:
+        prune: sends the notice; None for a kernel that lacks it.
+    """
+
+    def __init__(
+        self,
+        inodes: InodeTable,
+        invalidation: Invalidation,
+        on: bool,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.prune: Callable[[Sequence[int]], None] | None = None
+        self._inodes = inodes
+        self._invalidation = invalidation
+        self._on = on
+        self._clock = clock
+        self._chosen: list[int] = []  # to be dropped, from the end on
+        self._look_after = float("-inf")
+
+    def looked_into(self, route: Route, limit: int) -> None:
+        """Drop a batch of inodes, if more than `limit` are known. A directory of this route is being opened."""
+        if len(self._inodes) <= limit or not self._on:
+            return
+        if not self._chosen:
+            start = self._clock()
+            if start < self._look_after:
+                return
+            self._chosen = self._oldest(route)
+            end = self._clock()
+            self._look_after = end + (end - start) / LOOKING_SHARE
+        batch = self._chosen[-BATCH:]
+        del self._chosen[-BATCH:]
+        batch.reverse()
+        if self.prune is not None:
+            self.prune(batch)
+        else:
+            self._drop_names(batch)
+
+    def _oldest(self, route: Route) -> list[int]:
+        """The older inodes of a route, those that the kernel has known for longest first. None is of an open file.
+
+        They are dropped from the end on: what is in a directory before the directory, which it keeps in use.
+        """
+        index, directories = route.index, self.prune is not None
+        found = [
+            inode
+            for inode, known in self._inodes.records()
+            if route_index(inode) == index and not known.opens and (directories or not known.is_dir)
+        ]
+        if found[:1] == [ROOT_INODE]:
+            del found[0]
+        return found[: len(found) // SHARE]
+
+    def _drop_names(self, batch: Sequence[int]) -> None:
+        for inode in batch:
+            known = self._inodes.get(inode)
+            if known is not None and not known.opens:
+                self._invalidation.drop((known.parent, known.name))

@@ -1,21 +1,103 @@
-"""`RangeOrder`: where they overlap, reads and writes of a file reach its volume in the order in which the kernel asked.
+"""Writes of a file: at which offset they are made, and in which order with others' reads and writes of the same bytes.
 
-Race: while a write through the page cache is on its way, the kernel has its pages unlocked (fs/fuse/file.c,
-`fuse_fill_write_pages`). If they are dropped meanwhile, as by an open of a changed file, the next access reads one of
-them again. A read that overtook the write in another thread would leave the old bytes in the page cache for good (seen
-with four processes at one file of a `postgres:` volume).
-
-Only volumes that block need it: others answer one request after the other. All calls are made on the mount's own loop.
-
-Cost: on volumes that block, a look into a table for each read and write. Switch: `range_order`.
+`AppendEnd`, `RangeOrder` and `RereadPages` close a race each; see each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import trio
+
+from fusebackend.vfs.coherence.page_cache import KernelCache
+from fusebackend.vfs.handles import FileHandle
+from fusebackend.vfs.inodes import InodeTable, KnownInode
+
+# -- append end --------------------------------------------------------------------------------------------------
+
+
+EARLIER_SIZES = 16
+"""So many changes of a file's size may be sent to the kernel while one write is on its way."""
+
+PAGE_BYTES = 4096
+"""Pages of a mapping are written from a multiple of this on. The kernel's are as large or larger."""
+
+
+class AppendEnd:
+    """An append goes to the end of the file at its arrival, not to the end that the kernel assumes.
+
+    Race: with O_APPEND the kernel chooses the offset, by its own size of the file (`generic_write_checks`,
+    fs/read_write.c). If another face or host has appended meanwhile, that is in the middle of the file, and would
+    overwrite its data. So a write at the kernel's end of the file, through a handle with O_APPEND, becomes an append.
+    Two kinds of writes keep their offset: pages of a shared mapping, and writes after `fcntl` has cleared O_APPEND,
+    which no request reports.
+
+    The kernel may have one of several sizes: it drops attributes that arrive together with another notice of the file,
+    and a write may have been sent before a notice of a new size. The earlier ones are kept for that.
+
+    Cost: nothing for a file that others don't change; 150 bytes for one that they do, while the kernel knows it.
+    Switch: `append_end`.
+
+    On the mount's loop, but for `write`.
+
+    `opened` and `closed` are for handles that can map.
+    """
+
+    def __init__(self, inodes: InodeTable, on: bool) -> None:
+        self._inodes = inodes
+        self._on = on
+        self._earlier: dict[int, tuple[int, ...]] = inodes.by_inode({})  # sizes before `KnownInode.size`
+        self._mappers: dict[int, int] = inodes.by_inode({})  # open handles through which pages can be mapped to write
+
+    def opened(self, handle: FileHandle) -> None:
+        self._mappers[handle.inode] = self._mappers.get(handle.inode, 0) + 1
+
+    def closed(self, handle: FileHandle) -> None:
+        left = self._mappers.pop(handle.inode, 1) - 1
+        if left:
+            self._mappers[handle.inode] = left
+
+    def size_sent(self, inode: int, known: KnownInode, size: int) -> None:
+        """Note that the kernel gets another size than it has."""
+        if not known.is_dir:
+            self._remember(inode, known.size)
+        known.size = size
+
+    def wrote(self, inode: int, known: KnownInode, end: int, appending: bool) -> None:
+        """Note a write by the kernel up to `end`: its size of the file is at least that.
+
+        `known.size` may be one that the kernel does not have; its next append then begins at `end`.
+        """
+        if end > known.size:
+            known.size = end
+        elif appending and end != known.size:
+            self._remember(inode, end)
+
+    def _remember(self, inode: int, size: int) -> None:
+        self._earlier[inode] = (*self._earlier.get(inode, ())[1 - EARLIER_SIZES :], size)
+
+    def write(self, handle: FileHandle, offset: int, data: bytes) -> int:
+        """Write through a handle with O_APPEND. In the volume's thread."""
+        known = self._inodes.get(handle.inode)
+        if self._on and (known is None or offset == known.size or self.may_be_end(handle.inode, known, offset)):
+            return handle.route.door.append(handle.node, data)
+        return handle.write(offset, data)
+
+    def may_be_end(self, inode: int, known: KnownInode, offset: int) -> bool:
+        """True if this offset may have been the kernel's end of the file when it sent the write.
+
+        Also a size from before the last one counts, but not at an offset of a mapped page: that page is written where
+        it is.
+        """
+        if offset == known.size:
+            return True
+        is_page = inode in self._mappers and offset < known.size and offset % PAGE_BYTES == 0
+        return offset in self._earlier.get(inode, ()) and not is_page
+
+
+# -- range order -------------------------------------------------------------------------------------------------
 
 
 class _WriteUnderWay(NamedTuple):
@@ -25,7 +107,18 @@ class _WriteUnderWay(NamedTuple):
 
 
 class RangeOrder:
-    """See the module's docstring."""
+    """Where they overlap, reads and writes of a file reach its volume in the order in which the kernel asked.
+
+    Race: while a write through the page cache is on its way, the kernel has its pages unlocked (fs/fuse/file.c,
+    `fuse_fill_write_pages`). If they are dropped meanwhile, as by an open of a changed file, the next access reads one
+    of them again. A read that overtook the write in another thread would leave the old bytes in the page cache for good
+    (seen with four processes at one file of a `postgres:` volume).
+
+    Only volumes that block need it: others answer one request after the other. All calls are made on the mount's own
+    loop.
+
+    Cost: on volumes that block, a look into a table for each read and write. Switch: `range_order`.
+    """
 
     def __init__(self, on: bool) -> None:
         self._on = on
@@ -56,3 +149,132 @@ class RangeOrder:
         if not self._on:
             return []
         return [write for write in self._under_way.get(inode, ()) if write.start < end and start < write.end]
+
+
+# -- reread pages ------------------------------------------------------------------------------------------------
+
+
+PATIENCE_S = 0.02
+"""How long a write waits for its notice. The notice waits for pages that are being read; and for the last page of the
+write if that was not in the cache, which the kernel keeps locked until the write is answered. That page is right, and
+the notice has dropped those before it."""
+
+MAX_RANGES = 64
+"""Ranges of a file that are remembered apart. More become one range, with what lies between them."""
+
+MAX_NOTICES = 64
+"""Notices that are under way at once."""
+
+Range = tuple[int, int]
+"""First byte, and the byte after the last."""
+
+Write = Callable[[int, bytes], int]
+
+
+class RereadPages:
+    """Pages that the kernel read again while a write was on its way to the server get the written bytes.
+
+    Race: write(2) copies its bytes into the page cache page by page, unlocks each, and sends the request last
+    (`fuse_fill_write_pages`, fs/fuse/file.c). In between it may wait for a page that another process reads, for
+    milliseconds on a volume behind a network. If the pages are dropped meanwhile (an open of a changed file, a new
+    mtime, a notice) and read again, READ arrives before WRITE, and the old bytes stay in the page cache. A process that
+    has the page mapped then sees them until the next drop; and if it changes a byte of its own beside them, the whole
+    page is written back and undoes the write in the volume. Seen with four processes at one file of a `postgres:`
+    volume: 1 of 400 writes of 50 KB beside openers and readers had stale pages, 1 of 3,000 was undone.
+
+    So a write that meets bytes which were read since the last one is followed by a notice, before it is answered: the
+    kernel drops the file's pages. Until then, such a page that is written back changes the other bytes of the page
+    alone. The write has not returned, so either order of the two is right.
+
+    Only volumes that block need it: others answer in the order of requests, within 0.1 ms. Files with one handle are
+    left out: their reads and writes follow each other nearly always.
+
+    Cost: on volumes that block, a look into two tables for each read and write. For a file with several handles, of
+    which one reads what another writes: a notice, 0.1 ms, after such a write. Switch: `reread_pages`.
+
+    On the mount's loop.
+
+    Args:
+        kernel: gives the kernel's caches, None before `FileSystem.attach`.
+    """
+
+    def __init__(
+        self, inodes: InodeTable, kernel: Callable[[], KernelCache | None], order: RangeOrder, on: bool
+    ) -> None:
+        self._inodes = inodes
+        self._kernel = kernel
+        self._order = order
+        self._on = on
+        self._read: dict[int, list[Range]] = inodes.by_inode({})  # since the last write
+        self._settling: dict[int, list[Range]] = {}  # ranges under way; their pages may be old
+        self._notices = trio.CapacityLimiter(MAX_NOTICES)
+
+    def read(self, inode: int, start: int, end: int) -> None:
+        """Note a READ at its arrival."""
+        known = self._inodes.get(inode)
+        if known is None or known.opens < 2 or not self._on:
+            return
+        ranges = self._read.setdefault(inode, [])
+        if ranges and ranges[-1][0] <= start <= ranges[-1][1]:
+            first, last = ranges.pop()
+            start, end = first, max(last, end)
+        ranges.append((start, end))
+        if len(ranges) > MAX_RANGES:
+            ranges[:] = [(min(first for first, _ in ranges), max(last for _, last in ranges))]
+
+    async def write(self, handle: FileHandle, write: Write, offset: int, data: bytes) -> int:
+        """Write bytes of a file, and bring pages that were read meanwhile up to date; returns how many were written."""
+        inode = handle.inode
+        if handle.direct or not (inode in self._read or inode in self._settling):
+            return await self._write(handle, write, offset, data)
+        mine = (offset, offset + len(data))
+        settling = self._settling.get(inode, ())
+        if offset % PAGE_BYTES == 0 and _common(mine, settling):
+            # Pages of a mapping: write(2) is kept out by the other one, which has the inode's lock (`inode_lock`).
+            for start, end in _without(mine, settling):
+                await self._write(handle, handle.write, start, data[start - offset : end - offset])
+            return len(data)
+        old = _common(mine, self._read.get(inode, ()))
+        if old or offset % PAGE_BYTES:
+            self._read.pop(inode, None)  # and no other write(2) has begun: each holds the inode's lock
+        if not old:
+            return await self._write(handle, write, offset, data)
+        settling = self._settling.setdefault(inode, [])
+        settling += old
+        try:
+            written = await self._write(handle, write, offset, data)
+            await self._notify(inode)
+        finally:
+            for part in old:
+                settling.remove(part)
+            if not settling:
+                del self._settling[inode]
+        return written
+
+    async def _write(self, handle: FileHandle, write: Write, offset: int, data: bytes) -> int:
+        call = partial(handle.route.call, write, offset, data)
+        return await self._order.write(handle.inode, offset, len(data), call)
+
+    async def _notify(self, inode: int) -> None:
+        kernel = self._kernel()
+        if kernel is not None:
+            with trio.move_on_after(PATIENCE_S):
+                await trio.to_thread.run_sync(
+                    kernel.invalidate_inode, inode, abandon_on_cancel=True, limiter=self._notices
+                )
+
+
+def _common(one: Range, others: Iterable[Range]) -> list[Range]:
+    """Return the parts of a range that lie in others."""
+    parts = ((max(one[0], start), min(one[1], end)) for start, end in others)
+    return [(start, end) for start, end in parts if start < end]
+
+
+def _without(one: Range, others: Iterable[Range]) -> list[Range]:
+    """Return the parts of a range that lie in none of the others, in their order."""
+    left, (start, last) = [], one
+    for first, end in sorted(_common(one, others)):
+        if start < first:
+            left.append((start, first))
+        start = max(start, end)
+    return [*left, (start, last)] if start < last else left

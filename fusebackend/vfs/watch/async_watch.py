@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from fusebackend.protocol import FileEvent
 
 if TYPE_CHECKING:
-    from fusebackend.vfs.watch.queue import Watch
+    from fusebackend.vfs.watch.feed import Watch
 
 
 class ChangeSource(Protocol):

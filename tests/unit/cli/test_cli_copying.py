@@ -134,9 +134,11 @@ class TestUpload:
         assert content(files, "/x") == b"a"
 
     def test_what_can_not_be_uploaded(self, command, files, tree):
-        assert command.refused("upload", "none", MOUNT) == "No such file or directory: 'none'"
-        assert command.refused("upload", "tree/fifo", MOUNT) == "'tree/fifo' is neither a file nor a directory"
-        assert "lies in no mount" in command.refused("upload", "tree", "/elsewhere")
+        command.answers(
+            ("refused", "No such file or directory: 'none'", "upload", "none", MOUNT),
+            ("refused", "'tree/fifo' is neither a file nor a directory", "upload", "tree/fifo", MOUNT),
+            ("refused", "…lies in no mount…", "upload", "tree", "/elsewhere"),
+        )
         files.write("/file", "")
         for words in (("tree/a.txt", f"{MOUNT}/file/"), ("tree/a.txt", "tree/sub/b", f"{MOUNT}/file")):
             assert command.refused("upload", *words) == f"'{words[-1]}' is not a directory"
@@ -291,11 +293,15 @@ class TestDownload:
         assert found["skipped"] == []
 
     def test_what_can_not_be_downloaded(self, command, files, tmp_path):
-        assert command.refused("download", f"{MOUNT}/none", "x") == f"'{MOUNT}/none': No such file or directory"
-        assert "is not a directory" in command.refused("download", f"{MOUNT}/t/a.txt", "no/such/name")
+        command.answers(
+            ("refused", f"'{MOUNT}/none': No such file or directory", "download", f"{MOUNT}/none", "x"),
+            ("refused", "…is not a directory…", "download", f"{MOUNT}/t/a.txt", "no/such/name"),
+        )
         (tmp_path / "file").write_bytes(b"")
-        assert command.refused("download", f"{MOUNT}/t/a.txt", "file/") == "'file/' is not a directory"
-        assert command.refused("download", f"{MOUNT}/t", f"{MOUNT}/t/sub/b", "file") == "'file' is not a directory"
+        command.answers(
+            ("refused", "'file/' is not a directory", "download", f"{MOUNT}/t/a.txt", "file/"),
+            ("refused", "'file' is not a directory", "download", f"{MOUNT}/t", f"{MOUNT}/t/sub/b", "file"),
+        )
         (tmp_path / "dir/a.txt").mkdir(parents=True)
         assert command.refused("download", f"{MOUNT}/t/a.txt", "dir") == "'dir/a.txt' is a directory"
         with files.volume.changing():

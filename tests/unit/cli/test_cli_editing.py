@@ -33,12 +33,21 @@ class TestRead:
         assert command("read", f"{MOUNT}/binary").stdout_bytes == b"\0\xff"
         assert command.ok("read", f"{MOUNT}/empty") == ""
 
-    def test_lines(self, command):
-        assert command.ok("read", "--offset", 1, f"{MOUNT}/text") == "two\nthree\n"
-        assert command.ok("read", "--limit", 2, f"{MOUNT}/text") == "one\ntwo\n"
-        assert command.ok("read", "--offset", 1, "--limit", 1, f"{MOUNT}/text") == "two\n"
-        assert command.ok("read", "-n", f"{MOUNT}/text") == "     1\tone\n     2\ttwo\n     3\tthree\n"
-        assert command.ok("read", "-n", "--offset", 2, f"{MOUNT}/text") == "     3\tthree\n"
+    def test_command_lines(self, command):
+        command.answers(
+            # Lines.
+            ("ok", "two\nthree\n", "read", "--offset", 1, f"{MOUNT}/text"),
+            ("ok", "one\ntwo\n", "read", "--limit", 2, f"{MOUNT}/text"),
+            ("ok", "two\n", "read", "--offset", 1, "--limit", 1, f"{MOUNT}/text"),
+            ("ok", "     1\tone\n     2\ttwo\n     3\tthree\n", "read", "-n", f"{MOUNT}/text"),
+            ("ok", "     3\tthree\n", "read", "-n", "--offset", 2, f"{MOUNT}/text"),
+            # What can not be read.
+            ("refused", f"'{MOUNT}/none': No such file or directory", "read", f"{MOUNT}/none"),
+            ("refused", f"File '{MOUNT}/none' not found", "read", "-n", f"{MOUNT}/none"),
+            ("refused", f"'{MOUNT}': Is a directory", "read", MOUNT),
+            ("refused", "…exceeds file length (3 lines)…", "read", "--offset", "9", f"{MOUNT}/text"),
+            ("wrong", "…0…", "read", "--limit", "0", f"{MOUNT}/text"),
+        )
 
     def test_more_lines_than_an_agent_is_shown(self, command, files):
         files.write("/long", "line\n" * 5000)
@@ -69,13 +78,6 @@ class TestRead:
         command.on_a_terminal()
         files.upload_files([("/text", b"a\tb\x1b[2J\xff\n")])
         assert command.ok("read", f"{MOUNT}/text") == "a\tb\\033[2J\\377\n"
-
-    def test_what_can_not_be_read(self, command):
-        assert command.refused("read", f"{MOUNT}/none") == f"'{MOUNT}/none': No such file or directory"
-        assert command.refused("read", "-n", f"{MOUNT}/none") == f"File '{MOUNT}/none' not found"
-        assert command.refused("read", MOUNT) == f"'{MOUNT}': Is a directory"
-        assert "exceeds file length (3 lines)" in command.refused("read", "--offset", "9", f"{MOUNT}/text")
-        assert "0" in command.wrong("read", "--limit", "0", f"{MOUNT}/text")
 
 
 class TestWrite:
@@ -110,8 +112,10 @@ class TestWrite:
         assert command.refused("write", f"{MOUNT}/new", stdin=b"a\xff") == (
             "this is no UTF-8 text (at byte 1); 'upload' stores files of any bytes"
         )
-        assert "Not a directory" in command.refused("write", f"{MOUNT}/text/below", "--text", "x")
-        assert "not both" in command.wrong("write", f"{MOUNT}/new", "-", "--text", "x")
+        command.answers(
+            ("refused", "…Not a directory…", "write", f"{MOUNT}/text/below", "--text", "x"),
+            ("wrong", "…not both…", "write", f"{MOUNT}/new", "-", "--text", "x"),
+        )
         assert files.ls("/").entries == command.files.ls("/").entries
 
     def test_nothing_is_typed_by_accident(self, command, monkeypatch):
@@ -127,8 +131,10 @@ class TestEdit:
         assert content(files, "/text") == TEXT.replace("two", "2").encode()
 
     def test_all(self, command, files):
-        assert command.ok("edit", f"{MOUNT}/text", "e", "E", "--all") == "3 replacements\n"
-        assert command.json("edit", "--mount", MOUNT, "/text", "E", "e", "--all") == {"path": "/text", "occurrences": 3}
+        command.answers(
+            ("ok", "3 replacements\n", "edit", f"{MOUNT}/text", "e", "E", "--all"),
+            ("json", {"path": "/text", "occurrences": 3}, "edit", "--mount", MOUNT, "/text", "E", "e", "--all"),
+        )
         assert content(files, "/text") == TEXT.encode()
 
     def test_strings_that_look_like_options(self, command, files):
@@ -137,18 +143,21 @@ class TestEdit:
         assert content(files, "/options") == b"-y -x\n"
 
     def test_what_can_not_be_edited(self, command, files):
-        assert command.refused("edit", f"{MOUNT}/text", "e", "E").startswith(
-            f"'{MOUNT}/text': String 'e' appears 3 times in file. Use --all to replace all instances"
+        command.answers(
+            (
+                "refused",
+                f"'{MOUNT}/text': String 'e' appears 3 times in file. Use --all to replace all instances…",
+                "edit",
+                f"{MOUNT}/text",
+                "e",
+                "E",
+            ),
+            ("refused", f"'{MOUNT}/text': String not found in file: 'a\\nb'", "edit", f"{MOUNT}/text", "a\nb", "x"),
+            ("refused", f"'{MOUNT}/text': OLD is empty; give the text to replace", "edit", f"{MOUNT}/text", "", "x"),
+            ("refused", f"File '{MOUNT}/none' not found", "edit", f"{MOUNT}/none", "a", "b"),
+            ("refused", "…not UTF-8…", "edit", f"{MOUNT}/binary", "a", "b"),
+            ("refused", "…s a directory…", "edit", f"{MOUNT}/notes", "a", "b"),
         )
-        assert command.refused("edit", f"{MOUNT}/text", "a\nb", "x") == (
-            f"'{MOUNT}/text': String not found in file: 'a\\nb'"
-        )
-        assert command.refused("edit", f"{MOUNT}/text", "", "x") == (
-            f"'{MOUNT}/text': OLD is empty; give the text to replace"
-        )
-        assert command.refused("edit", f"{MOUNT}/none", "a", "b") == f"File '{MOUNT}/none' not found"
-        assert "not UTF-8" in command.refused("edit", f"{MOUNT}/binary", "a", "b")
-        assert "s a directory" in command.refused("edit", f"{MOUNT}/notes", "a", "b")
         assert content(files, "/text") == TEXT.encode()
 
 
@@ -159,19 +168,25 @@ class TestRm:
 
     def test_a_directory_only_with_all_below(self, command, files):
         files.write("/dir/a", "")
-        assert command.refused("rm", f"{MOUNT}/dir") == f"'{MOUNT}/dir' is a directory; -r deletes it with all below it"
-        assert command.json("rm", "-r", f"{MOUNT}/dir") == [f"{MOUNT}/dir"]
+        command.answers(
+            ("refused", f"'{MOUNT}/dir' is a directory; -r deletes it with all below it", "rm", f"{MOUNT}/dir"),
+            ("json", [f"{MOUNT}/dir"], "rm", "-r", f"{MOUNT}/dir"),
+        )
         assert "/dir/" not in [entry["path"] for entry in files.ls("/").entries]
 
     def test_what_is_not_there(self, command):
         done = command("rm", f"{MOUNT}/none", f"{MOUNT}/text")
         assert (done.exit_code, done.stderr) == (1, f"Error: '{MOUNT}/none': No such file or directory\n")
-        assert command.refused("rm", f"{MOUNT}/text") == f"'{MOUNT}/text': No such file or directory"
-        assert command.json("rm", "-f", f"{MOUNT}/none", f"{MOUNT}/empty") == [f"{MOUNT}/empty"]
+        command.answers(
+            ("refused", f"'{MOUNT}/text': No such file or directory", "rm", f"{MOUNT}/text"),
+            ("json", [f"{MOUNT}/empty"], "rm", "-f", f"{MOUNT}/none", f"{MOUNT}/empty"),
+        )
 
     def test_force_is_for_what_is_not_there_alone(self, command):
-        assert "is a directory" in command.refused("rm", "-f", f"{MOUNT}/notes")
-        assert "Not a directory" in command.refused("rm", "-f", f"{MOUNT}/text/below")
+        command.answers(
+            ("refused", "…is a directory…", "rm", "-f", f"{MOUNT}/notes"),
+            ("refused", "…Not a directory…", "rm", "-f", f"{MOUNT}/text/below"),
+        )
 
     @pytest.mark.parametrize("path", ["", "/notes"])
     def test_mount_points_stay(self, command, path):
@@ -200,13 +215,13 @@ class TestMv:
         assert content(files, "/text") == TEXT.encode()
 
     def test_what_can_not_be_moved(self, command):
-        assert command.refused("mv", f"{MOUNT}/none", f"{MOUNT}/new") == f"File '{MOUNT}/none' not found"
-        assert command.refused("mv", f"{MOUNT}/text", f"{MOUNT}/new/") == f"'{MOUNT}/new/' is not a directory"
-        assert command.refused("mv", f"{MOUNT}/text", f"{MOUNT}/empty", f"{MOUNT}/new") == (
-            f"'{MOUNT}/new' is not a directory"
+        command.answers(
+            ("refused", f"File '{MOUNT}/none' not found", "mv", f"{MOUNT}/none", f"{MOUNT}/new"),
+            ("refused", f"'{MOUNT}/new/' is not a directory", "mv", f"{MOUNT}/text", f"{MOUNT}/new/"),
+            ("refused", f"'{MOUNT}/new' is not a directory", "mv", f"{MOUNT}/text", f"{MOUNT}/empty", f"{MOUNT}/new"),
+            ("refused", "…busy…", "mv", f"{MOUNT}/notes", f"{MOUNT}/new"),
+            ("wrong", "…SOURCE…", "mv"),
         )
-        assert "busy" in command.refused("mv", f"{MOUNT}/notes", f"{MOUNT}/new")
-        assert "SOURCE" in command.wrong("mv")
 
     def test_what_is_moved_besides_what_is_not(self, command, files):
         done = command("mv", "--json", "--mount", MOUNT, "/none", "/text", "/notes")

@@ -29,26 +29,26 @@ def command(files, monkeypatch):
 
 
 class TestLs:
-    def test_names_with_directories_marked(self, command):
-        assert command.ok("ls", MOUNT) == "b.txt\ndir/\nnotes/\n"
-        assert command.ok("ls", "-a", MOUNT) == ".hidden\nb.txt\ndir/\nnotes/\n"
-        assert command.ok("ls", f"{MOUNT}/dir/") == "a\nsub/\n"
-        assert command.ok("ls", f"{MOUNT}/notes") == ""
-
-    def test_without_a_path(self, command):
-        assert command.ok("ls") == "b.txt\ndir/\nnotes/\n"
-
-    def test_paths_of_agents(self, command):
-        assert command.ok("ls", "--mount", MOUNT, "/dir", "/b.txt") == "/b.txt\n\n/dir:\na\nsub/\n"
+    def test_command_lines(self, command):
+        command.answers(
+            # Names with directories marked.
+            ("ok", "b.txt\ndir/\nnotes/\n", "ls", MOUNT),
+            ("ok", ".hidden\nb.txt\ndir/\nnotes/\n", "ls", "-a", MOUNT),
+            ("ok", "a\nsub/\n", "ls", f"{MOUNT}/dir/"),
+            ("ok", "", "ls", f"{MOUNT}/notes"),
+            # Without a path.
+            ("ok", "b.txt\ndir/\nnotes/\n", "ls"),
+            # Paths of agents.
+            ("ok", "/b.txt\n\n/dir:\na\nsub/\n", "ls", "--mount", MOUNT, "/dir", "/b.txt"),
+            # All below.
+            ("ok", "/dir:\na\nsub/\n\n/dir/sub:\nc\n", "ls", "-R", "--mount", MOUNT, "/dir"),
+        )
 
     def test_files_come_first_and_directories_have_headings(self, command):
         done = command("ls", f"{MOUNT}/dir", f"{MOUNT}/none", f"{MOUNT}/b.txt")
         assert done.stdout == f"{MOUNT}/b.txt\n\n{MOUNT}/dir:\na\nsub/\n"
         assert done.stderr == f"Error: '{MOUNT}/none': No such file or directory\n"
         assert done.exit_code == 1
-
-    def test_all_below(self, command):
-        assert command.ok("ls", "-R", "--mount", MOUNT, "/dir") == "/dir:\na\nsub/\n\n/dir/sub:\nc\n"
 
     def test_a_link_to_a_directory_is_not_entered(self, command, files):
         with files.volume.changing():
@@ -105,8 +105,10 @@ class TestLs:
     def test_on_a_terminal_there_are_columns_and_no_control_characters(self, command, files):
         command.on_a_terminal()
         files.upload_files([("/\udcff\n\x1b", b"")])
-        assert command.ok("ls", MOUNT) == "b.txt  dir/  notes/  \\377\\n\\033\n"
-        assert command.ok("ls", "-1", MOUNT) == "b.txt\ndir/\nnotes/\n\\377\\n\\033\n"
+        command.answers(
+            ("ok", "b.txt  dir/  notes/  \\377\\n\\033\n", "ls", MOUNT),
+            ("ok", "b.txt\ndir/\nnotes/\n\\377\\n\\033\n", "ls", "-1", MOUNT),
+        )
 
     def test_a_directory_that_can_not_be_listed(self, command, files, monkeypatch):
         from fusebackend.protocol import LsResult
@@ -146,8 +148,10 @@ class TestStat:
         ]  # fmt: skip
 
     def test_what_is_not_there(self, command):
-        assert command.refused("stat", f"{MOUNT}/none") == f"'{MOUNT}/none': No such file or directory"
-        assert command.refused("stat", f"{MOUNT}/b.txt/x") == f"File '{MOUNT}/b.txt/x': Not a directory"
+        command.answers(
+            ("refused", f"'{MOUNT}/none': No such file or directory", "stat", f"{MOUNT}/none"),
+            ("refused", f"File '{MOUNT}/b.txt/x': Not a directory", "stat", f"{MOUNT}/b.txt/x"),
+        )
         done = command("stat", "--json", f"{MOUNT}/none", f"{MOUNT}/b.txt")
         assert (done.exit_code, done.stdout.count('"path"')) == (1, 1)
 

@@ -36,35 +36,37 @@ class TestGrep:
             f"{MOUNT}/notes/c.md:1:ä TODO\n"
         )
 
-    def test_paths_as_they_were_given(self, command):
-        assert command.ok("grep", "TODO", f"{MOUNT}/notes/") == f"{MOUNT}/notes/c.md:1:ä TODO\n"
-        assert command.ok("grep", "--mount", MOUNT, "ä", "/") == "/notes/c.md:1:ä TODO\n"
-        assert command.ok("grep", "--mount", MOUNT, "two", "a.md") == "a.md:2:two\n"
-        assert command.ok("grep", "two") == f"{MOUNT}/a.md:2:two\n"
+    def test_command_lines(self, command):
+        command.answers(
+            # Paths as they were given.
+            ("ok", f"{MOUNT}/notes/c.md:1:ä TODO\n", "grep", "TODO", f"{MOUNT}/notes/"),
+            ("ok", "/notes/c.md:1:ä TODO\n", "grep", "--mount", MOUNT, "ä", "/"),
+            ("ok", "a.md:2:two\n", "grep", "--mount", MOUNT, "two", "a.md"),
+            ("ok", f"{MOUNT}/a.md:2:two\n", "grep", "two"),
+            # Names and counts.
+            ("ok", "/a.md\n/dir/b.txt\n/notes/c.md\n", "grep", "-l", "TODO", "--mount", MOUNT),
+            ("ok", "/a.md\0/dir/b.txt\0/notes/c.md\0", "grep", "-l0", "TODO", "--mount", MOUNT),
+            ("ok", "/a.md:2\n/dir/b.txt:1\n/notes/c.md:1\n", "grep", "-c", "TODO", "--mount", MOUNT),
+            # Only some files.
+            ("ok", "/a.md\n/notes/c.md\n", "grep", "-g", "*.md", "-l", "TODO", "--mount", MOUNT),
+            # A pattern of two lines.
+            ("wrong", "…line break…", "grep", "a\nb", MOUNT),
+        )
 
     def test_several_paths(self, command):
         assert command.ok("grep", "--mount", MOUNT, "TODO", "/notes", "/dir").splitlines() == [
             "/notes/c.md:1:ä TODO", "/dir/b.txt:1:TODO",
         ]  # fmt: skip
 
-    def test_names_and_counts(self, command):
-        assert command.ok("grep", "-l", "TODO", "--mount", MOUNT) == "/a.md\n/dir/b.txt\n/notes/c.md\n"
-        assert command.ok("grep", "-l0", "TODO", "--mount", MOUNT) == "/a.md\0/dir/b.txt\0/notes/c.md\0"
-        assert command.ok("grep", "-c", "TODO", "--mount", MOUNT) == "/a.md:2\n/dir/b.txt:1\n/notes/c.md:1\n"
-
-    def test_only_some_files(self, command):
-        assert command.ok("grep", "-g", "*.md", "-l", "TODO", "--mount", MOUNT) == "/a.md\n/notes/c.md\n"
-
     def test_a_string_and_no_regular_expression(self, command, files):
         files.write("/dots", "a.b\naxb\n-e\n")
-        assert command.ok("grep", "--mount", MOUNT, "a.b") == "/dots:1:a.b\n"
-        assert command.ok("grep", "--mount", MOUNT, "--", "-e") == "/dots:3:-e\n"
+        command.answers(
+            ("ok", "/dots:1:a.b\n", "grep", "--mount", MOUNT, "a.b"),
+            ("ok", "/dots:3:-e\n", "grep", "--mount", MOUNT, "--", "-e"),
+        )
 
     def test_an_empty_pattern_is_in_every_line(self, command):
         assert command.ok("grep", "", f"{MOUNT}/a.md").count("\n") == 3
-
-    def test_a_pattern_of_two_lines(self, command):
-        assert "line break" in command.wrong("grep", "a\nb", MOUNT)
 
     def test_nothing_found(self, command):
         done = command("grep", "none", MOUNT)
@@ -114,25 +116,26 @@ class TestGrep:
 
 
 class TestGlob:
-    def test_paths(self, command):
-        assert command.ok("glob", "*.md", MOUNT) == f"{MOUNT}/a.md\n{MOUNT}/notes/c.md\n"
-        assert command.ok("glob", "/*.md", "--mount", MOUNT) == "/a.md\n"
-        assert command.ok("glob", "**/*.{md,txt}", "--mount", MOUNT) == "/a.md\n/dir/b.txt\n/notes/c.md\n"
-        assert command.ok("glob", "*.md", "--mount", MOUNT, "notes") == "notes/c.md\n"
-        assert command.ok("glob", "-0", "*.md", "--mount", MOUNT) == "/a.md\0/notes/c.md\0"
-
-    def test_nothing_found_is_no_error(self, command):
-        assert command.ok("glob", "*.none", MOUNT) == ""
+    def test_command_lines(self, command):
+        command.answers(
+            # Paths.
+            ("ok", f"{MOUNT}/a.md\n{MOUNT}/notes/c.md\n", "glob", "*.md", MOUNT),
+            ("ok", "/a.md\n", "glob", "/*.md", "--mount", MOUNT),
+            ("ok", "/a.md\n/dir/b.txt\n/notes/c.md\n", "glob", "**/*.{md,txt}", "--mount", MOUNT),
+            ("ok", "notes/c.md\n", "glob", "*.md", "--mount", MOUNT, "notes"),
+            ("ok", "/a.md\0/notes/c.md\0", "glob", "-0", "*.md", "--mount", MOUNT),
+            # Nothing found is no error.
+            ("ok", "", "glob", "*.none", MOUNT),
+            # What can not be searched.
+            ("refused", f"'{MOUNT}/none': No such file or directory", "glob", "*", f"{MOUNT}/none"),
+            ("refused", "…'..'…", "glob", "../*", MOUNT),
+            ("refused", "…empty…", "glob", "", MOUNT),
+            ("wrong", "…unexpected extra argument…", "glob", "a.md", "b.md", "c.md"),
+        )
 
     def test_names_of_any_bytes(self, command, files):
         files.upload_files([("/dir/\udcff.md", b"")])
         assert command("glob", "*.md", "--mount", MOUNT, "/dir").stdout_bytes == b"/dir/\xff.md\n"
-
-    def test_what_can_not_be_searched(self, command):
-        assert command.refused("glob", "*", f"{MOUNT}/none") == f"'{MOUNT}/none': No such file or directory"
-        assert "'..'" in command.refused("glob", "../*", MOUNT)
-        assert "empty" in command.refused("glob", "", MOUNT)
-        assert "unexpected extra argument" in command.wrong("glob", "a.md", "b.md", "c.md")
 
     def test_not_everything_was_searched(self, command, monkeypatch):
         answer = GlobResult(matches=[], truncated=True, truncation_reason="budget")

@@ -148,5 +148,7 @@ class TestShown:
 def test_the_environment_may_name_the_mount(command, monkeypatch):
     monkeypatch.setenv("FUSEBACKEND_MOUNT", MOUNT)
     command.ok("write", "/a", "--text", "one\n")
-    assert command.ok("read", "/a") == "one\n"
-    assert command.ok("ls", "--mount", MOUNT, "/") == "a\n"
+    command.answers(
+        ("ok", "one\n", "read", "/a"),
+        ("ok", "a\n", "ls", "--mount", MOUNT, "/"),
+    )

@@ -21,7 +21,7 @@ from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.control import wire
 from fusebackend.control.client import client_connection as connection_module
 from fusebackend.control.client.client_connection import ServerLost
-from fusebackend.control.server import calls
+from fusebackend.control.server import server_connection
 from fusebackend.protocol import ROOT_NODE, Caller, SandboxBackendProtocol
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.posix.case import refused
@@ -313,7 +313,7 @@ class TestLostServer:
         content = b"\xff" * 5000 if name == "/binary" else b"line\n" * 1000
         files.upload_files([(name, content)])
         expected = files.read(name, 1, 900)
-        monkeypatch.setattr(calls, "MAX_ANSWER_BYTES", 2000)
+        monkeypatch.setattr(server_connection, "MAX_ANSWER_BYTES", 2000)
         assert client.read(name, 1, 900) == expected
 
     def test_more_than_a_message_holds_is_staged(self, client, files):

@@ -480,7 +480,7 @@ class TestRoom:
         raw.ask("ping")
         monkeypatch.setattr(server_module, "ACCEPT_RETRY_S", 0.01)
         with monkeypatch.context() as broken:
-            broken.setattr(serving_module.Connection, "start", _no_thread)
+            broken.setattr(serving_module.ServedConnection, "start", _no_thread)
             with Raw(server.address) as refused:
                 refused.send(b"{")
                 assert refused.line()["error"]["code"] == wire.BUSY

@@ -20,7 +20,7 @@ from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import MountEntry
 from fusebackend.shell import Shell, ShellOptions, bubblewrap, system
 from fusebackend.shell import shell as shell_module
-from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError, View
+from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError, SandboxRoot
 from fusebackend.shell.mountcheck import MountCheck
 from fusebackend.shell.system import Devices, Etc
 from fusebackend.shell.usernamespace import UserNamespace
@@ -29,12 +29,12 @@ from fusebackend.vfs.mounted_tree import FileSystem
 
 class TestView:
     def test_what_the_root_must_have(self) -> None:
-        names = View.of("/mnt", ["/memories"]).names
+        names = SandboxRoot.of("/mnt", ["/memories"]).names
         assert {"usr", "bin", "etc", "proc", "dev", "tmp"} <= set(names)
         assert len(names) == len(set(names))
 
     def test_routes_elsewhere_need_nothing(self) -> None:
-        view = View.of("/mnt", ["/memories", "/user", "/temp/x", "/a/tmp/b"])
+        view = SandboxRoot.of("/mnt", ["/memories", "/user", "/temp/x", "/a/tmp/b"])
         assert (view.routes, view.covered, view.own) == ((), (), system.OWN)
 
     def test_routes_below_what_is_mounted_over_the_mount(self) -> None:
@@ -49,12 +49,12 @@ class TestView:
             "/proc/x",
             "/bin",
         ]
-        view = View.of("/mnt", prefixes)
+        view = SandboxRoot.of("/mnt", prefixes)
         assert view.routes == ("/dev/x", "/etc/x", "/tmp/a", "/tmp/ab", "/usr/bin")
         assert view.covered == ("/bin", "/proc/x", "/usr/nonesuch")
 
     def test_tmp_may_be_a_route(self) -> None:
-        view = View.of("/mnt", ["/tmp", "/tmp/deep"])
+        view = SandboxRoot.of("/mnt", ["/tmp", "/tmp/deep"])
         assert "tmp" not in view.names
         assert (view.routes, view.covered) == ((), ())
 
@@ -64,14 +64,14 @@ def told(words: list[str], option: str) -> list[str]:
     return [words[index + 1] for index, word in enumerate(words) if word == option]
 
 
-def arguments(view: View, options: ShellOptions) -> list[str]:
+def arguments(view: SandboxRoot, options: ShellOptions) -> list[str]:
     mounts = view.mounts([Bind("/private/etc", "/etc")], {"null": "/dev/own/null"}, options.memory_bytes)
     return bubblewrap.arguments(mounts, options, ("--unshare-user",), "/here")
 
 
 class TestArguments:
     def test_the_mount_is_the_root_and_comes_first(self) -> None:
-        words = arguments(View.of("/mnt/x y", ["/tmp/a"]), ShellOptions())
+        words = arguments(SandboxRoot.of("/mnt/x y", ["/tmp/a"]), ShellOptions())
         binds = [words[index + 1 : index + 3] for index, word in enumerate(words) if word == "--bind"]
         assert binds == [["/mnt/x y", "/"], ["/mnt/x y/tmp/a", "/tmp/a"]]
         first = min(words.index(word) for word in ("--ro-bind", "--proc", "--dev", "--tmpfs"))
@@ -79,12 +79,12 @@ class TestArguments:
         assert words.index("/tmp/a") > words.index("/tmp"), "on top of the sandbox's own"
 
     def test_the_network_is_cut_off_unless_asked_for(self) -> None:
-        view = View.of("/mnt", [])
+        view = SandboxRoot.of("/mnt", [])
         assert "--unshare-net" in arguments(view, ShellOptions())
         assert "--unshare-net" not in arguments(view, ShellOptions(network=True))
 
     def test_trees_are_shown_in_a_file_system_that_is_sealed(self) -> None:
-        granted = View("/mnt", trees_path="/.trees", granted=("snapshots", "branches"))
+        granted = SandboxRoot("/mnt", trees_path="/.trees", granted=("snapshots", "branches"))
         words = arguments(granted, ShellOptions())
         assert (
             words.index("/.trees")
@@ -95,10 +95,12 @@ class TestArguments:
             words[index + 1 : index + 3] for index, word in enumerate(words) if word == "--ro-bind"
         ]
         assert "/.trees" in told(words, "--remount-ro") and ".trees" in granted.names
-        assert not [word for word in arguments(View("/mnt", trees_path="/.trees"), ShellOptions()) if ".trees" in word]
+        assert not [
+            word for word in arguments(SandboxRoot("/mnt", trees_path="/.trees"), ShellOptions()) if ".trees" in word
+        ]
 
     def test_everything_of_the_machine_is_read_only(self) -> None:
-        words = arguments(View.of("/mnt", []), ShellOptions())
+        words = arguments(SandboxRoot.of("/mnt", []), ShellOptions())
         assert "/usr" in told(words, "--ro-bind")
         assert words[words.index("/private/etc") :][:2] == ["/private/etc", "/etc"]
         assert told(words, "--remount-ro") == ["/proc", "/dev"]
@@ -108,11 +110,11 @@ class TestArguments:
         )
 
     def test_memory_is_bounded(self) -> None:
-        words = arguments(View.of("/mnt", []), ShellOptions(memory_bytes=1 << 28))
+        words = arguments(SandboxRoot.of("/mnt", []), ShellOptions(memory_bytes=1 << 28))
         assert told(words, "--size") == [str(1 << 28)] * 2
 
     def test_the_environment_is_cleared_first(self) -> None:
-        words = arguments(View.of("/mnt", []), ShellOptions(env={"TOKEN": "a b", "HOME": "/x"}))
+        words = arguments(SandboxRoot.of("/mnt", []), ShellOptions(env={"TOKEN": "a b", "HOME": "/x"}))
         assert words.index("--clearenv") < words.index("--setenv")
         given = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "--setenv"}
         assert (given["TOKEN"], given["HOME"], given["PWD"]) == ("a b", "/x", "/here")

@@ -21,7 +21,7 @@ from eventually import eventually
 from for_each import for_each
 
 from fusebackend.base import budget
-from fusebackend.base.deadline import Calls, GivenUp, RouteDown
+from fusebackend.base.deadline import BoundedCalls, GivenUp, RouteDown
 from fusebackend.protocol import Caller
 from fusebackend.testing.posix.case import refused
 from fusebackend.vfs.calls import executor, request
@@ -546,7 +546,7 @@ async def test_a_slow_disk_is_waited_for_in_a_thread_and_a_fast_one_where_we_are
 
 class TestCalls:
     def test_there_are_no_more_than_said(self, hanging: Hanging) -> None:
-        calls = Calls(2)
+        calls = BoundedCalls(2)
         for _ in range(2):
             with pytest.raises(GivenUp, match="no answer"):
                 calls.run(hanging, lambda: 0.0)
@@ -558,7 +558,7 @@ class TestCalls:
 
     def test_one_that_ends_late_is_told_of(self, hanging: Hanging) -> None:
         late: list[BaseException | None] = []
-        calls = Calls(2, late.append)
+        calls = BoundedCalls(2, late.append)
         with pytest.raises(GivenUp):
             calls.run(hanging, lambda: 0.0)
         hanging.go.set()

@@ -29,8 +29,8 @@ from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, Change, File
 from fusebackend.testing.each import each
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.vfs.watch import feed as feed_module
-from fusebackend.vfs.watch import queue as watch_module
-from fusebackend.vfs.watch.queue import Watch
+from fusebackend.vfs.watch import feed as watch_module
+from fusebackend.vfs.watch.feed import Watch
 
 Step = tuple[Any, ...]
 """A face, its verb, and the arguments. Of the kernel, a file is written to through the handle of this name."""

@@ -24,7 +24,7 @@ from fusebackend.protocol import ROOT_NODE, Attr, Caller, Change
 from fusebackend.testing.posix.case import fails
 from fusebackend.vfs import switches
 from fusebackend.vfs.coherence.entry_cache import COHERENT_TIMEOUT_S
-from fusebackend.vfs.coherence.page_cache import DirectWrites
+from fusebackend.vfs.coherence.page_cache import DirectIO
 from fusebackend.vfs.inodes import ROOT_INODE, InodeTable, node_of
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -204,7 +204,7 @@ def test_a_node_that_was_looked_up_again_while_its_forgetting_waited_is_kept(
     ],
 )
 def test_writes_pass_the_page_cache_where_no_mapped_page_can_undo_them(flags: int, mode: int, passes: bool) -> None:
-    assert DirectWrites(on=True, appends=True).are_for(flags, mode) is passes
+    assert DirectIO(InodeTable(), True, True, True).is_for(flags, mode) is passes
 
 
 # -- the kernel is told again --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import AttrChanges, Caller, Change
-from fusebackend.vfs.coherence.prefill import FILL_BYTES
+from fusebackend.vfs.coherence.page_cache import FILL_BYTES
 from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounted_tree import FileSystem
 

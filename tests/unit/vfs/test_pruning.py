@@ -9,8 +9,8 @@ from smallkernel import SmallKernel, answer
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
-from fusebackend.vfs.coherence import pruning
-from fusebackend.vfs.coherence.pruning import LOOKING_SHARE, Pruning
+from fusebackend.vfs.coherence import invalidation as pruning
+from fusebackend.vfs.coherence.invalidation import LOOKING_SHARE, Pruning
 from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.vfs.switches import Switches

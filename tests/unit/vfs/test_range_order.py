@@ -14,8 +14,7 @@ import trio.testing
 
 from fusebackend.protocol import Attr
 from fusebackend.vfs import switches
-from fusebackend.vfs.coherence.append_end import EARLIER_SIZES, AppendEnd
-from fusebackend.vfs.coherence.range_order import RangeOrder
+from fusebackend.vfs.coherence.range_order import EARLIER_SIZES, AppendEnd, RangeOrder
 from fusebackend.vfs.inodes import ROOT_INODE, InodeTable, KnownInode
 
 

@@ -18,9 +18,8 @@ from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads import volume as threads_volume
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE, Caller
-from fusebackend.vfs.coherence import reread_pages
-from fusebackend.vfs.coherence.append_end import PAGE_BYTES
-from fusebackend.vfs.coherence.reread_pages import MAX_RANGES
+from fusebackend.vfs.coherence import range_order as reread_pages
+from fusebackend.vfs.coherence.range_order import MAX_RANGES, PAGE_BYTES
 from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounted_tree import FileSystem
 

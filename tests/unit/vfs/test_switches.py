@@ -26,9 +26,9 @@ from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import refused
 from fusebackend.vfs import switches
 from fusebackend.vfs.calls import request
-from fusebackend.vfs.coherence.capabilities import CAPABILITY
 from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounted_tree import FileSystem
+from fusebackend.vfs.setid import CAPABILITY
 from fusebackend.vfs.switches import OPTIMISATIONS, PATCHES, Switches, from_environment
 
 ME = Caller(os.geteuid(), os.getegid())
@@ -152,7 +152,7 @@ def test_no_pages_are_kept_beside_a_handle_with_o_direct() -> None:
         run(filesystem.release(writer))
     assert [keeps(), keeps(), keeps()] == [False, True, True]
     run(filesystem.forget([(inode, 1)]))
-    assert not filesystem.direct_writers._writers
+    assert not filesystem.direct_io.writers
 
 
 @pytest.mark.fails_without("write_barrier")

@@ -1,4 +1,4 @@
-"""`Search`: `grep` and `glob` of a PostgreSQL volume, with fewer and larger queries than other volumes make.
+"""`PostgresSearch`: `grep` and `glob` of a PostgreSQL volume, with fewer and larger queries than other volumes make.
 
 `EntryWalk` finds the files that may hold a pattern, `TreeWalk` those below a directory, `ReadAhead` reads their
 contents, and `SearchIndexer` maintains the index. `text.py` alone defines lines, matches and text files.
@@ -102,7 +102,7 @@ class ReadAhead:
         return [(path, attr) for path, attr in files if attr.node in self._read]
 
 
-class Search:
+class PostgresSearch:
     """The searches of a volume. To be closed before the connections.
 
     Args:

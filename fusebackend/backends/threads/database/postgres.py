@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, LeftOut, Link, News, Place, Raw
-from fusebackend.backends.threads.database.sql import LINE, Dialect, Execute, SqlDatabase, document_of, links_of
+from fusebackend.backends.threads.database.sql import LINE, Execute, SaverDialect, SaverTables, document_of, links_of
 from fusebackend.backends.threads.database.values import loads, require
 from fusebackend.base.extras import needed_by
 from fusebackend.base.waiting import will_wait
@@ -90,7 +90,7 @@ _ONE_PRUNE: Final = "SELECT pg_advisory_xact_lock(hashtext('fusebackend threads 
 """Or two at once would lock the same rows in another order. Agents don't wait for it."""
 
 
-class PostgresDatabase(SqlDatabase):
+class PostgresDatabase(SaverTables):
     """See the module's docstring.
 
     Args:
@@ -104,7 +104,7 @@ class PostgresDatabase(SqlDatabase):
 
     tells = False
 
-    dialect = Dialect(
+    dialect = SaverDialect(
         tables={
             "checkpoints": "thread_id checkpoint_ns checkpoint_id parent_checkpoint_id checkpoint metadata",
             "checkpoint_blobs": "thread_id checkpoint_ns channel version type blob",

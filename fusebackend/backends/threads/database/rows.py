@@ -62,7 +62,7 @@ class Raw(NamedTuple):
     data: bytes | None
 
 
-class Mark(NamedTuple):
+class CheckpointMark(NamedTuple):
     """Differs after a change of a checkpoint, or of the writes to it."""
 
     row: object
@@ -196,7 +196,7 @@ class Database(abc.ABC):
         """The namespaces of a thread that have checkpoints."""
 
     @abc.abstractmethod
-    def marks(self, place: Place) -> dict[str, Mark]:
+    def marks(self, place: Place) -> dict[str, CheckpointMark]:
         """The checkpoints by id."""
 
     @abc.abstractmethod

@@ -23,11 +23,11 @@ from typing import Any, Final, NoReturn
 from fusebackend.backends.threads.database.rows import (
     NOTHING,
     Append,
+    CheckpointMark,
     Damaged,
     Database,
     LeftOut,
     Link,
-    Mark,
     News,
     Place,
     Raw,
@@ -124,7 +124,7 @@ class SaverDatabase(Database):
         self._pack = JsonPlusSerializer().dumps_typed
         self._in_memory = _is_exactly(saver, "langgraph.checkpoint.memory", "InMemorySaver")
         self._tuples: Recent[tuple[Place, str], Any] = Recent(KEPT_TUPLES)
-        self._found: dict[Place, dict[str, Mark]] = {}
+        self._found: dict[Place, dict[str, CheckpointMark]] = {}
         self._swept_at, self._sweep_s = 0.0, 0.0
         self._sweep()
 
@@ -160,25 +160,25 @@ class SaverDatabase(Database):
         self._swept_at = time.monotonic()
         self._sweep_s = self._swept_at - start
 
-    def _all_listed(self) -> dict[Place, dict[str, Mark]]:
-        found: dict[Place, dict[str, Mark]] = {}
+    def _all_listed(self) -> dict[Place, dict[str, CheckpointMark]]:
+        found: dict[Place, dict[str, CheckpointMark]] = {}
         for item in self._saver.list(None):
             place, checkpoint = _place_of(item.config)
             row = (_parent_of(item), repr(item.checkpoint.get("channel_versions")), _written(item))
             count = len(item.pending_writes or ())
-            found.setdefault(place, {})[checkpoint] = Mark(row, count, count)
+            found.setdefault(place, {})[checkpoint] = CheckpointMark(row, count, count)
         return found
 
-    def _all_in_memory(self) -> dict[Place, dict[str, Mark]]:
+    def _all_in_memory(self) -> dict[Place, dict[str, CheckpointMark]]:
         """The checkpoints of an `InMemorySaver`. Agents write meanwhile: each copy is one step of the interpreter."""
-        found: dict[Place, dict[str, Mark]] = {}
+        found: dict[Place, dict[str, CheckpointMark]] = {}
         writes = dict(self._saver.writes)
         for thread, spaces in list(self._saver.storage.items()):
             for namespace, checkpoints in list(spaces.items()):
                 place = Place(thread, namespace)
                 for checkpoint, stored in list(checkpoints.items()):
                     written = tuple(writes.get((thread, namespace, checkpoint), ()))
-                    mark = Mark((stored, written), len(written), len(written))
+                    mark = CheckpointMark((stored, written), len(written), len(written))
                     found.setdefault(place, {})[checkpoint] = mark
         return found
 
@@ -193,7 +193,7 @@ class SaverDatabase(Database):
     def namespaces(self, thread: str) -> list[str]:
         return [place.namespace for place in self._found if place.thread == thread]
 
-    def marks(self, place: Place) -> dict[str, Mark]:
+    def marks(self, place: Place) -> dict[str, CheckpointMark]:
         return dict(self._found.get(place, {}))
 
     def newest(self, place: Place) -> str | None:

@@ -1,6 +1,6 @@
-"""`SqlDatabase`: the tables of LangGraph's savers, read by the same statements in SQLite and PostgreSQL.
+"""`SaverTables`: the tables of LangGraph's savers, read by the same statements in SQLite and PostgreSQL.
 
-The two dialects are data: `Dialect` names what differs in tables and columns, and `Statements` are made from it. A
+The two dialects are data: `SaverDialect` names what differs in tables and columns, and `Statements` are made from it. A
 dialect's module has the rest: its connection, its news, and how it stores a checkpoint.
 """
 
@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from fusebackend.backends.threads.database.rows import (
     NULL_TASK,
+    CheckpointMark,
     Damaged,
     Database,
     LeftOut,
     Link,
-    Mark,
     Outline,
     Place,
     Portion,
@@ -40,7 +40,7 @@ _WRITE_TYPES: Final = (str, str, str, int, str)
 """Of the columns that tell which write a row is: checkpoint, path of the task, task, place and channel."""
 
 
-class Dialect(NamedTuple):
+class SaverDialect(NamedTuple):
     """The differences in the tables of two savers."""
 
     tables: Mapping[str, str]
@@ -76,7 +76,7 @@ VERSIONED_WRITES: Final = "delta_writes_versioned"
 class Statements:
     """The SQL of a dialect. Values are `thread`, `namespace`, `checkpoint`, `channel` and so on, by name."""
 
-    def __init__(self, dialect: Dialect, *, has_task_path: bool) -> None:
+    def __init__(self, dialect: SaverDialect, *, has_task_path: bool) -> None:
         def text(column: str) -> str:
             return dialect.is_text.format(column)
 
@@ -163,7 +163,7 @@ class Statements:
         """)
 
 
-class SqlDatabase(Database):
+class SaverTables(Database):
     """See the module's docstring.
 
     Args:
@@ -171,7 +171,7 @@ class SqlDatabase(Database):
         clock: seconds that only grow.
     """
 
-    dialect: ClassVar[Dialect]
+    dialect: ClassVar[SaverDialect]
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         super().__init__(name)
@@ -226,13 +226,13 @@ class SqlDatabase(Database):
     def namespaces(self, thread: str) -> list[str]:
         return [row[0] for row in self._ask(self._sql.namespaces, thread=thread)]
 
-    def marks(self, place: Place) -> dict[str, Mark]:
+    def marks(self, place: Place) -> dict[str, CheckpointMark]:
         # In SQLite both are answered from the tables' indexes alone.
         written = {found[0]: found[1:] for found in self._ask(self._sql.marks_of_writes, **place._asdict())}
-        marks: dict[str, Mark] = {}
+        marks: dict[str, CheckpointMark] = {}
         for checkpoint, row in self._ask(self._sql.marks, **place._asdict()):
             if isinstance(checkpoint, str):
-                marks[checkpoint] = Mark(self._row(row), *written.get(checkpoint, ()))
+                marks[checkpoint] = CheckpointMark(self._row(row), *written.get(checkpoint, ()))
             else:
                 self.log.tell(f"row {row} of the table 'checkpoints' has a checkpoint_id that is no text; not shown")
         return marks
@@ -399,7 +399,7 @@ class SqlDatabase(Database):
         """A transaction. EROFS, EBUSY."""
 
     @abc.abstractmethod
-    def again(self) -> SqlDatabase:
+    def again(self) -> SaverTables:
         """The same database, opened once more, for another thread. The caller closes it."""
 
     @abc.abstractmethod

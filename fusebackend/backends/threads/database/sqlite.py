@@ -23,9 +23,9 @@ from typing import Any, Final, NamedTuple
 from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, Link, News, Place, Raw
 from fusebackend.backends.threads.database.sql import (
     LINE,
-    Dialect,
     Execute,
-    SqlDatabase,
+    SaverDialect,
+    SaverTables,
     document_of,
     links_of,
     mapping,
@@ -90,7 +90,7 @@ class _SeenUpTo(NamedTuple):
     """The key of that row."""
 
 
-class SqliteDatabase(SqlDatabase):
+class SqliteDatabase(SaverTables):
     """See the module's docstring.
 
     Args:
@@ -104,7 +104,7 @@ class SqliteDatabase(SqlDatabase):
 
     tells = True
 
-    dialect = Dialect(
+    dialect = SaverDialect(
         tables={
             "checkpoints": "thread_id checkpoint_ns checkpoint_id parent_checkpoint_id type checkpoint metadata",
             "writes": "thread_id checkpoint_ns checkpoint_id task_id idx channel type value",

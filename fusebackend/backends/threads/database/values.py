@@ -394,7 +394,7 @@ REMOVE_ALL: Final = "__remove_all__"
 _nameless = itertools.count()
 
 
-class Files:
+class FilesChannel:
     """The channel `files`: a dict from key to record; None deletes a key.
 
     A key that is no text is left out: no path could be its.
@@ -448,7 +448,7 @@ class Message(dict[str, Any]):
         self.line_bytes = 0
 
 
-class Messages:
+class MessagesChannel:
     """The channel `messages`: a list of plain messages; one with a known id replaces that, and some remove others.
 
     The same stored bytes give the same object, so reading a conversation at each of its checkpoints decodes a message
@@ -521,7 +521,7 @@ def _key(id_: Any) -> str:
     return f"\0{next(_nameless)}" if id_ is None else str(id_)
 
 
-Channel: TypeAlias = Files | Messages
+Channel: TypeAlias = FilesChannel | MessagesChannel
 
 
 def replay(channel: Channel, value: Mapping[str, Any], written: Iterable[Any]) -> Mapping[str, Any]:

@@ -23,7 +23,8 @@ from services.postgres import Postgres, running
 from together import together
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres.guesses import CONTESTED_S, Guesses
+from fusebackend.backends.postgres.guesses import CONTESTED_S
+from fusebackend.backends.postgres.known_inodes import KnownInodes
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.base import acl
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Link, WrongLinks
@@ -75,7 +76,7 @@ def top_of(pair: Hosts, name: str) -> int:
 def unheard(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """A host's guesses are not told of other hosts' changes, but in a test of that."""
     if "heard" not in request.node.name:
-        monkeypatch.setattr(Guesses, "changed", lambda self, nodes, names=(): None)
+        monkeypatch.setattr(KnownInodes, "heard", lambda self, nodes, directories: None)
 
 
 @pytest.fixture
@@ -250,11 +251,13 @@ def test_a_contested_directory_is_asked_for_a_while(
             make(volume, top, tag + b"%d" % number)
     for number in range(5):
         two.lookup(top, b"b%d" % number)
+        one.lookup(top, b"a%d" % number)
     now[0] += CONTESTED_S
     assert [unlink(two, b"b%d" % number) for number in range(2)] == [1, 1]
     assert unlink(one, b"a0") == 3
     assert unlink(one, b"a1") == 2, "for a while it takes no guess"
     now[0] += CONTESTED_S
+    one.lookup(top, b"a2")
     assert unlink(one, b"a2") == 1
     assert names(one, top) - {b"x"} == {b"a3", b"a4", b"b2", b"b3", b"b4"}
 
@@ -277,8 +280,8 @@ def test_names_in_a_directory_that_others_fill_are_one_round_trip(hosts: Hosts, 
             call = partial(calls[number % 3], volume, name)
             assert trips(call) == 1 or (number, volume) == (0, one), "that others do is found out once"
     wanted = {tag + b"%d" % number for number in range(6) for tag in (b"a", b"b")}
-    supposed = two._guesses._rows[top]
-    assert supposed == one._read_inode(top).row
+    supposed = two._known.get(top)
+    assert supposed is not None and supposed.row == one._read_inode(top).row
     assert names(one, top) == names(two, top) == {b"x", b"first", b"second"} | wanted
     here, there = one._read_inode(top), two._read_inode(top)
     assert here.nlink == there.nlink == 2 + 4
@@ -394,7 +397,7 @@ def test_a_name_that_is_there_is_no_guess(hosts: Hosts, top: int) -> None:
         ):
             if forgets:
                 one._guesses._contested.clear()
-                one._guesses._names.clear()
+                one._known.changed(None)
             with pytest.raises(FileExistsError):
                 call()
     assert one.getattr(top).nlink == 3
@@ -524,7 +527,7 @@ def test_the_way_to_an_absent_name_is_compared_in_the_same_round_trip(
     two.unlink(here, b"file")
     with pytest.raises(FileNotFoundError):
         look(one, b"file", right)
-    one._guesses.note((), {(here, b"file"): node})
+    one._known._names_of(one._known.moment, here, one._read_inode(here).version).names[b"file"] = node  # type: ignore[union-attr]
     with pytest.raises(WrongLinks):
         look(one, b"file", wrong)
 
@@ -532,11 +535,11 @@ def test_the_way_to_an_absent_name_is_compared_in_the_same_round_trip(
 def test_news_that_are_heard_spare_a_guess(hosts: Hosts, top: int, trips: Trips) -> None:
     one, two = hosts
     two.mkdir(top, b"a", 0o755, ME)
-    assert top in two._guesses._rows
+    assert two._known.get(top) is not None
     one.mkdir(top, b"b", 0o755, ME)
-    eventually(lambda: top not in two._guesses._rows, LIMIT_S)
+    eventually(lambda: two._known.get(top) is None, LIMIT_S)
     assert trips(lambda: two.rmdir(top, b"a")) == 2
     one.mkdir(top, b"e", 0o755, ME)
-    eventually(lambda: top not in two._guesses._rows, LIMIT_S)
+    eventually(lambda: two._known.get(top) is None, LIMIT_S)
     assert trips(lambda: two.mkdir(top, b"c", 0o755, ME)) == 1, "a new name needs none"
-    assert top in two._guesses._rows
+    assert two._known.get(top) is not None

@@ -31,7 +31,7 @@ from fusebackend.volumes.chunks import CHUNK_BYTES
 def prune(path: Path) -> None:
     """Free at once what the flusher's thread frees sooner or later."""
     db = sqlite3.connect(path, isolation_level=None, timeout=30)
-    pruner = old_rows.Pruner()
+    pruner = old_rows.SqlitePruner()
     while pruner.work(db) is not None:
         pass
     db.close()

@@ -17,7 +17,7 @@ from threadview import View
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads.conversation import File
 from fusebackend.backends.threads.database.rows import Place, Saved
-from fusebackend.backends.threads.database.sql import SqlDatabase
+from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.index_cache import FORMAT
 from fusebackend.backends.threads.message_index import MAX_FILE_BYTES, MAX_FILES_BYTES, RecentFiles
 
@@ -194,13 +194,13 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        whole = SqlDatabase.saved
+        whole = SaverTables.saved
 
-        def saved(database: SqlDatabase, place: Place, checkpoint: str) -> Saved:
+        def saved(database: SaverTables, place: Place, checkpoint: str) -> Saved:
             self.count += 1
             return whole(database, place, checkpoint)
 
-        monkeypatch.setattr(SqlDatabase, "saved", saved)
+        monkeypatch.setattr(SaverTables, "saved", saved)
 
 
 @pytest.mark.parametrize("story", ["artist", "chat", "clearing", "forks", "old_files"])

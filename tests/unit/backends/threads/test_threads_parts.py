@@ -43,9 +43,9 @@ from fusebackend.backends.threads.database.rows import (
 )
 from fusebackend.backends.threads.database.values import (
     Ext,
-    Files,
+    FilesChannel,
     Message,
-    Messages,
+    MessagesChannel,
     loads,
     overwriting,
     pack,
@@ -204,7 +204,7 @@ def test_overwrites_in_each_form() -> None:
 
 
 def test_an_overwrite_begins_anew_in_a_replay_and_is_alone_in_a_step() -> None:
-    files = Files()
+    files = FilesChannel()
     written = [{"/a": 1}, {"__overwrite__": {"/b": 2}}, {"/c": 3, "/b": None}]
     assert replay(files, {"/z": 0}, written) == {"/c": 3}
     assert update(files, {"/z": 0}, written) == {"/b": 2}
@@ -256,7 +256,7 @@ def test_what_is_no_message_is_damaged(value: Any) -> None:
 
 
 def test_messages_are_merged_as_their_reducer_does() -> None:
-    messages = Messages()
+    messages = MessagesChannel()
     found = replay(
         messages,
         messages.whole(stored(_DeltaSnapshot([HumanMessage("1", id="a"), HumanMessage("2", id="b")]))),
@@ -482,7 +482,7 @@ def stored_messages(*texts: str) -> list[Ext]:
 
 
 def test_equal_stored_conversations_are_one_object() -> None:
-    channel = Messages()
+    channel = MessagesChannel()
     first = channel.whole(stored_messages("a", "b"))
     assert channel.whole(stored_messages("a", "b")) is first
     longer = channel.whole(stored_messages("a", "b", "c"))
@@ -494,7 +494,7 @@ def test_equal_stored_conversations_are_one_object() -> None:
 
 
 def test_a_write_after_an_overwrite_leaves_the_overwriting_value_alone() -> None:
-    channel = Messages()
+    channel = MessagesChannel()
     whole = channel.whole(stored_messages("a", "b"))
     overwrite = {"__overwrite__": stored_messages("a", "b")}
     found = replay(channel, {}, [overwrite, stored_messages("c")])

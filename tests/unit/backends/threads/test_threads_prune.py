@@ -24,8 +24,8 @@ from test_threads_model import DEEDS, after_each, b
 from threadcases import Bench, bench
 
 from fusebackend.backends.threads.database import sqlite
-from fusebackend.backends.threads.database.rows import Mark, Outline, Place
-from fusebackend.backends.threads.database.sql import SqlDatabase
+from fusebackend.backends.threads.database.rows import CheckpointMark, Outline, Place
+from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, Pruned, plan, prune
 from fusebackend.cli.main import main
 
@@ -36,9 +36,9 @@ HOUR_NS = 3600 * 10**9
 NEWEST = Keep()
 
 
-def database(b: Bench) -> SqlDatabase:
+def database(b: Bench) -> SaverTables:
     found = b.backend.volume._database
-    assert isinstance(found, SqlDatabase)
+    assert isinstance(found, SaverTables)
     return found
 
 
@@ -382,7 +382,7 @@ def test_a_checkpoint_that_goes_while_a_thread_is_read_is_passed_over(fresh: Ben
     base = database(fresh)
     marks, before = base.marks, base.outline("old")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "marks", lambda place: {**marks(place), "gone": Mark(1)})
+        patch.setattr(base, "marks", lambda place: {**marks(place), "gone": CheckpointMark(1)})
         assert base.outline("old") == before
 
 
