@@ -28,7 +28,7 @@ import email.utils
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 from urllib.parse import quote, unquote, urlsplit
 from xml.etree import ElementTree
@@ -138,14 +138,6 @@ class WebdavRemote(Remote):
         data = answer.content
         etag = f"{answer.headers.get('ETag', '')} {digest_of(data).hex()}"
         return Head(len(data), etag, modified_ns=_time_ns(answer.headers.get("Last-Modified")), content=data)
-
-    def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
-        head = self.head(key)
-        if head is None:
-            raise _oserror(errno.ENOENT)
-        if etag is not None and head.etag != etag:
-            raise _oserror(errno.ESTALE)
-        return [bytes(head.content or b"")]
 
     def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
         content, named = data.read(0, data.size), str(over or "").rpartition(" ")[0]

@@ -51,8 +51,7 @@ from fusebackend.protocol.scheme import UrlError
 from fusebackend.rules.rule import RouteRules
 from fusebackend.rules.view import View, checked_views
 from fusebackend.shell.options import ShellOptions
-from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
-from fusebackend.vfs.trees_options import Shown, TreesOptions, check_name
+from fusebackend.vfs.options import DEFAULT_DEADLINE_S, RouteLimits, Shown, TreesOptions, check_name
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from fusebackend.protocol import agent, records
 if TYPE_CHECKING:
     from fusebackend.backends.directory.backend import FilesystemBackend as FilesystemBackend
     from fusebackend.backends.directory.backend import LocalShellBackend as LocalShellBackend
-    from fusebackend.backends.fsspec.backend import FsspecBackend as FsspecBackend
+    from fusebackend.backends.fsspec.remote import FsspecBackend as FsspecBackend
     from fusebackend.backends.memory import InMemoryBackend as InMemoryBackend
     from fusebackend.backends.object_store.backend import ObjectStoreBackend as ObjectStoreBackend
     from fusebackend.backends.object_store.backend import S3Backend as S3Backend
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fusebackend.backends.sandbox.docker import DockerBackend as DockerBackend
     from fusebackend.backends.sandbox.hosted import E2BBackend as E2BBackend
     from fusebackend.backends.sandbox.hosted import ModalBackend as ModalBackend
-    from fusebackend.backends.sandbox.staged import StagedSandbox as StagedSandbox
     from fusebackend.backends.sqlite.backend import SqliteBackend as SqliteBackend
     from fusebackend.backends.state.backend import StateBackend as StateBackend
     from fusebackend.backends.store import StoreBackend as StoreBackend
@@ -47,14 +46,13 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "backends.directory.backend": "FilesystemBackend LocalShellBackend",
-    "backends.fsspec.backend": "FsspecBackend",
+    "backends.fsspec.remote": "FsspecBackend",
     "backends.memory": "InMemoryBackend",
     "backends.object_store.backend": "ObjectStoreBackend S3Backend",
     "backends.postgres": "PostgresBackend",
     "backends.sandbox.base": "BaseSandbox",
     "backends.sandbox.docker": "DockerBackend",
     "backends.sandbox.hosted": "E2BBackend ModalBackend",
-    "backends.sandbox.staged": "StagedSandbox",
     "backends.sqlite.backend": "SqliteBackend",
     "backends.state.backend": "StateBackend",
     "backends.store": "StoreBackend",

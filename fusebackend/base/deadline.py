@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextvars
 import errno
-import functools
-import math
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -127,15 +125,3 @@ class BoundedCalls:
         self._places.release()
         if call.given_up:
             self._late(call.error)
-
-
-def together(calls: Sequence[Callable[[], T]], most: int) -> Iterator[T]:
-    """Run these calls, and return their results in order; so many of them run at once."""
-    places = threading.BoundedSemaphore(most)
-
-    def placed(call: Callable[[], T]) -> T:
-        with places:
-            return call()
-
-    for one in [Pending(functools.partial(placed, call)) for call in calls]:
-        yield one.result(lambda: math.inf)

@@ -3,7 +3,7 @@
 The agent face speaks in four codes, the kernel face in errno; these tables translate between them. An errno without a
 code is said in the system's own words (`os.strerror`), and found again by them: no other text is guessed at. Each
 backend has a table from the errors of its database or service to errno (`databases/postgres.py`,
-`databases/sqlite.py`, `backends/object_store/bucket/errors.py`, `backends/sandbox/script_answers.py`).
+`databases/sqlite.py`, `backends/object_store/bucket/errors.py`, `backends/sandbox/scripts.py`).
 """
 
 from __future__ import annotations

@@ -101,6 +101,11 @@ class Matcher:
         self._last_names: dict[int, re.Pattern[str]] = {}
         self._directory: tuple[str, int] | None = ("", self._start) if anchored else None
 
+    def may_hold(self, segments: tuple[str, ...]) -> bool:
+        """Return True if a file below this directory, relative to where the search began, can match."""
+        shared = min(len(segments), len(self.prefix))
+        return segments[:shared] == self.prefix[:shared] and (self.depth is None or len(segments) < self.depth)
+
     def matches(self, relative_path: str) -> bool:
         """Return True if the file at this path below the search root matches. The path has no leading `/`."""
         directory, _, name = relative_path.rpartition("/")

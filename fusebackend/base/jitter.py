@@ -8,9 +8,5 @@ from __future__ import annotations
 
 import random
 
-_chance = random.Random()
-
-
-def between(low: float, high: float) -> float:
-    """Return a random number from `low` to `high`. Any thread."""
-    return _chance.uniform(low, high)
+between = random.Random().uniform
+"""`between(low, high)` returns a random number from `low` to `high`. Any thread."""

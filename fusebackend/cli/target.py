@@ -287,26 +287,6 @@ def open_client(mountpoint: str) -> Client:
     return Client(place, view=None if says else "")
 
 
-def mount_option(function: F) -> F:
-    """`--mount DIR`."""
-    return click.option(
-        "--mount",
-        "mount",
-        envvar="FUSEBACKEND_MOUNT",
-        shell_complete=complete_mountpoint,
-        metavar="DIR",
-        help="Paths are those that agents use in the mount on DIR, such as /notes.md. DIR may be a view's socket, or "
-        "the socket or configuration of what 'serve' serves. FUSEBACKEND_MOUNT says the same.",
-    )(function)
-
-
-if_version_option = click.option(
-    "--if-version",
-    metavar="VERSION",
-    help="Only if the file still has this version, as 'fusebackend stat' says it; otherwise nothing is changed.",
-)
-
-
 # -- completion ------------------------------------------------------------------------------------------------
 #
 # For click. An error completes to nothing: it would be printed into the line that the user is typing.
@@ -397,3 +377,22 @@ def _local(incomplete: str) -> list[str]:
         found = [(entry.name, entry.is_dir()) for entry in entries if entry.name.startswith(name)]
         return sorted(os.path.join(directory, name) + ("/" if is_dir else "") for name, is_dir in found)
     return []
+
+
+# -- options ---------------------------------------------------------------------------------------------------
+
+mount_option = click.option(
+    "--mount",
+    "mount",
+    envvar="FUSEBACKEND_MOUNT",
+    shell_complete=complete_mountpoint,
+    metavar="DIR",
+    help="Paths are those that agents use in the mount on DIR, such as /notes.md. DIR may be a view's socket, or "
+    "the socket or configuration of what 'serve' serves. FUSEBACKEND_MOUNT says the same.",
+)
+
+if_version_option = click.option(
+    "--if-version",
+    metavar="VERSION",
+    help="Only if the file still has this version, as 'fusebackend stat' says it; otherwise nothing is changed.",
+)

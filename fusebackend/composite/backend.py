@@ -32,10 +32,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar, Unpack
 
 from fusebackend.base import budget, caller, errors, paths
-from fusebackend.base.deadline import together
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import ROOT, AgentPath, PathError
-from fusebackend.composite.route_table import RouteTable
+from fusebackend.composite.route_table import PrefixTable
 from fusebackend.composite.router import RoutedPath, Routing, face_of
 from fusebackend.composite.search import MAX_AWAITED, TreeSearch
 from fusebackend.databases.graph_state import GraphRuntime, graph_config
@@ -65,6 +64,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.registered import registered_with
 from fusebackend.remote.files_update import apply_files_update
+from fusebackend.remote.parallel import each
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class CompositeBackend(BackendProtocol):
         return super().__new__(_class((*bases, cls)) if bases else cls)
 
     def __init__(self, default: Any, routes: Mapping[str, Any] | None = None) -> None:
-        table = RouteTable(routes or {})
+        table = PrefixTable(routes or {})
         default = unwrapped(default)
         self.given = {paths.normalise_prefix(prefix): unwrapped(backend) for prefix, backend in (routes or {}).items()}
         for prefix, backend in {ROOT: default, **self.given}.items():
@@ -235,18 +235,20 @@ class CompositeBackend(BackendProtocol):
                 raise errors.oserror(verb.pinned)
         except (PathError, OSError) as error:
             return verb.refused(error, path)
-        result = ask(routed)
-        record: Any = result
+        return self._shown(verb, routed, ask(routed), path, besides)
+
+    def _shown(self, verb: Verb[Record], routed: RoutedPath, answer: Record, given: str, besides: str = "") -> Record:
+        record: Any = answer
         done = record.error is None
         if not done:
             record.error = routed.words(record.error, besides=besides)
         if verb.batch:
-            record.path = path
+            record.path = given
         elif verb.changes and done:
             record.path = routed.outer
         if verb.changes and (done or verb.batch):
             record.files_update = (record.files_update and self._merged(routed, record.files_update)) or None
-        return result
+        return answer
 
     def move(
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
@@ -338,39 +340,21 @@ class CompositeBackend(BackendProtocol):
     ) -> list[FileUploadResponse]:
         """One call per backend; answers in the order and with the paths given."""
         conditions = list(conditions_of(len(files), if_version, if_absent))
-        answers, groups = self._grouped(verbs.UPLOAD_FILES, [path for path, _ in files])
 
         def upload(group: Group) -> list[FileUploadResponse]:
             given = [conditions[index] for index, _ in group]
             items = [(routed.inner, files[index][1]) for index, routed in group]
             return group[0][1].face.upload_files(items, given if any(given) else ())
 
-        for group, responses in _asked(verbs.UPLOAD_FILES, groups, upload):
-            for (index, routed), response in zip(group, responses, strict=True):
-                answers[index] = FileUploadResponse(
-                    path=files[index][0],
-                    error=routed.words(response.error),
-                    files_update=self._merged(routed, response.files_update) or None,
-                    version=response.version,
-                )
-        return answers
+        return self._batched(verbs.UPLOAD_FILES, [path for path, _ in files], upload)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """One call per backend; answers in the order and with the paths given."""
-        answers, groups = self._grouped(verbs.DOWNLOAD_FILES, paths)
 
         def download(group: Group) -> list[FileDownloadResponse]:
-            return group[0][1].face.download_files([routed.inner for _, routed in group])
+            return [*map(with_version, group[0][1].face.download_files([routed.inner for _, routed in group]))]
 
-        for group, responses in _asked(verbs.DOWNLOAD_FILES, groups, download):
-            for (index, routed), response in zip(group, responses, strict=True):
-                answers[index] = FileDownloadResponse(
-                    path=paths[index],
-                    content=response.content,
-                    error=routed.words(response.error),
-                    version=with_version(response).version,
-                )
-        return answers
+        return self._batched(verbs.DOWNLOAD_FILES, paths, download)
 
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, without holding it all in memory where its backend can do
@@ -382,10 +366,12 @@ class CompositeBackend(BackendProtocol):
         backend can do that. The answer has no content."""
         return self._at(verbs.DOWNLOAD_FILES, path, lambda routed: routed.face.download_to(routed.inner, file))
 
-    def _grouped(self, verb: Verb[Response], wanted: list[str]) -> tuple[list[Any], list[Group]]:
-        """Return the answers for paths that no backend is asked for (None elsewhere), and the others by backend."""
-        answers: list[Response | None] = [None] * len(wanted)
-        groups: dict[int, list[tuple[int, RoutedPath]]] = {}
+    def _batched(
+        self, verb: Verb[Response], wanted: list[str], ask: Callable[[Group], list[Response]]
+    ) -> list[Response]:
+        """The answers for paths, of which each backend is asked for its own."""
+        answers: dict[int, Response] = {}
+        groups: dict[int, Group] = {}
         for index, path in enumerate(wanted):
             try:
                 routed = self._routing.route(path)
@@ -395,7 +381,10 @@ class CompositeBackend(BackendProtocol):
                 answers[index] = verb.refused(error, path)
                 continue
             groups.setdefault(id(routed.face.backend), []).append((index, routed))
-        return answers, list(groups.values())
+        for group, found in _asked(verb, list(groups.values()), ask):
+            for (index, routed), answer in zip(group, found, strict=True):
+                answers[index] = self._shown(verb, routed, answer, wanted[index])
+        return [answers[index] for index in range(len(wanted))]
 
     def real_paths(self, wanted: list[str]) -> list[str | None]:
         """One question for each backend. A link leads nowhere out of its route."""
@@ -478,7 +467,7 @@ def _asked(
     """Yield the answers of each backend. Backends with an `a…` verb of their own are asked at the same time. When the
     caller has cancelled, no further backend is asked."""
     awaited = [group for group in groups if group[0][1].face.coroutine(verb.name, caller.library())]
-    yield from zip(awaited, together([functools.partial(ask, group) for group in awaited], MAX_AWAITED), strict=True)
+    yield from zip(awaited, each(ask, awaited, MAX_AWAITED), strict=True)
     for group in groups:
         if group in awaited:
             continue

@@ -1,4 +1,4 @@
-"""`RouteTable`: the route of each path, and the names that routes put into a directory. Pure and immutable.
+"""`PrefixTable`: the route of each path, and the names that routes put into a directory. Pure and immutable.
 
 The agent face asks it (`backend.py`, `router.py`). The mount decides by the same rules in a tree of directories
 (`vfs/junctions.py`); `tests/unit/composite/test_composite.py` and `tests/unit/vfs/test_mounted_tree.py` hold each to
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from fusebackend.base.paths import ROOT, AgentPath, PathError, is_below, join, normalise_prefix, parent_and_name
 
 
-class RouteTable:
+class PrefixTable:
     """The prefixes of a composite.
 
     Attributes:

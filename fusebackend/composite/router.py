@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.composite.route_table import RouteTable
+from fusebackend.composite.route_table import PrefixTable
 from fusebackend.dialects.agent_face import AgentFace, is_native, stumbled
 from fusebackend.dialects.text_files import Outcome
 from fusebackend.protocol import (
@@ -64,7 +64,7 @@ class Scope(NamedTuple):
 class Routing:
     """See the module's docstring. `faces` has one for each prefix of the table, and one for None."""
 
-    def __init__(self, table: RouteTable, faces: Mapping[AgentPath | None, AgentFace]) -> None:
+    def __init__(self, table: PrefixTable, faces: Mapping[AgentPath | None, AgentFace]) -> None:
         self.table = table
         self.faces = faces
 

@@ -25,11 +25,12 @@ from functools import partial
 from typing import TypeVar
 
 from fusebackend.base import asked, budget, caller, paths
-from fusebackend.base.deadline import Pending, together
+from fusebackend.base.deadline import Pending
 from fusebackend.base.globs import Matcher, compile_glob
-from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.base.paths import AgentPath
 from fusebackend.composite.router import RoutedPath, Routing, Scope
 from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, LsResult
+from fusebackend.remote.parallel import each
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +69,7 @@ class TreePattern:
 
     def may_match_below(self, segments: tuple[str, ...]) -> bool:
         """Return True if a file below this directory, relative to the searched path, can match."""
-        if not self._anchored:
-            return True
-        prefix, depth = self._matcher.prefix, self._matcher.depth
-        common = min(len(prefix), len(segments))
-        return prefix[:common] == segments[:common] and (depth is None or len(segments) < depth)
+        return not self._anchored or self._matcher.may_hold(segments)
 
 
 def _broad(pattern: str) -> str:
@@ -235,11 +232,10 @@ def _answers(
     apart = [part for part in parts if part.face.guard] if len(parts) > 1 else []
     awaited = [part for part in parts if part not in apart and part.face.coroutine(verb, caller.library())]
     begun = [Pending(partial(ask, part)) for part in apart]
-    answers = together([partial(ask, part) for part in awaited], MAX_AWAITED)
     for part in parts:
         if part not in apart and part not in awaited:
             yield part, None if left.spent else ask(part)
-    yield from zip(awaited, answers, strict=True)
+    yield from zip(awaited, each(ask, awaited, MAX_AWAITED), strict=True)
     for part, call in zip(apart, begun, strict=True):
         yield part, call.result(lambda: math.inf)
 
@@ -250,16 +246,8 @@ def _missing(results: Iterable[GrepResult | GlobResult]) -> str | None:
 
 
 def _has_directory(routed: RoutedPath) -> bool:
-    """Return True if the backend has this directory, which the routes need anyway. As the nearest directory above says
-    that can be listed: an error of its own is no answer."""
-    path = routed.inner
-    while path != ROOT:
-        above, _ = paths.parent_and_name(path)
-        result = routed.face.ls(above)
-        if result.error is None:
-            return any(info["path"] == f"{path}/" for info in result.entries or ())
-        path = above
-    return True
+    """Return True if the backend has this directory, which the routes need anyway, as far as it can be told."""
+    return routed.face.has(routed.inner) is not False
 
 
 def _outer_match(routed: RoutedPath, match: GrepMatch) -> GrepMatch:

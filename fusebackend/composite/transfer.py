@@ -19,7 +19,6 @@ file that it is at, and the copy is removed.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import copy as copying
 import errno
@@ -28,11 +27,11 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
-from fusebackend.base import acl, budget, errors, paths
+from fusebackend.base import budget, errors, paths
 from fusebackend.base.deadline import GivenUp
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.agent_face import AgentFace, Guard
@@ -47,11 +46,12 @@ from fusebackend.protocol import (
     Volume,
     verbs,
 )
+from fusebackend.remote.files_update import collecting
 from fusebackend.remote.volume import ForeignVolume, volume_of
 from fusebackend.rules import met
 from fusebackend.volumes import placing
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
+from fusebackend.volumes.contents import data_pieces
 from fusebackend.volumes.native import NativeVolume, silently
 from fusebackend.volumes.removal import REMOVED_AT_ONCE
 from fusebackend.volumes.walk import Place, below, find, known, resolve
@@ -62,14 +62,13 @@ T = TypeVar("T")
 
 DIRECTORY_MODE = 0o755
 
-MAX_WHOLE_BYTES = 2 << 30
-"""A backend with the agent face alone takes a file in one piece, which is held in memory."""
+CHANGED = "It was changed while it was being moved"
 
 Names = tuple[bytes, ...]
 """The way from the top of the moved tree to something in it; empty for the top itself."""
 
 
-class Item(NamedTuple):
+class MovedItem(NamedTuple):
     """Something in the moved tree, as it was when it was looked at."""
 
     names: Names
@@ -77,7 +76,6 @@ class Item(NamedTuple):
     mode: int
     uid: int
     gid: int
-    rdev: int
     nlink: int
     size: int
     atime_ns: int
@@ -128,8 +126,8 @@ def transfer(
         _require_able(source, target, volume, into, items)  # after the rules, for it names what it finds
         if there.attr is not None:
             raise errors.oserror(errno.EEXIST)
-    copy = _copy_in(target, there.path, into, seen, there.missing_paths)
-    with contextlib.ExitStack() as undoing:
+    copy = _Copy(target, there.path, into, seen)
+    with contextlib.ExitStack() as undoing, collecting() as stored:
         undoing.callback(copy.undo)
         for item in items:
             if budget.current().cancelled:
@@ -149,8 +147,8 @@ def transfer(
     try:
         deleted = _delete(source, left, silent=left != source_path)
         if deleted.error is None:
-            return deleted.files_update or {}, copy.files_update
-        back = _copy_in(source, source_path, volume, volume, ())
+            return deleted.files_update or {}, stored
+        back = _Copy(source, source_path, volume, volume)
         _put_back(back, reading, left, items, _guarded(into, target), there.path)
     except OSError as error:
         rest = "" if left == source_path else f"; what is left of it is '{paths.parent_and_name(left)[1]}'"
@@ -224,7 +222,9 @@ def _delete(source: AgentFace, path: AgentPath, *, silent: bool) -> DeleteResult
     return deleted
 
 
-def _put_back(back: _Copy, volume: Volume, left: AgentPath, items: list[Item], into: Volume, copied: AgentPath) -> None:
+def _put_back(
+    back: _Copy, volume: Volume, left: AgentPath, items: list[MovedItem], into: Volume, copied: AgentPath
+) -> None:
     """Make what is gone of the source from its copy.
 
     Args:
@@ -247,15 +247,11 @@ def _put_back(back: _Copy, volume: Volume, left: AgentPath, items: list[Item], i
     back.finish(items)
 
 
-def _copy_in(face: AgentFace, path: AgentPath, volume: Volume, seen: Volume, missing: Sequence[AgentPath]) -> _Copy:
-    return _NodeCopy(face, path, volume, seen) if _is_native(volume) else _FileCopy(face, path, missing)
-
-
 def _is_native(volume: Volume) -> TypeGuard[ObservableVolume]:
     return isinstance(volume, ObservableVolume) and not isinstance(volume, ForeignVolume)
 
 
-def _twin(volume: Volume, item: Item) -> bytes | int:
+def _twin(volume: Volume, item: MovedItem) -> bytes | int:
     """Return what two names of one file have in common."""
     return volume.lasting(item.node) or item.node
 
@@ -270,19 +266,19 @@ def _volume_of_paths(face: AgentFace) -> Volume:
     return volume_of(face.backend) if face.start == paths.ROOT else ForeignVolume(face.backend)
 
 
-def _tree(volume: Volume, top: Attr) -> Iterator[Item]:
+def _tree(volume: Volume, top: Attr) -> Iterator[MovedItem]:
     """A directory comes before what is in it."""
     yield _item((), top)
     for path, attr in below(volume, top.node) if top.is_dir else ():
         yield _item(tuple(path.split(b"/")[1:]), attr)
 
 
-def _item(names: Names, attr: Attr) -> Item:
-    return Item(names, attr.node, attr.mode, attr.uid, attr.gid, attr.rdev, attr.nlink, attr.size, attr.atime_ns,
+def _item(names: Names, attr: Attr) -> MovedItem:
+    return MovedItem(names, attr.node, attr.mode, attr.uid, attr.gid, attr.nlink, attr.size, attr.atime_ns,
                 attr.mtime_ns, attr.ctime_ns, getattr(attr, "read_only", False))  # fmt: skip
 
 
-def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Volume, items: list[Item]) -> None:
+def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Volume, items: list[MovedItem]) -> None:
     """Refuse moves that would fail before anything is copied."""
     if volume.features.read_only or into.features.read_only:
         raise errors.oserror(errno.EROFS)
@@ -312,31 +308,39 @@ class _SparseDigest:
         self._hash = hashlib.blake2b()
         self.size = 0
 
-    def add(self, offset: int, piece: bytes) -> bool:
-        """Return True if the piece has bytes other than zero."""
+    def add(self, offset: int, piece: bytes) -> None:
         self.size = offset + len(piece)
         ended = piece.rstrip(b"\0")
         if ended:
             self._hash.update(b"%d %d " % (offset, len(ended)))
             self._hash.update(ended)
-        return bool(ended)
 
     def value(self) -> bytes:
         self._hash.update(b"%d" % self.size)
         return self._hash.digest()
 
 
+class _Digested(placing.NodeSource):
+    """A node whose bytes are digested as they are read."""
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        self.digest = _SparseDigest()
+        for offset, piece in super().pieces():
+            self.digest.add(offset, piece)
+            yield offset, piece
+
+
+def _state_of(source: Volume, item: MovedItem) -> placing.State:
+    """What a copy is to be: with the times from before it was read, and a directory writable until it is done."""
+    state = placing.state_of(source, source.getattr(item.node))
+    mode = stat.S_IFDIR | 0o700 if item.is_dir else item.mode
+    return state._replace(mode=mode, uid=item.uid, gid=item.gid, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns)
+
+
 def _digest(volume: Volume, node: int) -> bytes:
     digest = _SparseDigest()
     for offset, piece in data_pieces(volume, node):
         digest.add(offset, piece)
-    return digest.value()
-
-
-def _digest_of(data: bytes) -> bytes:
-    digest = _SparseDigest()
-    for offset in range(0, len(data), PIECE_BYTES):
-        digest.add(offset, data[offset : offset + PIECE_BYTES])
     return digest.value()
 
 
@@ -348,96 +352,36 @@ def _require_same(found: bytes, wanted: bytes) -> None:
 # -- the copy --------------------------------------------------------------------------------------------------
 
 
-class _Copy(abc.ABC):
-    """Where the tree is copied to. `add` each item, a directory before what is in it, then `finish`."""
-
-    def __init__(self, target: AgentFace, path: AgentPath) -> None:
-        self._target = target
-        self._path = path
-        self.nodes: dict[Names, int] = {}
-        """Of what is there, where it has any."""
-        self.twins: dict[bytes | int, Names] = {}
-        """A source file with several names → the first name of its copy."""
-        self.digests: dict[Names, bytes] = {}
-        self.files_update: dict[str, Any] = {}
-
-    def hide_as(self, name: bytes) -> None:
-        """Have another hidden name for the top."""
-
-    @abc.abstractmethod
-    def add(self, source: Volume, item: Item) -> None: ...
-
-    @abc.abstractmethod
-    def finish(self, items: list[Item]) -> None:
-        """Read back and compare, put in place, make durable."""
-
-    @abc.abstractmethod
-    def undo(self) -> None:
-        """Remove all of it."""
-
-
-class _FileCopy(_Copy):
-    """In a backend that has the agent face alone: whole files, and durable as it makes them.
+class _Copy:
+    """Where the tree is copied to, under a hidden name until it is complete; a backend with the agent face alone has no
+    way to give it another. `add` each item, a directory before what is in it, then `finish`.
 
     Args:
-        missing: paths of directories that it will make on the way.
-    """
-
-    def __init__(self, target: AgentFace, path: AgentPath, missing: Sequence[AgentPath]) -> None:
-        super().__init__(target, path)
-        self._missing = missing
-
-    def add(self, source: Volume, item: Item) -> None:
-        if not item.is_file:
-            return
-        if item.size > MAX_WHOLE_BYTES:
-            raise errors.oserror(errno.EFBIG)
-        data = bytearray()
-        for offset, piece in data_pieces(source, item.node):
-            data += bytes(offset - len(data)) + piece
-        self.digests[item.names] = _digest_of(bytes(data))
-        (answer,) = self._target.upload_files([(_below(self._path, item.names), bytes(data))])
-        if answer.error is not None:
-            raise OSError(errors.errno_of(answer.error), answer.error)
-        self.files_update.update(answer.files_update or {})
-
-    def finish(self, items: list[Item]) -> None:
-        for names, digest in self.digests.items():
-            (answer,) = self._target.download_files([_below(self._path, names)])
-            if answer.error is not None:
-                raise OSError(errors.errno_of(answer.error), answer.error)
-            _require_same(_digest_of(answer.content or b""), digest)
-
-    def undo(self) -> None:
-        for names in self.digests:
-            self._target.delete(_below(self._path, names))
-        made = {_below(self._path, names[:end]) for names in self.digests for end in range(len(names))}
-        for directory in sorted(made.union(self._missing), key=len, reverse=True):
-            if self._target.ls(directory).entries == []:
-                self._target.delete(directory)
-
-
-class _NodeCopy(_Copy):
-    """In a volume of this package, under a hidden name until it is complete.
-
-    Args:
+        volume: of the target.
         seen: the volume with its rules.
     """
 
-    def __init__(self, target: AgentFace, path: AgentPath, volume: ObservableVolume, seen: Volume) -> None:
-        super().__init__(target, path)
+    def __init__(self, target: AgentFace, path: AgentPath, volume: Volume, seen: Volume) -> None:
+        self._target = target
+        self._path = path
+        self.nodes: dict[Names, int] = {}
+        """Of what is there."""
+        self.twins: dict[bytes | int, Names] = {}
+        """A source file with several names → the first name of its copy."""
+        self.digests: dict[Names, bytes] = {}
         self._volume, self._calls = volume, _guarded(volume, target)
         self._seen = seen
         self._caller = Caller(os.geteuid(), os.getegid(), os.getpid())
         self._place = resolve(self._calls, path, follow=False)
-        self._name = self._hidden = _hidden(self._place.name)
+        self._name = self._hidden = _hidden(self._place.name) if _is_native(volume) else self._place.name
         self._made: list[tuple[int, bytes]] = []
         self._parent = self._place.parent
 
     def hide_as(self, name: bytes) -> None:
+        """Have another hidden name for the top."""
         self._name = self._hidden = name
 
-    def add(self, source: Volume, item: Item) -> None:
+    def add(self, source: Volume, item: MovedItem) -> None:
         if not item.names:
             self._make_parents()
         parent, name = self._place_of(item.names)
@@ -446,16 +390,15 @@ class _NodeCopy(_Copy):
             if first != item.names:
                 self.nodes[item.names] = self._calls.link(self._node(first), parent, name).node
                 return
-        node = self.nodes[item.names] = self._make(source, item, parent, name)
+        found = _Digested(source, item.node, _state_of(source, item))
+        placed = placing.make(self._calls, parent, name, found, [], "")
+        self.nodes[item.names] = placed.attr.node
+        if "mode" in placed.lost:
+            raise errors.oserror(errno.EPERM)
         if item.is_file:
-            self.digests[item.names] = self._fill(source, item, node)
-        if self._calls.features.xattrs and not stat.S_ISLNK(item.mode):
-            wanted = source.listxattr(item.node) if source.features.xattrs else ()
-            # The default ACL of its new directory has given it ACLs, which would let others read it.
-            for attribute in acl.NAMES.intersection(self._calls.listxattr(node)).difference(wanted):
-                self._calls.removexattr(node, attribute)
-            for attribute in wanted:
-                self._calls.setxattr(node, attribute, source.getxattr(item.node, attribute))
+            self.digests[item.names] = found.digest.value()
+            if found.digest.size != found.state.size:
+                raise OSError(errno.EBUSY, CHANGED)
 
     def _place_of(self, names: Names) -> tuple[int, bytes]:
         return (self._node(names[:-1]), names[-1]) if names else (self._parent, self._name)
@@ -470,24 +413,7 @@ class _NodeCopy(_Copy):
             self._made.append((self._parent, name))
             self._parent = node
 
-    def _make(self, source: Volume, item: Item, parent: int, name: bytes) -> int:
-        """Make it for the server alone: until `_adorn`, a set-user-ID file would be one of the server's user."""
-        if item.is_dir:
-            return self._calls.mkdir(parent, name, 0o700, self._caller).node
-        if stat.S_ISLNK(item.mode):
-            return self._calls.symlink(parent, name, source.readlink(item.node), self._caller).node
-        return self._calls.mknod(parent, name, stat.S_IFMT(item.mode) | 0o600, item.rdev, self._caller).node
-
-    def _fill(self, source: Volume, item: Item, node: int) -> bytes:
-        digest = _SparseDigest()
-        with opened(self._calls, node, os.O_WRONLY):
-            for offset, piece in data_pieces(source, item.node):
-                if digest.add(offset, piece):  # a hole stays one
-                    self._calls.write(node, offset, piece)
-            self._calls.setattr(node, AttrChanges(size=digest.size))
-        return digest.value()
-
-    def finish(self, items: list[Item]) -> None:
+    def finish(self, items: list[MovedItem]) -> None:
         for names, digest in self.digests.items():
             _require_same(_digest(self._calls, self._node(names)), digest)
         for item in reversed(items):  # a directory after what is in it, for that moves its times
@@ -495,11 +421,12 @@ class _NodeCopy(_Copy):
         _in_time(self._target, partial(self._put_in_place, items))
         self._calls.sync()
 
-    def _put_in_place(self, items: list[Item]) -> None:
-        with self._volume.changing() as changes:
+    def _put_in_place(self, items: list[MovedItem]) -> None:
+        with placing.changing(self._volume) as changes:
             if self._seen is not self._volume and resolve(self._seen, self._path, follow=False).parent != self._parent:
                 raise OSError(errno.EBUSY, "Its new place was moved meanwhile")
-            self._volume.rename(self._parent, self._hidden, self._parent, self._place.name, RENAME_NOREPLACE)
+            if self._hidden != self._place.name:
+                self._volume.rename(self._parent, self._hidden, self._parent, self._place.name, RENAME_NOREPLACE)
             self._name = self._place.name
             for parent, name in [*self._made, (self._parent, self._name)]:
                 changes += [Change(node=parent), Change(parent=parent, name=name)]
@@ -509,17 +436,13 @@ class _NodeCopy(_Copy):
                 path = AgentPath("/".join([self._place.path, *map(paths.to_text, item.names)]))
                 changes.append(Change(kind="created", path=path + "/" if item.is_dir else path))
 
-    def _adorn(self, item: Item, node: int) -> None:
+    def _adorn(self, item: MovedItem, node: int) -> None:
+        """Give a directory its mode, and everything the times from before it was read."""
         attr = self._calls.getattr(node)
-        if (attr.mode, attr.uid, attr.gid, attr.mtime_ns) == (item.mode, item.uid, item.gid, item.mtime_ns):
-            return  # it is that of the source, which was left there
-        with contextlib.suppress(PermissionError):  # only root may give files away
-            self._calls.setattr(node, AttrChanges(uid=item.uid, gid=item.gid))
-        mode = None if stat.S_ISLNK(item.mode) else stat.S_IMODE(item.mode)  # Linux has no such call for a link
-        attr = self._calls.getattr(node)
-        if mode is not None and not item.is_dir and (attr.uid, attr.gid) != (item.uid, item.gid):
-            mode &= ~(stat.S_ISUID | stat.S_ISGID)  # it stays the server's: as `cp -p`
-        self._calls.setattr(node, AttrChanges(mode=mode, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
+        mode = item.mode if item.is_dir else attr.mode
+        if (attr.mode, attr.atime_ns, attr.mtime_ns) != (mode, item.atime_ns, item.mtime_ns):
+            mode_now = stat.S_IMODE(mode) if item.is_dir else None
+            self._calls.setattr(node, AttrChanges(mode_now, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
 
     def undo(self) -> None:
         try:
@@ -535,13 +458,13 @@ class _NodeCopy(_Copy):
                 if self._volume.getattr(node).is_dir:
                     self._volume.setattr(node, AttrChanges(mode=0o700))
         while left:
-            with contextlib.nullcontext() if was_seen else silently(), self._volume.changing() as changes:
+            with contextlib.nullcontext() if was_seen else silently(), placing.changing(self._volume) as changes:
                 for names in left[: -REMOVED_AT_ONCE - 1 : -1]:
                     parent, name = (self.nodes[names[:-1]], names[-1]) if names else (self._parent, self._name)
                     attr, path = self._volume.lookup(parent, name), _below(self._path, names)
                     placing.remove(self._volume, parent, name, attr, changes, path)
             del left[-REMOVED_AT_ONCE:]
-        with self._volume.changing() as changes, contextlib.suppress(OSError):  # it is not empty any more
+        with placing.changing(self._volume) as changes, contextlib.suppress(OSError):  # it is not empty any more
             for (parent, name), path in reversed(list(zip(self._made, self._place.missing_paths, strict=False))):
                 self._volume.rmdir(parent, name)
                 changes += [Change(node=parent), Change(parent=parent, name=name)]
@@ -556,7 +479,7 @@ def _hidden(name: bytes) -> bytes:
 # -- the source ------------------------------------------------------------------------------------------------
 
 
-def _set_aside(volume: Volume, place: Place, items: list[Item], ruled: Volume) -> AgentPath:
+def _set_aside(volume: Volume, place: Place, items: list[MovedItem], ruled: Volume) -> AgentPath:
     """Check that the source has not changed since it was copied, and give it a hidden name, in one step; returns its
     path.
 
@@ -569,14 +492,14 @@ def _set_aside(volume: Volume, place: Place, items: list[Item], ruled: Volume) -
         if ruled is not volume and isinstance(ruled, NativeVolume):
             ruled.require_removable(place.path)
         if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
-            raise OSError(errno.EBUSY, "It was changed while it was being moved")
+            raise OSError(errno.EBUSY, CHANGED)
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
         path = place.path + "/" if top.is_dir else place.path
         changes += [Change(node=place.parent), Change(top.node, place.parent, place.name, "deleted", path)]
     return paths.join(paths.parent_and_name(place.path)[0], paths.to_text(name))
 
 
-def _require_unchanged(volume: Volume, place: Place, items: list[Item], digests: dict[Names, bytes]) -> None:
+def _require_unchanged(volume: Volume, place: Place, items: list[MovedItem], digests: dict[Names, bytes]) -> None:
     """Its times may say nothing, so look at the bytes again."""
     volume.expire()
     again = list(_tree(volume, volume.lookup(place.parent, place.name)))
@@ -586,4 +509,4 @@ def _require_unchanged(volume: Volume, place: Place, items: list[Item], digests:
         for item in again
         if item.is_file
     ):
-        raise OSError(errno.EBUSY, "It was changed while it was being moved")
+        raise OSError(errno.EBUSY, CHANGED)

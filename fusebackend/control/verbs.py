@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol, Union, Unpack, c
 import msgspec
 
 from fusebackend.base.batches import by_size
-from fusebackend.base.budget import Cancellation, Spent
+from fusebackend.base.budget import Spent
 from fusebackend.base.version import __version__
 from fusebackend.control import limits
 from fusebackend.control.limits import MAX_ITEMS, NoRoom
@@ -41,7 +41,7 @@ from fusebackend.protocol import (
 from fusebackend.protocol.served import MAX_CONTENT_BYTES, STAT_COLUMNS, DiffForm
 
 if TYPE_CHECKING:
-    from fusebackend.control.staging import Staging
+    from fusebackend.control.server.server_connection import RunningCall
     from fusebackend.vfs.watch.feed import Watch
 
 PROTOCOL = 1
@@ -117,43 +117,6 @@ class ServedMount(Protocol):
         """The changes at and below a path, from now on, whichever face makes them. PathError."""
 
 
-class ServedClient(Protocol):
-    """A client of the socket."""
-
-    def introduce(self, actor: Actor) -> None:
-        """Have further calls made by `actor`; user and process are those that the kernel names."""
-
-    def look_through(self, view: str) -> None:
-        """Have further calls see the mount through a view; through none, if its name is empty."""
-
-    def cancel(self, call: int | str | None) -> bool: ...
-    def unsubscribe(self, name: str) -> bool: ...
-
-
-class Call(Protocol):
-    """The call that a verb answers."""
-
-    backend: ServedMount
-    staging: Staging
-    cancelled: Cancellation
-
-    @property
-    def connection(self) -> ServedClient:
-        """Who makes it."""
-
-    def notify(self, method: str, **params: Any) -> None:
-        """Send what there is so far; waits for the reader, and raises `ConnectionError` when there is none."""
-
-    def notify_of(self, method: str, params: Callable[[], Mapping[str, Any]]) -> None:
-        """`notify`, with parameters that are made when it is the call's turn to send, so that no piece waits in
-        memory."""
-
-    def hold(self, size: int) -> None:
-        """So many bytes more are held for the call (`limits.py`)."""
-
-    def subscribe(self, path: str) -> str: ...
-
-
 class UploadItem(Params, gc=False):
     """A file: its bytes, or the token of its staged content."""
 
@@ -185,7 +148,7 @@ class SocketVerb(Declared):
     newcomers while all other places are taken (`limits.py`)."""
 
     params: type[Params] = Params
-    run: Callable[[Call, Any], Any] = lambda call, asked: None
+    run: Callable[[RunningCall, Any], Any] = lambda call, asked: None
     stays: bool = False
 
 
@@ -225,13 +188,13 @@ def _params(declared: Declared, left: tuple[str, ...] = (), **more: tuple[Any, .
     return cast("type[Params]", msgspec.defstruct(f"Of{declared.name.title()}", fields, bases=(Params,)))
 
 
-def _of_method(declared: Declared) -> Callable[[Call, Any], Any]:
+def _of_method(declared: Declared) -> Callable[[RunningCall, Any], Any]:
     """Return what carries out a verb by the method of its name."""
     known = declared.sent
     names = [each.name for each in known if each.kind is not each.VAR_POSITIONAL]
     listed = next((each.name for each in known if each.kind is each.VAR_POSITIONAL), None)
 
-    def run(call: Call, asked: Any) -> Any:
+    def run(call: RunningCall, asked: Any) -> Any:
         given = {name: getattr(asked, name) for name in names}
         for name, field in declared.staged.items():
             if (token := getattr(asked, field)) is not None:
@@ -243,18 +206,18 @@ def _of_method(declared: Declared) -> Callable[[Call, Any], Any]:
     return run
 
 
-def _add(declared: Declared, params: type[Params], run: Callable[[Call, Any], Any], **more: Any) -> None:
+def _add(declared: Declared, params: type[Params], run: Callable[[RunningCall, Any], Any], **more: Any) -> None:
     flags = {each.name: getattr(declared, each.name) for each in fields(Declared)}
     VERBS[declared.name] = SocketVerb(**{**flags, **more}, params=params, run=run)
 
 
 def _socket_verb(
     left: tuple[str, ...] = (), *, works: bool = True, stays: bool = False, **more: tuple[Any, ...]
-) -> Callable[[Callable[[Call, Any], Any]], Callable[[Call, Any], Any]]:
+) -> Callable[[Callable[[RunningCall, Any], Any]], Callable[[RunningCall, Any], Any]]:
     """Carry out a verb by this function, `_NAME`; `left` and `more` are as of `_params`. A verb that no mount has is
     the connection's."""
 
-    def add(run: Callable[[Call, Any], Any]) -> Callable[[Call, Any], Any]:
+    def add(run: Callable[[RunningCall, Any], Any]) -> Callable[[RunningCall, Any], Any]:
         name = run.__name__[1:]
         declared = SERVED.get(name) or replace(PLAIN, name=name, works=works)
         _add(declared, _params(declared, left, **more), run, stays=stays)
@@ -263,7 +226,7 @@ def _socket_verb(
     return add
 
 
-def _streamed(call: Call, method: str, result: Any) -> Any:
+def _streamed(call: RunningCall, method: str, result: Any) -> Any:
     """The matches as notifications, in order; the record without them."""
     if result.matches is None:
         return result
@@ -278,7 +241,7 @@ _edited = _of_method(SERVED["edit"])
 
 
 @_socket_verb()
-def _edit(call: Call, asked: Any) -> Any:
+def _edit(call: RunningCall, asked: Any) -> Any:
     try:
         return _edited(call, asked)
     except NoRoom:
@@ -288,12 +251,12 @@ def _edit(call: Call, asked: Any) -> Any:
         ) from None
 
 
-def _text(call: Call, token: str) -> str:
+def _text(call: RunningCall, token: str) -> str:
     """Raises ValueError for bytes that are not UTF-8; for lone surrogates, `write` gives the error."""
     return _staged(call, token, 4).decode("utf-8", "surrogatepass")
 
 
-def _staged(call: Call, token: str, factor: int = 1) -> bytes:
+def _staged(call: RunningCall, token: str, factor: int = 1) -> bytes:
     """Take staged content, which will be held so many times."""
     call.hold(factor * call.staging.size(token))
     content = call.staging.take(token)
@@ -305,7 +268,7 @@ def _staged(call: Call, token: str, factor: int = 1) -> bytes:
 @_socket_verb(
     ("files", "if_version", "if_absent"), files=(Annotated[list[UploadItem], msgspec.Meta(max_length=MAX_ITEMS)],)
 )
-def _upload_files(call: Call, asked: Any) -> Any:
+def _upload_files(call: RunningCall, asked: Any) -> Any:
     whole = [item for item in asked.files if item.staged is None and item.content is not None]
     options: dict[str, Any] = {}
     if any(item.if_absent or item.if_version is not None for item in whole):
@@ -318,7 +281,7 @@ def _upload_files(call: Call, asked: Any) -> Any:
     ]
 
 
-def _upload_staged(call: Call, item: UploadItem) -> FileUploadResponse:
+def _upload_staged(call: RunningCall, item: UploadItem) -> FileUploadResponse:
     file = call.staging.take_file(item.staged) if item.staged is not None else None
     if file is None:
         return FileUploadResponse(item.path, "neither content nor anything staged under this token")
@@ -327,7 +290,7 @@ def _upload_staged(call: Call, item: UploadItem) -> FileUploadResponse:
 
 
 @_socket_verb(stream=(bool, False))
-def _download_files(call: Call, asked: Any) -> Any:
+def _download_files(call: RunningCall, asked: Any) -> Any:
     answers = []
     room = MAX_CONTENT_BYTES
     for index, path in enumerate(asked.paths):
@@ -353,7 +316,7 @@ def _download_files(call: Call, asked: Any) -> Any:
 
 
 @_socket_verb(("pieces",), content=(bytes | None, None), staged=(str | None, None))
-def _append(call: Call, asked: Any) -> None:
+def _append(call: RunningCall, asked: Any) -> None:
     if asked.content is not None:
         with io.BytesIO(asked.content) as content:
             return call.backend.append_from(asked.path, content)
@@ -381,7 +344,7 @@ class _Spool(tempfile.SpooledTemporaryFile[bytes]):
         return super().write(data)
 
 
-def _send_file(call: Call, index: int, file: tempfile.SpooledTemporaryFile[bytes]) -> None:
+def _send_file(call: RunningCall, index: int, file: tempfile.SpooledTemporaryFile[bytes]) -> None:
     """A copy of the file, piece by piece as the client reads: it is as it was at one moment, and not in memory."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -397,7 +360,7 @@ def _send_file(call: Call, index: int, file: tempfile.SpooledTemporaryFile[bytes
     cwd=(str, "/"),
     stream=(bool, False),
 )
-def _execute(call: Call, asked: Any) -> ExecuteResponse:
+def _execute(call: RunningCall, asked: Any) -> ExecuteResponse:
     if asked.staged is not None and call.staging.size(asked.staged) > MAX_INPUT_BYTES:
         raise NoRoom(f"a command reads at most {MAX_INPUT_BYTES >> 20} MiB: upload it, and have it read there")
 
@@ -410,7 +373,7 @@ def _execute(call: Call, asked: Any) -> ExecuteResponse:
 
 
 @_socket_verb(stream=(bool, False), report=(bool, False))
-def _diff(call: Call, asked: Any) -> str:
+def _diff(call: RunningCall, asked: Any) -> str:
     """With `stream`, the text goes in pieces, and the answer is empty. With `report`, what was not compared is told
     beside the text."""
     text = bytearray()
@@ -432,7 +395,7 @@ def _diff(call: Call, asked: Any) -> str:
 
 
 @_socket_verb(("wanted",), paths=(Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)],))
-def _real_paths(call: Call, asked: Any) -> list[str | None]:
+def _real_paths(call: RunningCall, asked: Any) -> list[str | None]:
     return call.backend.real_paths(asked.paths)
 
 
@@ -441,7 +404,7 @@ def _real_paths(call: Call, asked: Any) -> list[str | None]:
     actor=(GivenActor | None, None),
     view=(Annotated[str, msgspec.Meta(max_length=MAX_ACTOR_CHARACTERS)] | None, None),
 )
-def _hello(call: Call, asked: Any) -> Any:
+def _hello(call: RunningCall, asked: Any) -> Any:
     backend = call.backend
     if asked.view is not None:
         call.connection.look_through(asked.view)
@@ -469,22 +432,22 @@ def _hello(call: Call, asked: Any) -> Any:
 
 
 @_socket_verb(works=False, data=(bytes,), token=(str | None, None))
-def _stage(call: Call, asked: Any) -> str:
+def _stage(call: RunningCall, asked: Any) -> str:
     return call.staging.add(asked.data, asked.token)
 
 
 @_socket_verb(works=False, stays=True, path=(str, "/"))
-def _subscribe(call: Call, asked: Any) -> str:
+def _subscribe(call: RunningCall, asked: Any) -> str:
     return call.subscribe(asked.path)
 
 
 @_socket_verb(works=False, subscription=(str,))
-def _unsubscribe(call: Call, asked: Any) -> bool:
+def _unsubscribe(call: RunningCall, asked: Any) -> bool:
     return call.connection.unsubscribe(asked.subscription)
 
 
 @_socket_verb(works=False, call=(int | str,))
-def _cancel(call: Call, asked: Any) -> bool:
+def _cancel(call: RunningCall, asked: Any) -> bool:
     return call.connection.cancel(asked.call)
 
 

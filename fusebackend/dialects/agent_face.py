@@ -199,6 +199,17 @@ class AgentFace:
         children = [info for info in entries if paths.parent_and_name(file_path(info))[0] == path]
         return LsResult(error=error, entries=children if children or error is None else None)
 
+    def has(self, path: AgentPath, *, is_dir: bool = True) -> bool | None:
+        """Return whether there is this directory, or file, as the nearest directory above it says that can be listed:
+        an error of its own is no answer. None where none can be, and of the root."""
+        while path != paths.ROOT:
+            above, _ = paths.parent_and_name(path)
+            result = self.ls(above)
+            if result.error is None:
+                return (f"{path}/" if is_dir else path) in {info["path"] for info in result.entries or ()}
+            path, is_dir = above, True
+        return None
+
     def read(self, path: AgentPath, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         try:
             answer = self.ask(("read",), path, offset=offset, limit=limit)
@@ -370,11 +381,9 @@ class AgentFace:
             ]
         try:
             answers = self._batch("upload_files", files, **options)
-        except Unsupported as refusal:
-            if self.takes_bytes:
-                return self.texts.upload(files)
-            return [FileUploadResponse(path=path, error=str(refusal)) for path, _ in files]
         except Refusal as refusal:
+            if isinstance(refusal, Unsupported) and self.takes_bytes:
+                return self.texts.upload(files)
             return [FileUploadResponse(path=path, error=str(refusal)) for path, _ in files]
         return [
             FileUploadResponse(
@@ -396,11 +405,9 @@ class AgentFace:
     def download_files(self, wanted: list[AgentPath]) -> list[FileDownloadResponse]:
         try:
             answers = self._batch("download_files", wanted)
-        except Unsupported as refusal:
-            if self.gives_bytes:
-                return self.texts.download(wanted)
-            return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
         except Refusal as refusal:
+            if isinstance(refusal, Unsupported) and self.gives_bytes:
+                return self.texts.download(wanted)
             return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
         return [as_download(path, answer) for path, answer in zip(wanted, answers, strict=True)]
 

@@ -122,23 +122,13 @@ class TextFiles:
         directory, _ = paths.parent_and_name(path)
         if directory not in listings:
             result = self._face.ls(directory)
-            if result.error is not None and not self._is_missing(directory):
+            if result.error is not None and self._face.has(directory) is not False:
                 raise Unanswered(result.error)
             listings[directory] = {info["path"]: info for info in result.entries or ()}
         found = listings[directory]
         if path not in found:
             raise Untold(IS_DIRECTORY if f"{path}/" in found or path == paths.ROOT else FILE_NOT_FOUND)
         return found[path].get("size")
-
-    def _is_missing(self, directory: AgentPath) -> bool:
-        """True if a directory is missing in the nearest listing above it."""
-        while directory != paths.ROOT:
-            above, _ = paths.parent_and_name(directory)
-            result = self._face.ls(above)
-            if result.error is None:
-                return f"{directory}/" not in {info["path"] for info in result.entries or ()}
-            directory = above
-        return False
 
     def _content(self, path: AgentPath, size: int | None) -> bytes:
         """A file's bytes, if they are known. Raises `Untold`."""

@@ -131,7 +131,7 @@ def _listed(what: str, url: Url) -> Iterable[Finding]:
 
 def _docker(what: str, url: Url) -> Iterable[Finding]:
     """An engine answers. No container is made."""
-    from fusebackend.backends.sandbox.docker_engine import connect
+    from fusebackend.backends.sandbox.docker_exec import connect
 
     try:
         connect().close()

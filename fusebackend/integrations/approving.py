@@ -21,7 +21,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from fusebackend.base import paths
 from fusebackend.base.paths import PathError
@@ -33,6 +33,7 @@ from fusebackend.protocol import (
     Actor,
     ApprovalInfo,
     ExecuteResponse,
+    MountProtocol,
     SandboxBackendProtocol,
     acting,
     current_actor,
@@ -47,16 +48,7 @@ ASKING = frozenset(READING) | {verb.name for verb in VERBS.values() if verb.chan
 HOW = "resume with {'decisions': [{'type': 'approve'}]}, or 'reject' and a 'message', one for each action request"
 
 
-class Decider(Protocol):
-    """What may decide: a `Mount`, or a `Client` without a view."""
-
-    def approvals(self) -> list[ApprovalInfo]: ...
-    def approval(self, number: int) -> ApprovalInfo: ...
-    def approve(self, number: int) -> ApprovalInfo: ...
-    def deny(self, number: int, reason: str | None = None) -> ApprovalInfo: ...
-
-
-def approving(files: Any, owner: Decider) -> Approving:
+def approving(files: Any, owner: MountProtocol) -> Approving:
     """Return a backend for an agent, whose interrupted verbs interrupt the graph that they are made in.
 
     Args:
@@ -77,7 +69,7 @@ def approving(files: Any, owner: Decider) -> Approving:
 class Approving(SandboxBackendProtocol):
     """See the module's docstring. Verbs outside of a graph are those of the backend."""
 
-    def __init__(self, files: Any, owner: Decider) -> None:
+    def __init__(self, files: Any, owner: MountProtocol) -> None:
         self.files = files
         self.owner = owner
 

@@ -231,9 +231,15 @@ class Remote(abc.ABC):
         """Only with `Abilities.ranges`."""
         raise NotImplementedError("only whole files are given")
 
-    @abc.abstractmethod
     def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
-        """The whole of one version, in pieces. ENOENT; ESTALE when it is another by now."""
+        """The whole of one version, in pieces. ENOENT; ESTALE when it is another by now. Without `Abilities.ranges` it
+        is what `head` brings."""
+        head = self.head(key)
+        if head is None or head.content is None:
+            raise oserror(errno.ENOENT, key)
+        if etag is not None and head.etag != etag:
+            raise oserror(errno.ESTALE, key)
+        return (bytes(head.content),)
 
     @abc.abstractmethod
     def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
@@ -264,9 +270,10 @@ class Remote(abc.ABC):
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
         """The ETag of the stored file if it equals this one: then a put has arrived, and its answer was lost."""
         head = self.head(key)
-        if head is None or head.size != data.size or not begins_with(data, self.load(key, head.etag)):
+        if head is None or head.size != data.size:
             return None
-        return head.etag
+        pieces = self.load(key, head.etag) if head.content is None else (bytes(head.content),)
+        return head.etag if begins_with(data, pieces) else None
 
     def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
         """Store other attributes of a file; its ETag. ESTALE when it is not that version. Only with

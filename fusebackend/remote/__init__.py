@@ -6,13 +6,10 @@ tree.py          names and nodes, over cached listings
 entry.py         a file or directory, its states; a listing
 files.py         handles, ranges, buffers
 buffer.py        the bytes of a file while it is written
-conflicts.py     when what was written is stored, and what a conflict is
 rename.py        what takes a name out of its directory
-gate.py          many may pass, or one alone
 parallel.py      one request for each of many items, and threads that read ahead
 ranges.py        reading in ranges, the blocks kept in memory, reading ahead
 agent_remote.py  agent verbs of others as a `Remote`; the optional hooks of a backend
-files_remote.py  the primitives of `FileVerbs` as a `Remote`
 agent_verbs.py   `FileVerbs`: the agent's verbs over a few primitives
 keyed.py         keys of others as file names; the tree that flat keys make
 files_update.py  the files in a runtime's state

@@ -6,11 +6,14 @@ one request. One that was downloaded for its size is kept for `ttl_s`, for the o
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -22,7 +25,8 @@ from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import FileInfo
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
 from fusebackend.protocol.versions import digest_of
-from fusebackend.remote.files_update import apply_files_update
+from fusebackend.remote.agent_verbs import FileVerbs, checked
+from fusebackend.remote.files_update import note
 from fusebackend.remote.parallel import attempted
 
 log = logging.getLogger(__name__)
@@ -45,6 +49,9 @@ class AgentRemote(Remote):
         TypeError: it can't be mounted.
     """
 
+    conditional = False
+    """See `Abilities`."""
+
     def __init__(self, backend: Any, *, exact_sizes: bool | None, ttl_s: float, clock: Callable[[], float]) -> None:
         own_ttl_s: float | None = getattr(backend, "ttl_s", None)
         self.ttl_s = ttl_s if own_ttl_s is None else own_ttl_s
@@ -61,7 +68,7 @@ class AgentRemote(Remote):
             durable=bool(getattr(backend, "durable", False)),
             read_only=not self.face.takes_bytes,
             can_delete=not self.face.lacks("delete"),
-            conditional=False,
+            conditional=self.conditional,
             ttl_s=own_ttl_s,
         )
         self._clock = clock
@@ -87,18 +94,11 @@ class AgentRemote(Remote):
 
     def has(self, key: str) -> bool:
         """As the nearest directory above it says that can be listed. EIO."""
-        path, is_dir = _path(key), key.endswith("/")
-        error: str | None = None
-        while path != ROOT:
-            above, name = paths.parent_and_name(path)
-            result = self.face.ls(above)
-            if result.error is None:
-                found = [info for info in result.entries or () if name_in(info) == paths.to_name(name)]
-                return any(bool(info.get("is_dir")) == is_dir for info in found)
-            error, path, is_dir = result.error, above, True
-        if error is not None:
-            raise self._failure(error, ROOT)
-        return True
+        path = _path(key)
+        found = path == ROOT or self.face.has(path, is_dir=key.endswith("/"))
+        if found is None:
+            raise self._failure(self.face.ls(ROOT).error or "", ROOT)
+        return found
 
     def delete(self, key: str) -> None:
         path = _path(key)
@@ -110,8 +110,7 @@ class AgentRemote(Remote):
         """Delete a file or directory; the error, None for success."""
         self._recent.pop(path, None)
         result = self.face.delete(path)
-        if result.files_update and self._runtime is not None:
-            apply_files_update(self._runtime, result.files_update)
+        note(result.files_update, self._runtime)
         return result.error
 
     # -- files -------------------------------------------------------------------------------------------------
@@ -151,14 +150,6 @@ class AgentRemote(Remote):
             kept -= len(data)
         return heads
 
-    def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
-        data = self._download(_path(key))
-        if data is None:
-            raise oserror(errno.ENOENT, key)
-        if etag is not None and digest_of(data) != etag:
-            raise oserror(errno.ESTALE, key)
-        return (data,)
-
     def _download(self, path: AgentPath) -> bytes | None:
         """A file's bytes, None when there is no such file."""
         (answer,) = self.face.download_files([path])
@@ -177,21 +168,12 @@ class AgentRemote(Remote):
         self._upload(path, content)
         return digest_of(content)
 
-    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
-        return attempted(lambda file: self.put(*file, over=None, create=True), files, width=1)
-
     def _upload(self, path: AgentPath, data: bytes) -> None:
         (answer,) = self.face.upload_files([(path, data)])
         self._recent.pop(path, None)
         if answer.error is not None:
             raise self._failure(answer.error, path)
-        if answer.files_update and self._runtime is not None:  # a state-backed one leaves it to its caller
-            apply_files_update(self._runtime, answer.files_update)
-
-    def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
-        there = self._download(_path(key))
-        digest = data.digest()
-        return digest if there is not None and digest_of(there) == digest else None
+        note(answer.files_update, self._runtime)  # a state-backed one leaves it to its caller
 
     # -- rename ------------------------------------------------------------------------------------------------
 
@@ -301,11 +283,11 @@ class AgentRemote(Remote):
         self._recent.clear()
 
     def _failure(self, error: str, path: AgentPath) -> OSError:
-        """The `OSError` for an error of the backend. One without a code is EIO and logged: nobody sees its words."""
+        """The `OSError` for an error of the backend. One without a code is EIO, and logged: no process sees it."""
         number = errors.errno_of(error)
         if number == errno.EIO:
             log.warning("%s: %s: %s", self.name, path, error)
-        return oserror(number)
+        return OSError(number, errors.words_of(error))
 
 
 def _path(key: str) -> AgentPath:
@@ -337,3 +319,147 @@ def time_ns(modified_at: str) -> int | None:
     except (ValueError, OverflowError):
         return None
     return (when - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1) * 1000
+
+
+# -- backends of whole files -------------------------------------------------------------------------------------------
+
+_NOT_BEGUN = frozenset({errno.ENOTSUP, errno.ESTALE, errno.EEXIST})
+"""Errors of `_put_new` that say that nothing was made."""
+
+_LOST = frozenset({errno.ESTALE, errno.EEXIST, errno.ENOENT})
+"""Errors of a put that say that another version is there."""
+
+
+class FilesRemote(AgentRemote):
+    """The primitives of `FileVerbs` as a `Remote` of whole files: a state, a store, a sandbox.
+
+    A put compares and stores in one step: `_put` makes a new file, and `_rewrite` replaces the bytes that it has read.
+
+    Args:
+        backend: the backend, of which this calls the `kernel_side`.
+        ttl_s: for how many seconds a listing is valid, unless the backend says so.
+        clock: seconds that only grow.
+
+    Raises:
+        TypeError: it can't be mounted.
+    """
+
+    conditional = True
+
+    def __init__(self, backend: FileVerbs, *, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.files = backend.kernel_side(ttl_s if backend.ttl_s is None else backend.ttl_s)
+        super().__init__(self.files, exact_sizes=True, ttl_s=ttl_s, clock=clock)
+        self.abilities = replace(self.abilities, change_feed=bool(getattr(self.files, "change_feed", False)))
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def contents(self, directory: str) -> Contents:
+        try:
+            found = self.files._list(_checked(directory))
+        except NotADirectoryError:
+            raise oserror(errno.ENOENT, directory) from None
+        read_at = self._clock()
+        return Contents({name_in(info): info_in(info, read_at) for info in found})
+
+    def has(self, key: str) -> bool:
+        path = _checked(key)
+        if path == ROOT:
+            return True
+        above, name = paths.parent_and_name(path)
+        try:
+            info = self.contents(above[1:]).infos.get(paths.to_name(name))
+        except FileNotFoundError:
+            return False
+        return info is not None and info.is_dir == key.endswith("/")
+
+    def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
+        segment = super().admit(name, directory, is_dir=is_dir)
+        self.files.admits(paths.join(_checked(directory), segment), is_dir=is_dir)
+        return segment
+
+    def delete(self, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.files._remove(_checked(key))
+
+    def rename(
+        self, old: str, new: str, etag: Etag | None, replaced: tuple[Etag | None] | None, copied: Callable[[], None]
+    ) -> Sequence[str]:
+        """In one step where nothing is at the target; else a copy, and a deletion that takes it back if it fails."""
+        source, target = _checked(old), _checked(new)
+        if replaced is None:
+            self.files._rename(source, target)
+            copied()
+            return ()
+        before, data = self.files._load(target).data, self.files._load(source).data
+        self._put_over(target, data, replaced[0] or digest_of(before))
+        copied()
+        try:
+            self.files._remove(source)
+        except OSError:
+            self._put_over(target, before, digest_of(data))
+            raise
+        return ()
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
+        try:
+            data = self.files._load(_checked(key)).data
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+        return Head(len(data), digest_of(data), content=data)
+
+    def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
+        path, content = _checked(key), data.read(0, data.size)
+        try:
+            if create or over is None:
+                note(self.files._put(path, content, replace=False))
+            else:
+                self._put_over(path, content, over)
+        except OSError as error:
+            raise oserror(errno.ESTALE, key) if error.errno in _LOST else error from None
+        return digest_of(content)
+
+    def _put_over(self, path: AgentPath, data: bytes, etag: Etag) -> None:
+        """Replace one version of a file. ESTALE where it is another one."""
+
+        def change(before: bytes) -> bytes:
+            if digest_of(before) != etag:
+                raise oserror(errno.ESTALE, path)
+            return data
+
+        self.files._rewrite(path, change)
+
+    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
+        is_doubtful = False
+        if len(files) > 1:
+            try:
+                self.files._put_new([(_checked(key), data.read(0, data.size)) for key, data, _ in files])
+            except OSError as error:
+                is_doubtful = error.errno not in _NOT_BEGUN
+            else:
+                return [data.digest() for _, data, _ in files]
+
+        def store(file: tuple[str, Bytes, Stamp]) -> Etag | None:
+            try:
+                return self.put(*file, over=None, create=True)
+            except OSError as error:
+                # What seemed to fail together may have been stored, its answer lost.
+                arrived = self.same(*file) if is_doubtful and error.errno == errno.ESTALE else None
+                if arrived is None:
+                    raise
+                return arrived
+
+        return attempted(store, files, width=1)
+
+    # -- changes -----------------------------------------------------------------------------------------------
+
+    def token(self) -> Hashable:
+        return self.files.token()
+
+    def follow(self, changed: Callable[..., None]) -> Callable[[], None] | None:
+        return self.files.follow(changed)
+
+
+def _checked(key: str) -> AgentPath:
+    return checked("/" + key)

@@ -67,8 +67,8 @@ class Loaded(NamedTuple):
     modified_at: str | None = None
 
 
-class _Unchanged(Exception):
-    """An edit that can't be made; the text says why. Never leaves this module."""
+class Unchanged(Exception):
+    """An edit that can't be made; the text says why. Never leaves an `edit`."""
 
 
 class Unreadable(Exception):
@@ -83,7 +83,7 @@ class FileVerbs(BackendProtocol):
 
     Attributes:
         conditional: `if_version` and `if_absent` can be decided.
-        ttl_s: see `Abilities`.
+        ttl_s: see `Abilities`. `AgentRemote` also asks for the other hooks of any backend: `blocking`, `durable` …
     """
 
     conditional = True
@@ -126,24 +126,6 @@ class FileVerbs(BackendProtocol):
         """The backend that a mount calls, which caches for `ttl_s`."""
         return self
 
-    @property
-    def blocking(self) -> bool:
-        """See `Abilities`; so the next two."""
-        return True
-
-    @property
-    def durable(self) -> bool:
-        return False
-
-    @property
-    def change_feed(self) -> bool:
-        return False
-
-    @property
-    def trouble(self) -> tuple[float, str] | None:
-        """As `Volume.trouble`."""
-        return None
-
     def token(self) -> Hashable:
         """See `Remote.token`."""
         return None
@@ -184,7 +166,7 @@ class FileVerbs(BackendProtocol):
             if not info["is_dir"]:
                 if matcher is None or matcher.matches(relative):
                     yield info
-            elif matcher is None or _may_hold(matcher, relative):
+            elif matcher is None or matcher.may_hold(tuple(relative.split("/"))):
                 try:
                     below = self._list(AgentPath(info["path"].rstrip("/")))
                 except OSError as error:
@@ -289,8 +271,16 @@ class FileVerbs(BackendProtocol):
             return verbs.GLOB.refused(error, path or ROOT)
         return GlobResult(matches=matches)
 
+    def _moment(self) -> FileVerbs:
+        """This backend for several looks at one moment."""
+        return self
+
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return [self._download(path) for path in paths]
+        try:
+            view = self._moment()
+        except OSError as error:
+            return [FileDownloadResponse(path=path, error=error.strerror) for path in paths]
+        return [view._download(path) for path in paths]
 
     def _download(self, path: str) -> FileDownloadResponse:
         try:
@@ -388,7 +378,7 @@ class FileVerbs(BackendProtocol):
             nonlocal occurrences
             outcome = text.replace_string(before.decode("utf-8"), old_string, new_string, replace_all)
             if isinstance(outcome, str):
-                raise _Unchanged(outcome)
+                raise Unchanged(outcome)
             content, occurrences = outcome
             return content.encode("utf-8")
 
@@ -396,7 +386,7 @@ class FileVerbs(BackendProtocol):
             path, condition = checked(file_path), Condition.of(if_version)
             self._require_conditional(condition)
             update = self._rewrite_if(path, change, condition)
-        except _Unchanged as refused:
+        except Unchanged as refused:
             return EditResult(error=str(refused))
         except Refusal as error:
             return verbs.EDIT.refused(error, file_path)
@@ -435,15 +425,6 @@ class FileVerbs(BackendProtocol):
         except Refusal as error:
             return verbs.MOVE.refused(error, source, destination)
         return MoveResult(path=new, files_update=update)
-
-
-def _may_hold(matcher: Matcher, directory: str) -> bool:
-    """Can a file that matches be below this directory? Its path is relative to where the search began."""
-    names = tuple(directory.split("/"))
-    if matcher.depth is not None and len(names) >= matcher.depth:
-        return False
-    shared = min(len(names), len(matcher.prefix))
-    return names[:shared] == matcher.prefix[:shared]
 
 
 def checked(path: str) -> AgentPath:

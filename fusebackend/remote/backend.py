@@ -6,14 +6,12 @@ volume's lock; files of a batch are put and fetched several at a time, where the
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Unpack
 
-from fusebackend import text
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import (
@@ -27,18 +25,15 @@ from fusebackend.protocol import (
     FileUploadResponse,
     conditions_of,
 )
+from fusebackend.remote.agent_verbs import Unchanged
 from fusebackend.remote.parallel import each
 from fusebackend.remote.volume import RemoteVolume
-from fusebackend.volumes.agent_face import DIRECTORY_MODE, FILE_MODE, VolumeBackend, caller
+from fusebackend.volumes.agent_face import FILE_MODE, VolumeBackend, caller
 from fusebackend.volumes.contents import FileContents, require_regular
 from fusebackend.volumes.walk import Needs, Place, resolve
 
 ATTEMPTS = 20
 """How often something is put where others make and delete things all the time."""
-
-
-class _Unchanged(Exception):
-    """An edit that can't be made. Never leaves this module."""
 
 
 class RemoteBackend(VolumeBackend):
@@ -77,31 +72,6 @@ class RemoteBackend(VolumeBackend):
             node = self.volume.make_file(parent, place.name, FILE_MODE, data, caller()).node
         changes.append(Change(node, parent, place.name, "created", place.path))
 
-    @contextlib.contextmanager
-    def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
-        """As everywhere, but somebody else may make the same directories, or put something in those that are made."""
-        changes.append(Change(node=place.parent))
-        made: Changes = []
-        parent = place.parent
-        try:
-            for name, path in zip(place.missing, place.missing_paths, strict=True):
-                try:
-                    node = self.volume.mkdir(parent, name, DIRECTORY_MODE, caller()).node
-                except FileExistsError:
-                    node = self.volume.lookup(parent, name).node
-                else:
-                    made.append(Change(node, parent, name, "created", path + "/"))
-                parent = node
-            yield parent
-        except OSError:
-            for change in reversed(made):
-                assert change.parent is not None
-                assert change.name is not None
-                with contextlib.suppress(OSError):
-                    self.volume.rmdir(change.parent, change.name)
-            raise
-        changes += made
-
     def _rewrite_file(
         self, attr: Attr, change: Callable[[Callable[[], bytes]], bytes], condition: Condition, *, reads: bool
     ) -> None:
@@ -114,14 +84,15 @@ class RemoteBackend(VolumeBackend):
         self.volume.rewrite(attr.node, if_met, reads=reads)
 
     def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
-        outcome: str | tuple[str, int] = ""
+        occurrences = 0
 
         def change(before: Callable[[], bytes]) -> bytes:
-            nonlocal outcome
-            outcome = text.replace_string(before().decode("utf-8"), old, new, replace_all)
-            if isinstance(outcome, str):
-                raise _Unchanged
-            return outcome[0].encode("utf-8")
+            nonlocal occurrences
+            edited = self._edited(before(), old, new, replace_all)
+            if isinstance(edited, str):
+                raise Unchanged(edited)
+            data, occurrences = edited
+            return data
 
         def edit(place: Place) -> str | int:
             attr = place.found
@@ -130,12 +101,10 @@ class RemoteBackend(VolumeBackend):
                 raise oserror(errno.EFBIG)
             try:
                 self._rewrite_file(attr, change, condition, reads=True)
-            except _Unchanged:
-                assert isinstance(outcome, str)
-                return outcome
-            assert isinstance(outcome, tuple)
+            except Unchanged as refused:
+                return str(refused)
             changes.append(Change(node=attr.node, kind="modified", path=place.path))
-            return outcome[1]
+            return occurrences
 
         with self.volume.changing() as changes:
             return self._opening(path, edit)

@@ -6,8 +6,10 @@ other under one lock for the whole process, so two backends over one state lose 
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 CHANGING = threading.RLock()
@@ -31,6 +33,29 @@ def apply_files_update(runtime: Any, update: Mapping[str, Any]) -> None:
             else:
                 files[key] = record
         replace_files(runtime, files)
+
+
+_collected: ContextVar[dict[str, Any] | None] = ContextVar("fusebackend_files_update", default=None)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[dict[str, Any]]:
+    """Gather what `note` is told of meanwhile."""
+    update: dict[str, Any] = {}
+    token = _collected.set(update)
+    try:
+        yield update
+    finally:
+        _collected.reset(token)
+
+
+def note(update: Mapping[str, Any] | None, runtime: Any = None) -> None:
+    """A backend has answered with this `files_update`: merge it into the state of a runtime, if there is one."""
+    collected = _collected.get()
+    if update and runtime is not None:
+        apply_files_update(runtime, update)
+    if update and collected is not None:
+        collected.update(update)
 
 
 def replace_files(runtime: Any, files: dict[str, Any]) -> None:

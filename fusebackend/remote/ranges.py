@@ -5,8 +5,8 @@
   sequential reads, which would sweep it out.
 - Each byte is fetched once, however many threads ask for it at the same time. A part arrives in pieces, and a read
   waits for its own only.
-- Every answer is of the version that the reader was made for: the `Source` sees to it. Once the file is another, or
-  gone, reads beyond the cache raise ESTALE.
+- Every answer is of the version that the reader was made for: the `RangeSource` sees to it. Once the file is another,
+  or gone, reads beyond the cache raise ESTALE.
 - Thread-safe. The lock is never held during a request; offsets are decided under it, bytes are waited for without it.
 
 The kernel's reads may overtake each other, so a reader knows several sequential reads (`Run`) and how near is in order.
@@ -73,7 +73,7 @@ class Pace(NamedTuple):
     """A window is so many requests, so that there are always several."""
 
 
-class Source(Protocol):
+class RangeSource(Protocol):
     """Where one version of a file is fetched from."""
 
     def fetch(self, offset: int, size: int, add: Callable[[memoryview], None]) -> None:
@@ -94,7 +94,7 @@ class Part:
         "dropped", "end", "offset", "queued", "served", "size",
     )  # fmt: skip
 
-    def __init__(self, offset: int, size: int, source: Source, arrived: Callable[[Part, bool], None]) -> None:
+    def __init__(self, offset: int, size: int, source: RangeSource, arrived: Callable[[Part, bool], None]) -> None:
         self.offset = offset
         self.size = size
         self.end = offset + size
@@ -331,7 +331,7 @@ class RangedReader:
         cache: that of the remote.
     """
 
-    def __init__(self, key: str, source: Source, *, etag: str | None, size: int, cache: BlockCache) -> None:
+    def __init__(self, key: str, source: RangeSource, *, etag: str | None, size: int, cache: BlockCache) -> None:
         self.key = key
         self.size = size
         self._is_named = etag is not None

@@ -13,15 +13,15 @@ from fusebackend.base.errors import oserror
 from fusebackend.protocol import RENAME_NOREPLACE
 from fusebackend.protocol.remote import Remote
 from fusebackend.remote.entry import OWN, Entry
-from fusebackend.remote.files import Files
-from fusebackend.remote.gate import Gate
+from fusebackend.remote.files import RemoteFiles
+from fusebackend.remote.parallel import Gate
 from fusebackend.remote.tree import Tree
 
 
 class Renames:
     """See the module's docstring."""
 
-    def __init__(self, remote: Remote, tree: Tree, files: Files, gate: Gate) -> None:
+    def __init__(self, remote: Remote, tree: Tree, files: RemoteFiles, gate: Gate) -> None:
         self._remote = remote
         self._tree = tree
         self._files = files

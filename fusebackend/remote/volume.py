@@ -1,8 +1,8 @@
 """`RemoteVolume`: the kernel face of files behind an API, over a `Remote`; `ForeignVolume`, that of any agent backend.
 
     volume.py     lookup, create, unlink …        tree.py        names and nodes, over cached listings
-    files.py      handles, buffers, ranges        conflicts.py   when what was written is stored
-    rename.py     the kernel's rename             agent_remote.py, object_store/   two remotes
+    files.py      handles, buffers, conflicts     rename.py      the kernel's rename
+    agent_remote.py, object_store/   two remotes
 
 What a remote can't hold:
 - directories without a file (`Abilities.keeps_directories`): they are kept in the volume, and so is a directory that
@@ -48,13 +48,12 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.remote import Remote
 from fusebackend.protocol.volume import unsupported
-from fusebackend.remote.agent_remote import AgentRemote
+from fusebackend.remote.agent_remote import AgentRemote, FilesRemote
 from fusebackend.remote.agent_verbs import FileVerbs
 from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.entry import OWN, Entry
-from fusebackend.remote.files import Files
-from fusebackend.remote.files_remote import FilesRemote
-from fusebackend.remote.gate import Gate
+from fusebackend.remote.files import RemoteFiles
+from fusebackend.remote.parallel import Gate
 from fusebackend.remote.rename import Renames
 from fusebackend.remote.tree import Tree
 from fusebackend.volumes.native import NativeVolume, NewFile, Pieces
@@ -115,7 +114,7 @@ class RemoteVolume(NativeVolume):
         self.ttl_s = ttl_s
         self._gate = Gate(needed=abilities.concurrent)
         self._tree = Tree(remote, ttl_s, clock)
-        self._files = Files(remote, self._tree, self._gate)
+        self._files = RemoteFiles(remote, self._tree, self._gate)
         self._renames = Renames(remote, self._tree, self._files, self._gate)
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -187,7 +186,7 @@ class RemoteVolume(NativeVolume):
         return None if attr.dirty or attr.doubted or attr.etag is None else version_of_etag(attr.etag)
 
     def rewrite(self, node: int, change: Callable[[Callable[[], bytes]], bytes], *, reads: bool = False) -> None:
-        """See `Files.rewrite`."""
+        """See `RemoteFiles.rewrite`."""
         with self.lock:
             self._files.rewrite(self._tree.entry(node), change, reads=reads)
 
@@ -521,7 +520,7 @@ class ForeignVolume(RemoteVolume):
         clock: seconds that only grow.
     """
 
-    remote: AgentRemote | FilesRemote
+    remote: AgentRemote
 
     def __init__(
         self,
@@ -532,23 +531,27 @@ class ForeignVolume(RemoteVolume):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend  # alive as long as its id is in the table of `foreign_volume`
-        remote: AgentRemote | FilesRemote
+        remote: AgentRemote
         if isinstance(backend, FileVerbs):
             remote = FilesRemote(backend, ttl_s=ttl_s, clock=clock)
         else:
             remote = AgentRemote(backend, exact_sizes=exact_sizes, ttl_s=ttl_s, clock=clock)
         super().__init__(remote, ttl_s=remote.ttl_s, clock=clock)
         self.ttl_s = remote.abilities.ttl_s
-        self._absent = AbsentNames()
+        self._absent: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        """Names that were asked for and are not there, by the directory's node: the kernel caches those as well."""
         self._unfollow: Callable[[], None] | None = None
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         try:
             return super().lookup(parent, name)
         except FileNotFoundError:
-            forgotten = self._absent.add(parent, name) if self.features.change_feed else None
-            if forgotten is not None:
-                self.tell([forgotten])
+            if self.features.change_feed:
+                self._absent[parent, name] = None
+                self._absent.move_to_end((parent, name))
+                if len(self._absent) > MAX_ABSENT:
+                    (directory, forgotten), _ = self._absent.popitem(last=False)
+                    self.tell([Change(parent=directory, name=forgotten)])
             raise
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
@@ -597,33 +600,13 @@ class ForeignVolume(RemoteVolume):
             self.expire()
             changes = [change for path in changed for change in _changes_at(self._tree, path)]
             if not changed:
-                changes = [*_changes_everywhere(self._tree), *self._absent.take()]
+                absent, self._absent = self._absent, OrderedDict()
+                changes = list(_changes_everywhere(self._tree))
+                changes += [Change(parent=parent, name=name) for parent, name in absent]
         if elsewhere:
             self.publish(*changes, *(Change(path=path, source="elsewhere") for path in changed))
         else:
             self.tell(changes)
-
-
-class AbsentNames:
-    """Names that were asked for and are not there, by the directory's node: the kernel caches those as well."""
-
-    def __init__(self) -> None:
-        self._names: OrderedDict[tuple[int, bytes], None] = OrderedDict()
-
-    def add(self, parent: int, name: bytes) -> Change | None:
-        """Remember a name; returns the change for a name that had to be dropped."""
-        self._names[parent, name] = None
-        self._names.move_to_end((parent, name))
-        if len(self._names) <= MAX_ABSENT:
-            return None
-        (directory, forgotten), _ = self._names.popitem(last=False)
-        return Change(parent=directory, name=forgotten)
-
-    def take(self) -> Iterator[Change]:
-        """All of them, once."""
-        while self._names:
-            (parent, name), _ = self._names.popitem()
-            yield Change(parent=parent, name=name)
 
 
 def _changes_at(tree: Tree, path: AgentPath) -> Iterator[Change]:

@@ -11,7 +11,7 @@ from fusebackend.protocol import BackendLike
 from fusebackend.rules.rule import RouteRules
 from fusebackend.server.in_process import Mount
 from fusebackend.shell.options import ShellOptions
-from fusebackend.vfs.calls.route_limits import RouteLimits
+from fusebackend.vfs.options import RouteLimits
 
 def mount(
     backend: BackendLike,
@@ -68,7 +68,7 @@ def mount(
             `fusebackend.history.requests.ApprovalOptions`.
         metrics: Measure requests and verbs, and where Prometheus can ask for it. `fusebackend.config.MetricsOptions`.
         limits: Other limits for single routes, by prefix; / is the default.
-            `fusebackend.vfs.calls.route_limits.RouteLimits`.
+            `fusebackend.vfs.options.RouteLimits`.
         route_rules: Rules of single routes for every reader, by prefix; / is the default.
             `fusebackend.rules.rule.RouteRules`.
         views: Lists of rules by name. A rule is a mapping with operations, paths and mode, or a FilesystemPermission

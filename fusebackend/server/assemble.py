@@ -10,7 +10,7 @@ import errno
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
@@ -18,10 +18,9 @@ from fusebackend.config import MountPlan, MountSettings, branches_directory
 from fusebackend.control.server.control_server import ControlServer
 from fusebackend.control.verbs import VERBS
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.options import MountOptions
-from fusebackend.protocol import Actor, ExecuteResponse
+from fusebackend.protocol import Actor
 from fusebackend.protocol.scheme import mask
 from fusebackend.server.approvals import Approvals
 from fusebackend.server.mounted import MountedBackend
@@ -49,23 +48,15 @@ if TYPE_CHECKING:
     from fusebackend.mount.session import Session
     from fusebackend.rules.rule import Operation
     from fusebackend.rules.view import View
+    from fusebackend.server.guest import Guest
     from fusebackend.server.log_files import LogFiles
     from fusebackend.server.metrics import Metrics
     from fusebackend.vfs.junctions import Route
 
+    Executor: TypeAlias = Shell | Guest | NoCommands
+    """The place where commands run."""
+
 log = logging.getLogger(__name__)
-
-
-class Executor(Protocol):
-    """The place where commands run: `Shell`, `Guest` or `NoCommands`."""
-
-    def start(self) -> list[str]: ...
-
-    def execute(self, command: Command) -> ExecuteResponse: ...
-
-    def describe(self) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

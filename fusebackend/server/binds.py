@@ -21,8 +21,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from fusebackend.backends.sandbox.docker import DockerBackend
-from fusebackend.backends.sandbox.script_answers import status_of
-from fusebackend.backends.sandbox.scripts import Script
+from fusebackend.backends.sandbox.scripts import Script, status_of
 from fusebackend.base import paths
 from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import AgentPath

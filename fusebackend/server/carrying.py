@@ -31,8 +31,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusebackend.backends.sandbox.base import BaseSandbox
-from fusebackend.backends.sandbox.script_answers import entries_of, failure, status_of
-from fusebackend.backends.sandbox.scripts import Script, nonce
+from fusebackend.backends.sandbox.scripts import Script, entries_of, failure, nonce, status_of
 from fusebackend.base import budget, paths
 from fusebackend.base.batches import by_size
 from fusebackend.base.budget import Spent
@@ -40,7 +39,7 @@ from fusebackend.base.errors import FILE_NOT_FOUND, words_of
 from fusebackend.base.paths import ROOT, AgentPath, to_name
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse
-from fusebackend.remote.conflicts import conflict_path
+from fusebackend.remote.files import conflict_path
 from fusebackend.server.binds import OWN_DIRECTORY, is_systems
 from fusebackend.volumes.placing import changing, remove
 from fusebackend.volumes.walk import FileWalk, resolve
@@ -128,12 +127,9 @@ class Carrying:
         self._default.leave_out(self._tops)
         return []
 
-    def before(self, stopped: Callable[[], bool]) -> list[str]:
-        return self._carry(stopped)
-
     def after(self) -> list[str]:
         try:
-            return self._carry(lambda: False)
+            return self.before(lambda: False)
         except OSError as error:
             log.warning("what a command has changed could not be carried back: %s", error)
             return [f"the routes' files are not carried back yet: {error.strerror or error}"]
@@ -151,7 +147,7 @@ class Carrying:
 
     # -- one round ---------------------------------------------------------------------------------------------
 
-    def _carry(self, stopped: Callable[[], bool]) -> list[str]:
+    def before(self, stopped: Callable[[], bool]) -> list[str]:
         """Make both sides equal. Returns what the user should know. OSError: the sandbox does not answer."""
         with self._lock:
             notes: list[str] = []

@@ -24,7 +24,7 @@ from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.base.shown import name_shown
 from fusebackend.base.version import __version__
 from fusebackend.config import MetricsOptions
-from fusebackend.control.verbs import Call, SocketVerb
+from fusebackend.control.verbs import SocketVerb
 from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import SERVED
 from fusebackend.vfs.inodes import route_index
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
+    from fusebackend.control.server.server_connection import RunningCall
     from fusebackend.mount.operations import Operations
     from fusebackend.server.mounted import MountedBackend
     from fusebackend.vfs.junctions import Route
@@ -216,8 +217,8 @@ class Metrics:
         elif operation == "open":
             self._opens.labels("hit" if answer.keep_cache else "miss", label).inc()
 
-    def _run(self, name: str, run: Callable[[Call, Any], Any]) -> Callable[[Call, Any], Any]:
-        def measured(call: Call, asked: Any) -> Any:
+    def _run(self, name: str, run: Callable[[RunningCall, Any], Any]) -> Callable[[RunningCall, Any], Any]:
+        def measured(call: RunningCall, asked: Any) -> Any:
             return self.timed("socket", name, self._route(_path(asked)), lambda: run(call, asked))
 
         return measured

@@ -174,7 +174,7 @@ class ComposedTree(abc.ABC):
     def readdir(self, at: Spot, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
         """As `Volume.readdir`."""
         found = self._page(at, after, limit)
-        # A page that is not full ends a listing that the kernel keeps (`vfs/coherence/cached_readdir.py`).
+        # A page that is not full ends a listing that the kernel keeps (`vfs/listing.py`).
         while at.place is not None and 0 < len(found) < limit:
             more = self._page(at, found[-1][0], limit - len(found))
             if not more:

@@ -167,24 +167,27 @@ class Door:
     # -- names -------------------------------------------------------------------------------------------------
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        change = DoorChange(self, "create", 0, parent, name)
-        return self.make(change, self._volume.mknod, parent, name, mode, rdev, caller)
+        return self.make(
+            DoorChange(self, "create", 0, parent, name), self._volume.mknod, parent, name, mode, rdev, caller
+        )
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        change = DoorChange(self, "create", 0, parent, name)
-        return self.make(change, self._volume.mkdir, parent, name, mode, caller)
+        return self.make(DoorChange(self, "create", 0, parent, name), self._volume.mkdir, parent, name, mode, caller)
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        change = DoorChange(self, "create", 0, parent, name)
-        return self.make(change, self._volume.symlink, parent, name, target, caller)
+        return self.make(
+            DoorChange(self, "create", 0, parent, name), self._volume.symlink, parent, name, target, caller
+        )
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
-        change = DoorChange(self, "create", 0, parent, name)
-        return self.make(change, self._volume.create, parent, name, mode, flags, caller)
+        return self.make(
+            DoorChange(self, "create", 0, parent, name), self._volume.create, parent, name, mode, flags, caller
+        )
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
-        change = DoorChange(self, "link", node, new_parent, new_name)
-        return self.make(change, self._volume.link, node, new_parent, new_name)
+        return self.make(
+            DoorChange(self, "link", node, new_parent, new_name), self._volume.link, node, new_parent, new_name
+        )
 
     def unlink(self, parent: int, name: bytes) -> None:
         self.make(DoorChange(self, "remove", 0, parent, name), self._volume.unlink, parent, name)
@@ -251,6 +254,7 @@ class Door:
                 _tell(self._ordered, change)
                 return result
         finally:
+            change.record = None  # it refers to the change, and the garbage collector is dear
             if change.ending is not None:
                 change.ending.close()
             if self._after:

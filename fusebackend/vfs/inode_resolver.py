@@ -19,8 +19,8 @@ from fusebackend.protocol import MAX_NODE, NAME_MAX_BYTES, Attr
 from fusebackend.rules.ruled_volume import NODES, VARIANTS
 from fusebackend.vfs.coherence.dentries import Dentries, Revalidation
 from fusebackend.vfs.coherence.entry_cache import Overtaken
+from fusebackend.vfs.coherence.invalidation import Twins
 from fusebackend.vfs.coherence.range_order import AppendEnd
-from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.inodes import (
     NODE_BITS,
     SYNTHETIC_INDEX,

@@ -3,7 +3,7 @@
 A `Route` is a volume and where it is attached. A `Junction` is a directory with at least one name that leads to a
 route: a tree's root, a route's root with a nested route below it, or a directory on the way to a prefix. Such a
 way exists even where the backend underneath has no directory of that name; it then is synthesised, and made real
-when something is first created in it. A `Pinned` one is the server's own: never real, and never changed.
+when something is first created in it. A pinned one is the server's own: never real, and never changed.
 
 The trees directory, `/.fusebackend` in the root of the main tree, is the server's. One place makes it: `MountTree`, by
 `TreesOptions`. A feature adds what it shows there: a computed file (`MountTree.files`), a directory of its own
@@ -29,25 +29,24 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import trio
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, is_below, join, parent_and_name, split, to_name, to_text
-from fusebackend.composite.route_table import RouteTable
-from fusebackend.protocol import DEFAULT_TTL_S, MAX_NODE, ROOT_NODE, Attr, Caller, Features, StatFs, Volume
+from fusebackend.composite.route_table import PrefixTable
+from fusebackend.protocol import DEFAULT_TTL_S, MAX_NODE, ROOT_NODE, Attr, Caller, Features, Volume
 from fusebackend.rules.rule import Operation
 from fusebackend.rules.ruled_volume import LINKED, NODES, RuledVolume, own_bits
 from fusebackend.rules.view import View
 from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.calls.request import Request
-from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.door import ChangeListener, Door
 from fusebackend.vfs.inodes import NODE_BITS, SYNTHETIC_INDEX, inode_number, node_of, route_index
+from fusebackend.vfs.options import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits, TreesOptions
 from fusebackend.vfs.pseudo_files import PseudoFiles
-from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.volumes.native import NativeVolume
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ class Route:
 
     @property
     def keeps_listings(self) -> bool:
-        """True if a directory's time tells the kernel whether a listing is valid. See `coherence/cached_readdir.py`."""
+        """True if a directory's time tells the kernel whether a listing is valid. See `listing.py`."""
         waits = self.executor.blocking or self.shared
         return self.policy.coherent and not waits and self.volume.features.persistent_modes
 
@@ -246,18 +245,39 @@ def call_and_hold(volume: Volume, function: Callable[..., Attr], *args: Any) -> 
 
 
 class Junction:
-    """A directory that routes run through. `route` is set where it is a route's root."""
+    """A directory that routes run through.
+
+    A *pinned* one is the server's: no volume of a backend has it, and neither it nor a name in it can be changed. A
+    lookup finds it. No notice ever drops its name, so that the kernel keeps it, and with it the file system that a
+    sandbox has mounted there.
+
+    Args:
+        route: of which it is the root, if it is one's. A pinned one's has the files in it, and is read-only.
+        pinned: the attributes of a pinned one.
+        listed: listings of the directory above show it. None: only if a route is below, so that `find /` in a sandbox
+            shows files, and does not go through the system's directories.
+    """
 
     servers_name: bytes = b""
     """Of the root of a tree: the name in it that is not the volume's. In the main tree it leads to the trees directory,
     elsewhere to nothing."""
 
-    def __init__(self, inode: int, name: bytes, parent: Junction | None, route: Route | None) -> None:
+    def __init__(
+        self,
+        inode: int,
+        name: bytes,
+        parent: Junction | None,
+        route: Route | None,
+        pinned: Attr | None = None,
+        listed: bool | None = True,
+    ) -> None:
         self.inode = inode
         self.name = name
         self.path: AgentPath = ROOT if parent is None else join(parent.path, to_text(name))
         self.parent = parent
         self.route = route
+        self.pinned = pinned
+        self._listed = listed
         self.children: dict[bytes, Junction] = {}
         self.attr: Attr | None = None  # the last answer, of one whose volume may hang …
         self.ask_after = 0.0  # … and the time of the next question, by the monotonic clock
@@ -266,6 +286,8 @@ class Junction:
     @property
     def timeout_s(self) -> float:
         """The entry and attribute timeout. 0 except for roots of routes: a way may become real without a notice."""
+        if self.pinned is not None:
+            return ENDLESS_TIMEOUT_S
         return self.route.policy.timeout_s if self.route is not None else 0.0
 
     def is_servers(self, name: bytes) -> bool:
@@ -275,7 +297,7 @@ class Junction:
     @property
     def is_listed(self) -> bool:
         """True if listings of the directory above show it."""
-        return True
+        return bool(self.children) if self._listed is None else self._listed
 
     @property
     def holder(self) -> Route:
@@ -290,6 +312,8 @@ class Junction:
 
         If its volume hangs, the last ones: other routes below it must not wait.
         """
+        if self.pinned is not None:
+            return self.pinned
         if not self.children or not self.holder.executor.blocking:
             return await self._ask(synthesised)
         if time.monotonic() >= self.ask_after:
@@ -313,6 +337,10 @@ class Junction:
         """
         if self.route is not None:
             return self.underlying
+        if self.pinned is not None:
+            if make:
+                raise oserror(errno.EPERM)
+            return None
         assert self.parent is not None, "a junction without a route has a parent"
         above = await self.parent.place(make)
         if above is None:
@@ -328,57 +356,6 @@ class Junction:
                 owner = Caller(os.geteuid(), os.getegid())
                 attr = await route.call(route.door.mkdir, node, self.name, 0o755, owner)
                 self.underlying = (route, attr.node)
-        return self.underlying
-
-
-class _Unlisted(Junction):
-    """The root of a route in a directory of the server's that a lookup finds, and no listing shows."""
-
-    @property
-    def is_listed(self) -> bool:
-        return False
-
-
-class Pinned(Junction):
-    """A directory of the server's: no volume of a backend has it, and neither it nor a name in it can be changed.
-
-    A lookup finds it. No notice ever drops its name, so that the kernel keeps it, and with it the file system that a
-    sandbox has mounted there.
-
-    Args:
-        attr: of the directory.
-        listed: listings of the directory above show it. None: only if a route is below, so that `find /` in a sandbox
-            shows files, and does not go through the system's directories.
-        route: of the files in it, which is read-only.
-    """
-
-    def __init__(
-        self,
-        inode: int,
-        name: bytes,
-        parent: Junction,
-        attr: Attr,
-        listed: bool | None = None,
-        route: Route | None = None,
-    ) -> None:
-        super().__init__(inode, name, parent, route)
-        self._attr = attr
-        self._listed = listed
-
-    @property
-    def timeout_s(self) -> float:
-        return ENDLESS_TIMEOUT_S
-
-    @property
-    def is_listed(self) -> bool:
-        return bool(self.children) if self._listed is None else self._listed
-
-    async def attributes(self, synthesised: Attr) -> Attr:
-        return self._attr
-
-    async def place(self, make: bool = False) -> tuple[Route, int] | None:
-        if make and self.route is None:
-            raise oserror(errno.EPERM)
         return self.underlying
 
 
@@ -399,7 +376,7 @@ class MountTree:
         """`routes[0]` is the default, at `/`; the others follow in any order, with distinct prefixes."""
         self.routes = list(routes)
         """Those of the main tree."""
-        self.table = RouteTable(route.prefix for route in self.routes if route.prefix != ROOT)
+        self.table = PrefixTable(route.prefix for route in self.routes if route.prefix != ROOT)
         """Which of them has a path, for the mount as for agents."""
         self._by_prefix = {route.prefix: route for route in self.routes}
         options = trees or TreesOptions()
@@ -424,7 +401,7 @@ class MountTree:
         """The junctions that stand for a directory of a volume, where that has one."""
         self.root = self.grow(self.routes)
         inode, attr = inode_number(own.index, ROOT_NODE), self.files.getattr(ROOT_NODE)
-        self.servers = Pinned(inode, self._servers_name, self.root, attr, options.shown == "visible", own)
+        self.servers = Junction(inode, self._servers_name, self.root, own, attr, options.shown == "visible")
         """The trees directory, in the main tree."""
         self.add({self.servers.inode: self.servers})
         self.private = self.add_directory(PRIVATE_NAME, 0o700, listed=False)
@@ -446,7 +423,7 @@ class MountTree:
             return child
 
         for name in pinned:
-            put(Pinned(self.synthetic_inode(), name, root, servers_directory()), root)
+            put(Junction(self.synthetic_inode(), name, root, None, servers_directory(), None), root)
         for route in sorted(routes[1:], key=lambda route: route.prefix.count("/")):
             *way, last = split(route.prefix)
             junction = root
@@ -459,13 +436,13 @@ class MountTree:
 
     def _way(self, name: bytes, parent: Junction) -> Junction:
         inode = self.synthetic_inode()
-        if isinstance(parent, Pinned):
-            return Pinned(inode, name, parent, servers_directory())
+        if parent.pinned is not None:
+            return Junction(inode, name, parent, None, servers_directory(), None)
         return Junction(inode, name, parent, None)
 
     def add_directory(
         self, name: bytes, permissions: int = 0o555, listed: bool = True, holds_routes: bool = False
-    ) -> Pinned:
+    ) -> Junction:
         """Add a directory to the trees directory, until the mount ends. In any thread, one at a time.
 
         Args:
@@ -481,12 +458,14 @@ class MountTree:
         if name in self.servers.children:
             raise ValueError(f"there is a directory '{to_text(name)}' already")
         listed = listed and not (holds_routes and self.servers.is_listed)
-        made = Pinned(self.synthetic_inode(), name, self.servers, servers_directory(permissions), listed)
+        made = Junction(self.synthetic_inode(), name, self.servers, None, servers_directory(permissions), listed)
         self.add({made.inode: made})
         self.servers.children = {**self.servers.children, name: made}
         return made
 
-    def add_route(self, name: bytes, volume: NativeVolume, deadline_s: float, directory: Pinned | None = None) -> Route:
+    def add_route(
+        self, name: bytes, volume: NativeVolume, deadline_s: float, directory: Junction | None = None
+    ) -> Route:
         """Attach a volume in the trees directory, until `remove_route`. In any thread, one at a time.
 
         Where listings of the main tree's root show the trees directory, its own do not show the volume: `find` would
@@ -508,15 +487,15 @@ class MountTree:
         executor = RouteExecutor(volume.features.blocking, deadline_s, name=f"'{prefix}/'", volume=volume)
         policy_of = partial(_policy, True, DEFAULT_TTL_S if volume.ttl_s is None else volume.ttl_s)
         route = Route(len(self.attached), prefix, volume, policy_of, executor)
-        kind = _Unlisted if self.servers.is_listed and above is self.servers else Junction
-        root = kind(inode_number(route.index, ROOT_NODE), name, above, route)
+        is_listed = not (self.servers.is_listed and above is self.servers)
+        root = Junction(inode_number(route.index, ROOT_NODE), name, above, route, listed=is_listed)
         self.attached = [*self.attached, route]
         self.beside = {**self.beside, prefix: route}
         self.add({root.inode: root})
         above.children = {**above.children, name: root}
         return route
 
-    def remove_route(self, route: Route, directory: Pinned) -> None:
+    def remove_route(self, route: Route, directory: Junction) -> None:
         """Take away a route that `add_route` has attached. Whoever is in it gets ESTALE. In any thread, one at a time.
 
         Its index is never used again.
@@ -529,7 +508,7 @@ class MountTree:
 
     def add(self, junctions: dict[int, Junction]) -> None:
         """More junctions, for good."""
-        ways = [each for each in junctions.values() if each.route is None and not isinstance(each, Pinned)]
+        ways = [each for each in junctions.values() if each.route is None and each.pinned is None]
         self.ways = [*self.ways, *ways]
         self._junctions.update(junctions)  # nobody goes through it
 
@@ -613,23 +592,10 @@ class GoneVolume(NativeVolume):
 
     The kernel may go on asking for inodes that it has."""
 
-    def lookup(self, parent: int, name: bytes) -> Attr:
+    def _stale(self, *asked: Any, **options: Any) -> NoReturn:
         raise oserror(errno.ESTALE)
 
-    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        raise oserror(errno.ESTALE)
-
-    def getattr(self, node: int) -> Attr:
-        raise oserror(errno.ESTALE)
-
-    def read(self, node: int, offset: int, size: int) -> bytes:
-        raise oserror(errno.ESTALE)
-
-    def open(self, node: int, flags: int) -> Attr | None:
-        raise oserror(errno.ESTALE)
-
-    def statfs(self) -> StatFs:
-        raise oserror(errno.ESTALE)
+    lookup = readdir = getattr = read = open = statfs = _stale
 
     def _refusal(self, what: str) -> OSError:
         return oserror(errno.ESTALE)

@@ -37,24 +37,20 @@ from fusebackend.rules.ruled_volume import NODES
 from fusebackend.rules.view import View
 from fusebackend.vfs import switches as switching
 from fusebackend.vfs.calls.request import Request, current, on_behalf_of
-from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
-from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
 from fusebackend.vfs.coherence.dentries import Dentries, Revalidation
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, NegativeDentries, Overtaken
-from fusebackend.vfs.coherence.invalidation import Invalidation, Pruning
+from fusebackend.vfs.coherence.invalidation import Invalidation, Pruning, Twins
 from fusebackend.vfs.coherence.page_cache import DirectIO, KernelCache, PageVersions, Prefill
 from fusebackend.vfs.coherence.range_order import AppendEnd, RangeOrder, RereadPages
-from fusebackend.vfs.coherence.twins import Twins
-from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.door import ChangeListener
-from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
+from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, WriteBarrier, close_all
 from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Emit, Entry, InodeTable, node_of, route_index
-from fusebackend.vfs.junctions import VIEWS_NAME, Junction, MountTree, Pinned, Route, call_and_hold, routes_of
-from fusebackend.vfs.listing import Listing
+from fusebackend.vfs.junctions import VIEWS_NAME, Junction, MountTree, Route, call_and_hold, routes_of
+from fusebackend.vfs.listing import CachedReaddir, Listing
+from fusebackend.vfs.options import DEFAULT_DEADLINE_S, RouteLimits, TreesOptions
 from fusebackend.vfs.setid import Capabilities, SetId, refuse_confined, without_set_id
 from fusebackend.vfs.switches import Switches
-from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.vfs.watch.feed import ChangeFeed
 from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.vfs.xattrs import ExtendedAttributes
@@ -245,12 +241,18 @@ class FileSystem:
     async def unlink(self, parent: int, name: bytes) -> None:
         route, node = await self.resolver.place_for_name(parent, name)
         file = await self._viewed_file(route, node, name) if route.is_ruled else 0
-        await route.call(route.door.unlink, node, name)
-        self.dentries.removed((parent, name))
-        if self.inodes.beside:
-            await self.twins.names_changed(route, (node, name))
+        await self._remove(route, node, parent, name, route.door.unlink)
         if route.is_ruled:
             await self.twins.file_changed(route, file)
+
+    async def _remove(
+        self, route: Route, node: int, parent: int, name: bytes, remove: Callable[[int, bytes], None]
+    ) -> None:
+        await route.call(remove, node, name)
+        if route.shared:
+            self.dentries.removed((parent, name))
+        if self.inodes.beside:
+            await self.twins.names_changed(route, (node, name))
 
     async def _viewed_file(self, route: Route, node: int, name: bytes) -> int:
         """Return the node of a file that is about to lose a name, where a view may have a number of its own for it."""
@@ -261,10 +263,7 @@ class FileSystem:
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         route, node = await self.resolver.place_for_name(parent, name)
-        await route.call(route.door.rmdir, node, name)
-        self.dentries.removed((parent, name))
-        if self.inodes.beside:
-            await self.twins.names_changed(route, (node, name))
+        await self._remove(route, node, parent, name, route.door.rmdir)
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
         route, node = await self.resolver.place_for_name(parent, name)
@@ -275,20 +274,17 @@ class FileSystem:
         replaced = 0
         if route.is_ruled and not flags & RENAME_EXCHANGE:
             replaced = await self._viewed_file(route, new_node, new_name)
-        if not route.shared:
-            renamed = await route.call(self.names.rename, route, old, name, new, new_name, flags)
-            if renamed.crossed:
+        if route.shared:
+            await route.call(route.door.rename, node, name, new_node, new_name, flags)
+            directory = None
+            for inode, before, after in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
+                self.inodes.moved(inode, before, after)
+        else:
+            crossed, directory = await route.call(self.names.rename, route, old, name, new, new_name, flags)
+            if crossed:
                 self.invalidation.drop((parent, name), (new_parent, new_name))
-            if self.inodes.beside:
-                await self.twins.names_changed(route, (node, name), (new_node, new_name), moved=renamed.directory)
-            if route.is_ruled:
-                await self.twins.file_changed(route, replaced)
-            return
-        await route.call(route.door.rename, node, name, new_node, new_name, flags)
-        for inode, before, after in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
-            self.inodes.moved(inode, before, after)
         if self.inodes.beside:
-            await self.twins.names_changed(route, (node, name), (new_node, new_name))
+            await self.twins.names_changed(route, (node, name), (new_node, new_name), moved=directory)
         if route.is_ruled:
             await self.twins.file_changed(route, replaced)
 
@@ -733,7 +729,7 @@ class RoutesDirectory:
     """A directory in the trees directory with volumes that come and go, see `FileSystem.add_directory`. Any thread but
     the mount's loop: the kernel is notified."""
 
-    def __init__(self, filesystem: FileSystem, directory: Pinned) -> None:
+    def __init__(self, filesystem: FileSystem, directory: Junction) -> None:
         self._filesystem = filesystem
         self._directory = directory
         self._unguard: dict[AgentPath, Callable[[], None]] = {}

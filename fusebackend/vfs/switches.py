@@ -19,7 +19,7 @@ VARIABLE = "FUSEBACKEND_OFF"
 
 @dataclass(frozen=True)
 class Switches:
-    """See the module's docstring. The objects are in `coherence/`, where no file is named."""
+    """See the module's docstring. The classes are in `coherence/` and where they are used."""
 
     # -- coherence rules -----------------------------------------------------------------------------------------
 

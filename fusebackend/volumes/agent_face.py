@@ -609,24 +609,29 @@ class VolumeBackend(BackendProtocol):
 
     @contextlib.contextmanager
     def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
-        """Make the directories that a place lacks, and yield the one for its name. An error undoes them."""
+        """Make the directories that a place lacks, and yield the one for its name. An error undoes them. Others may
+        make the same ones meanwhile, where the lock excludes nobody."""
         self.volume.require_new(*place.missing_paths, place.path)
         changes.append(Change(node=place.parent))
-        made: list[tuple[int, bytes, int]] = []
+        made: Changes = []
         parent = place.parent
         try:
-            for name in place.missing:
-                node = self.volume.mkdir(parent, name, DIRECTORY_MODE, caller()).node
-                made.append((parent, name, node))
+            for name, path in zip(place.missing, place.missing_paths, strict=True):
+                try:
+                    node = self.volume.mkdir(parent, name, DIRECTORY_MODE, caller()).node
+                except FileExistsError:
+                    node = self.volume.lookup(parent, name).node
+                else:
+                    made.append(Change(node, parent, name, "created", path + "/"))
                 parent = node
             yield parent
         except OSError:
-            with contextlib.suppress(OSError):  # others have put something there
-                for directory, name, _ in reversed(made):
-                    self.volume.without_rules.rmdir(directory, name)
+            for change in reversed(made):
+                assert change.parent is not None and change.name is not None
+                with contextlib.suppress(OSError):  # others have put something there
+                    self.volume.without_rules.rmdir(change.parent, change.name)
             raise
-        for (directory, name, node), path in zip(made, place.missing_paths, strict=True):
-            changes.append(Change(node, directory, name, "created", path + "/"))
+        changes += made
 
 
 def _shown(path: AgentPath, attr: Attr) -> str:

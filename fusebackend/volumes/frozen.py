@@ -6,15 +6,24 @@ them goes before the whole tree does.
 
 from __future__ import annotations
 
+import abc
 import errno
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Attr, Features, Volume
+from fusebackend.base.recent import Recent
+from fusebackend.protocol import Attr, Features, Snapshot, StatFs, Volume
+from fusebackend.volumes.chunks import ChunkCache
+from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
 from fusebackend.volumes.storage import Inode
 from fusebackend.volumes.walk import entries
+
+CACHE_INODES = 4096
+CACHE_BYTES = 4 << 20
+"""Bounds of the caches of one snapshot: some 2 MiB of inodes, and 4 MiB of chunks."""
 
 
 def _refuse(*_: object) -> Any:
@@ -80,3 +89,57 @@ class FrozenTree(TreeVolume, LooksAhead):
         with self.lock:
             for node in nodes:
                 self._let_go(node)
+
+
+class StoredSnapshot(FrozenTree):
+    """A snapshot whose rows are in a database, with caches of its own. ESTALE once it is deleted.
+
+    Args:
+        volume: the volume, in lines of the log.
+        guard: guards the caches.
+    """
+
+    def __init__(self, taken: Snapshot, volume: str, guard: AbstractContextManager[Any]) -> None:
+        super().__init__()
+        self.taken = taken
+        self.is_deleted = False
+        self._damage = Damage(f"snapshot '{taken.name}' of {volume}")
+        self._guard = guard
+        self._inodes: Recent[int, Inode] = Recent(CACHE_INODES)
+        self._chunks = ChunkCache(CACHE_BYTES)
+
+    @abc.abstractmethod
+    def _read_inode(self, node: int) -> Inode:
+        """The inode of a node, from its row. ESTALE; EIO for a damaged one."""
+
+    def _require(self) -> None:
+        if self.is_deleted:
+            raise oserror(errno.ESTALE)
+
+    def _inode(self, node: int) -> Inode:
+        self._require()
+        with self._guard:
+            inode = self._inodes.use(node)
+        return self._kept(self._read_inode(node)) if inode is None else inode
+
+    def _kept(self, inode: Inode) -> Inode:
+        """The inode of this node that is cached from now on."""
+        with self._guard:
+            return self._inodes.setdefault(inode.node, inode)
+
+    def _let_go(self, node: int) -> None:
+        with self._guard:
+            self._inodes.pop(node, None)
+
+    def forget_cached(self) -> None:
+        """Read everything again."""
+        with self._guard:
+            self._inodes.clear()
+            self._chunks.clear()
+
+    def _entries(self, directory: int, children: list[tuple[bytes, int]]) -> list[tuple[bytes, Inode]]:
+        return self._damage.entries(directory, children, self._inode)
+
+    def statfs(self) -> StatFs:
+        self._require()
+        return StatFs(4096, 0, 0, 0, 0)

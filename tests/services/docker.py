@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from fusebackend.backends.sandbox.docker_engine import connect
+from fusebackend.backends.sandbox.docker_exec import connect
 from services.program import LIMIT_S, Program
 
 IMAGE = "fusebackend-test:latest"

@@ -8,9 +8,9 @@ from contextlib import closing
 
 from fusebackend.base.errors import code_of
 from fusebackend.protocol.remote import Stamp
+from fusebackend.remote.agent_remote import FilesRemote
 from fusebackend.remote.agent_verbs import FileVerbs, checked
 from fusebackend.remote.buffer import Buffer
-from fusebackend.remote.files_remote import FilesRemote
 
 STAMP = Stamp(0o100644, 0, 0, 0, 0)
 

@@ -23,7 +23,7 @@ from fusebackend.mount.options import MountOptions
 from fusebackend.rules.rule import RouteRules
 from fusebackend.shell import ShellOptions
 from fusebackend.testing.each import each
-from fusebackend.vfs.calls.route_limits import RouteLimits
+from fusebackend.vfs.options import RouteLimits
 
 EVERY_KEY = """
 mountpoint = "/mnt/agent"

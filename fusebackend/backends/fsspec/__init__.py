@@ -1,10 +1,8 @@
 """Any file system of fsspec as a route: `fsspec:sftp://…`, `fsspec:ftp://…`, `fsspec:zip://…`.
 
 asking.py     how a file system is asked, and its connection
-backend.py    `FsspecBackend`: the agent face
-ftp.py        reading from FTP with one transfer
 installed.py  which protocols work here
 opening.py    from a URL to a file system
-reading.py    readers of open files, in ranges
-remote.py     `FsspecRemote`: the file system as a `Remote`
+reading.py    readers of open files, in ranges; of FTP with one transfer
+remote.py     `FsspecRemote`: the file system as a `Remote`; `FsspecBackend`
 """

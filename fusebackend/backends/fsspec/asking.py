@@ -1,4 +1,4 @@
-"""`Asking`: how a file system of fsspec is asked, and how much of it at a time.
+"""`FsAccess`: how a file system of fsspec is asked, and how much of it at a time.
 
 Those of FTP, SFTP and SMB have one connection, which they never make again: after a server ended an idle one, every
 request failed. So a connection that may be lost is made again before the next request.
@@ -46,7 +46,7 @@ class StandingRequest(Protocol):
     def end(self) -> None: ...
 
 
-class Asking:
+class FsAccess:
     """How a file system is asked: by one thread at a time, for its connection is one, unless it has a loop of its own.
 
     Args:

@@ -25,8 +25,7 @@ def open_fsspec(url: Url) -> Any:
         raise UrlError(f"'{url.masked}' {NEEDS_FSSPEC}")
     import fsspec.core
 
-    from fusebackend.backends.fsspec.backend import FsspecBackend
-    from fusebackend.backends.fsspec.remote import protocols
+    from fusebackend.backends.fsspec.remote import FsspecBackend, protocols
 
     if ":" not in url.rest:  # which fsspec takes for a path of this machine
         raise UrlError(f"'{url.masked}' names no file system; write fsspec:PROTOCOL://PLACE")

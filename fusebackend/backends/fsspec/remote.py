@@ -13,11 +13,12 @@ import errno
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, ClassVar, Literal
 from urllib.parse import quote, unquote
 
 from fsspec import AbstractFileSystem
@@ -26,14 +27,18 @@ from fsspec.core import OpenFile
 from fsspec.dircache import DirCache
 from fsspec.implementations.local import LocalFileSystem
 
-from fusebackend.backends.fsspec.asking import SMB_PORT, Asking
+from fusebackend.backends.fsspec import opening
+from fusebackend.backends.fsspec.asking import SMB_PORT, FsAccess
 from fusebackend.backends.fsspec.reading import PIECE_BYTES, Briefly, reader_of
 from fusebackend.base import paths
 from fusebackend.base.at_path import Followed
 from fusebackend.base.errors import oserror
+from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp
+from fusebackend.remote.backend import RemoteBackend
 from fusebackend.remote.parallel import WIDTH, each
 from fusebackend.remote.ranges import BlockCache
+from fusebackend.remote.volume import RemoteVolume
 
 CACHE_BYTES = 64 << 20
 """Blocks of open files that were read, in memory."""
@@ -78,7 +83,7 @@ class FsspecRemote(Remote):
     def __init__(self, fs: Any, root: str, *, read_only: bool = False) -> None:
         self.fs = _uncached(fs)
         self._archive = _archive(fs)
-        self._asking = Asking(fs)
+        self._asking = FsAccess(fs)
         self.byte_cache = BlockCache(CACHE_BYTES, self._asking.pace)
         self._root = root.rstrip("/")
         # The paths of sftp begin with a slash though its root marker is empty; an archive's names have none.
@@ -389,3 +394,51 @@ def _read_time(text: str) -> datetime | None:
             continue
         return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
     return None
+
+
+# -- backend ---------------------------------------------------------------------------------------------------------
+#
+# `FsspecBackend`: the agent face of a file system of fsspec.
+
+MAX_FILE_BYTES = 5 << 40
+"""Larger files are EFBIG."""
+
+
+class FsspecVolume(RemoteVolume):
+    """What is in memory, or in a file of this machine, is read and written on the mount's own thread: a read of 128 KiB
+    takes less than the hop to another thread. `FsAccess` says `will_wait`."""
+
+    at_once = frozenset({"write"})
+
+
+class FsspecBackend(RemoteBackend):
+    """A directory of a file system of fsspec. `remote.py` says what is kept and compared.
+
+    Args:
+        fs: an `fsspec.AbstractFileSystem` of its own (`skip_instance_cache=True`): its cache of listings is turned off.
+        root: the directory in it that is the root.
+        ttl: seconds for which a listing is believed.
+        read_only: nothing can be changed.
+        on_exists: see `VolumeBackend`.
+        clock: seconds that only grow, by which listings age.
+    """
+
+    schemes: ClassVar = opening.SCHEMES
+
+    def __init__(
+        self,
+        fs: Any,
+        root: str = "",
+        *,
+        ttl: float = DEFAULT_TTL_S,
+        read_only: bool = False,
+        on_exists: Literal["error", "replace"] = "error",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        remote = FsspecRemote(fs, root, read_only=read_only)
+        volume = FsspecVolume(remote, max_file_bytes=MAX_FILE_BYTES, ttl_s=ttl, clock=clock)
+        super().__init__(volume, on_exists=on_exists)
+        self._shown = f"{remote.name} {root}"
+
+    def _where(self) -> str:
+        return self._shown

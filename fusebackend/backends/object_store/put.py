@@ -27,8 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fusebackend.backends.object_store.bucket.errors import errno_of, object_errors
-from fusebackend.backends.object_store.bucket.throttling import PATIENCE_S, patiently
+from fusebackend.backends.object_store.bucket.errors import PATIENCE_S, errno_of, object_errors, patiently
 from fusebackend.base import jitter
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Bytes
@@ -105,7 +104,7 @@ def put(
 
     if create and if_match is not None:
         raise ValueError("an object is either created or replaced: not both `create` and `if_match`")
-    upload = _Upload(store, key, if_match, create, dict(attributes or {}), extras, name or new_name())
+    upload = _ObjectUpload(store, key, if_match, create, dict(attributes or {}), extras, name or new_name())
     with object_errors(key), buffer.frozen() as data:
         try:
             etag = upload.send(data)
@@ -174,7 +173,7 @@ def _sent(send: Callable[[], str]) -> str:
     return send()
 
 
-class _Upload:
+class _ObjectUpload:
     """One upload, from its sending to the question whether it arrived."""
 
     def __init__(

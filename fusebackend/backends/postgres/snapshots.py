@@ -17,24 +17,19 @@ from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, gone
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
-from fusebackend.base.recent import Recent
 from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.databases.pipeline import Rows, Statement
-from fusebackend.protocol import Features, Snapshot, StatFs
-from fusebackend.volumes.chunks import CHUNK_SHIFT, Chunk, ChunkCache, cut_out
-from fusebackend.volumes.damage import Damage, is_in_range
-from fusebackend.volumes.frozen import FrozenTree
+from fusebackend.protocol import Features, Snapshot
+from fusebackend.volumes.chunks import CHUNK_SHIFT, Chunk, cut_out
+from fusebackend.volumes.damage import is_in_range
+from fusebackend.volumes.frozen import StoredSnapshot
 from fusebackend.volumes.storage import Inode
-
-CACHE_INODES = 4096
-CACHE_BYTES = 4 << 20
-"""Bounds of the caches of one snapshot: some 2 MiB of inodes, and 4 MiB of chunks."""
 
 Query = Callable[[str, Sequence[object]], Rows]
 
 
-class PostgresSnapshot(FrozenTree):
-    """A snapshot of a volume. Any number of reads run at once. ESTALE once it is deleted.
+class PostgresSnapshot(StoredSnapshot):
+    """A snapshot of a volume. Any number of reads run at once.
 
     Args:
         query: runs a statement.
@@ -43,16 +38,10 @@ class PostgresSnapshot(FrozenTree):
     features = Features(blocking=True, read_only=True)
 
     def __init__(self, volume: int, taken: Snapshot, query: Query) -> None:
-        super().__init__()
+        super().__init__(taken, f"volume {volume} of the database", threading.Lock())
         self.lock = contextlib.nullcontext()
-        self.taken = taken
-        self.is_deleted = False
         self._volume = volume
         self._query = query
-        self._damage = Damage(f"snapshot '{taken.name}' of volume {volume} of the database")
-        self._guard = threading.Lock()  # of the caches
-        self._inodes: Recent[int, Inode] = Recent(CACHE_INODES)
-        self._chunks = ChunkCache(CACHE_BYTES)
 
     def _ask(self, statement: Callable[..., Statement], *key: object) -> Rows:
         """The rows that it has; each query of `old_rows` answers at least one."""
@@ -63,39 +52,19 @@ class PostgresSnapshot(FrozenTree):
         self._require()
         return rows
 
-    def _require(self) -> None:
-        if self.is_deleted:
-            raise gone()
-
     # -- inodes and names --------------------------------------------------------------------------------------
 
-    def _inode(self, node: int) -> Inode:
-        self._require()
-        with self._guard:
-            inode = self._inodes.use(node)
-            if inode is not None:
-                return inode
+    def _read_inode(self, node: int) -> Inode:
         (row,) = self._ask(old_rows.inode, node)
         if row[0] is None:
             raise gone()
         return self._sound(row)
 
     def _sound(self, row: Sequence[int]) -> Inode:
-        """The inode of a row, which is kept in memory. EIO for a damaged one."""
+        """The inode of a row. EIO for a damaged one."""
         if not is_in_range(row[:12]):
             raise self._damage.of_inode(row)
-        with self._guard:
-            return self._inodes.setdefault(row[0], StoredInode.of(row))
-
-    def _let_go(self, node: int) -> None:
-        with self._guard:
-            self._inodes.pop(node, None)
-
-    def forget_cached(self) -> None:
-        """Read everything again."""
-        with self._guard:
-            self._inodes.clear()
-            self._chunks.clear()
+        return StoredInode.of(row)
 
     def _child(self, parent: int, name: bytes) -> int | None:
         ((node, *row),) = self._ask(old_rows.found, parent, name)
@@ -104,7 +73,7 @@ class PostgresSnapshot(FrozenTree):
         if row[0] is None:
             self._damage.tell(f"name {name!r} in inode {parent} leads to inode {node}, which does not exist")
             raise oserror(errno.EIO, name)
-        self._damage.require_entry(parent, name, self._sound(row))
+        self._damage.require_entry(parent, name, self._kept(self._sound(row)))
         return int(node)
 
     def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
@@ -113,11 +82,8 @@ class PostgresSnapshot(FrozenTree):
         named = [row for row in rows if row[0] is not None]
         for row in named:
             if row[2] is not None and is_in_range(row[2:14]):
-                self._sound(row[2:])
+                self._kept(self._sound(row[2:]))
         return [(row[0], row[1]) for row in named]
-
-    def _entries(self, directory: int, children: list[tuple[bytes, int]]) -> list[tuple[bytes, Inode]]:
-        return self._damage.entries(directory, children, self._inode)
 
     def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
         found = inode.xattrs
@@ -156,10 +122,6 @@ class PostgresSnapshot(FrozenTree):
     def _next_chunk(self, node: int, index: int) -> int | None:
         ((found,),) = self._ask(old_rows.next_chunk, node, index)
         return None if found is None else int(found)
-
-    def statfs(self) -> StatFs:
-        self._require()
-        return StatFs(4096, 0, 0, 0, 0)
 
 
 _STATE = """

@@ -1,17 +1,24 @@
-"""`BaseSandbox`: every file verb, made from `execute`, `upload_files` and `download_files`.
+"""`BaseSandbox`: every file verb, made from `execute` and a way to transfer bytes.
 
     class MySandbox(BaseSandbox):
         @property
         def id(self): ...
         def execute(self, command, *, timeout=None): ...
+        def send(self, files): ...      # bytes to paths of the sandbox where nothing is; OSError
+        def fetch(self, path): ...      # the bytes of a regular file; OSError
+
+Then a small file is a part of the command that puts it in its place. Others are sent beside their places first, and put
+there by one command, so that each file is the old one or the new one, whole, and each item of a batch has its own
+outcome. A sandbox that has transfers of its own gives these instead of the last two:
+
         def upload_files(self, files): ...        # absolute paths of the sandbox; parents are there
         def download_files(self, paths): ...
 
-The two transfers are written for the sandbox's own paths, `root` included, as commands are. Their callers name paths
-below `root`, as for every verb: `_at_root` is where the one becomes the other.
+They are written for the sandbox's own paths, `root` included, as commands are. Their callers name paths below `root`,
+as for every verb: `_at_root` is where the one becomes the other.
 
 The sandbox needs a POSIX `sh` and the usual tools, GNU's or busybox's (`scripts.py` names them), and no Python. A verb
-is one command, where a file is small; larger ones go by `upload_files` and `download_files`.
+is one command, where a file is small; larger ones are transferred.
 
 - What a verb answers, it answers as every other backend of this package. Paths may be any bytes; names and patterns
   are never code. Symbolic links are followed as the sandbox's kernel does it; nothing but regular files is read.
@@ -37,26 +44,30 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from itertools import compress
+from typing import Any, TypeAlias
 
 from fusebackend import text
-from fusebackend.backends.sandbox.script_answers import (
+from fusebackend.backends.sandbox.scripts import (
     END,
     ERRNO,
+    LIBRARY,
+    SETTINGS,
     Entry,
     Found,
     Piece,
+    Script,
     entries_of,
     failure,
     info_of,
+    nonce,
     pieces_of,
     status_of,
 )
-from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.batches import by_size
 from fusebackend.base.budget import Spent
-from fusebackend.base.errors import VANISHED, oserror
+from fusebackend.base.errors import VANISHED, code_of, oserror
 from fusebackend.base.globs import Matcher
 from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import AgentPath, PathError
@@ -70,6 +81,7 @@ from fusebackend.protocol import (
     OnExists,
     SandboxBackendProtocol,
     Verb,
+    not_bytes,
     verbs,
 )
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked
@@ -87,6 +99,18 @@ PATHS_BYTES = 32 << 10
 """Paths in one command line."""
 
 _PATTERN = frozenset("*?[\\\n")
+
+INLINE_FILES = 8
+"""More files than this are sent: each of them costs a command two processes more, and sending costs a request."""
+
+PLACED_FILES = 500
+"""Files that are put in their places by one command, which holds their paths."""
+
+PLACED_BYTES = 64 << 20
+"""Bytes that are sent at a time, more only in one file."""
+
+Batch: TypeAlias = Sequence[tuple[str, bytes]]
+"""Paths of the sandbox, with the bytes that they are to have."""
 
 
 class BaseSandbox(FileVerbs, SandboxBackendProtocol):
@@ -134,18 +158,8 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """Run `command` with `sh -c`; after `timeout` seconds it is ended and the exit code is 124."""
 
-    @abc.abstractmethod
-    def upload_files(  # type: ignore[override]  # conditions are decided here
-        self, files: list[tuple[str, bytes]]
-    ) -> list[FileUploadResponse]:
-        """Store bytes at paths of the sandbox, replacing what is there. Its callers name paths below `root`."""
-
-    @abc.abstractmethod
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Fetch the bytes of files at paths of the sandbox. Its callers name paths below `root`."""
-
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
-        """Put large files at new paths of the sandbox in existing directories. OSError."""
+        """Put files at new paths of the sandbox in existing directories. OSError."""
         for response in _own(self, verbs.UPLOAD_FILES)(self, list(files)):
             if response.error is not None:
                 raise OSError(errors.errno_of(response.error), response.error)
@@ -160,7 +174,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             raise
 
     def fetch(self, path: str) -> bytes:
-        """The bytes of a file at a path of the sandbox. OSError."""
+        """The bytes of a regular file at a path of the sandbox. OSError."""
         (response,) = _own(self, verbs.DOWNLOAD_FILES)(self, [path])
         if response.error is not None or response.content is None:
             error = response.error or "no content"
@@ -206,11 +220,15 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     def _load(self, path: AgentPath) -> Loaded:
         there = self.path_of(path)
         (piece,) = self.pieces([there])
+        return Loaded(self.whole(there, piece), None, text.iso_time(piece.mtime_ns) if piece.code == "f" else None)
+
+    def whole(self, there: str, piece: Piece) -> bytes:
+        """The bytes of a file of which `pieces` has told. OSError."""
         if piece.code == "b":
-            return Loaded(self.fetch(there))
+            return self.fetch(there)
         if piece.code != "f":
             raise failure(piece.code)
-        return Loaded(piece.data, None, text.iso_time(piece.mtime_ns))
+        return piece.data
 
     def pieces(self, wanted: Sequence[str]) -> list[Piece]:
         """Files at paths of the sandbox: their bytes, or code `b` for a larger one, or why there are none."""
@@ -245,19 +263,12 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         self._store(path, data, "over" if replace else "new")
 
     def _store(self, path: AgentPath, data: bytes, how: str) -> None:
-        """Put a file at a path. `how`: `new`, `over`, or the sha256 of the file that is to be replaced."""
+        """Put a file at a path, as `_place` does. OSError."""
         if path == paths.ROOT:
             raise oserror(errno.EEXIST if how == "new" else errno.EISDIR)
-        there, number = self.path_of(path), nonce()
-        script = Script()
-        if len(data) <= self.inline_bytes:
-            script.call("fb_put", how, there, number, stdin=inline(data))
-        else:
-            self.change(Script().call("fb_prepare", "new" if how == "new" else "over", there))
-            beside = f"{there.rpartition('/')[0]}/.fusebackend-{number}~"
-            self.deliver([(beside, data)])
-            script.call("fb_put", how, there, number, beside)
-        self.change(script)
+        (failed,) = self._place([(self.path_of(path), data)], how)
+        if failed is not None:
+            raise failed
 
     def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
         before = self._load(path).data
@@ -282,12 +293,79 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         self.change(Script().call("fb_mv", self.path_of(old), self.path_of(new)))
 
     def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-        return Search(self, path, matcher).files()
+        return SandboxSearch(self, path, matcher).files()
 
     def _grep(
         self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
     ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-        return Search(self, path, matcher).lines(pattern, limit)
+        return SandboxSearch(self, path, matcher).lines(pattern, limit)
+
+    # -- uploads -----------------------------------------------------------------------------------------------
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:  # type: ignore[override]
+        """Store bytes at paths of the sandbox, replacing what is there. Its callers name paths below `root`."""
+        answers = [not_bytes(path, content) or FileUploadResponse(path=path) for path, content in files]
+        sound = [answer.error is None for answer in answers]
+        items = ((path, bytes(content)) for path, content in compress(files, sound))
+        outcomes = (failed for batch in _batches(items) for failed in self._place(batch, "over"))
+        for answer, failed in zip(compress(answers, sound), outcomes, strict=True):
+            answer.error = None if failed is None else code_of(failed)
+        return answers
+
+    def _place(self, batch: Batch, how: str) -> list[OSError | None]:
+        """Put files in their places; why not, for each. `how`: `new`, `over`, or the sha256 of what is replaced."""
+        try:
+            if len(batch) > INLINE_FILES or sum(len(data) for _, data in batch) > self.inline_bytes:
+                return self._place_sent(batch, how)
+            script = Script()
+            for there, data in batch:
+                script.call("fb_put", how, there, nonce(), stdin=inline(data))
+            return self._outcomes(script, len(batch))
+        except OSError as error:
+            return [error] * len(batch)
+
+    def _place_sent(self, batch: Batch, how: str) -> list[OSError | None]:
+        """`_place` of files that no command carries."""
+        prepared = Script().call("fb_prepare", "new" if how == "new" else "over", *(there for there, _ in batch))
+        outcomes, number = self._outcomes(prepared, len(batch)), nonce()
+        sent = {
+            index: f"{there.rpartition('/')[0]}/.fusebackend-{number}-{index}~"
+            for index, (there, _) in enumerate(batch)
+            if outcomes[index] is None
+        }
+        if sent:
+            self.deliver([(beside, batch[index][1]) for index, beside in sent.items()])
+            script = Script()
+            for index, beside in sent.items():
+                script.call("fb_put", how, batch[index][0], number, beside)
+            for index, outcome in zip(sent, self._outcomes(script, len(sent)), strict=True):
+                outcomes[index] = outcome
+        return outcomes
+
+    def _outcomes(self, script: Script, count: int) -> list[OSError | None]:
+        statuses = self.statuses(script)
+        if len(statuses) != count:
+            raise OSError(errno.EIO, f"The sandbox gave {len(statuses)} answers for {count} files")
+        return [None if status == "ok" else failure(status) for status in statuses]
+
+    # -- downloads ---------------------------------------------------------------------------------------------
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """Fetch the bytes of files at paths of the sandbox. Its callers name paths below `root`."""
+        answers: list[FileDownloadResponse] = []
+        for start in range(0, len(paths), PLACED_FILES):
+            batch = paths[start : start + PLACED_FILES]
+            try:
+                answers += map(self._answer, batch, self.pieces(batch))
+            except OSError as error:
+                answers += [verbs.DOWNLOAD_FILES.refused(error, path) for path in batch]
+        return answers
+
+    def _answer(self, path: str, piece: Piece) -> FileDownloadResponse:
+        try:
+            return FileDownloadResponse(path=path, content=self.whole(path, piece))
+        except OSError as error:
+            return verbs.DOWNLOAD_FILES.refused(error, path)
 
     # -- asking ------------------------------------------------------------------------------------------------
 
@@ -308,6 +386,12 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         if not lines:
             raise OSError(errno.EIO, "The sandbox gave no answer")
         return lines
+
+
+def _batches(items: Iterable[tuple[str, bytes]]) -> Iterator[Batch]:
+    """In their order, and of a size that one command and one request can take."""
+    for batch in by_size(items, lambda item: len(item[1]), PLACED_FILES, PLACED_BYTES):
+        yield from by_size(batch, lambda item: 2 * len(item[0]), PLACED_FILES, PATHS_BYTES)
 
 
 # -- paths below the root, and the sandbox's own -------------------------------------------------------------
@@ -343,21 +427,24 @@ def _at_root(verb: Verb[Any], own: Callable[..., Any]) -> Callable[..., Any]:
     """Make the verb for paths below the root out of an author's, which takes paths of the sandbox. Called by `super()`
     it is the author's: the paths are the sandbox's by then."""
 
-    def below(self: BaseSandbox, items: Sequence[Any], **conditions: Sequence[Any] | None) -> list[Any]:
+    def parted(self: BaseSandbox, items: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Iterable[Any]], list[Any]]]:
+        """What the author's verb is given, and what makes the answer of its answers."""
         if getattr(type(self), own.__name__) is not verb_below:
-            return list(own(self, items))
+            return items, list
+        batch = _Batch(self, verb, items)
+        return batch.there, batch.answered
+
+    def below(self: BaseSandbox, items: Sequence[Any], **conditions: Sequence[Any] | None) -> list[Any]:
         if any(conditions.values()):  # each file by a script that compares
             return FileVerbs.upload_files(self, list(items), **conditions)
-        batch = _Batch(self, verb, items)
-        return batch.answered(own(self, batch.there))
+        there, answered = parted(self, items)
+        return answered(own(self, there))
 
     async def abelow(self: BaseSandbox, items: Sequence[Any], **conditions: Sequence[Any] | None) -> list[Any]:
-        if getattr(type(self), own.__name__) is not verb_below:
-            return list(await own(self, items))
         if any(conditions.values()):
             return await FileVerbs.aupload_files(self, list(items), **conditions)
-        batch = _Batch(self, verb, items)
-        return batch.answered(await own(self, batch.there))
+        there, answered = parted(self, items)
+        return answered(await own(self, there))
 
     verb_below: Any = functools.wraps(own)(abelow if inspect.iscoroutinefunction(own) else below)
     verb_below.at_root = True
@@ -366,8 +453,10 @@ def _at_root(verb: Verb[Any], own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own(sandbox: BaseSandbox, verb: Verb[Any]) -> Callable[..., list[Any]]:
-    """Return the author's verb, which takes paths of the sandbox."""
+    """Return the author's verb, which takes paths of the sandbox. OSError where there is none."""
     own: Callable[..., list[Any]] = getattr(type(sandbox), verb.name).__wrapped__
+    if own is getattr(BaseSandbox, verb.name):
+        raise OSError(errno.ENOTSUP, f"{type(sandbox).__name__} has no way to transfer bytes")
     return own
 
 
@@ -440,7 +529,7 @@ READ_FILES = 50
 """Candidates that are read at a time, so that a search that is limited does not read all."""
 
 
-class Search:
+class SandboxSearch:
     """`grep` and `glob`: the regular files at or below a path with a matching path relative to it.
 
     The sandbox's `find` and `grep` list the files, and those that hold the literal. Patterns are matched here, by the
@@ -499,12 +588,7 @@ class Search:
         for path, source, piece in zip(candidates, there, self._sandbox.pieces(there), strict=True):
             self._budget.require()
             try:
-                if piece.code == "b":
-                    yield path, self._sandbox.fetch(source)
-                elif piece.code == "f":
-                    yield path, piece.data
-                else:
-                    raise failure(piece.code)
+                yield path, self._sandbox.whole(source, piece)
             except OSError as error:
                 if error.errno not in VANISHED:
                     yield path, None

@@ -26,11 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from fusebackend.backends.sandbox import docker_exec
+from fusebackend.backends.sandbox.base import BaseSandbox
 from fusebackend.backends.sandbox.docker_container import DockerContainer, get_file, put_files
-from fusebackend.backends.sandbox.docker_engine import connect, engine_errors
-from fusebackend.backends.sandbox.script_answers import failure, pieces_of, status_of
-from fusebackend.backends.sandbox.scripts import Script, nonce
-from fusebackend.backends.sandbox.staged import StagedSandbox
+from fusebackend.backends.sandbox.docker_exec import connect, engine_errors
+from fusebackend.backends.sandbox.scripts import Script, failure, nonce, pieces_of, status_of
 from fusebackend.base import budget, paths
 from fusebackend.base.errors import oserror
 from fusebackend.linux.command import OnOutput, nothing_to_run, require_positive
@@ -48,7 +47,7 @@ def _root(value: str) -> str:
         raise ValueError("must be the path of a directory") from None
 
 
-class DockerBackend(StagedSandbox):
+class DockerBackend(BaseSandbox):
     """See the module's docstring.
 
     Args:

@@ -24,8 +24,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from fusebackend.backends.sandbox.docker_engine import connect, engine_errors
-from fusebackend.backends.sandbox.docker_exec import ask
+from fusebackend.backends.sandbox.docker_exec import ask, connect, engine_errors
 from fusebackend.backends.sandbox.scripts import Script
 from fusebackend.linux import proc
 from fusebackend.linux.runtime_directory import identity, pid_namespace

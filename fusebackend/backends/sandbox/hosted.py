@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fusebackend.backends.sandbox.staged import StagedSandbox
+from fusebackend.backends.sandbox.base import BaseSandbox
 from fusebackend.base.extras import needed_by
 from fusebackend.linux.command import End, Kept, nothing_to_run, require_positive, response
 from fusebackend.protocol import ExecuteResponse, OnExists
@@ -28,7 +28,7 @@ class Ran(NamedTuple):
     code: int | None
 
 
-class HostedSandbox(StagedSandbox):
+class HostedSandbox(BaseSandbox):
     """See the module's docstring.
 
     Args:

@@ -18,18 +18,13 @@ from fusebackend.backends.sqlite.old_rows import NewestRows
 from fusebackend.backends.sqlite.stored_tree import chunk_of, inode_of, sqlite_errors, xattrs_of
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
-from fusebackend.base.recent import Recent
 from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.databases.sqlite import transaction
-from fusebackend.protocol import Snapshot, StatFs
-from fusebackend.volumes.chunks import Chunk, ChunkCache
+from fusebackend.protocol import Snapshot
+from fusebackend.volumes.chunks import Chunk
 from fusebackend.volumes.damage import Damage
-from fusebackend.volumes.frozen import FrozenTree
+from fusebackend.volumes.frozen import StoredSnapshot
 from fusebackend.volumes.storage import Inode
-
-CACHE_INODES = 4096
-CACHE_BYTES = 4 << 20
-"""Bounds of the caches of one snapshot: some 2 MiB of inodes, and 4 MiB of chunks."""
 
 
 class SnapshotReader:
@@ -55,38 +50,24 @@ class SnapshotReader:
                 self._connection = None
 
 
-class SqliteSnapshot(FrozenTree):
-    """A snapshot of a volume file. ESTALE once it is deleted."""
+class SqliteSnapshot(StoredSnapshot):
+    """A snapshot of a volume file."""
 
     def __init__(self, snapshot: Snapshot, reader: SnapshotReader) -> None:
-        super().__init__()
+        super().__init__(snapshot, f"the volume file {reader.path}", reader.lock)
         self.lock = reader.lock
-        self.taken = snapshot
-        self.is_deleted = False
         self._reader = reader
-        self._damage = Damage(f"snapshot '{snapshot.name}' of the volume file {reader.path}")
-        self._inodes: Recent[int, Inode] = Recent(CACHE_INODES)
-        self._chunks = ChunkCache(CACHE_BYTES)
 
     def _ask(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         found = self._reader.ask(statement, until=self.taken.number, **values)
         self._require()  # deleted meanwhile, its rows may be gone
         return found
 
-    def _require(self) -> None:
-        if self.is_deleted:
-            raise oserror(errno.ESTALE)
-
-    def _inode(self, node: int) -> Inode:
-        self._require()
-        inode = self._inodes.use(node)
-        if inode is not None:
-            return inode
+    def _read_inode(self, node: int) -> Inode:
         rows = self._ask(old_rows.INODE, node=node)
         if not rows:
             raise oserror(errno.ESTALE)
-        inode = self._inodes[node] = inode_of(self._damage, rows[0])
-        return inode
+        return inode_of(self._damage, rows[0])
 
     def ahead(self, nodes: Sequence[int], *, contents: bool = False) -> None:
         with self.lock:
@@ -97,14 +78,6 @@ class SqliteSnapshot(FrozenTree):
             for node, chunk, data in self._ask(old_rows.first_chunks(nodes)) if contents else ():
                 with contextlib.suppress(OSError):
                     self._chunks.put((node, 0), chunk_of(self._damage, node, 0, (chunk, data)))
-
-    def _let_go(self, node: int) -> None:
-        self._inodes.pop(node, None)
-
-    def forget_cached(self) -> None:
-        """Read everything again."""
-        self._inodes.clear()
-        self._chunks.clear()
 
     def _child(self, parent: int, name: bytes) -> int | None:
         rows = self._ask(old_rows.CHILD, node=parent, name=name)
@@ -118,9 +91,6 @@ class SqliteSnapshot(FrozenTree):
         self._directory(parent)
         start = after + b"\0" if after else b""  # the next name there can be
         return self._ask(old_rows.CHILDREN, node=parent, start=start, limit=limit)
-
-    def _entries(self, directory: int, children: list[tuple[bytes, int]]) -> list[tuple[bytes, Inode]]:
-        return self._damage.entries(directory, children, self._inode)
 
     def _chunk(self, node: int, index: int) -> Chunk | None:
         self._require()
@@ -142,10 +112,6 @@ class SqliteSnapshot(FrozenTree):
             rows = self._ask(old_rows.XATTRS, node=inode.node)
             inode.xattrs = xattrs_of(self._damage, inode.node, rows)
         return inode.xattrs
-
-    def statfs(self) -> StatFs:
-        self._require()
-        return StatFs(schema.PAGE_BYTES, 0, 0, 0, 0)
 
 
 class SqliteSnapshots:

@@ -35,7 +35,6 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.graph_state import GRAPH_STATE, LateRuntime
 from fusebackend.protocol import (
     WHOLE_FILES,
-    FileDownloadResponse,
     FileInfo,
     FileUploadResponse,
     OnExists,
@@ -243,13 +242,8 @@ class StateBackend(FileVerbs):
                 if limit <= 0:
                     return
 
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """All of them as they are at one moment."""
-        try:
-            view = self._over(self._view.now())
-        except OSError as error:
-            return [FileDownloadResponse(path=path, error=error.strerror) for path in paths]
-        return [view._download(path) for path in paths]
+    def _moment(self) -> StateBackend:
+        return self._over(self._view.now())
 
     def upload_files(
         self,

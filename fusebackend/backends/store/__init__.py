@@ -1,7 +1,7 @@
 """`StoreBackend`: the files in a namespace of a LangGraph store. `backend.py` has its promises.
 
-backend.py files.py        `StoreBackend`, its URLs and its mount; the agent's verbs
-namespaces.py tree.py      one namespace or all as one tree; the keys of one, by `remote/keyed.py`
+backend.py                 `StoreBackend`, its verbs, its mount and its URLs
+namespaces.py              one namespace or all as one tree; the keys of one, by `remote/keyed.py`
 items.py values.py         one namespace as keys and values; values as files
 searched_items.py sql_items.py   of any store, and of the two that are queried by SQL
 sqlite_database.py postgres_database.py   the connections and the SQL of those two

@@ -6,7 +6,7 @@
 Layout of a whole store:
 - the namespace `("users", "ada")` is the directory `/users/ada`; a label is escaped as in `remote/keyed.py` (`a/b` is
   `a%2Fb`, the empty label `%`);
-- in it are the directories of its child namespaces and the keys of the namespace itself, as `tree.py` shows them: a
+- in it are the directories of its child namespaces and the keys of the namespace itself, as `StoreTree` shows them: a
   key with slashes makes directories, and a value that is no file is `NAME.json`, perhaps with a `NAME.md`, which can
   be read only;
 - where the first part of a key is the name of a child namespace as well, the namespace keeps the name, and the file or
@@ -28,21 +28,72 @@ each of them.
 
 from __future__ import annotations
 
-import abc
 import errno
 import uuid
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from fusebackend.backends.store.items import Conflict, Hub, Items, Settings
+from fusebackend.backends.store.items import Conflict, Hub, Items, Row, Settings
 from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
-from fusebackend.backends.store.sql_items import SqlDatabase, SqlItems
-from fusebackend.backends.store.tree import StoreTree
+from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
+from fusebackend.backends.store.values import About, Form
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.langgraph import translate_errors
 from fusebackend.protocol import FileInfo
-from fusebackend.remote.keyed import ROOT_NODE, Keyed, name_of, text_of
+from fusebackend.remote.keyed import ROOT_NODE, Keyed, KeyedTree, name_of, text_of
+
+
+class StoreTree(KeyedTree):
+    """The keys of a namespace as a tree of paths, by the rule of `remote/keyed.py`, for one verb.
+
+    A store takes values that are no files: such a key is `NAME.json`, and `NAME.md` as well where the value is one long
+    text; both can be read only. Names of files are text with surrogateescape, as in agent paths.
+    """
+
+    endings = (Form.JSON.value, Form.TEXT.value)
+
+    def __init__(self, items: Items) -> None:
+        self.items = items
+        self.text_only = items.text_only
+        self._rows: dict[str, Row] = {}
+        self._about: dict[str, About] = {}
+
+    def level(self, prefix: str) -> Iterable[str]:
+        return self._seen(self.items.level(prefix))
+
+    def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[dict[str, Row], list[str]]:
+        rows, directories = self.items.look(keys, prefixes)
+        return self._seen(rows), directories
+
+    def suffixes(self, keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        described = self.items.describe([self._rows[key] for key in keys])
+        self._about.update(described)
+        return {key: about.suffixes for key, about in described.items()}
+
+    def _seen(self, rows: list[Row]) -> dict[str, Row]:
+        found = {row.key: row for row in rows}
+        self._rows.update(found)
+        return found
+
+    def rows_below(self, directory: Keyed) -> list[Row]:
+        """The keys of all files below a directory, in order."""
+        assert directory.place is not None, "only directories have something below them"
+        rows = [row for prefix in directory.place.all for row in self.items.below(prefix)]
+        self._seen(rows)
+        return rows
+
+    def info(self, path: str, key: str, suffix: str) -> FileInfo:
+        """A file that was found in this tree."""
+        about = self._about[key]
+        info = FileInfo(path=path, is_dir=False, size=about.size_of(suffix))
+        if about.modified_at:
+            info["modified_at"] = about.modified_at
+        if about.foreign:
+            info["read_only"] = True
+        return info
+
 
 Namespace: TypeAlias = tuple[str, ...]
 
@@ -52,151 +103,112 @@ LISTED_AT_ONCE = 1000
 """Namespaces, of a store that is no database."""
 
 
-class Spaces(abc.ABC):
+class Spaces:
     """The namespaces that a backend shows, and the items of each.
 
-    Attributes:
-        root: the namespace that is shown as the root; empty where all are.
-        hub, origin: of the changes, as in `Items`.
-    """
-
-    root: Namespace = ()
-    hub: Hub
-    origin = ""
-
-    @abc.abstractmethod
-    def items(self, space: Namespace) -> Items:
-        """The items of a namespace."""
-
-    @abc.abstractmethod
-    def names(self) -> list[Namespace]:
-        """The namespaces below the root that hold items."""
-
-    @abc.abstractmethod
-    def for_mount(self, ttl_s: float) -> Spaces:
-        """The same, with items for a mount."""
-
-    @abc.abstractmethod
-    def token(self) -> Hashable:
-        """Equal tokens mean that nothing was changed in between, but for changes that the hub counts; None when
-        unknown."""
-
-    @property
-    @abc.abstractmethod
-    def trouble(self) -> tuple[float, str] | None:
-        """As `Volume.trouble`."""
-
-    def close(self) -> None:
-        """Close the connections."""
-
-
-class OneSpace(Spaces):
-    """One namespace."""
-
-    root = ("-",)
-
-    def __init__(self, items: Items) -> None:
-        self._items = items
-        self.hub, self.origin = items.hub, items.origin
-
-    def items(self, space: Namespace) -> Items:
-        return self._items
-
-    def names(self) -> list[Namespace]:
-        return []
-
-    def for_mount(self, ttl_s: float) -> OneSpace:
-        return OneSpace(self._items.for_mount(ttl_s))
-
-    def token(self) -> Hashable:
-        return self._items.token()
-
-    @property
-    def trouble(self) -> tuple[float, str] | None:
-        return self._items.trouble
-
-    def close(self) -> None:
-        self._items.close()
-
-
-class AllSpaces(Spaces):
-    """All namespaces of a store.
-
     Args:
-        store: the store, or None where only its database is open.
-        database: its database (`source.database_of`), or None.
         items_of: makes the items of a namespace.
+        names: lists the namespaces below the root that hold items.
+        root: the namespace that is shown as the root; empty where all are.
+        database: that of all of them, if it is known (`source.database_of`).
         close: closes the connections.
+        hub, origin: of the changes, as in `Items`.
     """
 
     def __init__(
         self,
-        store: Any,
-        database: SqlDatabase | None,
         items_of: Callable[[Namespace], Items],
+        *,
+        names: Callable[[], list[Namespace]] = list,
+        root: Namespace = (),
+        database: StoreDatabase | None = None,
         close: Callable[[], None],
+        hub: Hub | None = None,
+        origin: str = "",
     ) -> None:
-        self._store = store
+        self.names = names
+        self.root = root
+        self.close = close
+        self.hub = hub or Hub()
+        self.origin = origin
         self._database = database
         self._items_of = items_of
         self._items: dict[Namespace, Items] = {}
-        self.close = close  # type: ignore[method-assign]
-        self.hub = Hub()
 
     @classmethod
-    def of_store(cls, store: Any) -> AllSpaces:
-        """The namespaces of a store. TypeError for an unusable one; OSError where its database can't be opened."""
+    def of_one(cls, items: Items) -> Spaces:
+        """One namespace."""
+        return cls(lambda space: items, root=("-",), close=items.close, hub=items.hub, origin=items.origin)
+
+    @classmethod
+    def of_store(cls, store: Any) -> Spaces:
+        """All namespaces of a store. TypeError for an unusable one; OSError where its database can't be opened."""
         shared = SharedStore.of(require_store(store))
         owner = _Owner()
         shared.users.add(owner)
-        return cls(store, shared.database, lambda space: shared.items(space, feed=False), lambda: shared.leave(owner))
+        names = partial(_listed, store) if shared.database is None else partial(_names_in, shared.database)
+        close = partial(shared.leave, owner)
+        return cls(partial(shared.items, feed=False), names=names, database=shared.database, close=close)
 
     @classmethod
-    def of_database(cls, database: SqlDatabase) -> AllSpaces:
-        """The namespaces of a database, which `close` closes."""
-        return cls(None, database, lambda space: SqlItems(database, space, Settings(feed=False)), database.close)
+    def of_database(cls, database: StoreDatabase) -> Spaces:
+        """All namespaces of a database, which `close` closes."""
+        items_of = partial(SqlItems, database, settings=Settings(feed=False))
+        return cls(items_of, names=partial(_names_in, database), database=database, close=database.close)
 
-    def for_mount(self, ttl_s: float) -> AllSpaces:
-        mount = AllSpaces(self._store, self._database, lambda space: self.items(space).for_mount(ttl_s), self.close)
-        mount.hub, mount.origin = self.hub, uuid.uuid4().hex
-        return mount
+    def for_mount(self, ttl_s: float) -> Spaces:
+        """The same, with items for a mount."""
+        if self.root:
+            return Spaces.of_one(self.items(self.root).for_mount(ttl_s))
+        return Spaces(
+            lambda space: self.items(space).for_mount(ttl_s), names=self.names, database=self._database,
+            close=self.close, hub=self.hub, origin=uuid.uuid4().hex,
+        )  # fmt: skip
 
     def items(self, space: Namespace) -> Items:
+        """The items of a namespace."""
         items = self._items.get(space)
         if items is None:
             items = self._items[space] = self._items_of(space or ("-",))
         return items
 
-    def names(self) -> list[Namespace]:
-        if self._database is None:
-            return self._listed()
-        return [tuple(prefix.split(".")) for prefix in self._database.namespaces()]
-
-    def _listed(self) -> list[Namespace]:
-        data = getattr(self._store, "_data", None)
-        if isinstance(data, dict):  # an InMemoryStore, whose own list fails while others write
-            return [tuple(space) for space, items in list(data.items()) if items]
-        found: list[Namespace] = []
-        while True:
-            with translate_errors("The store"):
-                page = self._store.list_namespaces(limit=LISTED_AT_ONCE, offset=len(found))
-            found += [tuple(space) for space in page]
-            if len(page) < LISTED_AT_ONCE:
-                return found
+    @property
+    def _source(self) -> Items | StoreDatabase | None:
+        return self.items(self.root) if self.root else self._database
 
     def token(self) -> Hashable:
-        return None if self._database is None else self._database.token()
+        """Equal tokens mean that nothing was changed in between, but for changes that the hub counts; None when
+        unknown."""
+        return None if self._source is None else self._source.token()
 
     @property
     def trouble(self) -> tuple[float, str] | None:
-        return None if self._database is None else self._database.trouble
+        """As `Volume.trouble`."""
+        return None if self._source is None else self._source.trouble
+
+
+def _names_in(database: StoreDatabase) -> list[Namespace]:
+    return [tuple(prefix.split(".")) for prefix in database.namespaces()]
+
+
+def _listed(store: Any) -> list[Namespace]:
+    data = getattr(store, "_data", None)
+    if isinstance(data, dict):  # an InMemoryStore, whose own list fails while others write
+        return [tuple(space) for space, items in list(data.items()) if items]
+    found: list[Namespace] = []
+    while True:
+        with translate_errors("The store"):
+            page = store.list_namespaces(limit=LISTED_AT_ONCE, offset=len(found))
+        found += [tuple(space) for space in page]
+        if len(page) < LISTED_AT_ONCE:
+            return found
 
 
 class _Owner:
     """Keeps a shared store open."""
 
 
-class At(NamedTuple):
+class SpacePlace(NamedTuple):
     """A file or directory in the tree of a namespace; the root of that is the namespace itself."""
 
     space: Namespace
@@ -235,34 +247,31 @@ class SpaceTree:
             space, rest = (*space, self._labels[space][name]), AgentPath("/" + below)
         return space, rest
 
-    def find(self, path: AgentPath) -> At | None:
+    def find(self, path: AgentPath) -> SpacePlace | None:
         """The file or directory at a path."""
         space, inner = self.where(path)
         if inner == ROOT:
-            return At(space, ROOT_NODE)
+            return SpacePlace(space, ROOT_NODE)
         node = self.tree(space).find(inner) if space else None
-        return None if node is None else At(space, node)
+        return None if node is None else SpacePlace(space, node)
 
-    def entries(self, path: AgentPath) -> list[FileInfo]:
-        """The entries of a directory. ENOENT, ENOTDIR."""
-        at = self.find(path)
-        if at is None:
-            raise errors.oserror(errno.ENOENT)
-        if not at.is_dir:
-            raise errors.oserror(errno.ENOTDIR)
+    def entries(self, path: AgentPath, at: SpacePlace) -> list[FileInfo]:
+        """The entries of a directory."""
         labels = self._labels.get(at.space, {}) if at.node == ROOT_NODE else {}
-        found = [(name, At((*at.space, label), ROOT_NODE)) for name, label in labels.items()]
+        found = [(name, SpacePlace((*at.space, label), ROOT_NODE)) for name, label in labels.items()]
         if at.space:
-            found += [(name, At(at.space, node)) for name, node in self.tree(at.space).children(at.node).items()]
+            found += [
+                (name, SpacePlace(at.space, node)) for name, node in self.tree(at.space).children(at.node).items()
+            ]
         return [self.info(paths.join(path, name), child) for name, child in found]
 
-    def info(self, path: str, at: At) -> FileInfo:
+    def info(self, path: str, at: SpacePlace) -> FileInfo:
         """A file or directory that was found in this tree."""
         if at.is_dir:
             return FileInfo(path=path + "/", is_dir=True, size=0)
         return self.tree(at.space).info(path, at.node.key, at.node.suffix)
 
-    def parts(self, path: AgentPath, at: At) -> Iterator[tuple[AgentPath, At]]:
+    def parts(self, path: AgentPath, at: SpacePlace) -> Iterator[tuple[AgentPath, SpacePlace]]:
         """A directory, and the namespaces below it where it is one, with their paths."""
         left = [(path, at)]
         while left:
@@ -271,9 +280,12 @@ class SpaceTree:
                 yield path, at
             if at.node == ROOT_NODE:
                 labels = self._labels.get(at.space, {})
-                left += [(paths.join(path, name), At((*at.space, label), ROOT_NODE)) for name, label in labels.items()]
+                left += [
+                    (paths.join(path, name), SpacePlace((*at.space, label), ROOT_NODE))
+                    for name, label in labels.items()
+                ]
 
-    def files(self, path: AgentPath, at: At) -> list[tuple[AgentPath, At]]:
+    def files(self, path: AgentPath, at: SpacePlace) -> list[tuple[AgentPath, SpacePlace]]:
         """A file itself, of a directory all files below it."""
         if not at.is_dir:
             return [(path, at)]
@@ -281,7 +293,7 @@ class SpaceTree:
         for base, (space, node) in self.parts(path, at):
             tree = self.tree(space)
             below = tree.paths_below(base, node, [row.key for row in tree.rows_below(node)])
-            found += [(inner, At(space, file)) for inner, file in below]
+            found += [(inner, SpacePlace(space, file)) for inner, file in below]
         return found
 
     # -- new files ---------------------------------------------------------------------------------------------

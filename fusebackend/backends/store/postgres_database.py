@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusebackend.backends.store.feed import StoreFeed, install
 from fusebackend.backends.store.items import require_columns
-from fusebackend.backends.store.sql_items import Ask, Dialect, Order, SqlDatabase
+from fusebackend.backends.store.sql_items import Ask, Order, StoreDatabase, StoreDialect
 from fusebackend.databases.langgraph import dsn_of
 from fusebackend.databases.postgres import Connections, is_pooled, translate_errors
 
@@ -52,7 +52,7 @@ def _next_key(prefix: str) -> str:
     return f"CASE WHEN {slash} > 0 THEN {directory} || '0' ELSE walk.key || chr(1) END"  # no text holds a NUL
 
 
-DIALECT = Dialect(
+DIALECT = StoreDialect(
     row="key, store.xmin::text, store.ctid::text, pg_column_size(value)",
     value="value::text",
     version="sha256(convert_to(value::text, 'UTF8'))",
@@ -67,7 +67,7 @@ DIALECT = Dialect(
 )
 
 
-class PostgresStoreDatabase(SqlDatabase):
+class PostgresStoreDatabase(StoreDatabase):
     """The connections to the database of a store, and the schema that is found or made there.
 
     Args:

@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 
 from fusebackend.backends.store.items import Items, Settings
 from fusebackend.backends.store.searched_items import SearchedItems
-from fusebackend.backends.store.sql_items import SqlDatabase, SqlItems
+from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
 from fusebackend.base.recent import Recent
 from fusebackend.databases.langgraph import loaded_class
 
-Namespace: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
+NamespaceLike: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
 
 NO_STORE = (
     "There is no store: no LangGraph graph with one is running here. Give StoreBackend a store or a runtime that has "
@@ -145,7 +145,7 @@ _shared: weakref.WeakKeyDictionary[Any, SharedStore] = weakref.WeakKeyDictionary
 class StoreSource:
     """See the module's docstring. Arguments as for `StoreBackend`."""
 
-    def __init__(self, store_or_runtime: Any, store: Any, namespace: Namespace, *, feed: bool) -> None:
+    def __init__(self, store_or_runtime: Any, store: Any, namespace: NamespaceLike, *, feed: bool) -> None:
         is_store = store_or_runtime is not None and _looks_like_a_store(store_or_runtime)
         if store is not None and is_store:
             raise TypeError("Two stores are given; give one")
@@ -229,7 +229,7 @@ def _of_graph(module: str, getter: str) -> Any:
         return None
 
 
-def database_of(store: Any) -> SqlDatabase | None:
+def database_of(store: Any) -> StoreDatabase | None:
     """The database of a store of LangGraph's own classes, to be queried directly; None for any other.
 
     Raises:
@@ -246,7 +246,7 @@ def database_of(store: Any) -> SqlDatabase | None:
     return None
 
 
-def items_of(store: Any, database: SqlDatabase | None, namespace: tuple[str, ...], *, feed: bool = True) -> Items:
+def items_of(store: Any, database: StoreDatabase | None, namespace: tuple[str, ...], *, feed: bool = True) -> Items:
     """The items of a namespace. `database` is from `database_of`."""
     if database is None:
         in_memory = _is_exactly(store, "langgraph.store.memory", "InMemoryStore")

@@ -4,7 +4,7 @@ A directory is a range of the table's primary key `(prefix, key)`, and subdirect
 listing depends on its length, not on the number of keys. Only sizes are cached, under a row's stamp. A change compares
 the value as it is stored.
 
-Statements have `?` for parameters. `Dialect` has what differs between the two databases; `sqlite_database.py` and
+Statements have `?` for parameters. `StoreDialect` has what differs between the two databases; `sqlite_database.py` and
 `postgres_database.py` have the connections.
 """
 
@@ -46,7 +46,7 @@ FIRST_BATCH, LAST_BATCH = 256, 16_384
 """Rows of a directory in one query; more while they are files."""
 
 
-class Dialect(NamedTuple):
+class StoreDialect(NamedTuple):
     """What differs in the statements."""
 
     row: str
@@ -96,10 +96,10 @@ class Order(NamedTuple):
         return f"({' OR '.join(parts)})", parameters
 
 
-class SqlDatabase(abc.ABC):
+class StoreDatabase(abc.ABC):
     """The table of a `SqliteStore` or `PostgresStore`."""
 
-    dialect: Dialect
+    dialect: StoreDialect
     owned = True
     """Its connections are its own."""
     openings = 0
@@ -147,7 +147,7 @@ class SqlDatabase(abc.ABC):
 class SqlItems(Items):
     """See the module's docstring."""
 
-    def __init__(self, database: SqlDatabase, namespace: tuple[str, ...], settings: Settings) -> None:
+    def __init__(self, database: StoreDatabase, namespace: tuple[str, ...], settings: Settings) -> None:
         super().__init__()
         self._database = database
         self._sql = database.dialect

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from fusebackend.backends.store.items import require_columns, version_of
-from fusebackend.backends.store.sql_items import Ask, Dialect, Order, SqlDatabase
+from fusebackend.backends.store.sql_items import Ask, Order, StoreDatabase, StoreDialect
 from fusebackend.databases.langgraph import sqlite_path
 from fusebackend.databases.sqlite import DatabaseFile, data_version, open_file, transaction, translate_errors
 
@@ -31,7 +31,7 @@ def _next_key(prefix: str) -> str:
     return f"CASE WHEN {slash} > 0 THEN {directory} || '0' ELSE walk.key || char(0) END"
 
 
-DIALECT = Dialect(
+DIALECT = StoreDialect(
     row="key, store.rowid, updated_at, length(value)",
     value="value",
     version="fusebackend_version(value)",
@@ -48,7 +48,7 @@ DIALECT = Dialect(
 ORDER = Order(open_end=" AND key < x''")  # a BLOB comes after all text, and is no key
 
 
-class SqliteStoreDatabase(SqlDatabase):
+class SqliteStoreDatabase(StoreDatabase):
     """A connection to the database of a store, and the lock for its use."""
 
     dialect = DIALECT

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fusebackend import text
@@ -128,14 +128,6 @@ class HeadFiles(Remote):
     def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
         data = self._data(_path(key))
         return None if data is None else Head(len(data), digest_of(data), content=data)
-
-    def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
-        data = self._data(_path(key))
-        if data is None:
-            raise errors.oserror(errno.ENOENT, key)
-        if etag is not None and digest_of(data) != etag:
-            raise errors.oserror(errno.ESTALE, key)
-        return (data,)
 
     def _data(self, path: AgentPath) -> bytes | None:
         """The bytes of a file, None where there is none."""

@@ -143,7 +143,7 @@ class Client(MountProtocol):
         self.view = view
         self._pool = Pool(self._connect)
         self._sharing: dict[object, Sharing] = {}  # by loop, as long as it has calls under way
-        self._waits = AWAITING
+        self._waits: Waits = AWAITING
         self._now = copy.copy(self)  # the same client, but its coroutines block and never suspend
         self._now._waits = BLOCKING
 

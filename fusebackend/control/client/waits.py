@@ -10,28 +10,20 @@ import select
 import socket
 import time
 from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
 
-class Waits(Protocol):
-    """See the module's docstring. A timeout of None is for ever."""
+class _Blocking:
+    """A timeout of None is for ever."""
 
     async def readable(self, stream: socket.socket, timeout_s: float | None) -> bool:
         """Return True if bytes, or the end, come within so many seconds."""
-
-    async def writable(self, stream: socket.socket, timeout_s: float | None) -> bool:
-        """Return True if bytes can be written within so many seconds."""
-
-    async def sleep(self, seconds: float) -> None: ...
-
-
-class _Blocking:
-    async def readable(self, stream: socket.socket, timeout_s: float | None) -> bool:
         return _is_ready(stream, select.POLLIN, timeout_s)
 
     async def writable(self, stream: socket.socket, timeout_s: float | None) -> bool:
+        """Return True if bytes can be written within so many seconds."""
         return _is_ready(stream, select.POLLOUT, timeout_s)
 
     async def sleep(self, seconds: float) -> None:
@@ -61,8 +53,9 @@ class _Awaiting:
         await anyio.sleep(seconds)
 
 
-BLOCKING: Waits = _Blocking()
-AWAITING: Waits = _Awaiting()
+Waits: TypeAlias = _Blocking | _Awaiting
+
+BLOCKING, AWAITING = _Blocking(), _Awaiting()
 
 
 def finished(work: Coroutine[Any, Any, T]) -> T:

@@ -369,9 +369,11 @@ class ServedConnection:
         return found is not None
 
     def introduce(self, actor: Actor) -> None:
+        """Have further calls made by `actor`; user and process are those that the kernel names."""
         self.actor = replace(actor, uid=self.actor.uid, pid=self.actor.pid)
 
     def look_through(self, view: str) -> None:
+        """Have further calls see the mount through a view; through none, if its name is empty."""
         if not (view or self._may_choose):
             raise OSError(errno.EPERM, "this connection sees the mount through a view, for good")
         chosen = self.server.backend if self._may_choose else self.backend
@@ -524,9 +526,12 @@ class RunningCall:
     # -- for verbs ---------------------------------------------------------------------------------------------
 
     def notify(self, method: str, **params: Any) -> None:
+        """Send what there is so far; waits for the reader, and raises `ConnectionError` when there is none."""
         self.notify_of(method, lambda: params)
 
     def notify_of(self, method: str, params: Callable[[], Mapping[str, Any]]) -> None:
+        """`notify`, with parameters that are made when it is the call's turn to send, so that no piece waits in
+        memory."""
         if self.answered:
             self.connection.send(lambda: wire.encode(Notification(method, {"call": self.key, **params()})))
 

@@ -1,7 +1,6 @@
 """Calls into one volume.
 
 executor.py         `RouteExecutor`: inline, or in threads under a deadline
-route_limits.py     the deadline of a route, and how many calls run at once
 circuit_breaker.py  `CircuitBreaker`: fail calls at once while a route is down
 request.py          the thread and user of the request that a task answers
 """

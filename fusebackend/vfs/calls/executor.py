@@ -41,7 +41,7 @@ from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import Volume
 from fusebackend.vfs.calls import request
 from fusebackend.vfs.calls.circuit_breaker import LOST, TROUBLE, CircuitBreaker
-from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS
+from fusebackend.vfs.options import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS
 
 log = logging.getLogger(__name__)
 

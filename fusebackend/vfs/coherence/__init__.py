@@ -6,11 +6,12 @@ A feature's docstring says which race it closes or which requests it saves, its 
 entry_cache.py     entry and attribute timeouts, negative dentries; zero for an answer that a change overtook
 page_cache.py      notices to the kernel, held back until it has applied an answer; pages that are kept over an open,
                    small files that are pushed at open, and writes past the cache
-invalidation.py    notices of changes by the other face and other hosts; inodes that the kernel drops
+invalidation.py    notices of changes by the other face and other hosts, and through other trees; inodes that the kernel
+                   drops
 dentries.py        the kernel's dentries on routes that other hosts change, compared with the volume at open
-write_barrier.py   an agent's edit waits for fresh opens
 range_order.py     an append goes to the real end of the file; overlapping reads and writes keep their order; a write
                    reaches pages that were read again before it arrived
-twins.py           changes through one tree, in the others
-cached_readdir.py  listings that the kernel keeps
+
+Others are where they are used: an edit waits for fresh opens (`vfs/handles.py`), listings that the kernel keeps
+(`vfs/listing.py`), privileges that a write removes (`vfs/setid.py`).
 """

@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath, to_text
-from fusebackend.composite.route_table import RouteTable
+from fusebackend.composite.route_table import PrefixTable
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     Change,
@@ -427,7 +427,7 @@ def _shown(path: bytes, is_dir: bool) -> str:
 # -- visibility ------------------------------------------------------------------------------------------------
 
 
-def visible(table: RouteTable, prefix: AgentPath, change: Change) -> Iterator[Change]:
+def visible(table: PrefixTable, prefix: AgentPath, change: Change) -> Iterator[Change]:
     """Give a volume's change in paths of the mounted tree, as far as it is visible there.
 
     A path gets the prefix of its route. A path that another route covers is invisible. A directory on the way to
@@ -458,7 +458,7 @@ def visible(table: RouteTable, prefix: AgentPath, change: Change) -> Iterator[Ch
             yield Change(kind="deleted" if path == before else "created", path=path)
 
 
-def _place(table: RouteTable, prefix: AgentPath, path: str) -> Literal["open", "covered", "way"]:
+def _place(table: PrefixTable, prefix: AgentPath, path: str) -> Literal["open", "covered", "way"]:
     bare = AgentPath(path.rstrip("/") or ROOT)
     if (table.route(bare)[0] or ROOT) != prefix:
         return "covered"

@@ -22,7 +22,6 @@ rename beside an unpublished change drops both names. Cost: a comparison for eac
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from fusebackend.base import paths
 from fusebackend.base.errors import VANISHED
@@ -35,15 +34,6 @@ from fusebackend.vfs.junctions import MountTree, Route
 
 DEEPEST = 4096
 """A way up that is longer goes round in circles: a path has no more bytes."""
-
-
-class Renamed(NamedTuple):
-    """The outcome of a rename."""
-
-    crossed: bool
-    """An agent's change is not published yet: the kernel's dentries may lead to other files."""
-    directory: int | None
-    """The node that has another name, if it is a directory."""
 
 
 class NodePaths:
@@ -129,8 +119,13 @@ class NodePaths:
     # -- changes -----------------------------------------------------------------------------------------------
 
     def rename(self, route: Route, parent: tuple[int, int], name: bytes, new_parent: tuple[int, int], new_name: bytes,
-               flags: int) -> Renamed:  # fmt: skip
-        """Have the volume rename, and note it. Directories are (inode, node)."""
+               flags: int) -> tuple[bool, int | None]:  # fmt: skip
+        """Have the volume rename, and note it. Directories are (inode, node).
+
+        Returns:
+            Whether an agent's change is not published yet, so that the kernel's dentries may lead to other files; and
+            the node that has another name, if it is a directory that the kernel may know in several trees.
+        """
         volume = route.volume
         door = route.door if isinstance(route.door, Door) else Door(route, self)
         with volume.lock:
@@ -147,7 +142,7 @@ class NodePaths:
             if before is not None:
                 self._carry(route, before, self._inner(route, new_parent, new_name), other is not None)
             crossed = self._drops_crossed and volume.unpublished > 0
-            return Renamed(crossed, moved.node if self._inodes.beside and moved.is_dir else None)
+            return crossed, moved.node if self._inodes.beside and moved.is_dir else None
 
     def _renamed(self, route: Route, attr: Attr, parent: tuple[int, int], name: bytes) -> None:
         self._inodes.renamed(route.number(attr), route.above(attr, parent[0]), name, attr)

@@ -38,7 +38,7 @@ from fusebackend.backends import (
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import budget
 from fusebackend.base.paths import AgentPath, PathError, is_below, normalise, parent_and_name
-from fusebackend.composite.route_table import RouteTable
+from fusebackend.composite.route_table import PrefixTable
 from fusebackend.integrations.deepagents import adopt
 from fusebackend.protocol import ROOT_NODE, Caller, Change
 from fusebackend.testing.conformance import BackendConformance
@@ -844,20 +844,20 @@ def test_holes_are_not_read_when_a_file_moves(tmp_path, into):
 
 
 def test_prefixes_are_normalised_and_ordered_longest_first():
-    table = RouteTable(["memories", "/memories/user/", "/a"])
+    table = PrefixTable(["memories", "/memories/user/", "/a"])
     assert table.prefixes == ("/memories/user", "/memories", "/a")
 
 
 @for_each("prefix", ["", "/", "//", "/a//b/", "/a/../b", "/./a", "~/x", "/a\0b", "//a"])
 def test_a_prefix_that_names_no_plain_directory_is_refused(prefix):
     with pytest.raises(PathError) as refusal:
-        RouteTable([prefix])
+        PrefixTable([prefix])
     assert "\n" not in str(refusal.value)
 
 
 def test_prefixes_that_mean_the_same_are_refused_and_both_named():
     with pytest.raises(PathError, match=r"'memories' and '/memories/' mean the same directory '/memories/'"):
-        RouteTable(["memories", "/memories/"])
+        PrefixTable(["memories", "/memories/"])
 
 
 @for_each(
@@ -876,11 +876,11 @@ def test_prefixes_that_mean_the_same_are_refused_and_both_named():
     ],
 )
 def test_longest_prefix_first_by_whole_segments(path, expected):
-    assert RouteTable(["/memories/", "/memories/user/", "/deep/er/"]).route(AgentPath(path)) == expected
+    assert PrefixTable(["/memories/", "/memories/user/", "/deep/er/"]).route(AgentPath(path)) == expected
 
 
 def test_names_in_a_directory_are_its_routes_and_the_ways_to_deeper_ones():
-    table = RouteTable(["/a/b", "/a", "/x/y/z"])
+    table = PrefixTable(["/a/b", "/a", "/x/y/z"])
     assert table.names_below(AgentPath("/")) == ("a", "x")
     assert table.names_below(AgentPath("/a")) == ("b",)
     assert table.names_below(AgentPath("/x/y")) == ("z",)
@@ -889,7 +889,7 @@ def test_names_in_a_directory_are_its_routes_and_the_ways_to_deeper_ones():
 
 
 def test_prefixes_below_are_strictly_below_at_any_depth():
-    table = RouteTable(["/a/b", "/a", "/x/y/z", "/ab"])
+    table = PrefixTable(["/a/b", "/a", "/x/y/z", "/ab"])
     assert table.prefixes_below(AgentPath("/")) == ("/a", "/a/b", "/ab", "/x/y/z")
     assert table.prefixes_below(AgentPath("/a")) == ("/a/b",)
     assert table.prefixes_below(AgentPath("/x")) == ("/x/y/z",)
@@ -897,7 +897,7 @@ def test_prefixes_below_are_strictly_below_at_any_depth():
 
 
 def test_what_routes_need_as_directories_is_pinned_and_covers_files():
-    table = RouteTable(["/a/b"])
+    table = PrefixTable(["/a/b"])
     for path in ("/", "/a", "/a/b"):
         assert table.pinned(AgentPath(path))
     assert not table.pinned(AgentPath("/a/c"))
@@ -913,7 +913,7 @@ directories = segments.map(lambda names: "/" + "/".join(names))
 
 @given(st.lists(directories, max_size=6, unique=True), directories)
 def test_route_agrees_with_the_definition_and_outer_undoes_it(prefixes, text):
-    table, path = RouteTable(prefixes), normalise(text)
+    table, path = PrefixTable(prefixes), normalise(text)
     holding = [prefix for prefix in prefixes if is_below(path, prefix)]
     prefix, inner = table.route(path)
     assert prefix == (max(holding, key=len) if holding else None)
@@ -923,7 +923,7 @@ def test_route_agrees_with_the_definition_and_outer_undoes_it(prefixes, text):
 
 @given(st.lists(directories, max_size=6, unique=True), directories)
 def test_every_prefix_is_found_by_walking_down_names(prefixes, text):
-    table = RouteTable(prefixes)
+    table = PrefixTable(prefixes)
     for prefix in prefixes:
         directory = normalise(prefix)
         while directory != "/":

@@ -186,14 +186,14 @@ def test_a_new_place_that_is_moved_meanwhile_gets_nothing() -> None:
     with InMemoryBackend() as source, InMemoryBackend() as target:
         put(source, "/f")
         put(target, "/open/x", "/shut/x")
-        write = target.volume.write
+        place = target.volume.place
 
-        def move_and_write(*args: Any) -> int:
-            target.volume.write = write  # type: ignore[method-assign]
+        def move_and_place(*args: Any) -> Any:
+            target.volume.place = place  # type: ignore[method-assign]
             target.volume.rename(ROOT_NODE, b"open", node_at(target.volume, "shut"), b"open")
-            return write(*args)
+            return place(*args)
 
-        target.volume.write = move_and_write  # type: ignore[method-assign]
+        target.volume.place = move_and_place  # type: ignore[method-assign]
         view = in_view([rule("deny", "/r/shut/**")], {"/": source, "/r": target})
         assert view.move("/f", "/r/open/f").error is not None
         assert set(everything(source.volume)) == {b"/f"}

@@ -28,7 +28,7 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Change
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.agent_remote import time_ns
-from fusebackend.remote.conflicts import conflict_path
+from fusebackend.remote.files import conflict_path
 from fusebackend.remote.tree import SETTLE_S
 from fusebackend.remote.volume import foreign_volume
 from fusebackend.testing.conformance import BackendConformance

@@ -29,7 +29,7 @@ from fusebackend.trees.snapshot_trees import SnapshotTrees
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounted_tree import FileSystem
-from fusebackend.vfs.trees_options import TreesOptions
+from fusebackend.vfs.options import TreesOptions
 from fusebackend.volumes.agent_face import VolumeBackend
 
 ME = Caller(0, 0)

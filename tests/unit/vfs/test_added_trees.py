@@ -26,10 +26,11 @@ from fusebackend.config import MountSettings
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features
 from fusebackend.rules.view import View
 from fusebackend.testing.posix.case import fails
-from fusebackend.vfs.coherence import entry_cache, twins
+from fusebackend.vfs.coherence import entry_cache
+from fusebackend.vfs.coherence import invalidation as twins
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Entry, node_of, route_index
 from fusebackend.vfs.mounted_tree import FileSystem
-from fusebackend.vfs.trees_options import TreesOptions
+from fusebackend.vfs.options import TreesOptions
 from fusebackend.volumes.agent_face import VolumeBackend
 
 ME = Caller(0, 0)

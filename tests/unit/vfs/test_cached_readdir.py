@@ -17,7 +17,6 @@ from fusebackend.base.paths import ROOT
 from fusebackend.base.stamps import now_ns
 from fusebackend.protocol import AttrChanges, Caller
 from fusebackend.vfs import listing
-from fusebackend.vfs.coherence import cached_readdir as keptlisting
 from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.volumes import posix as tree
@@ -88,8 +87,8 @@ def test_of_one_that_nobody_has_listed_it_is_not(directory: Directory) -> None:
 
 @pytest.fixture
 def small_is_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keptlisting, "SMALL_ENTRIES", 3)
-    monkeypatch.setattr(keptlisting, "PAGE_ENTRIES", 2)
+    monkeypatch.setattr(listing, "SMALL_ENTRIES", 3)
+    monkeypatch.setattr(listing, "KEPT_PAGE_ENTRIES", 2)
 
 
 @pytest.mark.usefixtures("small_is_three")
@@ -143,7 +142,7 @@ def test_a_handle_that_began_with_a_large_one_can_begin_anew_with_a_small_one(di
     assert directory.read(number, 4) == []
     again = directory.read(number, 0)
     assert sorted(name for name, _ in again[2:]) == [b"0", b"1"]
-    assert [position for _, position in again[2:]] == [keptlisting.position_after(name) for name, _ in again[2:]]
+    assert [position for _, position in again[2:]] == [listing.position_after(name) for name, _ in again[2:]]
 
 
 def test_one_that_has_to_move_the_access_time_is_asked_for(directory: Directory) -> None:
@@ -187,7 +186,7 @@ def test_what_changes_within_a_tick_is_seen(directory: Directory, monkeypatch: p
             directory.remove(name)
     directory.make(*(b"new%d" % number for number in range(20)))
     after = [b"new%d" % number for number in range(20)]
-    after = [name for name in after if keptlisting.position_after(name) > position]
+    after = [name for name in after if listing.position_after(name) > position]
     assert sorted(name for name, _ in directory.read(number, position)) == sorted(after)
 
 

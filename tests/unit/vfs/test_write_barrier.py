@@ -15,7 +15,7 @@ from smallkernel import SmallKernel
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.composite.backend import CompositeBackend
-from fusebackend.vfs.coherence import write_barrier as grace_module
+from fusebackend.vfs import handles as grace_module
 from fusebackend.vfs.handles import FileHandle
 from fusebackend.vfs.mounted_tree import FileSystem
 

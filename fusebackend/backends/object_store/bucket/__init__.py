@@ -3,6 +3,5 @@
 requests.py      `Bucket`: the requests of a volume
 object_keys.py   which objects are shown in a directory, and as what
 s3_extras.py     what S3 can do beyond obstore, by botocore
-errors.py        what obstore raises, as `OSError`
-throttling.py    requests of which the service gets too many
+errors.py        what obstore raises, as `OSError`; requests of which the service gets too many
 """

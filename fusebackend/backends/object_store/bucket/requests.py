@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import obstore
 
-from fusebackend.backends.object_store.bucket.errors import object_errors
+from fusebackend.backends.object_store.bucket.errors import object_errors, patiently
 from fusebackend.backends.object_store.bucket.object_keys import MARKER, PAGE_OBJECTS, Found, arrange
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
-from fusebackend.backends.object_store.bucket.throttling import patiently
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Contents
 from fusebackend.remote.parallel import each
@@ -175,8 +174,8 @@ class Bucket:
 
 
 class ObjectVersion(NamedTuple):
-    """One version of an object as the `remote.ranges.Source` of a reader. Requests carry `If-Match`, and the ETag of
-    each answer is compared: a store may ignore the condition. Without an ETag it is whichever version is there."""
+    """One version of an object as the `remote.ranges.RangeSource` of a reader. Requests carry `If-Match`, and the ETag
+    of each answer is compared: a store may ignore the condition. Without an ETag it is whichever version is there."""
 
     store: Any
     key: str

@@ -3,7 +3,7 @@
 obstore ends each listing at a key with an empty segment. It can't copy an object onto itself with other attributes, can
 neither see nor delete an object with a slash at the end of its key, and can't make the last step of an upload in parts
 conditional. All other requests go through obstore, which repeats what failed; these are sent once, and again only when
-the service gets too many (`throttling.py`).
+the service gets too many (`patiently`).
 
 There are extras where the credentials are known here (given, or in the environment). With credentials that obstore
 fetches from a machine's metadata service there are none, and the volume does without. Thread-safe.
@@ -17,9 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fusebackend.backends.object_store.bucket.errors import ERRNO_OF_CODE, ERRNO_OF_STATUS
+from fusebackend.backends.object_store.bucket.errors import ERRNO_OF_CODE, ERRNO_OF_STATUS, patiently
 from fusebackend.backends.object_store.bucket.object_keys import Found
-from fusebackend.backends.object_store.bucket.throttling import patiently
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 

@@ -21,10 +21,9 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from services import fsspec_servers, webdav
 
-from fusebackend.backends.fsspec.asking import CONNECTION_PACE, LOOP_PACE, LOST, Asking
-from fusebackend.backends.fsspec.backend import FsspecBackend
-from fusebackend.backends.fsspec.reading import OpenFile
-from fusebackend.backends.fsspec.remote import FsspecRemote
+from fusebackend.backends.fsspec.asking import CONNECTION_PACE, LOOP_PACE, LOST, FsAccess
+from fusebackend.backends.fsspec.reading import FsFile
+from fusebackend.backends.fsspec.remote import FsspecBackend, FsspecRemote
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.remote.ranges import BLOCK_BYTES as UNIT_BYTES
@@ -333,9 +332,9 @@ def test_ranges_grow_with_a_sequential_read(buffered):
 
 def fetching(fs, fetch):
     """A reader of the file by a function that yields its bytes from one offset to another."""
-    asking, size = Asking(fs), len(fs.content)
+    asking, size = FsAccess(fs), len(fs.content)
     file = SimpleNamespace(readv=lambda pieces: fetch(pieces[0][0], sum(pieces[-1])), close=lambda: None)
-    source = OpenFile("file", file, size, asking, lambda: file)
+    source = FsFile("file", file, size, asking, lambda: file)
     return RangedReader("file", source, etag=None, size=size, cache=BlockCache(8 * size, asking.pace))
 
 
@@ -383,7 +382,7 @@ def test_a_file_system_with_a_loop_is_asked_for_several_ranges_at_once():
 
 
 def test_a_socket_that_a_librarys_own_thread_closed_is_a_lost_connection():
-    asking = Asking(Buffered(skip_instance_cache=True))
+    asking = FsAccess(Buffered(skip_instance_cache=True))
     with fails(errno.ECONNRESET), asking.of("file"):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 

@@ -20,12 +20,12 @@ from obstore.exceptions import GenericError
 from services.failing_proxy import failing_bucket
 
 from fusebackend.backends import S3Backend
-from fusebackend.backends.object_store.bucket import throttling
+from fusebackend.backends.object_store.bucket import errors as throttling
+from fusebackend.backends.object_store.bucket.errors import FIRST_S, MOST_S, PATIENCE_S, patiently
 from fusebackend.backends.object_store.bucket.requests import Bucket
-from fusebackend.backends.object_store.bucket.throttling import FIRST_S, MOST_S, PATIENCE_S, patiently
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges
-from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
+from fusebackend.vfs.options import DEFAULT_DEADLINE_S
 
 REFUSALS = [(503, "SlowDown"), (429, "TooManyRequests")]
 INNER = 4

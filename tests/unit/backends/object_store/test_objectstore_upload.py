@@ -26,7 +26,7 @@ from services.s3 import REGION, Bucket, Service
 
 from fusebackend.backends import S3Backend
 from fusebackend.backends.object_store import put as upload
-from fusebackend.backends.object_store.bucket import throttling
+from fusebackend.backends.object_store.bucket import errors as throttling
 from fusebackend.backends.object_store.bucket.errors import object_errors
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.backends.object_store.put import put
@@ -403,15 +403,15 @@ def test_an_object_that_changes_during_an_upload_in_parts_is_a_conflict(
     store, data = server.store, os.urandom(13 * MIB)
     made = put(store, "key", buffer_of(data), create=True)
     checks = []
-    check = upload._Upload._check
+    check = upload._ObjectUpload._check
 
-    def after_a_change(self: upload._Upload) -> None:
+    def after_a_change(self: upload._ObjectUpload) -> None:
         checks.append(1)
         if len(checks) == 2:
             obstore.put(store, "key", b"somebody else's")
         check(self)
 
-    monkeypatch.setattr(upload._Upload, "_check", after_a_change)
+    monkeypatch.setattr(upload._ObjectUpload, "_check", after_a_change)
     with fails(errno.ESTALE):
         put(store, "key", buffer_of(data), if_match=made.etag)
     assert content(store, "key") == b"somebody else's"

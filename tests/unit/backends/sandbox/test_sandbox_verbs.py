@@ -1,4 +1,4 @@
-"""`BaseSandbox` and `StagedSandbox`: names that look like code, links, modes, who comes second, and costs."""
+"""`BaseSandbox`: names that look like code, links, modes, who comes second, and costs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from stored import put_if
 from together import together
 
 from fusebackend.backends import DockerBackend
+from fusebackend.backends.sandbox.base import INLINE_FILES, BaseSandbox
 from fusebackend.backends.sandbox.scripts import LIBRARY, Script
-from fusebackend.backends.sandbox.staged import INLINE_FILES, StagedSandbox
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.protocol.versions import digest_of
 from fusebackend.testing.each import each
@@ -35,7 +35,7 @@ NAMES = (
 )  # fmt: skip
 
 
-class StagedLocal(StagedSandbox):
+class StagedLocal(BaseSandbox):
     """`LocalSandbox` with plain transports."""
 
     def __init__(self, *args, **options):
@@ -172,7 +172,7 @@ def test_special_files_are_not_read(sandbox, root):
     assert sandbox.read("/fifo").error == "File '/fifo': Invalid argument"
     assert sandbox.edit("/fifo", "a", "b").error == "Error editing file '/fifo': Invalid argument"
     assert sandbox.glob("*").matches == [] and sandbox.grep("x").matches == []
-    if isinstance(sandbox, StagedSandbox):
+    if isinstance(sandbox, StagedLocal):
         assert sandbox.download_files(["/fifo"])[0].error == "invalid_path"
         assert sandbox.upload_files([("/fifo", b"x")])[0].error == "invalid_path"
     assert sandbox.move("/fifo", "/pipe").error is None
