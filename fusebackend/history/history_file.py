@@ -77,7 +77,7 @@ ROWS: Final = 50
 FORGOTTEN: Final = "they were forgotten ('fusebackend forget')"
 """Why the bytes of an image are lost."""
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the tables; `PRAGMA user_version`."""
 
 RETURNED: Final = b">"
@@ -627,6 +627,8 @@ class HistoryFile:
             with self._guard:
                 rows, numbers = self._waiting.copy(), (self._call, self._record)
                 self._wake.clear()
+                if self._closed.is_set():  # which the thread has to see
+                    self._wake.set()
             if not rows:
                 return
             try:
@@ -1012,6 +1014,10 @@ class HistoryFile:
         file by another name, in one query: pairs of the record's number and a record of none of these calls. For
         10,000 records it takes 0.1 s."""
         marks = ", ".join("?" * len(calls))
+        first = f"(SELECT min(number) FROM records WHERE call IN ({marks}))"
+        later = f"SELECT 1 FROM records WHERE number > {first} AND call NOT IN ({marks}) LIMIT 1"
+        if not self._read(later, (*calls, *calls)):
+            return []
         low, high = "CAST(m.{0} || '/' AS BLOB)", "CAST(m.{0} || '0' AS BLOB)"
         conditions = [
             (theirs, condition)
@@ -1027,7 +1033,8 @@ class HistoryFile:
         pairs = " UNION ".join(
             "SELECT m.number AS mine, m.call AS call, o.number AS other FROM mine m "
             f"CROSS JOIN events o INDEXED BY {_INDEXES[theirs]} "
-            f"WHERE {condition} AND o.number > m.number AND +o.route = m.route"
+            f"WHERE {condition} AND o.number > m.number AND +o.route = m.route "
+            "AND o.call NOT IN (SELECT call FROM mine)"
             for theirs, condition in conditions
         )
         # A change of the same file by another of its names. Its node says so, or its identity where nodes don't last.

@@ -5,7 +5,7 @@ anything is changed; each step is checked again when it is made, with the lock o
 takes the made steps back. A killed server leaves a part; the same undo does the rest.
 
 An undo is a call: each step is recorded before it is made, as any other change is, so that an undo of the undo brings
-the calls back. One undo runs at a time. No lock of a volume is held for longer than `HELD_S` and one step.
+the calls back. One undo runs at a time. No lock of a volume is held for longer than `HELD_S` and two steps.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import stat
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
 from fusebackend.history.planned_tree import stamp_of
-from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, UNSURE, Kept, Recorder
+from fusebackend.history.recorder import ATTRIBUTES, CONTENT, KNOWN_DIRECTORIES, MADE, UNSURE, Kept, Recorder
 from fusebackend.history.records import Call, RecordKind, Stamp
 from fusebackend.history.undo_plan import Step, UndoPlan, mount_path
 from fusebackend.protocol import (
@@ -45,6 +46,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.volumes import placing
 from fusebackend.volumes.placing import Name, Placed, state_of
+from fusebackend.volumes.removal import CHECKED_LEVELS
 from fusebackend.volumes.walk import directory_at
 
 log = logging.getLogger(__name__)
@@ -272,7 +274,8 @@ class _Making:
         self._volumes = volumes
         self._call = call
         self._lost: list[str] = []
-        self._directories: dict[bytes, int] = {}  # of one volume, by path, while its lock is held
+        self._ways = defaultdict[AgentPath, _Ways](_Ways)
+        self._way = _Ways()  # of the volume that is being changed
         self._looked = 0  # the sources of steps before this one were read ahead
         self._numbers: dict[int, int] = {}  # of the records of names that are not made yet, by step
         self._recorded = 0  # steps before this one have their records already
@@ -308,6 +311,7 @@ class _Making:
         """
         step = steps[self.made]
         volume, prefix = self._volumes[step.prefix], step.prefix
+        self._way = self._ways[prefix]
         with contextlib.ExitStack() as stack:
             source = step.source
             if step.word == "make" and _is_large(step):
@@ -320,22 +324,23 @@ class _Making:
             self._read_next(steps)
             together = self._together(volume, steps)
             changes = stack.enter_context(placing.changing(volume))
-            self._directories.clear()
-            until_s = time.monotonic() + HELD_S
+            self._way.look_again()
             if together:
                 self._make_together(volume, together, changes)
             else:
                 self._step(volume, step._replace(source=source), changes)
+            until_s = time.monotonic() + HELD_S
             while self.made < len(steps) and time.monotonic() < until_s:
                 step = steps[self.made]
                 if step.prefix != prefix or _is_large(step) or _waits(step):
                     break
-                if self.made >= self._looked or (not _asks_first(volume) and self.made >= self._recorded):
+                needs_record = not (step.closes or _asks_first(volume) or self.made < self._recorded)
+                if self.made >= self._looked or needs_record:
                     break
                 if self._together(volume, steps):
                     break
                 self._step(volume, step, changes)
-            self._directories.clear()
+            self._way.look_again()
 
     def _step(self, volume: Volume, step: Step, changes: Changes) -> None:
         placed = self._placed(volume, step, changes)
@@ -395,7 +400,7 @@ class _Making:
             case "remove":
                 linked = attr.nlink > 1 and not attr.is_dir
                 self._record("remove", step, self._recorder.keep(self._call, volume, attr), linked=linked)
-                self._directories.clear()
+                self._way.forget(step.path)
                 placing.remove(volume, parent, name, attr, changes, shown)
             case "rename" | "exchange":
                 self._rename(volume, step, Name(parent, name, shown), attr, changes)
@@ -503,7 +508,8 @@ class _Making:
         flags = RENAME_EXCHANGE if is_exchange else RENAME_NOREPLACE if volume.features.rename else 0
         kind: RecordKind = "exchange" if is_exchange else "rename"
         self._record(kind, step, to_path=step.to_path, node=attr.node)
-        self._directories.clear()
+        if attr.is_dir or (there is not None and there.is_dir):
+            self._way.forget()
         placing.rename(volume, old, Name(parent, name, os.fsdecode(step.to_path)), attr, changes, flags)
 
     def _as_seen(self, step: Step, attr: Attr | None) -> Attr:
@@ -529,8 +535,43 @@ class _Making:
     def _place(self, volume: Volume, path: bytes) -> tuple[int, bytes]:
         """Return the directory of a path, and its name there."""
         above, _, name = path.rpartition(b"/")
-        self._directories.setdefault(b"", ROOT_NODE)
-        return directory_at(volume, above, self._directories), name
+        return self._way.find(volume, above), name
+
+
+class _Ways:
+    """The directories of a volume by their paths, as steps find them. While the lock of the volume is held they stay.
+    Once it was free, another one may have their names: those `CHECKED_LEVELS` up are looked up again, as where a tree
+    is deleted. A path may be thousands deep."""
+
+    def __init__(self) -> None:
+        self._known = {b"": ROOT_NODE}
+        self._before: dict[bytes, int] = {}  # the lock was free since
+
+    def look_again(self) -> None:
+        """The lock is free, or was."""
+        if len(self._before) > KNOWN_DIRECTORIES:
+            self._before = {}
+        self._before |= self._known
+        self._known = {b"": ROOT_NODE}
+
+    def forget(self, path: bytes | None = None) -> None:
+        """A directory is going to be moved, or the empty one at this path removed."""
+        for known in (self._known, self._before):
+            if path is None:
+                known.clear()
+            known.pop(path or b"", None)
+        self._known[b""] = ROOT_NODE
+
+    def find(self, volume: Volume, path: bytes) -> int:
+        """Return a directory. ENOENT, ENOTDIR."""
+        above = path.rsplit(b"/", CHECKED_LEVELS)[0]
+        if above in self._before:
+            self._known.setdefault(above, self._before[above])
+        try:
+            return directory_at(volume, path, self._known)
+        except OSError:  # one was removed, or the volume does not know it any more
+            self.forget()
+            return directory_at(volume, path, self._known)
 
 
 def _asks_first(volume: Volume) -> bool:

@@ -242,7 +242,7 @@ class Recording:
 
     def _run(self) -> None:
         clean_at_s = time.monotonic() + CLEAN_S
-        while True:
+        while not self._ending.is_set():  # `close` sets `opened`, and `end_quiet` may have cleared it since
             self.calls.opened.wait(CLEAN_S)
             if self._ending.wait(LOOK_S):
                 return

@@ -8,13 +8,14 @@ branches, views and the log by themselves. Changes are recorded and watched as i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from types import FrameType
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fusebackend.linux.command import Command
@@ -65,7 +66,8 @@ class Unmounted:
         self.options = options
         self._describe = describe
         self._before_end = before_end
-        self._stopped = threading.Event()
+        self._stopped = False
+        self._ends: socket.socket | None = None  # takes bytes that end it: the number of a signal, 0 for `stop`
         self._started_at = time.time()
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
@@ -74,22 +76,29 @@ class Unmounted:
         Raises:
             OSError: a volume could not be made durable at the end.
         """
-        before = self._on_signals()
-        try:
-            self.filesystem.attach(NoKernel())
-            if on_ready is not None:
-                on_ready()
-            self._stopped.wait()
-            self._before_end()
-        finally:
-            self.filesystem.detach()
-            self.filesystem.close()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        end, self._ends = socket.socketpair()
+        self._ends.setblocking(False)
+        with end, self._ends, self._signals_to(self._ends):
+            try:
+                self.filesystem.attach(NoKernel())
+                if on_ready is not None:
+                    on_ready()
+                number = 0 if self._stopped else end.recv(1)[0]
+                while number not in (0, *ENDING):  # another signal that has a handler
+                    number = end.recv(1)[0]
+                if number:
+                    log.info("%s: ending", signal.Signals(number).name)
+                self._before_end()
+            finally:
+                self.filesystem.detach()
+                self.filesystem.close()
 
     def stop(self) -> None:
         """End `run`. Thread-safe, and harmless when it has ended."""
-        self._stopped.set()
+        self._stopped = True
+        if self._ends is not None:
+            with contextlib.suppress(OSError):  # it has ended, or is told so often enough
+                self._ends.send(b"\0")
 
     def status(self) -> dict[str, Any]:
         """Return what `status` shows: as of a mount, and `place` for the mount point, which is None."""
@@ -109,16 +118,21 @@ class Unmounted:
             "counters": {},
         }
 
-    def _on_signals(self) -> dict[int, Any]:
-        """Have signals end it. Returns the handlers that there were."""
+    @contextlib.contextmanager
+    def _signals_to(self, ends: socket.socket) -> Iterator[None]:
+        """Have signals end it, in the main thread: the system's handler writes their numbers. One of Python's would run
+        when the thread goes on, which may have just begun to wait."""
         if threading.current_thread() is not threading.main_thread():
-            return {}
-
-        def end(number: int, frame: FrameType | None) -> None:
-            log.info("%s: ending", signal.Signals(number).name)
-            self._stopped.set()
-
-        return {number: signal.signal(number, end) for number in ENDING}
+            yield
+            return
+        wakes = signal.set_wakeup_fd(ends.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, lambda number, frame: None) for number in ENDING}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+            signal.set_wakeup_fd(wakes)
 
 
 class NoCommands:

@@ -78,15 +78,15 @@ _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS origin (
         node INTEGER PRIMARY KEY, path BLOB, own INTEGER NOT NULL, names INTEGER NOT NULL, "limit" INTEGER,
         base INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL,
-        version INTEGER NOT NULL, below BLOB)""",
+        version INTEGER NOT NULL, below BLOB, identity BLOB)""",
     """CREATE TABLE IF NOT EXISTS lower_dentry (
         parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, mode INTEGER NOT NULL,
         mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL, version INTEGER NOT NULL,
         PRIMARY KEY (parent, name)) WITHOUT ROWID""",
-    "CREATE TABLE IF NOT EXISTS decided (digest BLOB PRIMARY KEY) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS decisions (digest BLOB PRIMARY KEY, call INTEGER NOT NULL) WITHOUT ROWID",
 )
-"""`origin`: a `BranchOrigin` each; `lower_dentry`: a live directory's entries when they were copied up; `decided`: see
-`BranchVolume.note_decided`."""
+"""`origin`: a `BranchOrigin` each; `lower_dentry`: a live directory's entries when they were copied up; `decisions`:
+see `BranchVolume.note_decided`."""
 
 _ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
     prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
@@ -137,6 +137,8 @@ class BranchOrigin:
     """Of the lower file, when it was copied up; of a live file with bytes of below, as it was seen last."""
     below: Below | None = None
     """Of a live file with attributes of the branch's."""
+    identity: bytes | None = None
+    """Of a live file: what `LowerTree.lasting` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class _BranchBuffer(DirtyBuffer):
         """Entries of live directories that were copied up: directory, name, attributes."""
         self.followed: int | None = None
         """The merge whose renames are in `origins`."""
-        self.decided: list[bytes] = []
+        self.decided: dict[bytes, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self.origins or self.decided) or self.followed is not None or super().__bool__()
@@ -190,16 +192,16 @@ class _BranchBuffer(DirtyBuffer):
         db.executemany("DELETE FROM origin WHERE node = ?", gone)
         rows = [
             (each.node, each.path, each.own, each.names, each.limit, each.base, *each.stamp,
-             None if each.below is None else msgspec.msgpack.encode(each.below))
+             None if each.below is None else msgspec.msgpack.encode(each.below), each.identity)
             for each in self.origins.values()
             if each is not None
         ]  # fmt: skip
-        db.executemany("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        db.executemany("INSERT OR REPLACE INTO origin VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         db.executemany(
             "INSERT OR REPLACE INTO lower_dentry VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [(parent, name, attr.node, attr.mode, *attr.fingerprint) for parent, name, attr in self.listed],
         )
-        db.executemany("INSERT OR IGNORE INTO decided VALUES (?)", [(digest,) for digest in self.decided])
+        db.executemany("INSERT OR REPLACE INTO decisions VALUES (?, ?)", self.decided.items())
 
 
 class BranchVolume(SqliteVolume):
@@ -227,7 +229,7 @@ class BranchVolume(SqliteVolume):
         self.created_ns = now_ns()
         """When the branch was made, since the epoch."""
         self._origins: dict[int, BranchOrigin] = {}
-        self.decided: set[bytes] = set()
+        self.decided: dict[bytes, int] = {}
         """See `note_decided`."""
         self._seen: dict[int, Stamp] = {}  # of live files, in this session
         self._fresh = _LookedAt()
@@ -269,14 +271,30 @@ class BranchVolume(SqliteVolume):
                 self._db.execute(gone)
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
             self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
-            self.decided |= {digest for (digest,) in self._db.execute("SELECT digest FROM decided")}
+            self.decided |= dict(self._db.execute("SELECT digest, call FROM decisions"))
             rows = self._db.execute("SELECT * FROM origin").fetchall()
-        for node, path, own, names, limit, base, mtime_ns, ctime_ns, size, version, below in rows:
+        for node, path, own, names, limit, base, mtime_ns, ctime_ns, size, version, below, identity in rows:
             stamp = (mtime_ns, ctime_ns, size, version)
             kept = None if below is None else msgspec.msgpack.decode(below, type=Below)
-            self._origins[node] = BranchOrigin(node, path, bool(own), bool(names), limit, base, stamp, kept)
+            self._origins[node] = BranchOrigin(node, path, bool(own), bool(names), limit, base, stamp, kept, identity)
             self.lower.keep(node, path)
         self.lower.reserve(self._scalar("SELECT coalesce(max(node), 0) FROM lower_dentry"))
+        self._find_moved()
+
+    def _find_moved(self) -> None:
+        """Find live files of the branch's own that were moved in the mount, and what is in such directories. Any other
+        file is as it is in the mount: it has gone from where it was."""
+        known: dict[bytes | None, bytes] = {}  # directories that were moved: path before → now
+        identities = {node: origin.identity for node, origin in self._origins.items() if origin.identity is not None}
+        moved = [(self._origins[node], path) for node, path in self.lower.moved(identities).items()]
+        for origin, path in sorted(moved, key=lambda each: each[0].path or b""):
+            above, _, name = (origin.path or b"").rpartition(b"/")
+            if path is not None and (origin.own or path == known.get(above, b"") + b"/" + name):
+                known[origin.path] = path
+                origin.path = self.lower.keep(origin.node, path)
+            else:
+                origin.identity = None
+            self._origin_changed(origin)
 
     def close(self) -> None:
         try:
@@ -438,15 +456,19 @@ class BranchVolume(SqliteVolume):
             self._note(1, 0)
         self.sync()
 
-    def note_decided(self, digests: Collection[bytes]) -> None:
+    def note_decided(self, digests: Collection[bytes], call: int = 0) -> None:
         """Keep what a merge has decided for main (`MergePlan.for_main`), for the next one. It is durable when this
-        returns. A digest holds until one of the sides changes, so none is ever deleted."""
-        new = set(digests) - self.decided
-        if not new:
+        returns. A digest holds until one of the sides changes, so none is ever deleted.
+
+        Args:
+            call: of the merge; 0 if it is none.
+        """
+        if not digests:
             return
         with self.lock:
+            new = dict.fromkeys(digests, call)
             self.decided |= new
-            self._dirty.decided += new
+            self._dirty.decided |= new
             self._note(len(new), 0)
         self.sync()
 
@@ -501,7 +523,8 @@ class BranchVolume(SqliteVolume):
         """Return the origin of a node of the lower tree, whose number the file keeps from now on."""
         origin = self._origins.get(node)
         if origin is None:
-            origin = self._origins[node] = BranchOrigin(node, self.lower.keep(node))
+            path, identity = self.lower.keep(node), self.lower.lasting(node)
+            origin = self._origins[node] = BranchOrigin(node, path, identity=identity)
             self._origin_changed(origin)
         return origin
 
@@ -663,6 +686,7 @@ class BranchVolume(SqliteVolume):
         if known is None or stat.S_IFMT(known.mode) != stat.S_IFMT(attr.mode):
             return self._add_below(node, attr, parent)
         _copy_attributes(attr, known)
+        known.parent = parent if attr.is_dir else 0
         return known
 
     def _add_below(self, node: int, attr: Attr, parent: int) -> Inode:

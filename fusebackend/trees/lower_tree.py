@@ -3,8 +3,9 @@
 Every file has a number that stays: of a frozen route, its node and the route in the bits of one number; of a live one,
 whose nodes do not outlive the session, a number that is given when the file is first seen. The path of a live file is
 kept with its number (`keep`) as soon as a branch has stored the number: it is then found by that path, also after
-another file has taken its place there, and is ESTALE while there is none. A branch stores the numbers of all entries of
-a live directory before it stores anything of one of them, so no other number is ever given to a kept path.
+another file has taken its place there, and is ESTALE while there is none. One that was moved away between two sessions
+is found by what its volume says of it for longer (`moved`). A branch stores the numbers of all entries of a live
+directory before it stores anything of one of them, so no other number is ever given to a kept path.
 
 Called with the branch's lock held.
 """
@@ -17,10 +18,12 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from typing import Final, TypeVar
 
 from fusebackend.base.errors import oserror, unless
+from fusebackend.base.paths import to_name
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
-from fusebackend.trees.composed import WAY, ComposedTree, Places, Spot, Under
+from fusebackend.trees.composed import WAY, ComposedTree, Place, Places, Spot, Under
 from fusebackend.volumes.contents import opened
 from fusebackend.volumes.placing import xattrs_of
+from fusebackend.volumes.walk import below, vanishing
 
 NODE_BITS: Final = 37
 ROUTE_BITS: Final = 8
@@ -227,11 +230,16 @@ class LowerTree(ComposedTree):
             number = found[0]
         return b"/".join(reversed(names))
 
-    def _walked(self, path: bytes) -> Under:
-        """Return what is at a path now. ESTALE if nothing is."""
+    def _place_at(self, path: bytes) -> tuple[Place, list[bytes]]:
+        """Return the last place on the way to a path, and the names from there on."""
         place, names = self.places.roots[0], [name for name in path.split(b"/") if name]
         while names and names[0] in place.children:
             place = place.children[names.pop(0)]
+        return place, names
+
+    def _walked(self, path: bytes) -> Under:
+        """Return what is at a path now. ESTALE if nothing is."""
+        place, names = self._place_at(path)
         under = self.under(place)
         try:
             for name in names:
@@ -243,6 +251,40 @@ class LowerTree(ComposedTree):
         if under is None:
             raise oserror(errno.ESTALE)
         return under
+
+    def lasting(self, number: int) -> bytes | None:
+        """As `Volume.lasting`, of a live file that is known by its path alone."""
+        with contextlib.suppress(OSError):
+            if self.is_numbered(number):
+                route, node = self._decoded(number)
+                return self.views[route].lasting(node)
+        return None
+
+    def moved(self, identities: Mapping[int, bytes]) -> dict[int, bytes | None]:
+        """Return the paths of live files that are not where an earlier session has kept them, and None for those that
+        are nowhere in their route. That is walked, if there are any.
+
+        Args:
+            identities: of `lasting`, by number.
+        """
+        lost: dict[int, dict[bytes | None, int]] = {}
+        found: dict[int, bytes | None] = {}
+        for number, identity in identities.items():
+            with contextlib.suppress(OSError):  # of a route that does not answer
+                if self.under_of(number) is None:
+                    place, _ = self._place_at(self._kept[number])
+                    lost.setdefault(place.route, {})[identity] = number
+                    found[number] = None
+        for route in lost.keys() & self.views.keys():
+            volume, prefix = self.views[route], to_name(self.places.prefixes[route]).strip(b"/")
+            for path, attr in below(volume, ROOT_NODE, prefix, (OSError,)):
+                with vanishing():
+                    number = lost[route].pop(volume.lasting(attr.node), 0)
+                    if number:
+                        found[number] = path.strip(b"/")
+                if not lost[route]:
+                    break
+        return found
 
     def confirm(self, number: int) -> bool:
         """Find a live file by its path once more. False if there is none."""
@@ -257,7 +299,10 @@ class LowerTree(ComposedTree):
             if live.under is not None and self._numbers.get(live.under) == number:
                 del self._numbers[live.under]
             live.under = under
-            self._numbers.setdefault(under, number)
+            other = self._numbers.get(under)
+            there = None if other is None else unless((errno.ESTALE,), self._walked, self.path(other) or b"")
+            if there != under:  # or they have changed their places
+                self._numbers[under] = number
         return True
 
     def still(self, number: int, parent: int, name: bytes) -> Attr | None:

@@ -17,7 +17,7 @@ import stat
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import oserror
 from fusebackend.linux.holes import next_data
@@ -66,34 +66,35 @@ EXACT: dict[int, _Flag | None] = {
 statfs(2). Of others, such as vfat, CIFS, NFS and FUSE, this can't be told."""
 
 
-def _let_go(fd: int) -> None:
-    """close(2), which lets go of a descriptor in any case. Of a file system that has gone, such as sshfs, it also says
-    that what was open there is lost, which nobody waits for."""
-    try:
-        os.close(fd)
-    except OSError as error:
-        if error.errno == errno.EBADF:
-            raise
-
-
 class Descriptor:
     """A descriptor that is closed when the last reference to it goes; keep one in a local variable while using `fd`."""
 
-    __slots__ = ("_is_exact", "fd")
+    __slots__ = ("fd", "is_exact")
+
+    is_exact: bool
+    """Of a directory: whether it is known to find a file by its name alone, and by no other spelling. It is asked for
+    several times in each change of a name."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._is_exact: bool | None = None
 
-    @property
-    def is_exact(self) -> bool:
-        """Of a directory: whether it is known to find a file by its name alone, and by no other spelling."""
-        if self._is_exact is None:
-            self._is_exact = _is_exact(self)
-        return self._is_exact
+    if not TYPE_CHECKING:
 
-    def __del__(self, _let_go: Callable[[int], None] = _let_go) -> None:
-        _let_go(self.fd)
+        def __getattr__(self, name):
+            """Find out `is_exact`, when it is asked for first."""
+            if name != "is_exact":
+                raise AttributeError(name)
+            self.is_exact = _is_exact(self)
+            return self.is_exact
+
+    def __del__(self, _close: Callable[[int], None] = os.close, _bad: int = errno.EBADF) -> None:
+        """close(2), which lets go of a descriptor in any case. Of a file system that has gone, such as sshfs, it also
+        says that what was open there is lost, which nobody waits for."""
+        try:
+            _close(self.fd)
+        except OSError as error:
+            if error.errno == _bad:
+                raise
 
     @property
     def path(self) -> str:
@@ -256,11 +257,11 @@ def _not_removable(number: int, path: bytes) -> OSError:
 def _statx(directory: Descriptor, name: bytes, wanted: int) -> tuple[int, ...]:
     """`statx(2)`: mask, attributes, owner, mode, and the time of birth as seconds and nanoseconds. Zeros where it can't
     be asked."""
-    import ctypes
-
-    found = ctypes.create_string_buffer(_STATX_BYTES)
+    statx, new = _statx_call()
+    found = new()
     try:
-        _check(_libc().statx(directory.fd, name, _AT_SYMLINK_NOFOLLOW, wanted, found))
+        if statx(directory.fd, name, _AT_SYMLINK_NOFOLLOW, wanted, found):
+            _check(-1)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EPERM):  # a container's seccomp rules from before Linux 4.11
             raise
@@ -288,8 +289,16 @@ def _libc() -> Any:
     library.renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
     library.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
     library.syncfs.argtypes = (ctypes.c_int,)
-    library.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
     return library
+
+
+@functools.cache
+def _statx_call() -> tuple[Any, Any]:
+    """The function, and what makes room for its answer. Types of arguments would cost half of a call, and it is asked
+    for each file that is removed."""
+    import ctypes
+
+    return _libc().statx, ctypes.c_char * _STATX_BYTES
 
 
 def _check(result: int) -> None:
@@ -360,7 +369,8 @@ class OpenFile:
         else:
             self._writing = self._writing or _open_for_writing(flags, open_file)
             self.writers += 1
-        self._count_unnoted(flags, 1)
+        if flags & os.O_NOATIME or self.unnoted:
+            self._count_unnoted(flags, 1)
 
     def release(self, flags: int) -> None:
         """One handle less. A descriptor for writing goes with the last writer, not with the last reader: a file that
@@ -375,11 +385,10 @@ class OpenFile:
             assert self.writers >= 0, "more handles for writing were released than opened"
             if self.writers == 0:
                 self._writing = None
-        self._count_unnoted(flags, -1)
+        if flags & os.O_NOATIME or self.unnoted:
+            self._count_unnoted(flags, -1)
 
     def _count_unnoted(self, flags: int, one: int) -> None:
-        if not (flags & os.O_NOATIME or self.unnoted):
-            return
         self.unnoted += one if flags & os.O_NOATIME else 0
         noatime = os.O_NOATIME if self.unnoted == self.readers + self.writers else 0
         for each in (self._reading, self._writing):

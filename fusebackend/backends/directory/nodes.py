@@ -103,15 +103,17 @@ class NodeTable:
         node = self._numbers.get(number)
         if node is None:
             raise oserror(errno.ESTALE)
-        idle = self._idle(node)
-        if number in idle:
-            del idle[number]
-            idle[number] = node
+        if not node.held:
+            idle = self._idle(node)
+            if number in idle:
+                del idle[number]
+                idle[number] = node
         return node
 
     def find(self, status: os.stat_result) -> Node | None:
         """The node of a file, if it is known."""
-        return self._find(self.key(status), stat.S_IFMT(status.st_mode))
+        node = self._keys.get(self.key(status))
+        return node if node is not None and node.kind == stat.S_IFMT(status.st_mode) else None
 
     def _find(self, key: Key, kind: int) -> Node | None:
         node = self._keys.get(key)
@@ -176,6 +178,8 @@ class NodeTable:
 
     def settle(self, node: Node) -> None:
         """Keep a node, let it be idle, or drop it, after what speaks for it has changed."""
+        if node.held:
+            return
         pending = [node]
         while pending:
             node = pending.pop()
@@ -210,6 +214,8 @@ class NodeTable:
         node = self._numbers.get(number)
         if node is not None and node is not self.root and node.held != held:
             node.held = held
+            if held:
+                self._idle(node).pop(number, None)
             self.settle(node)
 
     def close(self) -> None:
@@ -235,6 +241,7 @@ class Places:
         self._root: Descriptor | None = root
         self._descriptors = DescriptorCache()
         self.table = NodeTable(os.fstat(root.fd), self._descriptors.discard, self.is_same)
+        self.table.root.pin = root
 
     @property
     def root(self) -> Descriptor:
@@ -259,18 +266,28 @@ class Places:
     def directory(self, number: int) -> tuple[Node, Descriptor]:
         """A directory and its descriptor. ENOTDIR for anything else; EIO for a root that was removed, which would look
         like an empty one."""
+        node, at = self.directory_of_name(number)
+        self.require_there(node)
+        return node, at
+
+    def directory_of_name(self, number: int) -> tuple[Node, Descriptor]:
+        """As `directory`, for a caller that looks up a name in it, and calls `require_there` if there is none."""
         node = self.table.get(number)
         if node.kind != stat.S_IFDIR:
             raise oserror(errno.ENOTDIR)
+        return node, self.of(node)
+
+    def require_there(self, node: Node) -> None:
+        """EIO for a root that was removed."""
         if node is self.table.root and not os.fstat(self.root.fd).st_nlink:
             raise oserror(errno.EIO)
-        return node, self.of(node)
 
     def of(self, node: Node) -> Descriptor:
         """An O_PATH descriptor of the node's file. Its directories are opened as far up as is needed."""
-        found = self._known(node)
+        found = node.pin or self._descriptors.get(node.number)
         if found is not None:
             return found
+        found = self._known(node)
         way = []
         while found is None:
             way.append(node)
@@ -284,9 +301,7 @@ class Places:
 
     def _known(self, node: Node) -> Descriptor | None:
         """A descriptor that is open already."""
-        if node is self.table.root:
-            return self.root
-        return node.pin or self._descriptors.get(node.number)
+        return node.pin or self._descriptors.get(node.number) or (self.root if node is self.table.root else None)
 
     def _step(self, above: Descriptor, node: Node) -> Descriptor:
         try:

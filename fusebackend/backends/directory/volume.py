@@ -122,16 +122,20 @@ class DirectoryVolume(NativeVolume):
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         with self.lock:
-            return self._lookup(*self._places.directory(parent), name)
+            return self._lookup(*self._places.directory_of_name(parent), name)
 
     def _lookup(self, directory: Node, at: Descriptor, name: bytes, *, is_listed: bool = False) -> Attr:
         status = self._status(directory, at, name, is_listed)
         return attr_of(self._nodes.seen(directory, name, status), status)
 
     def _status(self, directory: Node, at: Descriptor, name: bytes, is_listed: bool = False) -> os.stat_result:
-        """`stat` of a name of a directory. ENOENT, also for another spelling of one."""
+        """`stat` of a name of a directory. ENOENT, also for another spelling of one; EIO if the root was removed."""
         check_name(name)
-        status = os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+        try:
+            status = os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            self._places.require_there(directory)
+            raise
         if not (is_listed or at.is_exact or self._is_listed(directory, at, name)):
             raise oserror(errno.ENOENT, name)
         return status
@@ -312,7 +316,7 @@ class DirectoryVolume(NativeVolume):
 
     def _remove(self, parent: int, name: bytes, remove: Callable[..., None]) -> None:
         with self.lock:
-            directory, at = self._places.directory(parent)
+            directory, at = self._places.directory_of_name(parent)
             node, pin = self._pinned(directory, at, name)
             remove(name, dir_fd=at.fd)
             self._note(directory, at, name, False)
@@ -320,8 +324,8 @@ class DirectoryVolume(NativeVolume):
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self.lock:
-            source, source_at = self._places.directory(parent)
-            target, target_at = self._places.directory(new_parent)
+            source, source_at = self._places.directory_of_name(parent)
+            target, target_at = self._places.directory_of_name(new_parent)
             moved, _ = self._pinned(source, source_at, name)
             try:
                 replaced, pin = self._pinned(target, target_at, new_name)
@@ -600,7 +604,8 @@ def _exists(at: Descriptor, name: bytes) -> bool:
 
 
 def _listxattr(file: str | int) -> list[bytes]:
-    return [os.fsencode(name) for name in unless(LACKING, os.listxattr, file) or ()]
+    names = unless(LACKING, os.listxattr, file)
+    return [os.fsencode(name) for name in names] if names else []
 
 
 def _became(new: Descriptor, state: AttrChanges, xattrs: Mapping[bytes, bytes]) -> bool:

@@ -105,6 +105,8 @@ class Flusher:
     def rest(self) -> None:
         """There are no changes any more."""
         self._changes_waiting.clear()
+        if self._stopping.is_set():  # which the thread has to see
+            self._changes_waiting.set()
 
     def stop(self) -> None:
         """End the thread; the caller flushes changes that are left."""

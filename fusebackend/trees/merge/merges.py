@@ -74,7 +74,8 @@ class Merges:
             merge = self._merge(branch, name, lambda: self._plan(name, branch, keep, lines, chosen))
             outcome = merge.dry_run() if dry_run else merge.run()
             if not (dry_run or outcome.is_refused):
-                branch.note_decided(outcome.plan.for_main)
+                call = outcome.call
+                branch.note_decided(outcome.plan.for_main, 0 if call is None else int(call[1:]))
         return _result(name, outcome)
 
     def _merge(self, branch: BranchVolume, name: str, plan: Callable[[], MergePlan]) -> Merge:
@@ -97,7 +98,7 @@ class Merges:
         apart = (GIT,) if name.startswith(WORKTREE) else ()
         found = plan(
             base, theirs, main, keep=keep, lines=lines, paths=paths, may_differ=may_differ, apart=apart,
-            decided=branch.decided,
+            decided=self._decided(branch),
         )  # fmt: skip
         if self._trees is not None and any(_is_there(step, to_name(self._trees).strip(b"/")) for step in found.steps):
             reason = "is the mount's own directory; give what the branch has there another name"
@@ -109,6 +110,15 @@ class Merges:
                 where = "there" if path == step.path else f"at '/{to_text(path)}'"
                 found.conflicts.append(UndoConflict(_shown(step), f"another file system is mounted {where}"))
         return found
+
+    def _decided(self, branch: BranchVolume) -> set[bytes]:
+        """Return what was decided for main by merges that are not taken back."""
+        found, recorder = branch.decided, self._main.recorder
+        if recorder is None:
+            return set(found)
+        calls = {number: recorder.history.call(number) for number in set(found.values()) - {0}}
+        undone = {number for number, call in calls.items() if call is not None and call.undone_by is not None}
+        return {digest for digest, number in found.items() if number not in undone}
 
     def _title(self, name: str) -> str:
         """Return what a log says of a merge, with the actors that have changed something in the branch, as long as the

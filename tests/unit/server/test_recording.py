@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import pytest
@@ -71,6 +72,24 @@ def test_a_volumes_commit_comes_after_the_records(recording, backend):
     recording.close()
     assert backend.volume.before_commit is None
     assert not recording.is_open
+
+
+def test_it_ends_also_while_the_last_quiet_call_ends(recording, monkeypatch):
+    calls, real, began = recording.calls, recording.calls.end_quiet, threading.Event()
+
+    def end_quiet():
+        calls.opened.clear()
+        began.set()
+        assert calls.opened.wait(60), "by `close`"
+        real()
+
+    monkeypatch.setattr(calls, "end_quiet", end_quiet)
+    calls.opened.set()
+    assert began.wait(60)
+    ending = threading.Thread(target=recording.close, daemon=True)
+    ending.start()
+    ending.join(10)
+    assert not ending.is_alive()
 
 
 def changed(recording, image=None):

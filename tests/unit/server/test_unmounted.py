@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mounts
 import pytest
@@ -22,6 +25,8 @@ import fusebackend
 from fusebackend.control import rendezvous
 from fusebackend.control.client.client import Client
 from fusebackend.linux.mount_table import MountError
+from fusebackend.mount.options import MountOptions
+from fusebackend.server.unmounted import Unmounted
 
 CONFIG = """
 default = "sqlite:agent.db"
@@ -262,6 +267,32 @@ def test_one_that_was_killed_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     eventually(lambda: rendezvous.server_of(config) is None, served.LIMIT_S)
     with served.served("--config", config, place=config), fusebackend.connect(config) as files:
         assert files.ls("/").error is None
+
+
+def is_ended_by_signal(spins: int) -> bool:
+    """Send a signal so many turns of a loop after the server was ready."""
+    tree: Any = SimpleNamespace(attach=lambda kernel: None, detach=lambda: None, close=lambda: None)
+    server = Unmounted(tree, "/place", MountOptions(), describe=dict, before_end=lambda: None)
+    ready, ended, late = threading.Event(), threading.Event(), threading.Event()
+
+    def kill() -> None:
+        ready.wait()
+        sum(range(spins))
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not ended.wait(10):
+            late.set()
+            server.stop()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    server.run(ready.set)
+    ended.set()
+    killing.join()
+    return not late.is_set()
+
+
+def test_a_signal_ends_it_that_comes_as_it_begins_to_wait() -> None:
+    assert all(map(is_ended_by_signal, range(2000)))
 
 
 def test_served_in_a_thread_without_pyfuse3(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from test_merge import STORIES, tell
 from test_merge_random import RENAMES, perform
 
 from fusebackend.backends.directory import nodes
-from fusebackend.protocol import AttrChanges, Volume
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Volume
 from fusebackend.trees.merge import run as run_module
 from fusebackend.volumes import placing
 
@@ -308,8 +308,7 @@ DECIDED: dict[str, tuple[list[Step], list[Step], list[Step], list[Step]]] = {
 """What branch and main do; after the conflict is decided for main, what one of them does that makes one again."""
 
 
-# Not over `dir:`, "renamed by both": a branch that is opened again has lost a live file that main has renamed.
-@for_each("case", [(kind, name) for name in DECIDED for kind in ("memory", "dir")[: 1 + (name != "renamed by both")]])
+@for_each("case", [(kind, name) for name in DECIDED for kind in ("memory", "dir")])
 def test_what_was_decided_for_main_stays_so_until_one_side_changes(case: tuple[str, str], tmp_path: Path) -> None:
     kind, name = case
     main = make(kind, tmp_path)
@@ -333,6 +332,52 @@ def test_what_was_decided_for_main_stays_so_until_one_side_changes(case: tuple[s
     make_steps(trees.branch, again_in_branch)
     make_steps(trees.main, again_in_main)
     assert trees.merges.compare("b")[0] and trees.merges.merge("b").conflicts
+    trees.close()
+    main.close()
+
+
+MOVED: dict[str, tuple[list[Step], list[Step]]] = {
+    "by both": ([(rename, b"a", b"c")], [(rename, b"a", b"e")]),
+    "a directory with new names": ([(write, b"d/new", b"1")], [(rename, b"d", b"e")]),
+    "out of a directory with new names": ([(write, b"d/new", b"1")], [(rename, b"d/x", b"x"), (rename, b"d", b"e")]),
+    "in main alone": ([(write, b"new", b"1")], [(rename, b"a", b"d/a")]),
+    "removed": ([(write, b"new", b"1")], [(remove, b"a")]),
+}
+"""What branch and main do."""
+
+
+@for_each("case", MOVED.values())
+def test_a_branch_that_is_opened_again_has_what_main_has_moved(case: Any, tmp_path: Path) -> None:
+    of_branch, of_main = case
+    main = make("dir", tmp_path)
+    fill(main)
+    trees = Branched(str(tmp_path / "branches"), {"/": main})
+    make_steps(trees.branch, of_branch)
+    make_steps(trees.main, of_main)
+    wanted = shown(trees.branch)
+    for _ in range(2):
+        trees.close()
+        trees.open()
+        assert shown(trees.branch) == wanted
+    trees.close()
+    main.close()
+
+
+@for_each("has_own_names", [False, True])
+def test_a_branch_follows_main_that_moves_what_it_knows(has_own_names: bool, tmp_path: Path) -> None:
+    main = make("dir", tmp_path)
+    fill(main)
+    trees = Branched(str(tmp_path / "branches"), {"/": main})
+    assert shown(trees.branch) == shown(main)
+    if has_own_names:
+        remove(trees.branch, b"b")
+        remove(main, b"b")
+    else:
+        rename(main, b"d/deep", b"deep")
+        rename(main, b"d", b"deep/d")
+        rename(main, b"deep", b"d")
+    main.rename(ROOT_NODE, b"d", ROOT_NODE, b"a", RENAME_EXCHANGE)
+    assert shown(trees.branch) == shown(main)
     trees.close()
     main.close()
 

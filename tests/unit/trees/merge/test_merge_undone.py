@@ -129,6 +129,18 @@ def test_a_merge_is_taken_back(
         made.check()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_merge_has_decided_is_taken_back_with_it(kind: str, tmp_path: Path) -> None:
+    with undone(kind, tmp_path, fill) as made:
+        for volume, text in ((made.trees.branch, b"1"), (made.volume, b"22")):
+            write(volume, b"a", text)
+        write(made.trees.branch, b"z", b"new")
+        made.merges.merge("b", keep="main")
+        for conflicts in (0, 1, 0):  # then the undo, and its undo
+            assert made.merges.compare("b")[0] == conflicts
+            made.recorded.undoing.undo([made.recorded.last()])
+
+
 @for_each("completed", [False, True])
 @for_each("after", range(7))
 def test_a_merge_that_was_refused_in_the_middle(
