@@ -88,6 +88,9 @@ class RenameJournal:
     def renew(self, key: str, record: Record) -> None:
         self._bucket.put_small(key, json.dumps(asdict(record)).encode(), {"Content-Type": "application/json"})
 
+    def end(self, key: str) -> None:
+        self._bucket.delete(key)
+
     def abandoned(self) -> list[tuple[str, Record]]:
         """The records of dead processes."""
         keys = [key for page in self._bucket.keys_below(JOURNAL + "/") for key, _, _ in page]
@@ -162,7 +165,7 @@ class Moves:
             copied()
             self._bucket.delete(old)
         try:
-            self._bucket.delete(key)
+            self._journal.end(key)
         except OSError as error:  # the rename is done: to carry it on does nothing
             log.warning("the record of a rename stays: %s", error)
 
@@ -204,7 +207,7 @@ class Moves:
         try:
             yield key, record
         except _TakenBack as taken_back:
-            self._bucket.delete(key)
+            self._journal.end(key)
             raise taken_back.error from None
         except BaseException as error:
             with self._left_guard:
@@ -238,7 +241,7 @@ class Moves:
             self._carry_directory(key, record)
         else:
             self._carry_file(record)
-        self._bucket.delete(key)
+        self._journal.end(key)
 
     def _carry_file(self, record: Record) -> None:
         source, there = self._bucket.head(record.source), self._bucket.head(record.destination)
