@@ -383,21 +383,29 @@ class BranchVolume(SqliteVolume):
                 self._own_bytes(inode)
 
     def keeps_bytes_of(self, path: str) -> bool:
-        """Return True if it has bytes of live files at or below a path of the lower tree, as they were."""
+        """Return True if it has bytes or extended attributes of live files at or below a path of the lower tree, as
+        they were."""
         with self.lock:
-            return bool(self._bases_of(path))
+            return bool(self._kept_of(path))
 
     def forget_bytes_of(self, path: str) -> None:
-        """Delete those bytes. A merge then takes the file as changed in the mount."""
+        """Delete them, also of a file that is deleted here and that somebody still has open. A merge then takes the
+        file as changed in the mount."""
         with self.lock:
-            for origin in self._bases_of(path):
-                super()._drop(self._inode(origin.base))
-                origin.base = 0
+            for origin in self._kept_of(path):
+                if origin.base:
+                    super()._drop(self._inode(origin.base))
+                    origin.base = 0
+                if origin.below is not None:
+                    origin.below = msgspec.structs.replace(origin.below, xattrs={})
                 self._origin_changed(origin)
 
-    def _bases_of(self, path: str) -> list[BranchOrigin]:
+    def _kept_of(self, path: str) -> list[BranchOrigin]:
         at = to_name(path).strip(b"/")
-        known = [each for each in self._origins.values() if each.base and each.path is not None]
+        known = [
+            each for each in self._origins.values()
+            if each.path is not None and (each.base or (each.below is not None and each.below.xattrs))
+        ]  # fmt: skip
         return [each for each in known if each.path == at or is_below(each.path or b"", at)]
 
     @staticmethod
