@@ -88,6 +88,8 @@ _TABLES: Final = (
 """`origin`: a `BranchOrigin` each; `lower_dentry`: a live directory's entries when they were copied up; `decisions`:
 see `BranchVolume.note_decided`."""
 
+_ORIGIN_COLUMNS: Final = 12
+
 _ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
     prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
 """A `BranchRoute` each."""
@@ -272,11 +274,14 @@ class BranchVolume(SqliteVolume):
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
             self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
             self.decided |= dict(self._db.execute("SELECT digest, call FROM decisions"))
-            rows = self._db.execute("SELECT * FROM origin").fetchall()
+            found = self._db.execute("SELECT * FROM origin")
+            rows, columns = found.fetchall(), len(found.description)
+        if columns != _ORIGIN_COLUMNS:
+            raise OSError(errno.EINVAL, "it has tables of another version; open it with the fusebackend that made it")
         for node, path, own, names, limit, base, mtime_ns, ctime_ns, size, version, below, identity in rows:
             stamp = (mtime_ns, ctime_ns, size, version)
-            kept = None if below is None else msgspec.msgpack.decode(below, type=Below)
-            self._origins[node] = BranchOrigin(node, path, bool(own), bool(names), limit, base, stamp, kept, identity)
+            first = None if below is None else msgspec.msgpack.decode(below, type=Below)
+            self._origins[node] = BranchOrigin(node, path, bool(own), bool(names), limit, base, stamp, first, identity)
             self.lower.keep(node, path)
         self.lower.reserve(self._scalar("SELECT coalesce(max(node), 0) FROM lower_dentry"))
         self._find_moved()

@@ -1,11 +1,11 @@
 """`Restores`: files of another state of a mount put back into its main tree, as they were, with all attributes.
 
-A restore is a merge in which main is the base, too, and the source wins (`merge/plan.py`). So are its steps made, as
-those of any merge (`merge/run.py`): all at once on routes
-that keep snapshots, file by file on others, and after a kill the same restore does the rest. Each file whose bytes
-differ becomes a new one in the place of the old, which a process that has it open keeps; where only attributes differ
-the file stays. Hard links among the restored files are links of one file; a link from elsewhere stays with the old
-one. A directory keeps its node. A restore is a call of the history, and can be undone.
+A restore is a merge in which main is the base, too, and the source wins (`merge/plan.py`). Its steps are made as those
+of any merge (`merge/run.py`): all at once on routes that keep snapshots, file by file on others, and after a kill the
+same restore does the rest. Each file whose bytes differ becomes a new one in the place of the old, which a process that
+has it open keeps; where only attributes differ the file stays. Hard links among the restored files are links of one
+file; a link from elsewhere stays with the old one. A directory keeps its node. A restore is a call of the history, and
+can be undone.
 
 A path at which another file system is mounted is left alone, with all above it that would have to be removed: the
 kernel unmounts what is mounted on a name that changes (`d_invalidate` in fs/dcache.c). Names of the server's own, of a

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +23,10 @@ from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher, stored_tree
 from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.base.paths import ROOT
 from fusebackend.protocol import Volume
 from fusebackend.testing.branches import BranchCases, BranchMachine
+from fusebackend.testing.branches.machine import branch_over
 from fusebackend.trees import branch_volume
 from fusebackend.trees.branch_volume import BranchVolume
 
@@ -161,3 +165,14 @@ class TestStore(BranchCases):
 
         yield (made := volume_of(StoreBackend(memory.InMemoryStore())))
         made.close()
+
+
+def test_a_branch_of_another_version_is_an_error_and_stays(tmp_path: Path) -> None:
+    path, lower = tmp_path / "branch.db", {ROOT: InMemoryVolume()}
+    branch_over(path, lower).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE origin DROP COLUMN identity")
+    before = path.read_bytes()
+    with pytest.raises(OSError, match="another version"):
+        branch_over(path, lower)
+    assert path.read_bytes() == before
