@@ -213,6 +213,7 @@ class BranchVolume(SqliteVolume):
         path: the file; made when it is missing (its directory must exist).
         lower: the tree below. It belongs to this volume from now on.
         routes: of a new branch, kept in its file for `read_routes`.
+        is_merging: a merge of it was killed. What that has moved in the mount is its own to find.
 
     Raises:
         VolumeFileError: the file is in use, is no branch, or can't be opened.
@@ -225,7 +226,14 @@ class BranchVolume(SqliteVolume):
     takes_snapshots = False
     _dirty: _BranchBuffer
 
-    def __init__(self, path: str | os.PathLike[str], lower: LowerTree, routes: Sequence[BranchRoute] = ()) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        lower: LowerTree,
+        routes: Sequence[BranchRoute] = (),
+        *,
+        is_merging: bool = False,
+    ) -> None:
         self.lower = lower
         self.routes = tuple(routes)
         self.created_ns = now_ns()
@@ -249,6 +257,8 @@ class BranchVolume(SqliteVolume):
         try:
             with self.lock:
                 self._load()
+                if not is_merging:
+                    self._find_moved()
                 lower.is_held = self._held.__contains__
         except BaseException:
             self.close()
@@ -284,7 +294,6 @@ class BranchVolume(SqliteVolume):
             self._origins[node] = BranchOrigin(node, path, bool(own), bool(names), limit, base, stamp, first, identity)
             self.lower.keep(node, path)
         self.lower.reserve(self._scalar("SELECT coalesce(max(node), 0) FROM lower_dentry"))
-        self._find_moved()
 
     def _find_moved(self) -> None:
         """Find live files of the branch's own that were moved in the mount, and what is in such directories. Any other

@@ -208,11 +208,12 @@ class Branches:
         lower = LowerTree(places, views, frozen, min(route.time_ns for route in routes))
         if base_to_make is not None:
             return BranchVolume(base_to_make, lower, routes)
+        is_merging = os.path.exists(self.journal(name))
         if not os.path.exists(self._base(name)):
-            return BranchVolume(path or self._path(name), lower, routes)
-        base = BranchVolume(self._base(name), lower, routes)
+            return BranchVolume(path or self._path(name), lower, routes, is_merging=is_merging)
+        base = BranchVolume(self._base(name), lower, routes, is_merging=is_merging)
         try:
-            return BranchVolume(path or self._path(name), BaseTree(base), routes)
+            return BranchVolume(path or self._path(name), BaseTree(base), routes, is_merging=is_merging)
         except BaseException:
             base.close()
             raise
