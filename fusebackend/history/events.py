@@ -15,8 +15,8 @@ change that a request keeps, which is said by a keyed digest (`requests.py`).
 
 A link takes 2 µs, in the thread that writes the file. `verify` reads all of it: some 5 µs for each link.
 
-It shows accidents, and changes by somebody who has not written all digests anew. Against the server's own user, who can
-do that, it proves nothing.
+It shows accidents, and changed rows whose later digests were not computed anew. The server's own user can compute them,
+so against that user it proves nothing.
 """
 
 from __future__ import annotations

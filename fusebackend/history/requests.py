@@ -1,8 +1,9 @@
 """`Request`: a change that a verb has asked for, and that waits for an approval, as the history keeps it.
 
 A request has two parts. What was asked never changes: who, when, through which view, the verb, its paths, and the
-change itself. What became of it does: its state, and then who decided, when and why. Both are events (`events.py`), the
-change by a keyed digest, so that a short secret can't be guessed from it. Key and change can be forgotten.
+change itself. What became of it does: its state, and the decision with its actor, time and reason. Both are events
+(`events.py`), the change by a keyed digest, so that a short secret can't be guessed from it. Key and change can be
+forgotten.
 
 A request outlives its server. It is deleted some time after it was decided, and `forget` takes its change away.
 """

@@ -260,7 +260,7 @@ class MountWatch:
         return self.gone
 
     def check(self) -> None:
-        """Read the table: for one who has waited for `poll`, which reports a change once."""
+        """Read the table, after a wait for `poll`, which reports a change once."""
         entry = mount_at(self._mountpoint)
         self.gone = entry is None or not entry.is_ours
 

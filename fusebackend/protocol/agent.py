@@ -64,7 +64,7 @@ def _overridden(backend: object, name: str) -> bool:
 
 
 def absent(verb: F) -> F:
-    """Make a declaration of a verb one that says that the class has no such verb."""
+    """Decorate the declaration of a verb: the class answers that it has no such verb."""
 
     @functools.wraps(verb)
     def refuse(self: object, *_: Any, **__: Any) -> Any:

@@ -254,7 +254,7 @@ class ByteCache(Protocol):
 
 
 def _refused(change: F) -> F:
-    """Make a declaration of a change one that every volume refuses that has none of its own."""
+    """Decorate the declaration of a change: a volume without a method of its own refuses the change."""
 
     @functools.wraps(change)
     def refuse(self: Volume, *_: Any, **__: Any) -> Any:

@@ -49,7 +49,7 @@ _FIRST_OWN: Final = MAX_NODE + 1
 _UNKNOWN: Final = "a call that had begun before has changed it since, or a program behind the mount"
 
 _DIRECTORY: Final = State(stat.S_IFDIR | 0o755, 0, 0, 0, 0, 2, 0, 0, {}, b"")
-"""Of one that was there, and of which nothing else is known."""
+"""The state of a directory that was there, and of which nothing else is known."""
 
 _ctimes = itertools.count(1)
 
@@ -229,7 +229,7 @@ class RecordedVolume(Volume):
         return self.getattr(number)
 
     def _file(self, node: int) -> PlannedFile | None:
-        """Return the file of a number; None for one that is as the live one."""
+        """Return the file of a number; None if the file is as the live one."""
         return self._known[node].file if node in self._known else None
 
     def _state(self, node: int) -> State | None:
@@ -418,7 +418,7 @@ class _SideOfCall(RecordedVolume):
 
     Args:
         records: those that are taken back, the last one first.
-        shown: those whose paths are there; with all that is below one that was renamed.
+        shown: those whose paths are there; below a renamed directory, all.
     """
 
     def __init__(self, past: Past, prefix: AgentPath, records: Iterable[Record], shown: Iterable[Record]) -> None:

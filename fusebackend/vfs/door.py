@@ -200,7 +200,7 @@ class Door:
         self.make(change, self._volume.rename, parent, name, new_parent, new_name, flags)
 
     def renaming(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> DoorChange:
-        """Return a rename that is to be made: for a caller who needs the attributes that the listeners need, too."""
+        """Return a rename that is to be made: the caller needs the same attributes as the listeners."""
         change = DoorChange(self, "rename", 0, parent, name)
         change.new_parent, change.new_name, change.flags = new_parent, new_name, flags
         return change

@@ -85,8 +85,8 @@ class CachedReaddir:
     ext4: it is a hash of the name before it, and names are listed in the order of their hashes. An entry that stays is
     then seen exactly once, while others come and go.
 
-    That order needs the whole directory when a listing begins, so a large one isn't kept: one that has grown large gets
-    counted positions, if no handle has given out any of these. And since the kernel may keep the listing for other
+    That order needs the whole directory when a listing begins, so that of a large directory isn't kept: a grown one
+    gets counted positions, if no handle has given out any of these. And since the kernel may keep the listing for other
     readers, it is never older than the last change of the directory.
 
     On the mount's loop.

@@ -214,7 +214,7 @@ def test_a_write_waits_until_it_is_approved_and_happens_once(
 
         with beside(lambda: agent.write("/prod/end", "x")) as writing:
             found = one(free)
-            server.stop()  # a caller who waits holds nothing up
+            server.stop()  # a waiting caller does not delay it
         assert f"it is request {found.number};" in writing.result().error
 
 

@@ -305,8 +305,9 @@ class Twins:
     at once in this way, the kernel caches no name that it finds in it (`is_contended`): only a name that it knew before
     may be seen late, once.
 
-    A name that the kernel was never given in a directory needs no such notice, and attributes none that waits. Those
-    names are kept for other trees; in the main one, where that would cost every lookup, every name gets a notice.
+    A name that the kernel was never given in a directory needs no such notice, and a notice of attributes does not
+    wait. The names that it was given are kept for other trees alone: in the main one that would cost every lookup, so
+    every name gets a notice.
 
     While the kernel knows nothing of other trees (`InodeTable.beside`), nothing is done here. A directory that it knows
     in one tree only costs a look into a table for each other tree. Switch: `twins`.

@@ -37,7 +37,7 @@ class AppendEnd:
     The kernel may have one of several sizes: it drops attributes that arrive together with another notice of the file,
     and a write may have been sent before a notice of a new size. The earlier ones are kept for that.
 
-    Cost: nothing for a file that others don't change; 150 bytes for one that they do, while the kernel knows it.
+    Cost: nothing for a file that others don't change; else 150 bytes a file, while the kernel knows it.
     Switch: `append_end`.
 
     On the mount's loop, but for `write`.
@@ -68,7 +68,7 @@ class AppendEnd:
     def wrote(self, inode: int, known: KnownInode, end: int, appending: bool) -> None:
         """Note a write by the kernel up to `end`: its size of the file is at least that.
 
-        `known.size` may be one that the kernel does not have; its next append then begins at `end`.
+        The kernel may not have `known.size`; its next append then begins at `end`.
         """
         if end > known.size:
             known.size = end
