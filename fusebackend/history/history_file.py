@@ -951,7 +951,9 @@ class HistoryFile:
             "SELECT min(records.number) - 1, calls.link FROM records JOIN calls ON calls.number = call WHERE call = ?",
             (call.number,),
         )
-        gone = self._read("SELECT 1 FROM events WHERE link > ? AND event = 'gone' AND path ISNULL AND +call > 0", (link,))
+        gone = self._read(
+            "SELECT 1 FROM events WHERE link > ? AND event = 'gone' AND path ISNULL AND +call > 0", (link,)
+        )
         self._require_all(call.began_ns, f"{call.ref} began", is_gone=bool(gone))
         return int(number)
 
