@@ -107,7 +107,7 @@ link that is there, and the digest before it. `routes`: the backend of each rout
     returned            of the record           identity: of a file that an undo has brought back
     request     number, negative                kind: its state; payload: what was asked
     decision    number, negative                kind: its state; payload: what became of it
-    forget                                      payload: calls that were deleted, and requests
+    forget              the latest end of all   payload: calls that were deleted, and requests
     drop                                        payload: records that were deleted: their changes were not made
 """
 

@@ -98,7 +98,7 @@ _ERASE: Final = (
     "WHERE path NOTNULL AND (place IS NOT NULL OR secret IS NOT NULL) AND "
 )
 _FIRST_END: Final = "SELECT min(number) FROM events WHERE event = 'end' AND path ISNULL AND number >= ?"
-_LAST_END: Final = "SELECT coalesce(max(number), 0) FROM events WHERE event = 'end' AND path ISNULL"
+_LAST: Final = "SELECT coalesce(max(number), 0) FROM events WHERE event = '{}' AND path ISNULL"
 _IS_GONE: Final = "SELECT 1 FROM events WHERE event = 'gone' AND call = ? AND path ISNULL"
 _ROUTE: Final = "INSERT OR REPLACE INTO routes VALUES (?, ?)"
 
@@ -241,7 +241,7 @@ class HistoryFile:
         self._open: set[int] = set()
         self.forgets = 0
         """How often calls were deleted."""
-        self.forgotten_ns = 0
+        self.forgotten_ns: int
         """The latest end of a deleted call."""
         self._writing = threading.Lock()  # of the writer's connection
         self._reading = threading.Lock()
@@ -269,7 +269,8 @@ class HistoryFile:
             self.id, self._call, self._record, closed, *self._chain = found
             self.earlier = self._record
             self.was_killed = closed != self._record
-            (self._ended_ns,) = self._writer.execute(_LAST_END).fetchone()
+            (self._ended_ns,) = self._writer.execute(_LAST.format("end")).fetchone()
+            (self.forgotten_ns,) = self._writer.execute(_LAST.format("forget")).fetchone()
             self._connections = opened.pop_all()
         self._wake = threading.Event()
         self._closed = threading.Event()
@@ -713,6 +714,7 @@ class HistoryFile:
         with self._guard:
             if call not in self._gaps:
                 self._gaps.add(call)
+                self._begin(call)  # else the gap goes with older calls, and has no end
                 self._put("gap", call, payload=sqlite.bound(why))
 
     def gaps(self, calls: Sequence[int]) -> dict[int, str]:
@@ -949,7 +951,10 @@ class HistoryFile:
             "SELECT min(records.number) - 1, calls.link FROM records JOIN calls ON calls.number = call WHERE call = ?",
             (call.number,),
         )
-        self._require_all(link, call.began_ns, f"{call.ref} began")
+        gone = self._read(
+            "SELECT 1 FROM events WHERE link > ? AND event = 'gone' AND path ISNULL AND +call > 0", (link,)
+        )
+        self._require_all(call.began_ns, f"{call.ref} began", is_gone=bool(gone))
         return int(number)
 
     def begin_at(self, time_ns: int, words: str) -> int:
@@ -966,20 +971,23 @@ class HistoryFile:
         if oldest_ns is None or oldest_ns > time_ns:
             since = "" if oldest_ns is None else f": the oldest began {datetime.fromtimestamp(oldest_ns // 10**9)}"
             raise OSError(errno.ENODATA, f"the history has no call as old as '{words}'{since}")
-        ((number, link),) = self._read("SELECT min(number), min(link) FROM records WHERE time_ns >= ?", (time_ns,))
-        if number is None:
-            ((number, link),) = self._read("SELECT coalesce(max(number), 0) + 1, ? FROM records", (1 << 62,))
-        self._require_all(link, time_ns, f"'{words}'")
-        return int(number) - 1
+        self._require_all(time_ns, f"'{words}'", is_gone=time_ns < self.forgotten_ns)
+        first = "SELECT coalesce(min(number) - 1, (SELECT max(number) FROM records), 0) FROM records WHERE time_ns >= ?"
+        ((number,),) = self._read(first, (time_ns,))
+        return int(number)
 
     def end_at(self, time_ns: int) -> int:
         """Return a number that records before a time, since the epoch, are below."""
         ((number,),) = self._read("SELECT max(number) + 1 FROM records WHERE time_ns < ?", (time_ns,))
         return number or 0
 
-    def _require_all(self, link: int, since_ns: int, words: str) -> None:
-        """Raise ENODATA if a change since a link of the chain, or since a time, is not in the history."""
-        if self._read("SELECT 1 FROM events WHERE link > ? AND event = 'gone' AND path ISNULL AND +call > 0", (link,)):
+    def _require_all(self, since_ns: int, words: str, *, is_gone: bool) -> None:
+        """Raise ENODATA if a change since a time is not in the history.
+
+        Args:
+            is_gone: a call that has made one was deleted.
+        """
+        if is_gone:
             raise OSError(errno.ENODATA, f"calls that have changed something since {words} were forgotten")
         gaps = self._read(
             "SELECT call, why FROM gaps LEFT JOIN calls ON calls.number = gaps.call "
@@ -1151,7 +1159,7 @@ class HistoryFile:
         """Have all go that is said of calls, or of requests, which have negative numbers here."""
         with self._guard:
             self._change("forget", tuple(calls))
-            self._put("forget", payload=encode(list(calls)))
+            self._put("forget", number=self.forgotten_ns, payload=encode(list(calls)))
 
     def requests(self) -> list[Request]:
         """Return all requests, by number."""
@@ -1216,10 +1224,10 @@ class HistoryFile:
         if not calls:
             return
         chosen = json.dumps(list(calls))
-        ends = self._read(f"{_LAST_END} AND call IN (SELECT value FROM json_each(?))", (chosen,))
+        ends = self._read(f"{_LAST.format('end')} AND call IN (SELECT value FROM json_each(?))", (chosen,))
+        self.forgotten_ns = max(self.forgotten_ns, ends[0][0])
         self._forget(calls)
         self.flush()
-        self.forgotten_ns = max(self.forgotten_ns, ends[0][0])
         self.forgets += 1
         with self._writing, sqlite.translate_errors(f"the history '{self.path}' can't be made smaller"):
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()

@@ -84,6 +84,7 @@ class UndoPlan:
         conflicts: the paths that stay as they are.
         left: the directories that stay, with the name of another in each.
         partly: a line for each file that comes back without its other names, which are not in the route.
+        snapshots: the names of those that it reads.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class UndoPlan:
         self.conflicts: list[UndoConflict] = []
         self.left: list[tuple[str, str]] = []
         self.partly: list[str] = []
+        self.snapshots: set[str] = set()
         self._volumes = volumes
         self._image_path = image_path
         self._history = history
@@ -145,6 +147,7 @@ class UndoPlan:
         for record in records:
             if record.image is not None and record.image.place == "snapshot":
                 nodes[record.prefix, record.image.name].append(record.image.node)
+                self.snapshots.add(record.image.name)
         for (prefix, name), wanted in nodes.items():
             volume = self._volumes.get(prefix)
             if isinstance(volume, SnapshotVolume):
