@@ -86,11 +86,6 @@ RETURNED: Final = b">"
 _LOST: Final = frozenset({"change", "left", "returned"})
 """Events that are given up where too many can't be written: a gap says so."""
 
-_APPEND_MANY: Final = {
-    width: f"{one}{(', (' + ', '.join('?' * (width + 2)) + ')') * (ROWS - 1)}" for width, one in events.APPEND.items()
-}
-"""Writes `ROWS` events."""
-
 _ERASE: Final = (
     "UPDATE events SET secret = NULL, image_node = 0, "
     "name = CASE place WHEN 'lost' THEN name ELSE ? END, "
@@ -173,7 +168,7 @@ def _entry_of(number: int, said: bytes) -> Entry | None:
     except (msgspec.DecodeError, TypeError, ValueError):
         return None
     entry.head, entry.number = head, number
-    return entry if 4 + len(row) in events.WIDTHS else None
+    return entry if events.NODE < 4 + len(row) <= len(events.COLUMNS) else None
 
 
 class HistoryLocked(OSError):
@@ -671,17 +666,18 @@ class HistoryFile:
                 if statement:
                     self._writer.executemany(statement, found)
                     continue
-                by_width: dict[int, list[Row]] = {}
+                by_columns: dict[tuple[bool, ...], list[Row]] = {}
                 for row in found:
                     link += 1
                     digest = events.digest(link, digest, row)
-                    by_width.setdefault(len(row), []).append((link, digest, *row))
-                for width, linked in by_width.items():
+                    columns = events.present(row)
+                    by_columns.setdefault(columns, []).append((link, digest, *itertools.compress(row, columns)))
+                for columns, linked in by_columns.items():
                     whole = len(linked) - len(linked) % ROWS
                     for start in range(0, whole, ROWS):
                         values = tuple(itertools.chain.from_iterable(linked[start : start + ROWS]))
-                        self._writer.execute(_APPEND_MANY[width], values)
-                    self._writer.executemany(events.APPEND[width], linked[whole:])
+                        self._writer.execute(events.append(columns, ROWS), values)
+                    self._writer.executemany(events.append(columns, 1), linked[whole:])
             values = (*numbers, link, digest)
             self._writer.execute("UPDATE state SET call = ?, record = ?, link = ?, digest = ?", values)
         self._chain = [link, digest]

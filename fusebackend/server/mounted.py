@@ -567,7 +567,7 @@ class MountedBackend(MountProtocol):
             type=FILE_TYPES.get(stat_module.S_IFMT(attr.mode), "file"),
             size=attr.size,
             mode=stat_module.S_IMODE(attr.mode),
-            nlink=attr.nlink,
+            nlink=attr.shown_nlink,
             uid=attr.uid,
             gid=attr.gid,
             atime_ns=attr.atime_ns,
