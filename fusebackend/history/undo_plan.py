@@ -116,9 +116,7 @@ class UndoPlan:
         records = [record for number in calls for record in self._history.records(number)]
         records.sort(key=lambda record: record.number)
         self._identities = self._history.identities(calls)
-        theirs: dict[int, list[Record]] = defaultdict(list)
-        for number, other in self._history.overlaps(calls):
-            theirs[number].append(other)
+        theirs = self._history.overlaps(calls)
         for count, record in enumerate(reversed(records)):
             if count % LOOKED_AT_ONCE == 0:
                 self._look_ahead(records[max(0, len(records) - count - LOOKED_AT_ONCE) : len(records) - count])
