@@ -2,10 +2,11 @@
 
 Where the volume has an automatic snapshot that is newer than the last change of the file, that one has them, and none
 are copied (`Image.place` is `snapshot`); so it is with a file of a branch that has the bytes of a snapshot below. Else
-they are copied into a file of the history's directory, holes left out: up to `MAX_FILE_BYTES`, which the caller waits
-for. Of a larger file a volume with snapshots takes a snapshot now. Any other volume keeps it where the history is on
-the same file system, and that shares blocks (Btrfs, XFS). Else it is lost, and the image says so. All files together
-have a bound (`limit_bytes`).
+they are copied. Those of a small file are in its record: a file for them would take 100 us, ten times as long as the
+change itself. Those of another one are in a file of the history's directory, holes left out: up to `MAX_FILE_BYTES`,
+which the caller waits for. Of a larger file a volume with snapshots takes a snapshot now. Any other volume keeps it
+where the history is on the same file system, and that shares blocks (Btrfs, XFS). Else it is lost, and the image says
+so. All copies together have a bound (`limit_bytes`).
 
 Thread-safe.
 """
@@ -19,18 +20,22 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from fusebackend.base.waiting import will_wait
+from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.records import Image
 from fusebackend.protocol import Attr, SnapshotVolume, Volume
-from fusebackend.volumes.contents import data_pieces
+from fusebackend.volumes.contents import data_pieces, opened
 
 log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "images"
 """In the directory of the history."""
+
+RECORD_BYTES: Final = 16 << 10
+"""A file up to this size has its bytes in its record."""
 
 MAX_FILE_BYTES: Final = 64 << 20
 """A larger file is not copied: 64 MiB take some 50 ms."""
@@ -46,7 +51,7 @@ PATIENCE_S: Final = 5.0
 
 MAX_BYTES: Final = 10 << 30
 MAX_SHARE: Final = 0.10
-"""All files together: so many bytes, and this share of the disk, at most."""
+"""All copies together: so many bytes, and this share of the disk, at most."""
 
 FREE_SHARE: Final = 0.05
 """With less of the disk free, nothing more is copied."""
@@ -81,10 +86,10 @@ class Images:
         self._guard = threading.Lock()
         self.size_bytes = sum(self._allocated(name) for name in names)
         """Of all files."""
+        self._record_bytes = 0  # of the others, in records
         self._room = ""
         self._look_at_s = 0.0
         self._limit_bytes = 0
-        self._has_empty = False
 
     def path(self, image: Image) -> str:
         """Return the path of the file with the bytes of an image, for the place `file`."""
@@ -97,7 +102,7 @@ class Images:
         node, size, ctime_ns = attr.node, attr.size, attr.ctime_ns
         try:
             if size == 0:
-                return self._empty()
+                return Image("file", "", data=b"")
             if isinstance(volume, SnapshotVolume):
                 below = volume.kept_below(node)
                 if below is not None:
@@ -110,17 +115,20 @@ class Images:
                 return Image("lost", room)
             if size > MAX_FILE_BYTES:
                 return self._cloned(volume, node, size) or Image("lost", f"larger than {MAX_FILE_BYTES >> 20} MiB")
-            return self._copied(volume, node, size)
+            data = self._read(volume, node) if size <= RECORD_BYTES else None
+            if data is None:
+                return self._copied(volume, node, size)
+            self._record_bytes += len(data)
+            return Image("file", "", data=data)
         except OSError as error:
             return Image("lost", error.strerror or str(error))
 
-    def _empty(self) -> Image:
-        """Every empty file has the same image."""
-        if not self._has_empty:
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(os.path.join(self.directory, "0"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            self._has_empty = True
-        return Image("file", "0")
+    @staticmethod
+    def _read(volume: Volume, node: int) -> bytes | None:
+        """Return the bytes of a small file; None if it has grown."""
+        with opened(volume, node, os.O_RDONLY) as handle:
+            data = volume.read(handle, 0, RECORD_BYTES + 1)
+        return data if len(data) <= RECORD_BYTES else None
 
     def _in_snapshot(self, volume: SnapshotVolume, node: int, size: int, ctime_ns: int) -> Image | None:
         newest = next((each for each in reversed(volume.snapshots()) if self._is_automatic(each.name)), None)
@@ -185,12 +193,12 @@ class Images:
 
     def _why_no_room(self) -> str:
         limit_bytes = self.limit_bytes()
-        if not self._room and self.size_bytes > limit_bytes:
+        if not self._room and self.size_bytes + self._record_bytes > limit_bytes:
             return "the history has as many bytes as it may"
         return self._room
 
     def limit_bytes(self) -> int:
-        """Return how many bytes all files may have together."""
+        """Return how many bytes all copies may have together."""
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
@@ -203,28 +211,24 @@ class Images:
     def is_too_much(self) -> bool:
         """Return True if there are more bytes than the bound, or if the disk is nearly full."""
         self._look_at_s = 0.0
-        return bool(self._why_no_room()) and self.size_bytes > 0
+        return bool(self._why_no_room()) and self.size_bytes + self._record_bytes > 0
 
     # -- removing --------------------------------------------------------------------------------------------------
 
     def remove(self, image: Image | None) -> None:
         """Remove the file of an image that no record has."""
-        if image is not None and image.place == "file" and image.name != "0":
+        if image is not None and image.place == "file" and image.name.isdecimal():
             self._remove(image.name)
 
-    def clean(self, needed: Collection[str], below: int | None = None) -> None:
-        """Remove the files that no record needs.
+    def clean(self, history: HistoryFile, below: int | None = None) -> None:
+        """Remove the files that no record needs, and count anew what records have.
 
         Args:
-            needed: the names of the others.
             below: leave files from this number on alone: they may get a record yet. See `next_number`.
         """
+        needed, self._record_bytes = history.images("file"), history.image_bytes
         for name in os.listdir(self.directory):
-            if (
-                name not in needed
-                and name != "0"
-                and not (below is not None and name.isdecimal() and int(name) >= below)
-            ):
+            if name not in needed and not (below is not None and name.isdecimal() and int(name) >= below):
                 self._remove(name)
 
     def next_number(self) -> int:
