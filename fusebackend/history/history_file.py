@@ -600,7 +600,7 @@ class HistoryFile:
         dropped = [*numbers]
         with self._guard:
             for number in dropped:
-                self._change(events.DROP, (number,))
+                self._append((number,), events.DROP)
             if dropped:
                 self._put("drop", payload=encode(dropped))
 
@@ -619,10 +619,7 @@ class HistoryFile:
     def _put(self, event: str, call: int | None = None, **columns: Any) -> None:
         self._append(row_of(event, call, **columns))
 
-    def _append(self, row: Row) -> None:
-        self._change("", row)
-
-    def _change(self, statement: str, row: Row) -> None:
+    def _append(self, row: Row, statement: str = "") -> None:
         if not self._waiting:
             self._wake.set()
         self._waiting.append((statement, row))
@@ -1147,7 +1144,7 @@ class HistoryFile:
         asked = [each.number for each in self.requests() if requests.concerns(each, paths)]
         with self._guard:
             for number in asked:
-                self._change(requests.FORGET, (-number,))
+                self._append((-number,), requests.FORGET)
         self.flush()
         with self._writing, self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be rewritten"):
             self._writer.execute("VACUUM")
@@ -1155,7 +1152,7 @@ class HistoryFile:
 
     def _forget_contents(self, condition: str, values: Iterable[Any]) -> None:
         with self._guard:
-            self._change(_ERASE + condition, (FORGOTTEN, *values))
+            self._append((FORGOTTEN, *values), _ERASE + condition)
 
     def verify(self) -> VerifyResult:
         """Check that the history is as it was written, see `events.py`."""
@@ -1186,7 +1183,7 @@ class HistoryFile:
     def _forget(self, calls: Sequence[int]) -> None:
         """Have all go that is said of calls, or of requests, which have negative numbers here."""
         with self._guard:
-            self._change("forget", tuple(calls))
+            self._append(tuple(calls), "forget")
             self._put("forget", payload=encode(list(calls)))
 
     def requests(self) -> list[Request]:
@@ -1224,7 +1221,7 @@ class HistoryFile:
                     rows = self._read("SELECT DISTINCT call FROM records WHERE route = ?", (stored,))
                     self.forget([call for (call,) in rows])
             with self._guard:
-                self._change(_ROUTE, (stored, named))
+                self._append((stored, named), _ROUTE)
         self.flush()
 
     def drop_route(self, prefix: AgentPath) -> None:
@@ -1232,7 +1229,7 @@ class HistoryFile:
         stored = to_name(prefix)
         self.drop(number for (number,) in self._read("SELECT number FROM records WHERE route = ?", (stored,)))
         with self._guard:  # a change on the way may leave another record: `bind` finds that
-            self._change(_ROUTE, (stored, None))
+            self._append((stored, None), _ROUTE)
         self.flush()
 
     def bound_apart(self) -> list[AgentPath]:

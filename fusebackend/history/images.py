@@ -6,7 +6,7 @@ they are copied. Those of a small file are in its record: a file for them would 
 change itself. Those of another one are in a file of the history's directory, holes left out: up to `MAX_FILE_BYTES`,
 which the caller waits for. Of a larger file a volume with snapshots takes a snapshot now. Any other volume keeps it
 where the history is on the same file system, and that shares blocks (Btrfs, XFS). Else it is lost, and the image says
-so. All copies together have a bound (`limit_bytes`).
+so. All copies together have a bound (`MAX_BYTES`).
 
 Thread-safe.
 """
@@ -144,7 +144,7 @@ class Images:
         return None
 
     def _cloned(self, volume: Volume, node: int, size: int) -> Image | None:
-        if self.size_bytes + size > self.limit_bytes():  # though the bytes are shared for now
+        if self._why_no_room(size):  # though the bytes are shared for now
             return None
         will_wait()  # for what of it is not on the disk yet
         image = Image("file", str(next(self._numbers)))
@@ -191,14 +191,8 @@ class Images:
         with self._guard:
             self.size_bytes += allocated
 
-    def _why_no_room(self) -> str:
-        limit_bytes = self.limit_bytes()
-        if not self._room and self.size_bytes + self._record_bytes > limit_bytes:
-            return "the history has as many bytes as it may"
-        return self._room
-
-    def limit_bytes(self) -> int:
-        """Return how many bytes all copies may have together."""
+    def _why_no_room(self, more_bytes: int = 0) -> str:
+        """Return why there can be no copies with so many bytes more; empty if they can. They have a bound together."""
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
@@ -206,7 +200,9 @@ class Images:
             short = disk.f_bavail < FREE_SHARE * disk.f_blocks
             self._room = "the disk of the history is nearly full" if short else ""
             self._limit_bytes = int(min(MAX_BYTES, MAX_SHARE * disk.f_blocks * disk.f_frsize))
-        return self._limit_bytes
+        if not self._room and self.size_bytes + self._record_bytes + more_bytes > self._limit_bytes:
+            return "the history has as many bytes as it may"
+        return self._room
 
     def is_too_much(self) -> bool:
         """Return True if there are more bytes than the bound, or if the disk is nearly full."""
