@@ -85,8 +85,7 @@ class Images:
         self._numbers = itertools.count(max(map(int, names), default=0) + 1)
         self._guard = threading.Lock()
         self.size_bytes = sum(self._allocated(name) for name in names)
-        """Of all files."""
-        self._record_bytes = 0  # of the others, in records
+        """Of all copies. Those in records are counted by `clean`, and from then on."""
         self._room = ""
         self._look_at_s = 0.0
         self._limit_bytes = 0
@@ -118,7 +117,7 @@ class Images:
             data = self._read(volume, node) if size <= RECORD_BYTES else None
             if data is None:
                 return self._copied(volume, node, size)
-            self._record_bytes += len(data)
+            self.size_bytes += len(data)
             return Image("file", "", data=data)
         except OSError as error:
             return Image("lost", error.strerror or str(error))
@@ -200,32 +199,35 @@ class Images:
             short = disk.f_bavail < FREE_SHARE * disk.f_blocks
             self._room = "the disk of the history is nearly full" if short else ""
             self._limit_bytes = int(min(MAX_BYTES, MAX_SHARE * disk.f_blocks * disk.f_frsize))
-        if not self._room and self.size_bytes + self._record_bytes + more_bytes > self._limit_bytes:
+        if not self._room and self.size_bytes + more_bytes > self._limit_bytes:
             return "the history has as many bytes as it may"
         return self._room
 
     def is_too_much(self) -> bool:
         """Return True if there are more bytes than the bound, or if the disk is nearly full."""
         self._look_at_s = 0.0
-        return bool(self._why_no_room()) and self.size_bytes + self._record_bytes > 0
+        return bool(self._why_no_room()) and self.size_bytes > 0
 
     # -- removing --------------------------------------------------------------------------------------------------
 
     def remove(self, image: Image | None) -> None:
-        """Remove the file of an image that no record has."""
-        if image is not None and image.place == "file" and image.name.isdecimal():
+        """Remove the bytes of an image that no record has any more."""
+        if image is not None and image.data is not None:
+            self.size_bytes -= len(image.data)
+        elif image is not None and image.place == "file" and image.name.isdecimal():
             self._remove(image.name)
 
     def clean(self, history: HistoryFile, below: int | None = None) -> None:
-        """Remove the files that no record needs, and count anew what records have.
+        """Remove the files that no record needs, and count anew.
 
         Args:
             below: leave files from this number on alone: they may get a record yet. See `next_number`.
         """
-        needed, self._record_bytes = history.images("file"), history.image_bytes
+        needed = history.images("file")
         for name in os.listdir(self.directory):
             if name not in needed and not (below is not None and name.isdecimal() and int(name) >= below):
                 self._remove(name)
+        self.size_bytes = history.image_bytes + sum(map(self._allocated, os.listdir(self.directory)))
 
     def next_number(self) -> int:
         """Return a number that no file has: those of later files are higher."""

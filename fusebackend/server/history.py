@@ -340,7 +340,7 @@ class MountHistory:
 
     @property
     def log_bytes(self) -> int:
-        return self._file.size_bytes
+        return max(0, self._file.size_bytes - self._file.image_bytes)
 
     def forgettable(self) -> list[int]:
         """Return the numbers of the calls that can be deleted: all but commands that go on."""
