@@ -63,6 +63,9 @@ RETRY_S: Final = 1.0
 MOST_WAITING: Final = 20_000
 """With more rows in memory, the next change writes them itself: some 10 MB."""
 
+MOST_HELD_BYTES: Final = 16 << 20
+"""So it is with more bytes of files in these rows."""
+
 CHECKED_BYTES: Final = 32 << 20
 """A file up to this size is checked when it is opened, which takes up to 50 ms. Damage of a larger one shows when it is
 read."""
@@ -78,17 +81,23 @@ ROWS: Final = 50
 FORGOTTEN: Final = "they were forgotten ('fusebackend forget')"
 """Why the bytes of an image are lost."""
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of the tables; `PRAGMA user_version`."""
 
 RETURNED: Final = b">"
 """Between the two identities of a file that an undo has brought back: the one before, and the one since."""
 
+OF_RECORD: Final = "#"
+"""The name of an image in its record begins so; the number of the record follows."""
+
+_WITH_BYTES: Final = events.WIDTHS[-1] - events.NUMBER - 1
+"""So long is what follows the number of a record with bytes."""
+
 _LOST: Final = frozenset({"change", "left", "returned"})
 """Events that are given up where too many can't be written: a gap says so."""
 
 _ERASE: Final = (
-    "UPDATE events SET secret = NULL, image_node = 0, "
+    "UPDATE events SET secret = NULL, bytes = NULL, image_node = 0, "
     "name = CASE place WHEN 'lost' THEN name ELSE ? END, "
     "place = CASE WHEN place IS NULL THEN NULL ELSE 'lost' END "
     "WHERE path NOTNULL AND (place IS NOT NULL OR secret IS NOT NULL) AND "
@@ -229,6 +238,7 @@ class HistoryFile:
         self.set_aside: str | None = None
         self._guard = threading.Lock()  # of the next fields, and of the numbers
         self._waiting: list[_Statement] = []  # until they are written
+        self._held_bytes = 0  # of files, in these
         self._unwritten: set[int] = set()  # calls without a record yet
         self._reserved: dict[int, Entry] = {}  # records whose changes are being committed, by their numbers
         self._heads: dict[int, list[Row]] = {}  # the events of the begins of calls that are not in the file
@@ -400,8 +410,7 @@ class HistoryFile:
             self._record += 1
             entry.number = self._record
             self._put_entry(entry)
-            is_full = len(self._waiting) > MOST_WAITING
-        if is_full:
+        if self._is_full:
             self.flush()
         return entry.number
 
@@ -430,12 +439,16 @@ class HistoryFile:
             xattrs = encode(before.xattrs) if before is not None and before.xattrs else None
             named = (None, None, None) if image is None else (image.place, sqlite.bound(image.name), image.node)
             row += (*((None,) * (events.SAID - events.NUMBER - 1 - len(row))), *named, xattrs)
+            if image is not None and image.data is not None:
+                row += (image.data,)
         return Entry(call, kind, row, after)
 
     def _put_entry(self, entry: Entry) -> None:
         """Have a record written, the first one of a call with that. Called with the guard."""
         self._begin(entry.call)
         self._append(entry.event)
+        if len(entry.row) == _WITH_BYTES:
+            self._held_bytes += len(entry.row[-1])
         if entry.after is not None:
             self._put_left(entry.number, entry.after)
 
@@ -472,9 +485,8 @@ class HistoryFile:
         with self._guard:
             if self._reserved.pop(entry.number, None) is not None:
                 self._put_entry(entry)
-            is_full = len(self._waiting) > MOST_WAITING
         self._end_late(entry)
-        if is_full:
+        if self._is_full:
             self.flush()
 
     def release(self, entry: Entry) -> None:
@@ -585,7 +597,7 @@ class HistoryFile:
         dropped = [*numbers]
         with self._guard:
             for number in dropped:
-                self._change(events.DROP, (number,))
+                self._append((number,), events.DROP)
             if dropped:
                 self._put("drop", payload=encode(dropped))
 
@@ -604,13 +616,14 @@ class HistoryFile:
     def _put(self, event: str, call: int | None = None, **columns: Any) -> None:
         self._append(row_of(event, call, **columns))
 
-    def _append(self, row: Row) -> None:
-        self._change("", row)
-
-    def _change(self, statement: str, row: Row) -> None:
+    def _append(self, row: Row, statement: str = "") -> None:
         if not self._waiting:
             self._wake.set()
         self._waiting.append((statement, row))
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._waiting) > MOST_WAITING or self._held_bytes > MOST_HELD_BYTES
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -623,6 +636,7 @@ class HistoryFile:
         with self._writing:
             with self._guard:
                 rows, numbers = self._waiting.copy(), (self._call, self._record)
+                held_bytes, self._held_bytes = self._held_bytes, 0
                 self._wake.clear()
                 if self._closed.is_set():  # which the thread has to see
                     self._wake.set()
@@ -635,7 +649,8 @@ class HistoryFile:
                     log.error("the history '%s' can't be written, and is incomplete: %s", self.path, error)
                 self._errno, self.failed = sqlite.errno_of(error), str(error)
                 with self._guard:  # for the next attempt, unless they are too many
-                    if len(self._waiting) > MOST_WAITING:
+                    self._held_bytes += held_bytes
+                    if self._is_full:
                         self._lose()
                     self._wake.set()
                 return
@@ -698,6 +713,7 @@ class HistoryFile:
         lost = {row[events.CALL] for statement, row in self._waiting if not statement and row[0] == "change"}
         why = f"the history could not be written ({self.failed})"
         self._waiting = [each for each in self._waiting if each[0] or each[1][0] not in _LOST]
+        self._held_bytes = 0
         for call in sorted(lost):
             self._put("gap", call, payload=sqlite.bound(why))
         self._has_lost = True
@@ -1097,6 +1113,23 @@ class HistoryFile:
         """Return the names of images in a place that records need: files, or snapshots."""
         return {_text(name) for (name,) in self._read("SELECT DISTINCT name FROM records WHERE place = ?", (place,))}
 
+    def image_data(self, image: Image) -> bytes:
+        """Return the bytes of an image in its record (`Image.data`).
+
+        Raises:
+            OSError: EIO, they are gone.
+        """
+        number = int(image.name.removeprefix(OF_RECORD))
+        for (data,) in self._read("SELECT bytes FROM events WHERE number = ? AND bytes NOTNULL", (number,)):
+            return bytes(data)
+        raise OSError(errno.EIO, "the bytes have been deleted")
+
+    @property
+    def image_bytes(self) -> int:
+        """Of all images in records."""
+        ((found,),) = self._read("SELECT coalesce(sum(length(bytes)), 0) FROM events WHERE place = 'file'", ())
+        return int(found)
+
     def _read(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         self.flush()
         with self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be read"):
@@ -1123,7 +1156,7 @@ class HistoryFile:
         asked = [each.number for each in self.requests() if requests.concerns(each, paths)]
         with self._guard:
             for number in asked:
-                self._change(requests.FORGET, (-number,))
+                self._append((-number,), requests.FORGET)
         self.flush()
         with self._writing, self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be rewritten"):
             self._writer.execute("VACUUM")
@@ -1131,7 +1164,7 @@ class HistoryFile:
 
     def _forget_contents(self, condition: str, values: Iterable[Any]) -> None:
         with self._guard:
-            self._change(_ERASE + condition, (FORGOTTEN, *values))
+            self._append((FORGOTTEN, *values), _ERASE + condition)
 
     def verify(self) -> VerifyResult:
         """Check that the history is as it was written, see `events.py`."""
@@ -1162,7 +1195,7 @@ class HistoryFile:
     def _forget(self, calls: Sequence[int]) -> None:
         """Have all go that is said of calls, or of requests, which have negative numbers here."""
         with self._guard:
-            self._change("forget", tuple(calls))
+            self._append(tuple(calls), "forget")
             self._put("forget", number=self.forgotten_ns, payload=encode(list(calls)))
 
     def requests(self) -> list[Request]:
@@ -1200,7 +1233,7 @@ class HistoryFile:
                     rows = self._read("SELECT DISTINCT call FROM records WHERE route = ?", (stored,))
                     self.forget([call for (call,) in rows])
             with self._guard:
-                self._change(_ROUTE, (stored, named))
+                self._append((stored, named), _ROUTE)
         self.flush()
 
     def drop_route(self, prefix: AgentPath) -> None:
@@ -1208,7 +1241,7 @@ class HistoryFile:
         stored = to_name(prefix)
         self.drop(number for (number,) in self._read("SELECT number FROM records WHERE route = ?", (stored,)))
         with self._guard:  # a change on the way may leave another record: `bind` finds that
-            self._change(_ROUTE, (stored, None))
+            self._append((stored, None), _ROUTE)
         self.flush()
 
     def bound_apart(self) -> list[AgentPath]:
@@ -1306,7 +1339,7 @@ def _record_of(row: Sequence[Any]) -> Record:
     if payload is not None:
         *words, target = decode(payload)
         before = State._make((*words, {} if secret is None else decode(secret), target))
-    kept = None if image[0] is None else Image(image[0], _text(image[1]), image[2])
+    kept = None if image[0] is None else Image(image[0], _text(image[1]) or f"{OF_RECORD}{number}", image[2])
     after = None if stamp is None else Stamp(*decode(stamp))
     return Record(
         number, call, time_ns, AgentPath(os.fsdecode(route)), kind, path, to_path or b"", node, bool(linked), before,

@@ -274,7 +274,7 @@ class MountHistory:
         volume, state, image = self._everywhere.get(record.prefix), record.before, record.image
         if volume is None or state is None or image is None:
             raise OSError(errno.EIO, f"the mount has no route '{record.prefix}' any more")
-        source = image_source(volume, self._recorder.images.path, state, image)
+        source = image_source(volume, self._file, self._recorder.images.path, state, image)
         if source is None:
             raise OSError(errno.EIO, "they have been deleted")
         return source
@@ -345,7 +345,7 @@ class MountHistory:
 
     @property
     def log_bytes(self) -> int:
-        return self._file.size_bytes
+        return max(0, self._file.size_bytes - self._file.image_bytes)
 
     def forgettable(self) -> list[int]:
         """Return the numbers of the calls that can be deleted: all but commands that go on."""
@@ -366,7 +366,7 @@ class MountHistory:
         below = self._recorder.images.next_number()
         self._file.forget(calls)
         self._file.require()  # else nothing is deleted yet
-        self._recorder.images.clean(self._file.images("file"), below)
+        self._recorder.images.clean(self._file, below)
 
 
 def _inside(prefix: AgentPath, path: AgentPath) -> bytes | None:

@@ -97,6 +97,25 @@ def test_records_of_every_shape_in_one_batch(history):
         assert {"before": record.before, "image": record.image, "after": record.after} == wanted[record.number]
 
 
+def test_the_bytes_of_small_files_are_in_their_records(history, monkeypatch):
+    monkeypatch.setattr("fusebackend.history.history_file.MOST_HELD_BYTES", 100)
+    call = history.open_call("verb", "write", WHO)
+    sizes = [0, 60, 60]
+    numbers = [
+        history.add(call, ROOT, "content", b"/%d" % size, before=BEFORE, image=Image("file", "", 5, bytes(size)))
+        for size in sizes
+    ]
+    assert history.written() == numbers[-1] + 1, "so many bytes do not wait in memory"
+    images = [record.image for record in history.records(call)]
+    assert images == [Image("file", f"#{number}", 5) for number in numbers]
+    assert [len(history.image_data(each)) for each in images] == sizes
+    assert (history.image_bytes, history.verify().problems) == (120, [])
+    history.forget_contents([AgentPath("/60")], {})
+    assert history.image_bytes == 0
+    with pytest.raises(OSError, match="have been deleted"):
+        history.image_data(images[1])
+
+
 def test_records_without_a_stamp_are_found_in_portions(history):
     call = history.open_call("verb", "write", WHO)
     for number in range(5):
