@@ -21,7 +21,7 @@ from __future__ import annotations
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -29,6 +29,7 @@ from fusebackend.backends.threads.database.activity import INTERRUPT
 from fusebackend.backends.threads.database.rows import Outline, Place, Portion, time_ns_of
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.base.errors import oserror
+from fusebackend.protocol import PrunedThread, ThreadSize
 
 YOUNG_NS: Final = 600 * 10**9
 """Younger checkpoints stay: a run may be at them."""
@@ -193,21 +194,6 @@ def _portions(
     return portions
 
 
-class Pruned(NamedTuple):
-    """What was deleted of a thread, or would be."""
-
-    thread: str
-    checkpoints: int
-    bytes: int
-    """Given back to the database."""
-    kept: int
-    """Checkpoints that stay and read as before …"""
-    links: int
-    """… and those that these follow from, with the channels that count for them."""
-    held_bytes: int
-    """Of the latter."""
-
-
 def prune(
     database: SaverTables,
     thread: str,
@@ -218,12 +204,13 @@ def prune(
     now_ns: Callable[[], int] = time.time_ns,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Pruned:
+) -> PrunedThread:
     """Delete the checkpoints of a thread but for those to keep, and for those that these need.
 
     Args:
         dry_run: delete nothing.
-        on_progress: is called after each portion, with the checkpoints that are gone, and that are to go.
+        on_progress: is called before the first portion, and after each, with the checkpoints that are gone, and all
+            that go.
 
     Raises:
         OSError: ENOENT, there is no such thread; EROFS; EBUSY, others keep going on from what is to go.
@@ -237,6 +224,8 @@ def prune(
         going = plan(lines, keep, now_ns())
         last = {place: max(row.id for row in rows) for place, rows in lines.items() if rows}
         total, stale = done + going.checkpoints, False
+        if going.portions and not dry_run and not done:
+            on_progress(0, total)
         for place, portions in () if dry_run else going.portions:
             at_once, left = 1, portions
             while left and not stale:
@@ -254,13 +243,15 @@ def prune(
         if not stale:
             if dry_run:
                 done, freed = going.checkpoints, going.bytes
-            return Pruned(thread, done, freed, len(going.whole), len(going.links), going.held_bytes)
+            return PrunedThread(thread, done, freed, len(going.whole), len(going.links), going.held_bytes)
     raise OSError(errno.EBUSY, f"others go on from checkpoints of thread {thread!r} that are to go")
 
 
-def totals(found: Iterable[tuple[tuple[str, ...], int]]) -> list[tuple[tuple[str, ...], int]]:
-    """Sizes by name, the largest first."""
-    sizes: Counter[tuple[str, ...]] = Counter()
-    for name, size in found:
-        sizes[name] += size
-    return sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+def weighed(database: SaverTables, threads: Collection[str], by: str | None) -> list[ThreadSize]:
+    """The sizes of threads, of all where none is given, or of the parts of each: the largest first."""
+    sizes: Counter[tuple[str, str | None]] = Counter()
+    for thread, name, size in database.weigh(by or "namespace"):
+        if not threads or thread in threads:
+            sizes[thread, name if by else None] += size
+    order = sorted(sizes.items(), key=lambda item: (-item[1], item[0][0], item[0][1] or ""))
+    return [ThreadSize(thread, size, name) for (thread, name), size in order]

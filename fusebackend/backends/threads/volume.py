@@ -23,9 +23,10 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from fusebackend.backends.threads.computed import Link
 from fusebackend.backends.threads.database.activity import QUIET_S, RunWatch
 from fusebackend.backends.threads.database.rows import Damaged, Database
+from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.head import HeadFiles
 from fusebackend.backends.threads.line import HEAD, Head, Line
-from fusebackend.backends.threads.tree import LineDirectory, Tree
+from fusebackend.backends.threads.tree import LineDirectory, ThreadDirectory, Tree
 from fusebackend.base import errors, heap, paths, waiting
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
@@ -193,6 +194,21 @@ class ThreadsVolume(NativeVolume):
         with self.lock:
             self._tree.shrink()
         heap.give_back()
+
+    def tables(self) -> SaverTables:
+        """The database, opened once more. The caller closes it. ENOTSUP for a saver that is called itself."""
+        if not isinstance(self._database, SaverTables):
+            raise OSError(errno.ENOTSUP, "these threads have no tables: they are those of a saver object")
+        return self._database.again()
+
+    def threads_named(self, names: Sequence[bytes] = ()) -> dict[str, bytes]:
+        """The ids of threads by their names, of all where none is given, with the names. ENOENT."""
+        with self._asked:
+            root = self._tree.root
+            nodes = {name: root.find(name) for name in names} if names else root.entries()
+            if missing := [name for name, node in nodes.items() if not isinstance(node, ThreadDirectory)]:
+                raise oserror(errno.ENOENT, missing[0])
+            return {node.place.thread: name for name, node in nodes.items() if isinstance(node, ThreadDirectory)}
 
     @property
     def has_listeners(self) -> bool:
