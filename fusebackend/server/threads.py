@@ -74,7 +74,7 @@ def prune_threads(
                     found.append(_pruned(tables, thread, chosen, dry_run, partial(_tell, on_progress, note, thread)))
                 if vacuum and not dry_run:
                     tables.vacuum()
-            volume.follow()
+            volume.pruned()
     return found
 
 

@@ -49,10 +49,10 @@ _SENDS_IN_STATE: Final = 4
 
 
 class Keep(NamedTuple):
-    """Which checkpoints of a thread's own line are chosen. The newest always is."""
+    """Which checkpoints of a thread's own line are chosen."""
 
     newest: int = 1
-    """So many of the newest ones …"""
+    """So many of the newest ones; with 0 nothing is chosen, and the whole thread goes …"""
     since_ns: int | None = None
     """… those made since then, in nanoseconds since 1970 …"""
     steps: frozenset[str] = frozenset()
@@ -92,7 +92,7 @@ def plan(lines: Mapping[Place, Sequence[Outline]], keep: Keep, now_ns: int) -> P
     if not any(namespace == "" for namespace, _ in by_id):
         return result
     own = sorted(id_ for (namespace, id_), row in by_id.items() if namespace == "" and not row.is_partial)
-    chosen = {("", id_) for id_ in [*own[-max(1, keep.newest) :], *keep.steps.intersection(own)]}
+    chosen = {("", id_) for id_ in [*own[max(0, len(own) - keep.newest) :], *keep.steps.intersection(own)]}
     parents = {(namespace, row.parent) for (namespace, _), row in by_id.items()}
     newest = {namespace: max(row.id for row in rows) for (_, namespace), rows in lines.items() if rows}
     for key, row in by_id.items():
@@ -103,7 +103,7 @@ def plan(lines: Mapping[Place, Sequence[Outline]], keep: Keep, now_ns: int) -> P
         since = keep.since_ns is not None and made_ns is not None and made_ns >= keep.since_ns and key[0] == ""
         waits = INTERRUPT in row.writes and key not in parents
         # A sub-graph with a checkpointer of its own has no task's id in its namespace, and goes on where it was.
-        goes_on = ":" not in key[0] and row.id == newest[key[0]]
+        goes_on = keep.newest and ":" not in key[0] and row.id == newest[key[0]]
         if recent or since or waits or goes_on:
             chosen.add(key)
             if waits:
@@ -245,6 +245,24 @@ def prune(
                 done, freed = going.checkpoints, going.bytes
             return PrunedThread(thread, done, freed, len(going.whole), len(going.links), going.held_bytes)
     raise OSError(errno.EBUSY, f"others go on from checkpoints of thread {thread!r} that are to go")
+
+
+def remove(
+    database: SaverTables, thread: str, checkpoint: str | None = None, now_ns: Callable[[], int] = time.time_ns
+) -> None:
+    """Delete a thread, or one of its checkpoints.
+
+    Raises:
+        OSError: as `prune`; EBUSY, something of it has to stay.
+    """
+    lines = database.outline(thread)
+    own = {row.id for row in lines.get(Place(thread, ""), ())}
+    keep = Keep(0) if checkpoint is None else Keep(1, steps=frozenset(own - {checkpoint}))
+    going = plan(lines, keep, now_ns())
+    stays = going.whole if checkpoint is None else {("", checkpoint)} & (going.whole | going.links.keys())
+    if stays:
+        raise OSError(errno.EBUSY, "others follow from it, it waits for an answer, or a run may be at it")
+    prune(database, thread, keep, now_ns=now_ns)
 
 
 def weighed(database: SaverTables, threads: Collection[str], by: str | None) -> list[ThreadSize]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import sqlite3
@@ -34,6 +35,7 @@ from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, plan, prune
 from fusebackend.cli.main import main
 from fusebackend.protocol import PrunedThread
+from fusebackend.volumes.walk import resolve
 
 __all__ = ["b"]  # a fixture
 
@@ -418,12 +420,7 @@ def test_the_commands_say_what_goes_and_what_stays(tmp_path: Path) -> None:
     with bench("sqlite", path) as b:
         for name in ("one", "two"):
             threadcases.old(b.saver, name)
-        b.saver.conn.execute(
-            "UPDATE checkpoints SET checkpoint_id = '1e' || substr(checkpoint_id, 3), "
-            "parent_checkpoint_id = '1e' || substr(parent_checkpoint_id, 3)"
-        )
-        b.saver.conn.execute("UPDATE writes SET checkpoint_id = '1e' || substr(checkpoint_id, 3)")
-        b.saver.conn.commit()
+        threadcases.age(b.saver)
         for arguments, status, said in [
             (["prune", path], 2, "give one of --keep and --older"),
             (["prune", path, "--older", "long"], 1, "'long' is no time"),
@@ -490,6 +487,49 @@ def test_a_mount_weighs_and_prunes_its_threads_and_says_so_in_its_log(
         assert "what was pruned is gone for good" in files.undo(call.call).conflicts[0].reason
         assert files.prune_threads("/threads", older="0s", keep_steps=["unknown"], vacuum=True)[1].kept == 1
         assert {name: seen(agent, name) for name, agent in agents.items()} == before
+
+
+@pytest.mark.parametrize("kind", threadcases.KINDS)
+@pytest.mark.parametrize("write_to", [None, "head"])
+def test_rmdir_deletes_a_checkpoint_or_a_thread_where_that_is_allowed(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, write_to: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = threadcases.where_of(request, kind, tmp_path)
+    with bench(kind, where, prune="allow", write=write_to) as b, threadcases.reader(kind, where) as closed:
+        agent, waiting = threadcases.old(b.saver), threadcases.waiting_for_approval(b.saver)
+        ids, before = graphs.checkpoint_ids(agent, thread("old")), seen(agent, "old")
+        deltas = threadcases.snapshots(b.saver)
+
+        def rmdir(path: str, backend: ThreadsBackend = b.backend) -> int:
+            above, _, name = path.rpartition("/")
+            try:
+                parent = resolve(backend.volume, above or "/").found.node
+                backend.volume.rmdir(parent, name.encode())
+            except OSError as error:
+                return error.errno or -1
+            return 0
+
+        def stems() -> list[str]:
+            return [path.rpartition("-")[0] for path in b.history("/old")]  # the node was known to the parent alone
+
+        steps, before_it = b.history("/old"), stems()
+        assert rmdir(steps[2]) == errno.EBUSY  # young
+        monkeypatch.setattr(prune_module, "YOUNG_NS", -HOUR_NS)
+        for path, expected in [
+            ("/none", errno.ENOENT), ("/old/head", errno.EROFS), ("/old/history", errno.EROFS),
+            ("/old/messages.jsonl", errno.EROFS), (steps[-1], errno.EBUSY), ("/waiting_for_approval", errno.EBUSY),
+            (b.history("/snapshots")[-2], errno.EBUSY), (steps[2], 0), (steps[2], errno.ENOENT), (steps[0], 0),
+        ]:  # fmt: skip
+            assert rmdir(path) == expected, path
+            assert rmdir(path, closed) in (errno.EROFS, errno.ENOENT)
+        assert stems() == [before_it[1], *before_it[3:]]
+        assert graphs.checkpoint_ids(agent, thread("old")) == [ids[1], *ids[3:]]
+        assert seen(agent, "old") == before
+        assert rmdir("/snapshots") == rmdir("/old") == 0
+        assert rows(b, "old") == rows(b, "snapshots") == dict.fromkeys(rows(b, "old"), 0)
+        assert [info["path"] for info in b.backend.ls("/").entries or []] == ["/waiting_for_approval/"]
+        assert graphs.checkpoint_ids(deltas, thread("snapshots")) == []
+        assert waiting.get_state(thread("waiting_for_approval")).interrupts
 
 
 def test_a_saver_object_has_no_tables_to_prune(tmp_path: Path) -> None:
