@@ -236,6 +236,8 @@ class Features:
     durable: bool = True
     """What `fsync` returned for outlives the process."""
     read_only: bool = False
+    prunable: bool = False
+    """Some directories of a read-only volume can be removed, with what is computed in them."""
     blocking: bool = False
     """Calls may wait for a network or a slow disk: the mount makes them in threads, under a deadline."""
     stores_at_close: bool = False

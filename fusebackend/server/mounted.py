@@ -56,6 +56,7 @@ from fusebackend.protocol import (
     LsResult,
     MergeResult,
     MoveResult,
+    PrunedThread,
     PruneResult,
     ReadResult,
     RestoreResult,
@@ -64,6 +65,7 @@ from fusebackend.protocol import (
     SpaceInfo,
     StatResult,
     StatsResult,
+    ThreadSize,
     UndoResult,
     Usage,
     Verb,
@@ -941,6 +943,38 @@ class MountedBackend(MountProtocol):
     def prune(self, *, dry_run: bool = False) -> PruneResult:
         return prune(self._snapshots, self._past, dry_run=dry_run)
 
+    def weigh_threads(self, *paths: str, by: Literal["channel", "step", "namespace"] | None = None) -> list[ThreadSize]:
+        from fusebackend.server import threads
+
+        return threads.weigh_threads(self._volumes(), paths, by)
+
+    def prune_threads(
+        self,
+        *paths: str,
+        keep: int | None = None,
+        older: str | None = None,
+        keep_steps: Sequence[str] = (),
+        dry_run: bool = False,
+        vacuum: bool = False,
+        on_progress: Callable[[str, int, int], None] | None = None,
+    ) -> list[PrunedThread]:
+        from fusebackend.server import threads
+
+        return threads.prune_threads(
+            self._volumes(),
+            self._recorder if self._recording.is_open else None,
+            paths,
+            keep,
+            older,
+            keep_steps,
+            dry_run=dry_run,
+            vacuum=vacuum,
+            on_progress=on_progress or (lambda thread, done, total: None),
+        )
+
+    def _volumes(self) -> dict[AgentPath, Volume]:
+        return {route.prefix: route.volume for route in self.filesystem.tree.routes}
+
     def restore(
         self,
         paths: list[str],
@@ -971,10 +1005,9 @@ class MountedBackend(MountProtocol):
         if not paths:
             raise ValueError("forget which paths?")
         tree = self.filesystem.tree
-        volumes = {route.prefix: route.volume for route in tree.routes}
         if not dry_run:
             self._asking.approvals.forget(map(normalise, paths), self._decider())
-        found = Forgetting(volumes, self._recorder, self._branches).forget(paths, dry_run=dry_run)
+        found = Forgetting(self._volumes(), self._recorder, self._branches).forget(paths, dry_run=dry_run)
         if not dry_run:
             for route in tree.attached[len(tree.routes) :]:
                 if isinstance(route.volume, NativeVolume):  # snapshots and branches

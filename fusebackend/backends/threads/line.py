@@ -379,6 +379,8 @@ class History(ComputedDirectory):
 
     def __init__(self, line: Line, parent: DirectoryNode) -> None:
         super().__init__(line.nodes, parent, HISTORY, line.fresh, self._list, self._entry)
+        if not line.lineage.place.namespace:
+            self.mode |= line.nodes.prunable
         self.line = line
         self._make_document = self._document_bytes  # one object for all nodes
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -29,6 +29,7 @@ from fusebackend.backends.threads.database.activity import INTERRUPT
 from fusebackend.backends.threads.database.rows import Outline, Place, Portion, time_ns_of
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.base.errors import oserror
+from fusebackend.protocol import PrunedThread, ThreadSize
 
 YOUNG_NS: Final = 600 * 10**9
 """Younger checkpoints stay: a run may be at them."""
@@ -48,10 +49,10 @@ _SENDS_IN_STATE: Final = 4
 
 
 class Keep(NamedTuple):
-    """Which checkpoints of a thread's own line are chosen. The newest always is."""
+    """Which checkpoints of a thread's own line are chosen."""
 
     newest: int = 1
-    """So many of the newest ones …"""
+    """So many of the newest ones; with 0 nothing is chosen, and the whole thread goes …"""
     since_ns: int | None = None
     """… those made since then, in nanoseconds since 1970 …"""
     steps: frozenset[str] = frozenset()
@@ -91,7 +92,7 @@ def plan(lines: Mapping[Place, Sequence[Outline]], keep: Keep, now_ns: int) -> P
     if not any(namespace == "" for namespace, _ in by_id):
         return result
     own = sorted(id_ for (namespace, id_), row in by_id.items() if namespace == "" and not row.is_partial)
-    chosen = {("", id_) for id_ in [*own[-max(1, keep.newest) :], *keep.steps.intersection(own)]}
+    chosen = {("", id_) for id_ in [*own[max(0, len(own) - keep.newest) :], *keep.steps.intersection(own)]}
     parents = {(namespace, row.parent) for (namespace, _), row in by_id.items()}
     newest = {namespace: max(row.id for row in rows) for (_, namespace), rows in lines.items() if rows}
     for key, row in by_id.items():
@@ -102,7 +103,7 @@ def plan(lines: Mapping[Place, Sequence[Outline]], keep: Keep, now_ns: int) -> P
         since = keep.since_ns is not None and made_ns is not None and made_ns >= keep.since_ns and key[0] == ""
         waits = INTERRUPT in row.writes and key not in parents
         # A sub-graph with a checkpointer of its own has no task's id in its namespace, and goes on where it was.
-        goes_on = ":" not in key[0] and row.id == newest[key[0]]
+        goes_on = keep.newest and ":" not in key[0] and row.id == newest[key[0]]
         if recent or since or waits or goes_on:
             chosen.add(key)
             if waits:
@@ -193,21 +194,6 @@ def _portions(
     return portions
 
 
-class Pruned(NamedTuple):
-    """What was deleted of a thread, or would be."""
-
-    thread: str
-    checkpoints: int
-    bytes: int
-    """Given back to the database."""
-    kept: int
-    """Checkpoints that stay and read as before …"""
-    links: int
-    """… and those that these follow from, with the channels that count for them."""
-    held_bytes: int
-    """Of the latter."""
-
-
 def prune(
     database: SaverTables,
     thread: str,
@@ -218,12 +204,13 @@ def prune(
     now_ns: Callable[[], int] = time.time_ns,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Pruned:
+) -> PrunedThread:
     """Delete the checkpoints of a thread but for those to keep, and for those that these need.
 
     Args:
         dry_run: delete nothing.
-        on_progress: is called after each portion, with the checkpoints that are gone, and that are to go.
+        on_progress: is called before the first portion, and after each, with the checkpoints that are gone, and all
+            that go.
 
     Raises:
         OSError: ENOENT, there is no such thread; EROFS; EBUSY, others keep going on from what is to go.
@@ -237,6 +224,8 @@ def prune(
         going = plan(lines, keep, now_ns())
         last = {place: max(row.id for row in rows) for place, rows in lines.items() if rows}
         total, stale = done + going.checkpoints, False
+        if going.portions and not dry_run and not done:
+            on_progress(0, total)
         for place, portions in () if dry_run else going.portions:
             at_once, left = 1, portions
             while left and not stale:
@@ -254,13 +243,33 @@ def prune(
         if not stale:
             if dry_run:
                 done, freed = going.checkpoints, going.bytes
-            return Pruned(thread, done, freed, len(going.whole), len(going.links), going.held_bytes)
+            return PrunedThread(thread, done, freed, len(going.whole), len(going.links), going.held_bytes)
     raise OSError(errno.EBUSY, f"others go on from checkpoints of thread {thread!r} that are to go")
 
 
-def totals(found: Iterable[tuple[tuple[str, ...], int]]) -> list[tuple[tuple[str, ...], int]]:
-    """Sizes by name, the largest first."""
-    sizes: Counter[tuple[str, ...]] = Counter()
-    for name, size in found:
-        sizes[name] += size
-    return sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+def remove(
+    database: SaverTables, thread: str, checkpoint: str | None = None, now_ns: Callable[[], int] = time.time_ns
+) -> None:
+    """Delete a thread, or one of its checkpoints.
+
+    Raises:
+        OSError: as `prune`; EBUSY, something of it has to stay.
+    """
+    lines = database.outline(thread)
+    own = {row.id for row in lines.get(Place(thread, ""), ())}
+    keep = Keep(0) if checkpoint is None else Keep(1, steps=frozenset(own - {checkpoint}))
+    going = plan(lines, keep, now_ns())
+    stays = going.whole if checkpoint is None else {("", checkpoint)} & (going.whole | going.links.keys())
+    if stays:
+        raise OSError(errno.EBUSY, "others follow from it, it waits for an answer, or a run may be at it")
+    prune(database, thread, keep, now_ns=now_ns)
+
+
+def weighed(database: SaverTables, threads: Collection[str], by: str | None) -> list[ThreadSize]:
+    """The sizes of threads, of all where none is given, or of the parts of each: the largest first."""
+    sizes: Counter[tuple[str, str | None]] = Counter()
+    for thread, name, size in database.weigh(by or "namespace"):
+        if not threads or thread in threads:
+            sizes[thread, name if by else None] += size
+    order = sorted(sizes.items(), key=lambda item: (-item[1], item[0][0], item[0][1] or ""))
+    return [ThreadSize(thread, size, name) for (thread, name), size in order]

@@ -128,8 +128,10 @@ class SqliteDatabase(SaverTables):
         document="type, checkpoint",
         placeholders=_placeholders,
         size="length({})",
-        changed="checkpoint = :document, metadata = CAST(:metadata AS BLOB), "
-        "rowid = (SELECT max(rowid) + 1 FROM checkpoints)",
+        changed=(
+            "checkpoint = :document, metadata = CAST(:metadata AS BLOB), "
+            "rowid = (SELECT max(rowid) + 1 FROM checkpoints)"
+        ),
     )
 
     def __init__(self, path: str, *, follows: bool = True, clock: Callable[[], float] = time.monotonic) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import sqlite3
@@ -19,15 +20,22 @@ import threadcases
 from click.testing import CliRunner
 from graphs import say, thread, use, user, write
 from hypothesis import given, settings
+from langgraph.checkpoint.memory import InMemorySaver
+from live import live
 from profiles import amount
 from test_threads_model import DEEDS, after_each, b
 from threadcases import Bench, bench
 
+from fusebackend.backends import InMemoryBackend
+from fusebackend.backends.threads import ThreadsBackend
+from fusebackend.backends.threads import prune as prune_module
 from fusebackend.backends.threads.database import sqlite
 from fusebackend.backends.threads.database.rows import CheckpointMark, Outline, Place
 from fusebackend.backends.threads.database.sql import SaverTables
-from fusebackend.backends.threads.prune import Keep, Pruned, plan, prune
+from fusebackend.backends.threads.prune import Keep, plan, prune
 from fusebackend.cli.main import main
+from fusebackend.protocol import PrunedThread
+from fusebackend.volumes.walk import resolve
 
 __all__ = ["b"]  # a fixture
 
@@ -47,7 +55,7 @@ def later() -> int:
     return time.time_ns() + HOUR_NS
 
 
-def pruned(b: Bench, name: str, keep: Keep = NEWEST, **options: Any) -> Pruned:
+def pruned(b: Bench, name: str, keep: Keep = NEWEST, **options: Any) -> PrunedThread:
     return prune(database(b), name, keep, now_ns=later, sleep=lambda seconds: None, **options)
 
 
@@ -412,15 +420,10 @@ def test_the_commands_say_what_goes_and_what_stays(tmp_path: Path) -> None:
     with bench("sqlite", path) as b:
         for name in ("one", "two"):
             threadcases.old(b.saver, name)
-        b.saver.conn.execute(
-            "UPDATE checkpoints SET checkpoint_id = '1e' || substr(checkpoint_id, 3), "
-            "parent_checkpoint_id = '1e' || substr(parent_checkpoint_id, 3)"
-        )
-        b.saver.conn.execute("UPDATE writes SET checkpoint_id = '1e' || substr(checkpoint_id, 3)")
-        b.saver.conn.commit()
+        threadcases.age(b.saver)
         for arguments, status, said in [
             (["prune", path], 2, "give one of --keep and --older"),
-            (["prune", path, "--older", "long"], 2, "write a number and one of"),
+            (["prune", path, "--older", "long"], 1, "'long' is no time"),
             (["prune", path, "--keep", "2"], 1, "add --yes"),
             (["prune", path, "three", "--keep", "2", "-n"], 1, "there is no thread 'three'"),
             (["du", path, "three"], 1, "there is no thread 'three'"),
@@ -434,3 +437,102 @@ def test_the_commands_say_what_goes_and_what_stays(tmp_path: Path) -> None:
         left = {thread_id: size["bytes"] for size in json.loads(run(main, ["threads", "du", path, "--json"]).stdout)
                 for thread_id in [size["thread"]]}  # fmt: skip
         assert left["one"] < left["two"]
+
+
+@pytest.mark.parametrize("door", ["mount", "socket"])
+def test_a_mount_weighs_and_prunes_its_threads_and_says_so_in_its_log(
+    tmp_path: Path, door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "threads.db")
+    with contextlib.ExitStack() as stack:
+        saver = stack.enter_context(graphs.sqlite_saver(path))
+        agents = {name: threadcases.old(saver, name) for name in ("one", "two")}
+        before = {name: seen(agent, name) for name, agent in agents.items()}
+        routes = {"/threads/": ThreadsBackend.from_sqlite(path, write="head")}
+        made = stack.enter_context(live(tmp_path, InMemoryBackend(), routes))
+        files: Any = made.mount._face if door == "mount" else stack.enter_context(made.connect())
+        monkeypatch.setattr(prune_module, "YOUNG_NS", -HOUR_NS)
+        told: list[tuple[str, int, int]] = []
+        for given, options, expected in [
+            ([], {"keep": 1}, ValueError),
+            (["/threads"], {}, ValueError),
+            (["/threads"], {"keep": 1, "older": "30d"}, ValueError),
+            (["/threads"], {"older": "soon"}, ValueError),
+            (["/threads/one/head"], {"keep": 1}, ValueError),
+            (["/threads/three"], {"keep": 1}, FileNotFoundError),
+            (["/"], {"keep": 1}, OSError),
+        ]:
+            with pytest.raises(expected):
+                files.prune_threads(*given, **options)
+        sizes = {one.thread: one.bytes for one in files.weigh_threads("/threads")}
+        assert sizes.keys() == before.keys()
+        assert {one.name for one in files.weigh_threads("/threads/one", by="namespace")} == {""}
+        steps = files.glob("*/history/*", "/threads").matches or []
+        dry = files.prune_threads("/threads", keep=2, dry_run=True)
+        assert files.log() == []
+        assert files.prune_threads("/threads/one", keep=2, on_progress=lambda *done: told.append(done)) == [
+            one for one in dry if one.thread == "one"
+        ]
+        assert told[0] == ("one", 0, told[-1][1])
+        assert told[-1] == ("one", dry[0].checkpoints, dry[0].checkpoints)
+        assert len(files.glob("*/history/*", "/threads").matches or []) == len(steps) - 2 * dry[0].checkpoints
+        assert {one.thread: one.bytes for one in files.weigh_threads("/threads")} == {
+            **sizes,
+            "one": sizes["one"] - dry[0].bytes,
+        }
+        (call,) = files.log()
+        assert call.title == "prune_threads /threads/one"
+        (change,) = files.changes(call.call)
+        assert change.path == "/threads/one/checkpoints.tsv"
+        assert "what was pruned is gone for good" in files.undo(call.call).conflicts[0].reason
+        assert files.prune_threads("/threads", older="0s", keep_steps=["unknown"], vacuum=True)[1].kept == 1
+        assert {name: seen(agent, name) for name, agent in agents.items()} == before
+
+
+@pytest.mark.parametrize("kind", threadcases.KINDS)
+@pytest.mark.parametrize("write_to", [None, "head"])
+def test_rmdir_deletes_a_checkpoint_or_a_thread_where_that_is_allowed(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, write_to: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = threadcases.where_of(request, kind, tmp_path)
+    with bench(kind, where, prune="allow", write=write_to) as b, threadcases.reader(kind, where) as closed:
+        agent, waiting = threadcases.old(b.saver), threadcases.waiting_for_approval(b.saver)
+        ids, before = graphs.checkpoint_ids(agent, thread("old")), seen(agent, "old")
+        deltas = threadcases.snapshots(b.saver)
+
+        def rmdir(path: str, backend: ThreadsBackend = b.backend) -> int:
+            above, _, name = path.rpartition("/")
+            try:
+                parent = resolve(backend.volume, above or "/").found.node
+                backend.volume.rmdir(parent, name.encode())
+            except OSError as error:
+                return error.errno or -1
+            return 0
+
+        def stems() -> list[str]:
+            return [path.rpartition("-")[0] for path in b.history("/old")]  # the node was known to the parent alone
+
+        steps, before_it = b.history("/old"), stems()
+        assert rmdir(steps[2]) == errno.EBUSY  # young
+        monkeypatch.setattr(prune_module, "YOUNG_NS", -HOUR_NS)
+        for path, expected in [
+            ("/none", errno.ENOENT), ("/old/head", errno.EROFS), ("/old/history", errno.EROFS),
+            ("/old/messages.jsonl", errno.EROFS), (steps[-1], errno.EBUSY), ("/waiting_for_approval", errno.EBUSY),
+            (b.history("/snapshots")[-2], errno.EBUSY), (steps[2], 0), (steps[2], errno.ENOENT), (steps[0], 0),
+        ]:  # fmt: skip
+            assert rmdir(path) == expected, path
+            assert rmdir(path, closed) in (errno.EROFS, errno.ENOENT)
+        assert stems() == [before_it[1], *before_it[3:]]
+        assert graphs.checkpoint_ids(agent, thread("old")) == [ids[1], *ids[3:]]
+        assert seen(agent, "old") == before
+        assert rmdir("/snapshots") == rmdir("/old") == 0
+        assert rows(b, "old") == rows(b, "snapshots") == dict.fromkeys(rows(b, "old"), 0)
+        assert [info["path"] for info in b.backend.ls("/").entries or []] == ["/waiting_for_approval/"]
+        assert graphs.checkpoint_ids(deltas, thread("snapshots")) == []
+        assert waiting.get_state(thread("waiting_for_approval")).interrupts
+
+
+def test_a_saver_object_has_no_tables_to_prune(tmp_path: Path) -> None:
+    backend = ThreadsBackend.from_saver(InMemorySaver())
+    with live(tmp_path, backend) as made, made.connect() as files, pytest.raises(OSError, match="of a saver object"):
+        files.weigh_threads("/")
