@@ -31,8 +31,6 @@ import fusebackend
 from fusebackend.linux import mount_table as table
 from fusebackend.testing.posix.case import refused
 
-pytestmark = pytest.mark.mounted
-
 # -- the agent changes, a process looks ----------------------------------------------------------------------------
 
 
@@ -415,7 +413,6 @@ def has_the_notice() -> bool:
 
 def test_a_walk_beyond_the_limit(tmp_path: Path) -> None:
     """`init_flags` tells the version of the kernel: without it names are dropped, as on kernels before 6.18."""
-    mounts.require()
     bigthreads.make(tmp_path / "threads.db", threads=8, checkpoints=10, files=20)
     point = tmp_path / "agent"
     point.mkdir()

@@ -19,8 +19,6 @@ from fusebackend.server import carrying
 from fusebackend.server.carrying import Carrying
 from fusebackend.vfs.mounted_tree import FileSystem
 
-pytestmark = pytest.mark.mounted
-
 
 def never() -> bool:
     return False

@@ -20,8 +20,6 @@ from together import beside
 import fusebackend
 from fusebackend.backends import DockerBackend
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services]
-
 OPEN = ["allow_other"]
 
 

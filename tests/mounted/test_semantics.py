@@ -39,8 +39,6 @@ from fusebackend.integrations.tools import TOOLS
 from fusebackend.testing.posix import PosixCases
 from fusebackend.testing.posix.case import fails, opened, refused
 
-pytestmark = pytest.mark.mounted
-
 SEMANTICS = Path(fusebackend.__file__).with_name("SEMANTICS.md")
 MINIMAL_ACL = bytes.fromhex("0200000001000600ffffffff04000400ffffffff20000400ffffffff")
 READ_ONLY = errno.EROFS if os.geteuid() == 0 else errno.EACCES
@@ -208,7 +206,6 @@ def test_a_route_that_others_change_unseen_is_believed_for_its_ttl(tmp_path: Pat
     assert '"ttl_s": 0.2' in status
 
 
-@pytest.mark.services
 def test_what_one_host_closes_another_one_opens(postgres_dsn: str, serve: Serve) -> None:
     """`test_two_mounts.py` tests it at random, without a feed, and with other routes."""
     here, there = (serve(f"postgres:{postgres_dsn}?volume=v").path for _ in range(2))
@@ -387,7 +384,6 @@ def test_every_key_of_a_store_has_a_name(tmp_path: Path, serve: Serve) -> None:
                 attempt()
 
 
-@pytest.mark.services
 def test_a_bucket_holds_plain_objects(bucket: Bucket, serve: Serve) -> None:
     """`test_s3.py` and `tests/unit/backends/object_store/` have more."""
     bucket.put("theirs/a.txt", b"theirs\n")
@@ -565,7 +561,6 @@ def test_a_container_s_files_are_what_its_commands_see(
 
 
 def test_a_verb_over_the_control_socket_is_the_verb(tmp_path: Path) -> None:
-    mounts.require()
     mounted = tmp_path / "mnt"
     mounted.mkdir()
     with (

@@ -24,8 +24,6 @@ import fusebackend
 from fusebackend.backends import InMemoryBackend
 from fusebackend.linux import mount_table as table
 
-pytestmark = pytest.mark.mounted
-
 LIMIT_S = 60
 POSTGRES = pytest.param("postgres:{dsn}?volume=v", marks=pytest.mark.services)
 KINDS = [MEMORY, "sqlite:{tmp}/volume.db", POSTGRES]
@@ -215,7 +213,6 @@ def test_readers_while_snapshots_come_and_go(mounted: Mounted) -> None:
 
 
 def test_a_mount_of_python_takes_none_by_itself(tmp_path: Path) -> None:
-    mounts.require()
     (tmp_path / "mnt").mkdir()
     for given, taken in ((None, 0), ("auto", 1)):
         with fusebackend.mount(InMemoryBackend(), tmp_path / "mnt", snapshots=given) as files:
@@ -226,7 +223,6 @@ def test_a_mount_of_python_takes_none_by_itself(tmp_path: Path) -> None:
 # -- several hosts -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.services
 def test_snapshots_of_another_host_come_and_go(postgres_dsn: str, serve: Serve) -> None:
     """Also names that were looked up before they were there, and are cached as absent."""
     one, two = (serve(f"postgres:{postgres_dsn}?volume=v", options=MANUAL) for _ in range(2))

@@ -39,7 +39,7 @@ from fusebackend.testing.posix.case import fails, opened, refused
 STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", day=200, night=2_000)
 LIMIT_S = mounts.LIFE_LIMIT_S + STEPS / 3
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.timeout(LIMIT_S)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(LIMIT_S)]
 
 LISTENING = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

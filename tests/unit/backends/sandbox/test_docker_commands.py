@@ -15,8 +15,6 @@ from for_each import for_each
 
 from fusebackend.backends import CompositeBackend, DockerBackend, InMemoryBackend
 
-pytestmark = pytest.mark.services
-
 
 @pytest.fixture(scope="module")
 def box(docker_engine):
