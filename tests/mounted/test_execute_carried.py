@@ -262,7 +262,7 @@ def test_limits_are_said_by_name(local: Both, monkeypatch: pytest.MonkeyPatch) -
     local.write("/memories/deep/still", b"here")
     local.there("printf changed > memories/theirs")
     output, notes = local.run("ls memories; cat memories/deep/still")
-    assert output.split() == ["deep", "theirs", "here"], "no copy that grows old is left, and no change is lost"
+    assert output.split() == ["deep", "theirs", "here"], "no copy grows old, and no change is lost"
     changed = "/memories/theirs was changed in the sandbox, and stays there alone"
     assert sorted(notes) == ["/memories/ is not carried: it has more than 10 files"] * 2 + [changed]
     assert local.carrying.unseen == {"/memories": "it has more than 10 files"}
@@ -277,7 +277,9 @@ def test_limits_are_said_by_name(local: Both, monkeypatch: pytest.MonkeyPatch) -
         ["deep", "small", "theirs"],
         {"/memories": "in the sandbox, it has more than 10 files"},
     )
-    assert local.there("ls memories").split() == [*"0123456789ab", "deep", "small", "theirs"], "what a command made stays"
+    assert local.there("ls memories").split() == [*"0123456789ab", "deep", "small", "theirs"], (
+        "what a command made stays"
+    )
 
 
 def test_a_failure_says_so_and_loses_nothing(local: Both, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from services import seaweedfs as seaweedfs_service
 from services.postgres import PORT, Server
 from services.seaweedfs import SeaweedFS
 from services.stall import Stall
+from together import beside
 
 SLACK_S = 15.0
 """A call may end this much later than its deadline on a busy machine: it is several requests with a deadline each."""
@@ -200,11 +201,9 @@ def check_killed_while_it_renames(serve: Serve, url: str) -> None:
                 os.rename(directory / "b", directory / "a")
                 renamed += 1
 
-    thread = threading.Thread(target=rename_on_and_on)
-    thread.start()
-    eventually(lambda: renamed >= 3, LIMIT_S)
-    server.kill()
-    thread.join(LIMIT_S)
+    with beside(rename_on_and_on):
+        eventually(lambda: renamed >= 3, LIMIT_S)
+        server.kill()
     again = serve("memory:", routes={"/there": url})
     left = [name for name in os.listdir(again.path / "there") if name in ("a", "b")]
     assert len(left) == 1
