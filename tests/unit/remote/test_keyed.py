@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from for_each import for_each
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fusebackend.remote.keyed import arrange, key_of, name_of, names_of, text_of
@@ -113,9 +113,11 @@ SEGMENTS = st.sampled_from(["", "a", "b", ".", "..", "%", "%.", "a%=", "%="])
 KEYS = st.lists(SEGMENTS, min_size=1, max_size=4).map("/".join)
 
 
+@example(["n" * length + end for length in (253, 254, 255) for end in ("", "/a")])
 @given(st.lists(KEYS, unique=True))
 def test_every_key_has_a_place_and_no_place_is_in_anothers_way(keys: list[str]) -> None:
     places = arrange(keys)
     assert sorted(places.values()) == sorted(keys)
+    assert all(len(name) <= 255 for names in places for name in names)
     directories = {names[:depth] for names in places for depth in range(len(names))}
     assert not directories & places.keys()
