@@ -33,6 +33,9 @@ _PIDFD_THREAD: Final = os.O_EXCL
 
 _COMMAND_BYTES: Final = 200
 
+_FIELDS: Final = (b"Tgid", b"Uid", b"Threads")
+"""Of proc_pid_status(5). To tell all sixty apart takes 15 us more."""
+
 
 class Process(NamedTuple):
     """A process, as /proc shows it."""
@@ -119,14 +122,13 @@ class Processes:
 def read(thread: int) -> Process | None:
     """Return what /proc shows of the process of a thread; None if it has ended."""
     try:
-        with open(f"/proc/{thread}/status", "rb") as file:
-            fields = dict(line.split(b":", 1) for line in file if b":" in line)
-        pid = int(fields[b"Tgid"])
+        status = proc.read(f"{thread}/status")
+        leader, uids, threads = (status.partition(b"\n%b:" % name)[2].split(maxsplit=2) for name in _FIELDS)
+        pid, uid = int(leader[0]), int(uids[1])
         name, _, rest = proc.read(f"{pid}/stat").rpartition(b")")
         words = rest.split()
-        uid = int(fields[b"Uid"].split()[1])
-        command = _command_line(pid) if int(fields[b"Threads"]) == 1 else b""
-    except (OSError, KeyError, ValueError):
+        command = _command_line(pid) if int(threads[0]) == 1 else b""
+    except (OSError, IndexError, ValueError):
         return None
     text = (command or name.partition(b"(")[2]).decode("utf-8", "replace")
     return Process(pid, int(words[19]), int(words[1]), int(words[3]), uid, _namespace(pid), text)
