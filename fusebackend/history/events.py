@@ -21,8 +21,11 @@ so against that user it proves nothing.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
+import operator
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
@@ -108,15 +111,9 @@ link that is there, and the digest before it. `routes`: the backend of each rout
     returned            of the record           identity: of a file that an undo has brought back
     request     number, negative                kind: its state; payload: what was asked
     decision    number, negative                kind: its state; payload: what became of it
-    forget                                      payload: calls that were deleted, and requests
+    forget              the latest end of all   payload: calls that were deleted, and requests
     drop                                        payload: records that were deleted: their changes were not made
 """
-
-APPEND: Final = {
-    width: f"INSERT INTO events (link, digest, {', '.join(COLUMNS[:width])}) VALUES ({', '.join('?' * (width + 2))})"
-    for width in WIDTHS
-}
-"""Writes an event, by the width of its row."""
 
 _BLANK: Final = ", ".join(f"{column} = NULL" for column in ("kind", *COLUMNS[NUMBER + 1 :]))
 
@@ -160,10 +157,25 @@ def row_of(
         others: further columns.
     """
     row: Row = (event, call, kind, number, mode, payload)
-    if not others:
-        return row
-    row += tuple(map(others.get, COLUMNS[len(row) :]))
-    return row[: next(width for width in WIDTHS if not any(each is not None for each in row[width:]))]
+    return (*row, *map(others.get, COLUMNS[len(row) :])) if others else row
+
+
+def present(row: Row) -> tuple[bool, ...]:
+    """Return which columns of a row are not NULL."""
+    return tuple(map(operator.is_not, row, itertools.repeat(None)))
+
+
+@functools.cache
+def append(columns: tuple[bool, ...], rows: int) -> str:
+    """Return the statement that writes events.
+
+    Args:
+        columns: those that `present` tells of each row. Each column costs 0.5 us, a NULL as well: most records have
+            ten values of eighteen.
+    """
+    named = [*itertools.compress(COLUMNS, columns)]
+    row = f"({', '.join('?' * (len(named) + 2))})"
+    return f"INSERT INTO events (link, digest, {', '.join(named)}) VALUES {', '.join([row] * rows)}"
 
 
 def digest(link: int, before: bytes, row: Sequence[Any]) -> bytes:

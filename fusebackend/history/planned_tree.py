@@ -168,7 +168,8 @@ class PlannedTree:
         """Return the place of a path; None if its directory is not there."""
         place: PlannedName | None = self.root
         for name in filter(None, path.split(b"/")):
-            place = self._below(place, name)
+            known = None if place is None or place.file is None else place.file.names.get(name)
+            place = known or self._below(place, name)  # a path may be thousands deep
         return place
 
     def _below(self, place: PlannedName | None, name: bytes) -> PlannedName | None:

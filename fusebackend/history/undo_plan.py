@@ -103,6 +103,7 @@ class UndoPlan:
         conflicts: the paths that stay as they are.
         left: the directories that stay, with the name of another in each.
         partly: a line for each file that comes back without its other names, which are not in the route.
+        snapshots: the names of those that it reads.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class UndoPlan:
         self.conflicts: list[UndoConflict] = []
         self.left: list[tuple[str, str]] = []
         self.partly: list[str] = []
+        self.snapshots: set[str] = set()
         self._volumes = volumes
         self._image_path = image_path
         self._history = history
@@ -133,9 +135,7 @@ class UndoPlan:
         records = [record for number in calls for record in self._history.records(number)]
         records.sort(key=lambda record: record.number)
         self._identities = self._history.identities(calls)
-        theirs: dict[int, list[Record]] = defaultdict(list)
-        for number, other in self._history.overlaps(calls):
-            theirs[number].append(other)
+        theirs = self._history.overlaps(calls)
         for count, record in enumerate(reversed(records)):
             if count % LOOKED_AT_ONCE == 0:
                 self._look_ahead(records[max(0, len(records) - count - LOOKED_AT_ONCE) : len(records) - count])
@@ -164,6 +164,7 @@ class UndoPlan:
         for record in records:
             if record.image is not None and record.image.place == "snapshot":
                 nodes[record.prefix, record.image.name].append(record.image.node)
+                self.snapshots.add(record.image.name)
         for (prefix, name), wanted in nodes.items():
             volume = self._volumes.get(prefix)
             if isinstance(volume, SnapshotVolume):

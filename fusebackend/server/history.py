@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from fusebackend.base import paths
@@ -75,6 +75,11 @@ class MountHistory:
         self._undo = Undo(recorder, volumes)
         self._named: dict[str, OpenCall] = {}
         self._guard = threading.Lock()
+
+    @property
+    def read(self) -> Collection[str]:
+        """The names of the snapshots that an undo reads now."""
+        return self._undo.read
 
     @property
     def _everywhere(self) -> Mapping[AgentPath, Volume]:

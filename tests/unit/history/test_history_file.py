@@ -361,6 +361,36 @@ def test_a_call_whose_records_are_too_many_for_memory_has_a_gap(history, path, m
     again.close()
 
 
+def test_a_gap_before_the_first_record_of_a_call_stays_with_the_call(history):
+    """It went with the calls that are older, and that of a call without a record was said of every later time."""
+    old, empty = made(history, b"/a"), history.open_call("verb", "write", NOBODY)
+    call = history.open_call("verb", "write", NOBODY)
+    for number in (call, empty):
+        history.note_gap(number, "the disk failed")
+    history.add(call, ROOT, "create", b"/b")
+    history.forget([old])
+    assert history.gaps([call]) == {call: "the disk failed"}
+    history.end_call(call)
+    history.end_call(empty)
+    assert [each.number for each in history.calls()] == [call]
+    assert history.begin_at(history._time_ns(), "now") == 2
+    assert history.verify().problems == []
+
+
+def test_a_time_at_which_a_deleted_call_went_on_is_not_known(history, path):
+    """Also while an older call goes on."""
+    history.add(history.open_call("command", "serve", NOBODY), ROOT, "create", b"/a")
+    before_ns, gone, after_ns = history._time_ns(), made(history, b"/b"), history._time_ns()
+    assert (history.begin_at(before_ns, "T"), history.begin_at(after_ns, "T")) == (1, 2)
+    history.forget([gone])
+    history.close()
+    again = HistoryFile(path)
+    with pytest.raises(OSError, match="calls that have changed something since 'T' were forgotten"):
+        again.begin_at(before_ns, "T")
+    assert again.begin_at(after_ns, "T") == 1
+    again.close()
+
+
 def test_calls_of_another_backend_go(history, path):
     history.bind({ROOT: "sqlite:a", MEMORIES: "memory:"})
     first, second = made(history, b"/a"), made(history, b"/b", prefix=MEMORIES)
