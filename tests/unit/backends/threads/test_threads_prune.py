@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import itertools
@@ -15,22 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import graphs
+import msgspec
 import pytest
 import threadcases
 from click.testing import CliRunner
 from graphs import say, thread, use, user, write
 from hypothesis import given, settings
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from live import live
 from profiles import amount
-from test_threads_model import DEEDS, after_each, b
+from test_threads_model import DEEDS, after_each, b, delta_graph
 from threadcases import Bench, bench
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads import prune as prune_module
 from fusebackend.backends.threads.database import sqlite
-from fusebackend.backends.threads.database.rows import CheckpointMark, Outline, Place
+from fusebackend.backends.threads.database.rows import CheckpointMark, Damaged, Outline, Place
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, plan, prune
 from fusebackend.cli.main import main
@@ -296,11 +301,21 @@ def test_blobs_go_with_the_last_checkpoint_that_has_them() -> None:
     ]
 
 
-def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench) -> None:
-    agent = threadcases.old(fresh.saver)
-    before, base = seen(agent, "old"), database(fresh)
-    copy(fresh, "old", "whole")
-    pruned(fresh, "whole")
+def deltas(saver: Any, name: str = "deltas") -> Any:
+    """Few checkpoints with a delta channel, whose value is stored at every third."""
+    graph = delta_graph(saver, 3)
+    for number in range(8):
+        graph.update_state(thread(name), {"files": {f"/{number}": threadcases.record("x")}, "todo": []}, as_node="next")
+    return graph
+
+
+@pytest.mark.parametrize("story", [threadcases.old, deltas])
+def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench, story: Any) -> None:
+    name = story.__name__
+    agent = story(fresh.saver)
+    before, base = seen(agent, name), database(fresh)
+    copy(fresh, name, "whole")
+    assert (pruned(fresh, "whole").links > 0) is (story is deltas)
     changing = base.changing
 
     @contextlib.contextmanager
@@ -319,14 +334,51 @@ def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench) -> Non
         for last in range(1000):
             executed = itertools.count()
             try:
-                pruned(fresh, "old")
+                pruned(fresh, name)
             except KeyboardInterrupt:
-                assert seen(agent, "old") == before, last
+                assert seen(agent, name) == before, last
             else:
                 break
     assert last > 5
-    assert seen(agent, "old") == before
-    assert rows(fresh, "old") == rows(fresh, "whole")
+    assert seen(agent, name) == before
+    assert rows(fresh, name) == rows(fresh, "whole")
+
+
+@pytest.mark.parametrize("kind", threadcases.KINDS)
+@pytest.mark.parametrize("story", [*STORIES, deltas])
+def test_asynchronous_savers_find_the_same(
+    request: pytest.FixtureRequest, tmp_path: Path, story: Any, kind: str
+) -> None:
+    name, where = story.__name__, threadcases.where_of(request, kind, tmp_path)
+    with bench(kind, where) as b:
+        agent = story(b.saver)
+        ids = graphs.checkpoint_ids(agent, thread(name))[-3:]
+        before = [agent.get_state(thread(name, checkpoint_ns="", checkpoint_id=id_)).values for id_ in ids]
+        pruned(b, name, Keep(3))
+
+    async def found() -> list[Any]:
+        opened = AsyncSqliteSaver if kind == "sqlite" else AsyncPostgresSaver
+        async with opened.from_conn_string(where) as saver:
+            agent.checkpointer = saver
+            at = [thread(name, checkpoint_ns="", checkpoint_id=id_) for id_ in ids]
+            return [(await agent.aget_state(config)).values for config in at]
+
+    assert asyncio.run(found()) == before
+
+
+@pytest.mark.parametrize("kind", ["json", "msgpack"])
+def test_a_document_keeps_some_channels_by_their_very_bytes(tmp_path: Path, kind: str) -> None:
+    """LangGraph.js stores checkpoints as JSON."""
+    codec: Any = msgspec.json if kind == "json" else msgspec.msgpack
+    document = {"v": 4, "id": "1", "channel_values": {"a": 1.0, "b": [1]}, "channel_versions": {"a": 2, "b": 3}}
+    with contextlib.closing(sqlite3.connect(tmp_path / "threads.db")) as connection:
+        SqliteSaver(connection).setup()
+    with contextlib.closing(sqlite.SqliteDatabase(str(tmp_path / "threads.db"))) as base:
+        left = base._stripped(codec.encode(document), kind, {"b"}, {"channel_versions": {"b": 3}})
+        assert codec.decode(left) == {**document, "channel_values": {"b": [1]}, "channel_versions": {"b": 3}}
+        assert codec.encode([1]) in left
+        with pytest.raises(Damaged, match="taken apart"):
+            base._stripped(b"\xff", kind, {"b"}, {})
 
 
 def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(fresh: Bench) -> None:
@@ -380,20 +432,40 @@ def test_agents_write_all_the_while_and_two_prune_at_once(fresh: Bench, tmp_path
     assert len(graphs.checkpoint_ids(agent, thread("writer"))) == 20
 
 
-def test_the_disk_has_its_space_back_after_a_vacuum(tmp_path: Path) -> None:
+def large_files(saver: Any) -> None:
+    """Snapshots and versions of the files take nearly all."""
+    script = [use(write(f"/{number}.txt", "many words " * 400)) for number in range(80)]
+    graphs.deep_agent(saver, [*script, say("done")]).invoke(user("go"), thread("long"))
+
+
+def busy(saver: Any) -> None:
+    """443 checkpoints. Half of what stays is the conversation, which the newest one needs."""
+    graphs.deep_agent(saver, graphs.long_script(219)).invoke(user("go"), thread("long"))
+
+
+def whole_values(saver: Any) -> None:
+    """441 checkpoints as of deepagents up to 0.5: each has all."""
+    agent = graphs.old_agent(saver)
+    for number in range(147):
+        written = graphs.old_record("some words of a file\n" * 20 + str(number))
+        agent.invoke(user(f"go {number}", updates=[{f"/{number % 30}.txt": written}]), thread("long"))
+
+
+@pytest.mark.parametrize(("make", "share"), [(large_files, 1 / 2), (busy, 1 / 6), (whole_values, 1 / 20)])
+def test_the_disk_has_its_space_back_after_a_vacuum(tmp_path: Path, make: Any, share: float) -> None:
     path = tmp_path / "threads.db"
     with bench("sqlite", str(path)) as b:
-        script = [use(write(f"/{number}.txt", "many words " * 400)) for number in range(80)]
-        agent = graphs.deep_agent(b.saver, [*script, say("done")])
-        agent.invoke(user("go"), thread("long"))
-        before = b.tree("/long/head")
+        make(b.saver)
+        shown = ["/long/head", *b.history("/long")[-9:]]
+        before = [b.tree(directory) for directory in shown]
         b.saver.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         size = path.stat().st_size
         gone = pruned(b, "long", Keep(10)).bytes
         database(b).vacuum()
         b.backend.volume.follow()
-        assert b.tree("/long/head") == before
+        assert [b.tree(directory) for directory in shown] == before
         assert size - path.stat().st_size > 0.9 * gone > 0
+        assert path.stat().st_size <= share * size
         with contextlib.closing(sqlite3.connect(path)) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
@@ -402,6 +474,11 @@ def test_the_disk_has_its_space_back_after_a_vacuum(tmp_path: Path) -> None:
 def test_sizes_are_the_same_however_a_thread_is_taken_apart(fresh: Bench, by: str) -> None:
     threadcases.a_subagent(fresh.saver)
     weighed = {way: database(fresh).weigh(way) for way in (by, "step")}
+    told = [line.split("\t") for line in (fresh.get("/a_subagent/space.tsv") or b"").decode().splitlines()[1:]]
+    assert {(name, int(size)) for way, name, size in told if way == by} == {
+        (one.name, one.bytes) for one in prune_module.weighed(database(fresh), ["a_subagent"], by)
+    }
+    assert fresh.backend.ls("/a_subagent/subgraphs").entries
     assert {thread_id for thread_id, _, _ in weighed[by]} == {"a_subagent"}
     assert len({sum(size for _, _, size in rows) for rows in weighed.values()}) == 1
 
