@@ -46,6 +46,7 @@ __all__ = [
     "Observer",
     "Routed",
     "StatFs",
+    "UncountedAttr",
     "Usage",
     "Volume",
     "WrongLinks",
@@ -124,9 +125,25 @@ class Attr:
     def is_dir(self) -> bool:
         return stat_module.S_ISDIR(self.mode)
 
+    @property
+    def shown_nlink(self) -> int:
+        """The number of names that programs are told."""
+        return self.nlink
+
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in sorted(self.__slots__))
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in sorted(Attr.__slots__))
         return f"Attr({fields})"
+
+
+class UncountedAttr(Attr):
+    """Of a file that may have names which nobody is shown: programs are told of one. `nlink` counts all, for whoever
+    removes or restores one of them."""
+
+    __slots__ = ()
+
+    @property
+    def shown_nlink(self) -> int:
+        return min(self.nlink, 1)
 
 
 class AttrChanges(NamedTuple):

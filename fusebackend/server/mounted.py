@@ -135,7 +135,7 @@ class Absent:
         why: gives the sentence that says why there is none.
     """
 
-    opened = bases = broken = distinct = MappingProxyType[str, Any]({})
+    opened = bases = broken = distinct = read = MappingProxyType[str, Any]({})
     image_bytes = log_bytes = 0
     is_open = False
     recorder = None
@@ -219,6 +219,7 @@ class MountedBackend(MountProtocol):
         directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
         self._checkouts = Checkouts(branches, [*([self.mountpoint] if self.is_mounted else []), *directories])
         self._restores = branches.past = Restores(main, self._states, self._began_ns)
+        self._automatic.is_read = lambda name: name in self._past.read or name in self._restores.read
 
     def tidy(self) -> None:
         """Remove what a killed server has left of merges and restores, before anybody sees the files."""
@@ -568,7 +569,7 @@ class MountedBackend(MountProtocol):
             type=FILE_TYPES.get(stat_module.S_IFMT(attr.mode), "file"),
             size=attr.size,
             mode=stat_module.S_IMODE(attr.mode),
-            nlink=attr.nlink,
+            nlink=attr.shown_nlink,
             uid=attr.uid,
             gid=attr.gid,
             atime_ns=attr.atime_ns,
