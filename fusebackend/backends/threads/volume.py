@@ -146,11 +146,8 @@ class ThreadsVolume(NativeVolume):
             if not self.features.prunable or not (is_step or isinstance(node, ThreadDirectory)):
                 raise oserror(errno.EROFS, name)
         place = node.line.lineage.place if isinstance(node, Checkpoint) else cast("ThreadDirectory", node).place
-        try:
-            with contextlib.closing(self.tables()) as tables:
-                remove(tables, place.thread, node.checkpoint if isinstance(node, Checkpoint) else None)
-        except Damaged as error:
-            raise OSError(errno.EIO, str(error)) from None
+        with contextlib.closing(self.tables()) as tables:
+            remove(tables, place.thread, node.checkpoint if isinstance(node, Checkpoint) else None)
         self.pruned()
 
     # -- data --------------------------------------------------------------------------------------------------
