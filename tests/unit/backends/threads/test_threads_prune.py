@@ -233,6 +233,8 @@ def row(id_: str, parent: str | None = None, **more: Any) -> Outline:
 FILES = {"versions": {"files": "1"}}
 SEED = {**FILES, "values": {"files": 0}, "deltas": frozenset({"files"})}
 BOTH = {"versions": {"files": "1", "messages": "1"}, "deltas": frozenset({"files", "messages"})}
+TASKS = {"writes": {"__pregel_tasks": 0}}
+PART: Any = {"is_partial": True}
 LINE = [row("1"), row("2", "1"), row("3", "2")]
 
 
@@ -240,15 +242,28 @@ LINE = [row("1"), row("2", "1"), row("3", "2")]
     ("lines", "whole", "links"),
     [
         ({"": LINE}, "3", ""),
-        ({"": [row("1", **SEED), row("2", "1", **FILES), row("3", "2", **FILES)]}, "3", "1 2"),
-        ({"": [row("1"), row("2", "1", **SEED), row("3", "2", **FILES)]}, "3", "2"),
+        ({"": [row("1", **SEED), row("2", "1", **FILES), row("3", "2", **FILES)]}, "3", "1:files 2:files"),
+        ({"": [row("1"), row("2", "1", **SEED), row("3", "2", **FILES)]}, "3", "2:files"),
         ({"": [row("1"), row("2", "1", **FILES), row("3", "2", **SEED)]}, "3", ""),
-        ({"": [row("1"), row("2", "1", **BOTH), row("3", "2", **BOTH)]}, "3", "1 2"),
-        ({"": [row("1", **SEED), row("2", "1", **BOTH, values={"messages": 0}), row("3", "2", **BOTH)]}, "3", "1 2"),
+        ({"": [row("1"), row("2", "1", **BOTH), row("3", "2", **BOTH)]}, "3", "1:files+messages 2:files+messages"),
+        (
+            {"": [row("1", **SEED), row("2", "1", **BOTH, values={"messages": 0}), row("3", "2", **BOTH)]},
+            "3",
+            "1:files 2:files+messages",
+        ),
+        (
+            {"": [row("1", **PART, **SEED), row("2", "1", **FILES), row("3", "2", **PART)]},
+            "2",
+            "1:files",
+        ),
         ({"": [row("1", **SEED), row("2", "1"), row("3", "2")]}, "3", ""),
         ({"": [row("1"), row("2", "1"), row("3", "2", version=3)]}, "3", ""),
-        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks": 0}), row("3", "2", version=3)]}, "3", "2"),
-        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks": 0}), row("3", "2")]}, "3", ""),
+        (
+            {"": [row("1"), row("2", "1", **TASKS), row("3", "2", version=3)]},
+            "3",
+            "2:__pregel_tasks",
+        ),
+        ({"": [row("1"), row("2", "1", **TASKS), row("3", "2")]}, "3", ""),
         ({"": [row("1"), row("2", "1", writes={"__interrupt__": 0}), row("3", "1")]}, "2 3", ""),
         ({"": [row("1"), row("2", "1", writes={"__interrupt__": 0}), row("3", "2")]}, "3", ""),
         ({"": [*LINE[:2], row("3", "2", ts="2020-01-02T00:00:00+00:00")], "sub": LINE}, "3 sub.3", ""),
@@ -272,7 +287,8 @@ def test_a_plan(lines: dict[str, list[Outline]], whole: str, links: str) -> None
         return " ".join(sorted(f"{namespace}.{id_}".removeprefix(".") for namespace, id_ in keys))
 
     going = plan({Place("t", namespace): rows for namespace, rows in lines.items()}, NEWEST, time.time_ns())
-    assert (shown(going.whole), shown(going.links)) == (whole, links)
+    found = {f"{shown([key])}:{'+'.join(sorted(channels))}" for key, channels in going.links.items()}
+    assert (shown(going.whole), " ".join(sorted(found))) == (whole, links)
     kept = {*going.whole, *going.links}
     gone = [
         (place.namespace, portion.id)
@@ -283,6 +299,17 @@ def test_a_plan(lines: dict[str, list[Outline]], whole: str, links: str) -> None
     if whole:
         assert {*gone, *kept} == {(namespace, row.id) for namespace, rows in lines.items() for row in rows}
         assert not kept.intersection(gone)
+
+
+def test_a_link_loses_what_nothing_follows_from() -> None:
+    sized: Any = {"values": {"files": 5, "messages": 7}, "writes": {"files": 1, "messages": 2, "other": 4}}
+    line = [row("1", **BOTH, **sized, blobs={"messages": 9}, bytes=100), row("2", "1", **BOTH, values={"messages": 3})]
+    going = plan({Place("t", ""): line}, NEWEST, time.time_ns())
+    ((_, (portion,)),) = going.portions
+    assert portion == ("1", {"files"}, ["messages", "other"], [], [], 13)
+    assert (going.checkpoints, going.bytes, going.held_bytes) == (0, 13, 87)
+    line[0] = row("1", **{**sized, "values": {"files": 5}, "writes": {"files": 1}}, versions={"files": "1"})
+    assert plan({Place("t", ""): line}, NEWEST, time.time_ns()).portions == []  # it has lost that already
 
 
 def test_blobs_go_with_the_last_checkpoint_that_has_them() -> None:
@@ -534,6 +561,7 @@ def test_a_mount_weighs_and_prunes_its_threads_and_says_so_in_its_log(
             ([], {"keep": 1}, ValueError),
             (["/threads"], {}, ValueError),
             (["/threads"], {"keep": 1, "older": "30d"}, ValueError),
+            (["/threads"], {"keep": 0}, ValueError),
             (["/threads"], {"older": "soon"}, ValueError),
             (["/threads/one/head"], {"keep": 1}, ValueError),
             (["/threads/three"], {"keep": 1}, FileNotFoundError),
