@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
+from fusebackend.backends.threads.database.activity import PRUNED_NEXT, next_nodes
 from fusebackend.backends.threads.database.rows import (
     NULL_TASK,
     CheckpointMark,
@@ -426,7 +427,8 @@ class SaverTables(Database):
                 PRUNED: lost,
             }
             stripped = self._stripped(data, kind, left, parts)
-            about = json.dumps({**_metadata(metadata), PRUNED: lost})
+            following = next_nodes(self.saved(place, portion.id))
+            about = json.dumps({**_metadata(metadata), PRUNED: lost, PRUNED_NEXT: following})
             execute(self._sql.strip, **at, document=stripped, metadata=about)
             for channel in portion.writes:
                 execute(self._sql.remove_writes, **at, channel=channel)

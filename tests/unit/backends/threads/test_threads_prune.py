@@ -336,6 +336,23 @@ def deltas(saver: Any, name: str = "deltas") -> Any:
     return graph
 
 
+@pytest.mark.parametrize("kind", threadcases.KINDS)
+def test_sizes_are_exact_where_links_lose_channels_and_nothing_goes(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    where = threadcases.where_of(request, kind, tmp_path)
+    with bench(kind, where) as b:
+        threadcases.plain(b.saver)
+        before = b.tree("/plain/history")
+        gone = pruned(b, "plain")
+        assert gone.checkpoints == 0 < gone.links
+        after = b.tree("/plain/history")
+        assert before.keys() == after.keys()
+        assert before != after
+        with threadcases.reader(kind, where) as later:
+            assert Bench(b.saver, later).tree("/plain/history") == after
+
+
 @pytest.mark.parametrize("story", [threadcases.old, deltas])
 def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench, story: Any) -> None:
     name = story.__name__
