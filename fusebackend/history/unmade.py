@@ -8,15 +8,18 @@ The records are looked at from the last to the first. The first one that was mad
 not made was not, and with it all later ones. One that the tree may show in both cases, such as the removal of a file
 that is not there, waits for an earlier one to decide; until then, so do those that touch its paths. A file that has the
 bytes and attributes from before its record is no change, made or not: nothing follows from it for others. Renames that
-have files change places (`mv a t; mv b a; mv t b`) are looked at together, for each alone says nothing.
+have files change places (`mv a t; mv b a; mv t b`) are looked at together, for each alone says nothing. Then each
+record is looked at by itself that is there before the change: of what a verb, an undo or a merge was about to do, while
+others made theirs.
 
 A volume that keeps a log (`SnapshotVolume.keep_log`) has a record of each change that was made, whatever others have
-done since, and a change that was made says nothing of those before it. So only records are looked at that are there
-before the change: of what a verb, an undo or a merge was about to do when the server was killed.
+done since, and a change that was made says nothing of those before it. So only the latter are looked at. A crash of its
+database takes changes whose records are in the history; the log names these (`drop_lost`).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -60,13 +63,35 @@ def drop_unmade(
     dropped = 0
     for prefix, volume in volumes.items() if history.was_killed else ():
         if isinstance(volume, SnapshotVolume):
-            look = _unlogged if prefix in logged else _unmade
-            found = look(history, images.path, prefix, volume)
-            history.drop(record.number for record in found)
-            for record in found:
-                images.remove(record.image)
-            dropped += len(found)
+            for look in (_unlogged,) if prefix in logged else (_unmade, _unlogged):
+                found = look(history, images.path, prefix, volume)
+                _drop(history, images, found)
+                dropped += len(found)
     return dropped
+
+
+def drop_lost(
+    history: HistoryFile, images: Images, prefix: AgentPath, volume: Volume, numbers: Collection[int]
+) -> None:
+    """Delete the records with these numbers: a crash of the volume's server has taken their changes.
+
+    A record of a file's first change by a call stays where the file was changed since: it is that of the next one.
+
+    Raises:
+        OSError: from the volume.
+    """
+    first = min(numbers)
+    newest = itertools.takewhile(lambda record: record.number >= first, _backwards(history, prefix))
+    _drop(history, images, [
+        record for record in newest if record.number in numbers
+        and (record.kind not in ("content", "attributes") or _verdict(volume, record, images.path) != "made")
+    ])  # fmt: skip
+
+
+def _drop(history: HistoryFile, images: Images, records: Sequence[Record]) -> None:
+    history.drop(record.number for record in records)
+    for record in records:
+        images.remove(record.image)
 
 
 def _unmade(

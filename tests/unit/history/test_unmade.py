@@ -52,8 +52,7 @@ class Scene:
             shutil.copy(each, self._directory)
         self._open()
         self.place.history.was_killed = True
-        if logged:
-            self.place.history.interrupted = [self.place.history.calls(1)[0].number]
+        self.place.history.interrupted = [each.number for each in self.place.history.calls(2)]
         return drop_unmade(self.place.history, self.place.images, {ROOT: self.place.volume}, logged)
 
     def close(self) -> None:
@@ -110,6 +109,26 @@ def test_what_was_made_stays(scene: Scene) -> None:
     scene.keep()
     assert scene.kill() == 0
     assert len(scene.kinds()) == 5
+
+
+def test_what_a_verb_was_about_to_do_is_no_change_though_a_later_one_was_made(scene: Scene) -> None:
+    place = scene.place
+    for name in (b"removed", b"stays", b"changed"):
+        place.make(1, name, name)
+    place.recorder.calls.close()
+    history, recorder = place.history, place.recorder
+    with recorder.calls.inside("verb", "delete /removed and 2 more", Actor(agent="one")) as call:
+        for name, kind in ((b"removed", "remove"), (b"stays", "remove"), (b"changed", "content")):
+            kept = recorder.keep(call, place.volume, place.volume.lookup(1, name))
+            recorder.add(call, ROOT, kind, b"/" + name, kept)
+        place.volume.unlink(1, b"removed")
+        with place.by("two"):
+            place.make(1, b"new")
+    history.flush()
+    scene.keep()
+    assert scene.kill() == 2
+    assert scene.kinds()[3:] == [("remove", b"/removed"), ("create", b"/new")]
+    assert scene.place.history.verify().problems == []
 
 
 def test_a_clean_end_is_not_looked_at(tmp_path: Path) -> None:
