@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.records import Stamp, stamp_of
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
-from fusebackend.volumes.placing import KeptSource, NodeSource, State
+from fusebackend.volumes.placing import State
 from fusebackend.volumes.walk import below, entries
+
+if TYPE_CHECKING:
+    from fusebackend.history.undo_plan import ImageSource
 
 
 class Seen(NamedTuple):
@@ -62,7 +65,7 @@ class PlannedFile:
     def __init__(self, seen: Seen | None, state: State | None = None) -> None:
         self.seen = seen
         self.state = state
-        self.source: NodeSource | KeptSource | None = None
+        self.source: ImageSource | None = None
         self.why_lost = ""
         self.checked = False
         self.hollow = False

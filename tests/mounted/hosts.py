@@ -2,32 +2,38 @@
 
 After every change the names that it touched, and some others, are opened at all hosts: by processes and by agents. A
 file must have the bytes of its last close, a directory its names, and removed names must be gone. `catch_up` then waits
-for changes that may lag by the change feed or a TTL, before the next change at any host.
+for changes that may lag by the change feed, before the next change at any host.
+
+One host alone also has files open for many steps, writes to them and maps them. After every change everything is
+compared on both faces: absence, kinds, sizes, link counts, contents, listings, and what open files show.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
+import mmap
 import os
 import random
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eventually import eventually
 from name_model import File, Names
 
 import fusebackend
 from fusebackend.testing.posix.case import opened
 
-NAMES = ("a", "b", "c", "d", "d/a", "d/b", "e", "e/a")
-DIRECTORIES = ("d", "e")
+NAMES = ("a", "b", "c", "d", "d/a", "d/b", "d/e", "d/e/a", "e", "e/a")
+DIRECTORIES = ("d", "d/e", "e")
 PATIENCE_S = 120.0
-POLL_S = 0.0005
+RUN_STEPS = 100
+"""Changes of one tree, before the next one with another seed."""
 
 CONTENTS = (b"", b"x", b"one two\n", b"three\n" * 700, b"0123456789abcdef" * 8200)
 OFFSETS = (0, 1, 4095, 4096, 65_530)
+OPEN_FILES = 4
 
 
 class Host(NamedTuple):
@@ -60,7 +66,8 @@ class SharedVolume:
         os.utime(here.path / "beat", ns=(beat, beat))
         for there in others:
             beats = there.path / "beat"
-            until(lambda beats=beats: os.stat(beats).st_mtime_ns == beat, f"a change at {there.path.name}")
+            seen = f"a change is seen at {there.path.name}"
+            eventually(lambda beats=beats: os.stat(beats).st_mtime_ns == beat, PATIENCE_S, seen)
 
     def close(self) -> None:
         for agent in self.agents:
@@ -71,11 +78,9 @@ class RandomChanges:
     """See the module's docstring.
 
     Args:
-        hosts: two or more hosts; each change is at one of them, at random.
+        hosts: each change is at one of them, at random.
         seed: the same seed makes the same changes.
         catch_up: called with the host of a change and the other hosts; returns when they have the change.
-        links: whether there are hard and symbolic links.
-        strict: whether an open must be right at once, or only within `PATIENCE_S`.
     """
 
     def __init__(
@@ -83,21 +88,19 @@ class RandomChanges:
         hosts: Sequence[Host],
         seed: int,
         catch_up: Callable[[Host, Sequence[Host]], None] = lambda here, others: None,
-        *,
-        links: bool = True,
-        strict: bool = True,
     ) -> None:
         self.hosts = hosts
         self.random = random.Random(seed)
         self.tree = Names()
         self.target = ""  # of the symbolic link, if it is there
+        self.opened: list[tuple[int, File]] = []
         self.log: list[str] = []
         self._catch_up = catch_up
-        self._strict = strict
         self._changes = [self.put, self.put, self.write_within, self.append, self.truncate, self.make_directory]
-        self._changes += [self.remove, self.rename, self.replace, self.upload, self.edit, self.delete, self.move]
-        if links:
-            self._changes += [self.link, self.point]
+        self._changes += [self.remove, self.rename, self.replace, self.link, self.point]
+        self._changes += [self.create, self.upload, self.edit, self.delete, self.move]
+        if len(hosts) == 1:
+            self._changes += [self.open, self.open, self.write_open, self.truncate_open, self.map_open, self.close_open]
         os.makedirs(hosts[0].place(""), exist_ok=True)
 
     def run(self, steps: int) -> None:
@@ -108,21 +111,23 @@ class RandomChanges:
                 name = self.random.choice(NAMES)
                 self.log.append(f"{step}: {here.path.name} {change.__name__} {name}")
                 touched = change(here, name)
+                if not others:
+                    self.check_everything(here)
                 for host in (*others, here):
                     for shown in {name, *touched, *self.random.sample(NAMES, 2)}:
                         self.check(host, shown)
                 self._catch_up(here, others)
         except (AssertionError, OSError) as error:
             raise AssertionError("\n".join([str(error), *self.log[-12:]])) from error
+        finally:
+            while self.opened:
+                os.close(self.opened.pop()[0])
 
     # -- the model ---------------------------------------------------------------------------------------------
 
-    def is_dir(self, name: str) -> bool:
-        return name in self.tree and self.tree.is_dir(name)
-
     def other(self, name: str) -> str:
         """Choose another name; for a directory one of `DIRECTORIES`, so that its files keep names of `NAMES`."""
-        others = DIRECTORIES if self.is_dir(name) else [o for o in NAMES if not self.is_dir(o)]
+        others = DIRECTORIES if self.tree.is_dir(name) else [o for o in NAMES if not self.tree.is_dir(o)]
         return self.random.choice([o for o in others if o != name] or list(NAMES))
 
     def content(self) -> bytes:
@@ -170,7 +175,7 @@ class RandomChanges:
         return [name]
 
     def remove(self, host: Host, name: str) -> list[str]:
-        call = os.rmdir if self.is_dir(name) else os.unlink
+        call = os.rmdir if self.tree.is_dir(name) else os.unlink
         self.system(self.tree.remove(name), call, host.place(name))
         return []
 
@@ -181,7 +186,7 @@ class RandomChanges:
 
     def replace(self, host: Host, name: str) -> list[str]:
         """Replace a file as an editor does: a new file, renamed over the old one."""
-        if self.tree.can_hold(name) and not self.is_dir(name):
+        if self.tree.can_hold(name) and not self.tree.is_dir(name):
             data = self.content()
             Path(host.place("new")).write_bytes(data)
             os.rename(host.place("new"), host.place(name))
@@ -200,7 +205,53 @@ class RandomChanges:
         self.target = name
         return []
 
+    # -- a file that stays open, at a host that is alone ---------------------------------------------------------
+
+    def open(self, host: Host, name: str) -> list[str]:
+        file = self.tree.get(name)
+        if file is not None and len(self.opened) < OPEN_FILES:
+            self.opened.append((os.open(host.place(name), os.O_RDWR), file))
+        return []
+
+    def write_open(self, host: Host, name: str) -> list[str]:
+        for fd, file in self._one_open():
+            offset, data = self.random.choice(OFFSETS), self.content()
+            os.pwrite(fd, data, offset)
+            file.write(offset, data)
+        return []
+
+    def truncate_open(self, host: Host, name: str) -> list[str]:
+        for fd, file in self._one_open():
+            size = self.random.choice(OFFSETS)
+            os.ftruncate(fd, size)
+            file.resize(size)
+        return []
+
+    def map_open(self, host: Host, name: str) -> list[str]:
+        for fd, file in self._one_open():
+            if file.content:
+                with mmap.mmap(fd, 0) as mapped:
+                    assert mapped[:] == file.content, "what an open file's mapping shows"
+                    mapped[0:1] = file.content[0:1] = b"m"
+                    mapped.flush()
+        return []
+
+    def close_open(self, host: Host, name: str) -> list[str]:
+        for each in self._one_open():
+            self.opened.remove(each)
+            os.close(each[0])
+        return []
+
+    def _one_open(self) -> list[tuple[int, File]]:
+        return self.random.sample(self.opened, min(len(self.opened), 1))
+
     # -- changes by agents -------------------------------------------------------------------------------------
+
+    def create(self, host: Host, name: str) -> list[str]:
+        data = self.content()
+        answer = host.agent.write(f"{host.base}/{name}", data.decode())
+        assert (answer.error is None) == self.tree.create(name, data), answer
+        return []
 
     def upload(self, host: Host, name: str) -> list[str]:
         data = self.content()
@@ -209,13 +260,18 @@ class RandomChanges:
         return []
 
     def edit(self, host: Host, name: str) -> list[str]:
+        """Replace a part of what is there, once or wherever it is."""
         file = self.tree.get(name)
-        wanted = file is not None and file.content.count(b"one") == 1 and b"\0" not in file.content
-        answer = host.agent.edit(f"{host.base}/{name}", "one", "1")
-        assert (answer.error is None) or not wanted, answer
-        if answer.error is None:
-            assert file is not None and file.content.count(b"one") == 1, answer
-            file.content[:] = file.content.replace(b"one", b"1")
+        content = b"" if file is None else bytes(file.content)
+        start = self.random.randrange(len(content) or 1)
+        old, new = content[start : start + self.random.choice((1, 7, 40_000))] or b"x", self.random.choice((b"", b"1"))
+        found, everywhere = content.count(old), self.random.random() < 0.5
+        wanted = old != new and (found == 1 or (everywhere and found > 1))
+        answer = host.agent.edit(f"{host.base}/{name}", old.decode(), new.decode(), everywhere)
+        assert (answer.error is None) == wanted or old == new, answer
+        if wanted:
+            assert file is not None and answer.occurrences == found, answer
+            file.content[:] = content.replace(old, new)
         return []
 
     def delete(self, host: Host, name: str) -> list[str]:
@@ -225,34 +281,42 @@ class RandomChanges:
 
     def move(self, host: Host, name: str) -> list[str]:
         new = self.other(name)
-        if not self.tree.can_hold(new) or not self.tree.move(name, new):
-            return []  # `two_actors.py` tests that agents make missing parents
         answer = host.agent.move(f"{host.base}/{name}", f"{host.base}/{new}")
-        assert answer.error is None, answer
+        assert (answer.error is None) == self.tree.move(name, new), answer
         return [new]
 
     # -- comparison at all hosts -------------------------------------------------------------------------------
 
-    def check(self, host: Host, name: str) -> None:
-        if self._strict:
-            self._check(host, name)
-            return None
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return self._check(host, name)
-            except AssertionError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(POLL_S)
+    def check_everything(self, host: Host) -> None:
+        """Compare what one host shows of all names, on both faces, and of its open files."""
+        link = f"{host.base}/link"
+        for name in [*self.tree, ""]:
+            self.check(host, name)
+            if self.tree.is_dir(name):
+                inside = self.tree.inside(name)
+                entries = {entry["path"].rstrip("/") for entry in host.agent.ls(f"{host.base}/{name}").entries}
+                assert entries - {link} == {f"{host.base}/{each}" for each in inside}, f"the entries of {name}"
+                links = 2 + sum(map(self.tree.is_dir, inside))
+            else:
+                file = self.tree[name]
+                links = list(self.tree.values()).count(file)
+                assert os.stat(host.place(name)).st_size == len(file.content), f"the size of {name}"
+            assert os.stat(host.place(name)).st_nlink == links, f"the links of {name}"
+        for fd, file in self.opened:
+            status = os.fstat(fd)
+            found = os.pread(fd, 1 << 20, 0), status.st_size, status.st_nlink
+            assert found == (file.content, len(file.content), list(self.tree.values()).count(file)), "an open file"
+        matches = {match["path"] for match in host.agent.glob("**", host.base).matches}
+        files = {f"{host.base}/{name}" for name, file in self.tree.items() if file is not None}
+        assert matches - {link} == files
 
-    def _check(self, host: Host, name: str) -> None:
+    def check(self, host: Host, name: str) -> None:
         wanted = self.tree.get(name)
         where = f"{name} at {host.path.name}"
         try:
-            if self.is_dir(name):
+            if self.tree.is_dir(name):
                 inside = {path.rpartition("/")[2] for path in self.tree.inside(name)}
-                assert set(os.listdir(host.place(name))) == inside, f"the names in {where}"
+                assert {*os.listdir(host.place(name))} - {"link"} == inside, f"the names in {where}"
             else:
                 self._same(read(host.place(name)), wanted, where)
         except (FileNotFoundError, NotADirectoryError):
@@ -272,9 +336,9 @@ def read(path: str) -> bytes:
         return os.pread(fd, 1 << 20, 0)
 
 
-def until(seen: Callable[[], bool], what: str) -> None:
-    """Wait until `seen` holds."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not seen():
-        assert time.monotonic() < deadline, f"{what} did not show in {PATIENCE_S:g} s"
-        time.sleep(POLL_S)
+def run_at_random(hosts: Callable[[str], Sequence[Host]], steps: int, **options: Any) -> None:
+    """Make changes in a new directory for each `RUN_STEPS`, with a seed that the output tells."""
+    for base in range(0, steps, RUN_STEPS):
+        seed = random.randrange(1 << 32)
+        print(f"seed {seed}")
+        RandomChanges(hosts(f"/run{base}"), seed, **options).run(min(RUN_STEPS, steps - base))

@@ -26,7 +26,7 @@ from fusebackend import Actor
 from fusebackend.control.client.client import Client
 from fusebackend.protocol import ChangeInfo
 
-pytestmark = [pytest.mark.mounted, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 
 STEPS = amount("FUSEBACKEND_ACTORS_STEPS", day=600, night=20_000)
 KILLS = amount("FUSEBACKEND_LOG_KILLS", day=6, night=200)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import os
+import contextlib
 import subprocess
 import sys
 import threading
@@ -12,22 +11,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import hypothesis
 import mounts
 import pytest
-from hypothesis.stateful import run_state_machine_as_test
+from hosts import SharedVolume, run_at_random
 from kinds import MEMORY
 from mounts import Serve
 from profiles import amount
 from together import together
-from two_actors import TwoActors
 
 import fusebackend
 from fusebackend.control.client.client import Client
 
-pytestmark = pytest.mark.mounted
-
-STEPS = 50
 LIMIT_S = 120.0
 NATIVE = [MEMORY, "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
 
@@ -65,30 +59,9 @@ def truth(served: Path) -> Iterator[OneTruth]:
     ],
     ids=["memory", "sqlite"],
 )
-def test_two_actors_never_see_anything_stale(tmp_path: Path, serve: Serve, url: str, steps: int) -> None:
-    path = serve(url.format(tmp=tmp_path)).path
-    runs = itertools.count()
-    done = itertools.count()
-    with fusebackend.connect(path) as agent:
-
-        class Machine(TwoActors):
-            def start(self) -> None:
-                self.mountpoint, self.agent, self.base = path, agent, f"/run{next(runs)}"
-                os.mkdir(self.path(""))
-
-            def check_invariants(self, *arguments: object, **options: object) -> None:
-                next(done)
-                super().check_invariants(*arguments, **options)
-
-        settings = hypothesis.settings(
-            max_examples=10 + steps * 6 // 5 // STEPS,  # some end early
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(hypothesis.HealthCheck),
-        )
-        run_state_machine_as_test(Machine, settings=settings)
-    assert next(done) > steps
+def test_process_and_agent_never_see_anything_stale(tmp_path: Path, serve: Serve, url: str, steps: int) -> None:
+    with contextlib.closing(SharedVolume([serve(url.format(tmp=tmp_path)).path])) as volume:
+        run_at_random(volume.hosts, steps)
 
 
 # -- both at once --------------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ import re
 import sqlite3
 import stat
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from kinds import MEMORY
 from mounts import Serve
 from services.docker import DockerEngine
 from services.s3 import Bucket
+from together import beside, over_and_over, together
 from two_faces import TwoFaces
 
 import fusebackend
@@ -38,8 +39,6 @@ from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.integrations.tools import TOOLS
 from fusebackend.testing.posix import PosixCases
 from fusebackend.testing.posix.case import fails, opened, refused
-
-pytestmark = pytest.mark.mounted
 
 SEMANTICS = Path(fusebackend.__file__).with_name("SEMANTICS.md")
 MINIMAL_ACL = bytes.fromhex("0200000001000600ffffffff04000400ffffffff20000400ffffffff")
@@ -154,25 +153,18 @@ def test_an_agent_s_change_is_whole(faces: TwoFaces) -> None:
     old, new = "a" * 30_000, "b" * 20_000
     faces.call("write", "/file", old)
     seen: set[str] = set()
-    ended = threading.Event()
 
     def look() -> None:
-        while not ended.is_set():
-            began = time.monotonic()
-            with (faces.path / "file").open("rb", buffering=0) as file:
-                content = file.read().decode()
-            if time.monotonic() < began + 0.03:  # the write barrier waits no longer than 30 ms for a reader
-                seen.add(content)
+        began = time.monotonic()
+        with (faces.path / "file").open("rb", buffering=0) as file:
+            content = file.read().decode()
+        if time.monotonic() < began + 0.03:  # the write barrier waits no longer than 30 ms for a reader
+            seen.add(content)
 
-    reader = threading.Thread(target=look)
-    reader.start()
-    try:
+    with over_and_over(look):
         for _ in range(100):
             faces.call("edit", "/file", old, new)
             faces.call("edit", "/file", new, old)
-    finally:
-        ended.set()
-        reader.join()
     assert seen and seen <= {old, new}
     assert "not found" in faces.ask("edit", "/file", new, old)["error"].lower()
     assert "exists" in faces.ask("write", "/file", "")["error"]
@@ -208,7 +200,6 @@ def test_a_route_that_others_change_unseen_is_believed_for_its_ttl(tmp_path: Pat
     assert '"ttl_s": 0.2' in status
 
 
-@pytest.mark.services
 def test_what_one_host_closes_another_one_opens(postgres_dsn: str, serve: Serve) -> None:
     """`test_two_mounts.py` tests it at random, without a feed, and with other routes."""
     here, there = (serve(f"postgres:{postgres_dsn}?volume=v").path for _ in range(2))
@@ -387,7 +378,6 @@ def test_every_key_of_a_store_has_a_name(tmp_path: Path, serve: Serve) -> None:
                 attempt()
 
 
-@pytest.mark.services
 def test_a_bucket_holds_plain_objects(bucket: Bucket, serve: Serve) -> None:
     """`test_s3.py` and `tests/unit/backends/object_store/` have more."""
     bucket.put("theirs/a.txt", b"theirs\n")
@@ -423,22 +413,12 @@ def test_a_route_is_a_mount_point(tmp_path: Path, serve: Serve) -> None:
 
 def test_a_hung_route_hangs_alone(serve: Serve) -> None:
     server = serve("memory:", routes={"/hung": "python:hanging:backend"}, options=["deadline=1"])
-    failures: list[int | None] = []
-
-    def reach() -> None:
-        try:
-            os.listdir(server.path / "hung")
-        except OSError as error:
-            failures.append(error.errno)
-
-    reaching = [threading.Thread(target=reach) for _ in range(3)]
-    for thread in reaching:
-        thread.start()
-    while any(thread.is_alive() for thread in reaching):
-        (server.path / "file").write_text("at once")
-        assert (server.path / "file").read_text() == "at once"
-        time.sleep(0.01)
-    assert failures == [errno.ETIMEDOUT] * 3
+    reach = partial(refused, errno.ETIMEDOUT, os.listdir, server.path / "hung")
+    with beside(partial(together, reach, reach, reach)) as reaching:
+        while not reaching.done():
+            (server.path / "file").write_text("at once")
+            assert (server.path / "file").read_text() == "at once"
+            time.sleep(0.01)
     assert '"timeouts": 0}' not in os.getxattr(server.path, "user.fusebackend.status").decode().split('"/hung/"')[1]
     # The hung route can't confirm that its files are stored, so the end of the mount reports an error.
     server.process.terminate()
@@ -565,7 +545,6 @@ def test_a_container_s_files_are_what_its_commands_see(
 
 
 def test_a_verb_over_the_control_socket_is_the_verb(tmp_path: Path) -> None:
-    mounts.require()
     mounted = tmp_path / "mnt"
     mounted.mkdir()
     with (

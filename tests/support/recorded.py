@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from whole_tree import Kept, whole_tree
+
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import HistoryFile
@@ -20,7 +22,6 @@ from fusebackend.history.undo import Undo
 from fusebackend.protocol import ROOT_NODE, Actor, Attr, AttrChanges, Caller, Volume
 from fusebackend.vfs.door import Door
 from fusebackend.volumes.contents import data_pieces, opened
-from fusebackend.volumes.placing import state_of
 from fusebackend.volumes.walk import entries
 
 T = TypeVar("T")
@@ -149,24 +150,9 @@ class Files:
     def xattr(self, path: str, name: bytes, value: bytes) -> None:
         self.door.setxattr(self.attr(path).node, name, value)
 
-    def dump(self, path: str = "/", *, times: bool = True) -> dict[str, Any]:
-        """Return everything below a path, but for access and change times, and the times of directories."""
-        found: dict[str, Any] = {}
-        links: dict[int, str] = {}
-        left = [path]
-        while left:
-            each = left.pop()
-            attr = self.attr(each)
-            state = state_of(self.volume, attr)._replace(atime_ns=0)
-            if attr.is_dir:
-                state = state._replace(mtime_ns=0, size=0)
-                left += sorted(f"{each.rstrip('/')}/{os.fsdecode(name)}" for name, _ in entries(self.volume, attr.node))
-            elif not times:
-                state = state._replace(mtime_ns=0)
-            data = self.read(each) if stat.S_ISREG(attr.mode) else b""
-            links.setdefault(attr.node, each)
-            found[each] = (state, data, links[attr.node] if attr.nlink > 1 and not attr.is_dir else None)
-        return found
+    def dump(self) -> dict[str, Kept]:
+        """Return everything, but for access times and times of directories."""
+        return {os.fsdecode(path): kept for path, kept in whole_tree(self.volume).items()}
 
 
 class Agent:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from nodes import ME, put
 from replayed import Replay, shown, tree_of
+from together import together
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 from fusebackend.base.paths import AgentPath
@@ -99,7 +100,7 @@ def test_a_verb(place, arguments, kinds):
     assert sorted(record.kind for record in records) == sorted(kinds)
     after = {}
     for prefix, volume in place.volumes.items():
-        replay = Replay(volume, place.images.path)
+        replay = Replay(volume, place.history, place.images.path)
         replay.back(record for record in records if record.prefix == prefix)
         after[prefix] = shown(replay.tree)
     assert after == before
@@ -121,9 +122,7 @@ def test_a_change_by_another_call_meanwhile_is_a_conflict_for_both(place):
         return memory.edit("/file", "one", "two")
 
     def in_another_context():
-        thread = threading.Thread(target=lambda: results.append(meanwhile()))
-        thread.start()
-        thread.join()
+        together(lambda: results.append(meanwhile()))
         return results[0]
 
     results = []
