@@ -1121,7 +1121,7 @@ class HistoryFile:
             OSError: EIO, they are gone.
         """
         number = int(image.name.removeprefix(OF_RECORD))
-        for (data,) in self._read("SELECT bytes FROM events WHERE number = ? AND bytes NOTNULL", (number,)):
+        for (data,) in self._found("SELECT bytes FROM events WHERE number = ? AND bytes NOTNULL", (number,)):
             return bytes(data)
         raise OSError(errno.EIO, "the bytes have been deleted")
 
@@ -1133,6 +1133,11 @@ class HistoryFile:
 
     def _read(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         self.flush()
+        return self._found(statement, values)
+
+    def _found(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """`_read` of what is written for sure, such as what a record says that was read before. An undo asks for the
+        bytes of each file, and has written a record for the one before."""
         with self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be read"):
             return self._reader.execute(statement, [sqlite.bound(value) for value in values]).fetchall()
 

@@ -107,6 +107,7 @@ class RecordedVolume(GivesPieces):
         self._with_ways = with_ways
         self._known = {ROOT_NODE: tree.root}  # directories, and files that are not the live ones, by their numbers
         self._numbers: dict[PlannedFile, int] = {}  # of those that no live file is
+        self._gone: dict[int, PlannedFile] = {}  # files whose last name was removed, by the nodes that they had
         self._ctimes: dict[int, int] = {}
 
     # -- taking back -----------------------------------------------------------------------------------------------
@@ -121,8 +122,9 @@ class RecordedVolume(GivesPieces):
         match record.kind:
             case "create":
                 place.put(None)
-                if not record.linked:
-                    self._tree.files.pop(record.node, None)  # the number may have been another file's before
+                if not record.linked:  # the number may have been another file's before
+                    self._tree.files.pop(record.node, None)
+                    self._gone.pop(record.node, None)
             case "remove":
                 place.put(self._earlier(record))
             case "rename":
@@ -153,11 +155,12 @@ class RecordedVolume(GivesPieces):
         before = record.before
         if before is None:
             return None
-        has_others = not stat.S_ISDIR(before.mode) and (record.linked or before.nlink > 1)
-        node = node_of(record) if has_others and self._lasts(record) else 0
-        file = self._tree.files.get(node) or PlannedFile(None, before)
+        node = 0 if stat.S_ISDIR(before.mode) or not self._lasts(record) else node_of(record)
+        # Without another name, the number may be that of another file by now.
+        files = self._tree.files if record.linked or before.nlink > 1 else self._gone
+        file = self._gone.get(node) or (files.get(node) if node else None) or PlannedFile(None, before)
         if node:
-            self._tree.files[node] = file
+            files.setdefault(node, file)
         self._give(file, record)
         return file
 

@@ -15,7 +15,7 @@ from backend_kinds import opened_backend
 from hypothesis import example, given, settings
 from profiles import examples
 from recorded_place import ME, STEPS, Place, make
-from replayed import shown, tree_of
+from replayed import Tree, shown, tree_of
 
 from fusebackend.base.paths import ROOT
 from fusebackend.history.records import Record
@@ -52,7 +52,7 @@ def states(place: Place, steps: Any, *, apart: bool) -> dict[int, Any]:
     """Make steps; returns the tree before each call, by its number."""
     found: dict[int, Any] = {}
     for each in steps:
-        was = shown(tree_of(place.volume)[0])
+        was = with_links(tree_of(place.volume)[0])
         make(place, [each])
         for call in place.recorder.calls.open():
             found.setdefault(call.number, was)
@@ -60,6 +60,11 @@ def states(place: Place, steps: Any, *, apart: bool) -> dict[int, Any]:
                 place.recorder.calls.end(call)
     found.pop(0, None)
     return found
+
+
+def with_links(tree: Tree) -> dict[bytes, Any]:
+    """A tree as `shown`, with all paths of each file."""
+    return {path: (*each, [at for at in tree if tree[at] is tree[path]]) for path, each in shown(tree).items()}
 
 
 def files_of(volume: EarlierVolume) -> dict[bytes, Any]:
@@ -78,8 +83,8 @@ def files_of(volume: EarlierVolume) -> dict[bytes, Any]:
     tree, nodes = tree_of(volume)
     lost = {id(nodes[node]) for node in unknown}
     return {
-        path: (file.mode, None if id(file) in lost else file.data, file.target, file.xattrs)
-        for path, file in tree.items()
+        path: (each[0], None if id(tree[path]) in lost else each[1], *each[2:])
+        for path, each in with_links(tree).items()
     }
 
 
@@ -109,7 +114,7 @@ def test_calls_that_overlap_give_the_right_bytes_or_none(kind: str, steps: Any) 
                 continue
             found = files_of(before(place, number))
             assert found.keys() == was.keys()
-            for path, (mode, data, target, _) in found.items():
+            for path, (mode, data, target, _, _) in found.items():
                 assert (stat.S_IFMT(mode), target) == (stat.S_IFMT(was[path][0]), was[path][2])
                 assert data in (None, was[path][1])
 
