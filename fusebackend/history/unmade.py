@@ -26,13 +26,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
+from fusebackend.base.merge_lines import MERGED_BYTES
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.records import Image, Record
-from fusebackend.history.undo_plan import MERGED_BYTES, image_source, whole
+from fusebackend.history.undo_plan import image_source
 from fusebackend.protocol import SnapshotVolume, Volume
-from fusebackend.volumes.placing import NodeSource
+from fusebackend.volumes.placing import NodeSource, whole
 from fusebackend.volumes.walk import find
 
 MAX_UNDECIDED: Final = 1000
