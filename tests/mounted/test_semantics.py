@@ -14,12 +14,10 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import mounts
 import programs
 import pytest
@@ -27,13 +25,11 @@ from eventually import eventually
 from kinds import MEMORY
 from mounts import Serve
 from services.docker import DockerEngine
-from services.s3 import Bucket
 from together import beside, over_and_over, together
 from two_faces import TwoFaces
 
 import fusebackend
-from fusebackend.backends import InMemoryBackend, SqliteBackend
-from fusebackend.integrations.tools import TOOLS
+from fusebackend.backends import InMemoryBackend
 from fusebackend.testing.posix import PosixCases
 from fusebackend.testing.posix.case import fails, refused
 
@@ -216,6 +212,28 @@ ELSEWHERE = {
         "mounted/test_faults.py::test_a_defect_is_eio_for_the_caller",
         "mounted/test_faults.py::test_each_defect_is_logged_once_with_its_traceback",
     ),
+    "Names are bytes": (
+        "mounted/test_cli_verbs.py::test_names_of_any_bytes",
+        "unit/control/test_control_client.py::test_names_of_any_bytes",
+        "unit/integrations/test_odd_names.py::test_tools_show_each_name_and_take_it_back",
+    ),
+    "A bucket holds plain objects": (
+        "mounted/test_s3.py::TestPosix",
+        "unit/backends/object_store/test_objectstore_volume.py::test_modes_owners_times_and_links_are_metadata_that_other_tools_know",
+        "unit/backends/object_store/test_objectstore_volume.py::test_empty_directories_outlive_their_last_file_and_leave_nothing_behind",
+        "unit/backends/object_store/test_objectstore_renames.py::test_a_directory_is_whole_in_one_place_after_a_crash",
+    ),
+    "A verb over the control socket is the verb": (
+        "unit/control/test_control_client.py::TestConformance",
+        "mounted/test_python_api.py::test_what_a_process_does_with_its_mount",
+    ),
+    "A mount describes itself in files": (
+        "mounted/test_trees.py::test_status_is_what_the_attribute_and_the_command_say",
+        "mounted/test_trees.py::test_agents_reach_it_by_name",
+        "unit/vfs/test_pseudo_files.py::test_each_open_keeps_its_content_until_it_is_closed",
+        "unit/vfs/test_added_trees.py::test_the_trees_directory",
+        "unit/vfs/test_added_trees.py::test_without_one_its_name_is_the_volumes",
+    ),
 }
 """Promises that whole modules are about, with the tests there that show them, below `tests/`."""
 
@@ -228,7 +246,7 @@ def test_every_promise_has_its_test() -> None:
     assert POSIX.keys() | ELSEWHERE.keys() <= set(headings)
     for place in itertools.chain(*ELSEWHERE.values()):
         module, _, name = place.partition("::")
-        assert re.search(rf"\bdef {name}\(", (TESTS / module).read_text()), place
+        assert re.search(rf"\b(?:def|class) {name}\(", (TESTS / module).read_text()), place
     assert {name for names in POSIX.values() for name in names} <= set(dir(PosixCases))
 
 
@@ -372,41 +390,6 @@ def test_extended_attributes_are_kept_acls_where_the_kernel_checks_them(native: 
     refused(errno.ENOTSUP, os.setxattr, file, "system.posix_acl_access", MINIMAL_ACL)
 
 
-def test_names_are_bytes(faces: TwoFaces) -> None:
-    names = [b"a\nb", b"\xff\xfe", b"-rf", b"x" * 255, "日本".encode()]
-    for name in names:
-        with open(os.path.join(os.fsencode(faces.path), name), "wb") as file:
-            file.write(name)
-    entries = faces.call("ls", "/")["entries"]
-    assert sorted(os.listdir(os.fsencode(faces.path))) == sorted(names)
-    assert sorted(os.fsencode(entry["path"][1:]) for entry in entries) == sorted(names)
-    assert faces.download("/\udcff\udcfe") == b"\xff\xfe"
-    refused(errno.ENAMETOOLONG, (faces.path / ("x" * 256)).touch)
-    with fusebackend.connect(faces.path) as files:
-        assert anyio.run(lambda: TOOLS["delete"].answer(files, {"path": "/\\377\\376"})) == "/\\377\\376 is deleted"
-    assert not os.path.lexists(os.path.join(os.fsencode(faces.path), b"\xff\xfe"))
-
-
-def test_a_bucket_holds_plain_objects(bucket: Bucket, serve: Serve) -> None:
-    """`test_s3.py` and `tests/unit/backends/object_store/` have more."""
-    bucket.put("theirs/a.txt", b"theirs\n")
-    root = serve("memory:", routes={"/s3": bucket.url()}).path / "s3"
-    assert (root / "theirs/a.txt").read_text() == "theirs\n"
-    (root / "d").mkdir()
-    (root / "d/file").write_text("ours\n")
-    (root / "d/file").chmod(0o600)
-    (root / "d/link").symlink_to("file")
-    (root / "theirs/a.txt").unlink()
-    assert (bucket.get("d/file"), bucket.attributes("d/file")["mode"]) == (b"ours\n", str(0o100600))
-    assert bucket.get("d/link") == b"file"
-    (root / "d").rename(root / "e")
-    assert (root / "e/link").read_text() == "ours\n" and os.listdir(root / "theirs") == []
-    with pytest.raises(OSError, match="Operation not permitted"):
-        os.link(root / "e/file", root / "hard")
-    marker = ".fusebackend.directory"
-    assert bucket.all_keys() == [f"e/{marker}", "e/file", "e/link", f"theirs/{marker}"]
-
-
 def test_a_route_is_a_mount_point(tmp_path: Path, serve: Serve) -> None:
     path = serve(f"sqlite:{tmp_path}/volume.db", routes={"/a/b": "memory:", "/a/b/c": "memory:"}).path
     assert (os.listdir(path), os.listdir(path / "a"), os.listdir(path / "a/b")) == (["a"], ["b"], ["c"])
@@ -452,49 +435,6 @@ def test_a_container_s_files_are_what_its_commands_see(
         mounted.stop()
         container.reload()
         assert container.status == "running"
-
-
-def test_a_verb_over_the_control_socket_is_the_verb(tmp_path: Path) -> None:
-    mounted = tmp_path / "mnt"
-    mounted.mkdir()
-    with (
-        SqliteBackend(tmp_path / "volume.db") as backend,
-        fusebackend.mount(backend, mounted) as here,
-        fusebackend.connect(mounted) as client,
-    ):
-        assert client.write("/file", "one\n").error is None
-        for path in ("/file", "/none", "/../x"):
-            assert asdict(client.read(path)) == asdict(here.read(path))
-            assert asdict(client.ls(path)) == asdict(here.ls(path))
-            assert asdict(client.edit(path, "none", "x")) == asdict(here.edit(path, "none", "x"))
-        assert asdict(client.write("/file", "two")) == asdict(here.write("/file", "two"))
-        assert client.edit("/file", "one", "four").occurrences == 1
-        assert programs.sh(f"cat {mounted}/file", tmp_path) == "four\n"
-
-
-def test_a_mount_describes_itself_in_files(native: Path, serve: Serve) -> None:
-    """`test_trees.py` has the options, and ordinary tools."""
-    own = native / ".fusebackend"
-    assert {"status.json", "version"} <= set(os.listdir(own)) and ".fusebackend" not in os.listdir(native)
-    assert (own / "version").read_text() == f"{fusebackend.__version__}\n"
-    with (own / "status.json").open("rb", buffering=0) as opened:
-        first = opened.read(10)
-        (native / "d").mkdir()
-        now = json.loads((own / "status.json").read_bytes())
-        before = json.loads(first + opened.read())
-    assert now["counters"]["mkdir"] == before["counters"].get("mkdir", 0) + 1
-    assert json.loads(os.getxattr(native, "user.fusebackend.status")).keys() == now.keys()
-    for change, number in (
-        (lambda: (own / "version").write_text("x"), READ_ONLY),
-        (lambda: (own / "new").mkdir(), READ_ONLY),
-        (own.rmdir, errno.EBUSY),
-    ):
-        refused(number, change)
-    (native / "d/.fusebackend").mkdir()
-    with fusebackend.connect(native) as client:
-        assert str(client.read("/.fusebackend/version")).split()[-1] == fusebackend.__version__
-        assert client.write("/.fusebackend/new", "x").error is not None
-    assert not os.path.lexists(serve("memory:", options=["trees=off"]).path / ".fusebackend")
 
 
 def _names_and_bytes(top: Path) -> dict[str, bytes | None]:
