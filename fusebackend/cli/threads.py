@@ -4,23 +4,20 @@ have it back."""
 from __future__ import annotations
 
 import contextlib
-import re
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from dataclasses import asdict
 
 import click
 
 from fusebackend.backends.threads.database.rows import Damaged
 from fusebackend.backends.threads.database.sql import SaverTables
-from fusebackend.backends.threads.prune import Keep, Pruned, prune, totals
+from fusebackend.backends.threads.prune import Keep, prune, weighed
 from fusebackend.cli.progress import waiting
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_loss, json_option, note
 from fusebackend.cli.space import size_text
+from fusebackend.protocol import PrunedThread
+from fusebackend.trees.refs import time_ns
 from fusebackend.urls import opening as urls
-
-_AGE: Final = re.compile(r"(\d+)([smhdw])")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @click.group()
@@ -36,7 +33,7 @@ def threads() -> None:
 @click.argument("database")
 @click.argument("names", nargs=-1, metavar="[THREAD]...")
 @click.option("--by", type=click.Choice(["channel", "step", "namespace"]), help="Take each thread apart.")
-@json_option("an array of {thread, bytes}, with --by also {name}.")
+@json_option("an array of {thread, name, bytes}; name is null without --by.")
 def du(database: str, names: Sequence[str], by: str | None, as_json: bool) -> None:
     """Show the bytes of threads, the largest first: checkpoints, writes, and values that are kept beside them.
 
@@ -46,33 +43,29 @@ def du(database: str, names: Sequence[str], by: str | None, as_json: bool) -> No
     """
     output = Output()
     with _opened(database) as opened:
-        weighed = [row for row in opened.weigh(by or "namespace") if not names or row[0] in names]
-    if missing := set(names) - {thread for thread, _, _ in weighed}:
+        sizes = weighed(opened, names, by)
+    if missing := set(names) - {one.thread for one in sizes}:
         raise Failed(f"there is no thread '{sorted(missing)[0]}'")
-    sizes = totals((row[:1] if by is None else row[:2], row[2]) for row in weighed)
     if as_json:
-        keys = ("thread", "name")
-        output.document([{**dict(zip(keys, key, strict=False)), "bytes": size} for key, size in sizes])
+        output.document([asdict(one) for one in sizes])
         return
-    for line in aligned([[size_text(size), *map(output.told, key)] for key, size in sizes]):
-        output.line(line)
+    shown = [[size_text(one.bytes), output.told(one.thread), output.told(one.name or "")] for one in sizes]
+    for line in aligned(shown):
+        output.line(line.rstrip())
 
 
-def _age(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Seconds."""
-    if value is None:
-        return None
-    match = _AGE.fullmatch(value)
-    if match is None:
-        raise click.BadParameter("write a number and one of s, m, h, d, w, such as 30d")
-    return int(match[1]) * _SECONDS[match[2]]
+def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """In ns since 1970."""
+    return None if value is None else time_ns(value)
 
 
 @threads.command("prune")
 @click.argument("database")
 @click.argument("names", nargs=-1, metavar="[THREAD]...")
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N checkpoints of each thread.")
-@click.option("--older", callback=_age, metavar="AGE", help="Delete what is older, such as 30d; the newest one stays.")
+@click.option(
+    "--older", callback=_time, metavar="TIME", help="Delete what is older, such as 30d; the newest one stays."
+)
 @click.option("--keep-step", multiple=True, metavar="ID", help="Keep the checkpoint of this id, too.")
 @click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; print what would go.")
 @click.option("--vacuum", is_flag=True, help="Give the space back to the disk. Nobody can write meanwhile.")
@@ -92,8 +85,8 @@ def prune_threads(
     """Delete checkpoints of threads, of all threads where none is named, while agents run.
 
     What is kept reads as before: with the checkpoints that its values follow from (links), those of its sub-graphs, and
-    all that waits for an answer. Whatever is younger than ten minutes stays. Of a link only the writes count: what its
-    own state lacks is an error in history/, but LangGraph says nothing. Do not go on from one.
+    all that waits for an answer. Whatever is younger than ten minutes stays. A link has some channels: the others
+    are an error in history/, LangGraph finds nothing there, and its metadata names them. Do not go on from one.
 
     The space goes back to the database, and to the disk with --vacuum only: that takes as much room as the database
     beside it. What is deleted can't be had back, so on a terminal it asks first; elsewhere it needs --yes. After a kill
@@ -101,8 +94,7 @@ def prune_threads(
     """
     if (keep is None) == (older is None):
         raise click.UsageError("give one of --keep and --older")
-    since_ns = None if older is None else time.time_ns() - older * 10**9
-    chosen = Keep(keep or 1, since_ns, frozenset(keep_step))
+    chosen = Keep(keep or 1, older, frozenset(keep_step))
     output, complaints = Output(), Complaints()
     with _opened(database) as opened:
         wanted = names or [thread for thread, _ in opened.threads()]
@@ -115,7 +107,7 @@ def prune_threads(
                 with waiting("compacting", quiet=as_json):
                     opened.vacuum()
     if as_json:
-        output.document([one._asdict() for one in found])
+        output.document([asdict(one) for one in found])
     else:
         output.line(f"{'would delete' if dry_run else 'deleted'} {_words(found)}")
         if not vacuum and any(one.bytes for one in found):
@@ -125,7 +117,7 @@ def prune_threads(
 
 def _each(
     opened: SaverTables, names: Sequence[str], keep: Keep, complaints: Complaints, quiet: bool, *, dry_run: bool
-) -> list[Pruned]:
+) -> list[PrunedThread]:
     """Prune each thread that can be read."""
     found = []
     with waiting("reading" if dry_run else "pruning", quiet=quiet):
@@ -145,8 +137,8 @@ def _named(thread: str) -> Iterator[None]:
         raise Failed(f"thread '{thread}' was left as it is: {error}") from None
 
 
-def _words(found: Sequence[Pruned]) -> str:
-    def total(count: Callable[[Pruned], int]) -> int:
+def _words(found: Sequence[PrunedThread]) -> str:
+    def total(count: Callable[[PrunedThread], int]) -> int:
         return sum(map(count, found))
 
     return (

@@ -23,6 +23,7 @@ import msgspec
 
 from fusebackend.base.batches import by_size
 from fusebackend.base.budget import Spent
+from fusebackend.base.errors import oserror
 from fusebackend.base.version import __version__
 from fusebackend.control import limits
 from fusebackend.control.limits import MAX_ITEMS, NoRoom
@@ -188,14 +189,14 @@ def _params(declared: Declared, left: tuple[str, ...] = (), **more: tuple[Any, .
     return cast("type[Params]", msgspec.defstruct(f"Of{declared.name.title()}", fields, bases=(Params,)))
 
 
-def _of_method(declared: Declared) -> Callable[[RunningCall, Any], Any]:
-    """Return what carries out a verb by the method of its name."""
+def _of_method(declared: Declared) -> Callable[..., Any]:
+    """Return what carries out a verb by the method of its name; it takes the functions that this is given as well."""
     known = declared.sent
     names = [each.name for each in known if each.kind is not each.VAR_POSITIONAL]
     listed = next((each.name for each in known if each.kind is each.VAR_POSITIONAL), None)
 
-    def run(call: RunningCall, asked: Any) -> Any:
-        given = {name: getattr(asked, name) for name in names}
+    def run(call: RunningCall, asked: Any, **functions: Any) -> Any:
+        given = {name: getattr(asked, name) for name in names} | functions
         for name, field in declared.staged.items():
             if (token := getattr(asked, field)) is not None:
                 given[name] = _text(call, token)
@@ -392,6 +393,20 @@ def _diff(call: RunningCall, asked: Any) -> str:
         call.notify("diff.text", data=bytes(text))
         text.clear()
     return text.decode()
+
+
+_pruned = _of_method(SERVED["prune_threads"])
+
+
+@_socket_verb(report=(bool, False))
+def _prune_threads(call: RunningCall, asked: Any) -> Any:
+    def tell(thread: str, done: int, total: int) -> None:
+        if call.cancelled.is_set():
+            raise oserror(errno.ECANCELED)
+        if asked.report:
+            call.notify("prune_threads.progress", thread=thread, done=done, total=total)
+
+    return _pruned(call, asked, on_progress=tell)
 
 
 @_socket_verb(("wanted",), paths=(Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)],))

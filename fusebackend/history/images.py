@@ -2,10 +2,11 @@
 
 Where the volume has an automatic snapshot that is newer than the last change of the file, that one has them, and none
 are copied (`Image.place` is `snapshot`); so it is with a file of a branch that has the bytes of a snapshot below. Else
-they are copied into a file of the history's directory, holes left out: up to `MAX_FILE_BYTES`, which the caller waits
-for. Of a larger file a volume with snapshots takes a snapshot now. Any other volume keeps it where the history is on
-the same file system, and that shares blocks (Btrfs, XFS). Else it is lost, and the image says so. All files together
-have a bound (`limit_bytes`).
+they are copied. Those of a small file are in its record: a file for them would take 100 us, ten times as long as the
+change itself. Those of another one are in a file of the history's directory, holes left out: up to `MAX_FILE_BYTES`,
+which the caller waits for. Of a larger file a volume with snapshots takes a snapshot now. Any other volume keeps it
+where the history is on the same file system, and that shares blocks (Btrfs, XFS). Else it is lost, and the image says
+so. All copies together have a bound (`MAX_BYTES`).
 
 Thread-safe.
 """
@@ -19,18 +20,22 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from fusebackend.base.waiting import will_wait
+from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.records import Image
 from fusebackend.protocol import Attr, SnapshotVolume, Volume
-from fusebackend.volumes.contents import data_pieces
+from fusebackend.volumes.contents import data_pieces, opened
 
 log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "images"
 """In the directory of the history."""
+
+RECORD_BYTES: Final = 16 << 10
+"""A file up to this size has its bytes in its record."""
 
 MAX_FILE_BYTES: Final = 64 << 20
 """A larger file is not copied: 64 MiB take some 50 ms."""
@@ -46,7 +51,7 @@ PATIENCE_S: Final = 5.0
 
 MAX_BYTES: Final = 10 << 30
 MAX_SHARE: Final = 0.10
-"""All files together: so many bytes, and this share of the disk, at most."""
+"""All copies together: so many bytes, and this share of the disk, at most."""
 
 FREE_SHARE: Final = 0.05
 """With less of the disk free, nothing more is copied."""
@@ -80,11 +85,10 @@ class Images:
         self._numbers = itertools.count(max(map(int, names), default=0) + 1)
         self._guard = threading.Lock()
         self.size_bytes = sum(self._allocated(name) for name in names)
-        """Of all files."""
+        """Of all copies. Those in records are counted by `clean`, and from then on."""
         self._room = ""
         self._look_at_s = 0.0
         self._limit_bytes = 0
-        self._has_empty = False
 
     def path(self, image: Image) -> str:
         """Return the path of the file with the bytes of an image, for the place `file`."""
@@ -97,7 +101,7 @@ class Images:
         node, size, ctime_ns = attr.node, attr.size, attr.ctime_ns
         try:
             if size == 0:
-                return self._empty()
+                return Image("file", "", data=b"")
             if isinstance(volume, SnapshotVolume):
                 below = volume.kept_below(node)
                 if below is not None:
@@ -110,17 +114,20 @@ class Images:
                 return Image("lost", room)
             if size > MAX_FILE_BYTES:
                 return self._cloned(volume, node, size) or Image("lost", f"larger than {MAX_FILE_BYTES >> 20} MiB")
-            return self._copied(volume, node, size)
+            data = self._read(volume, node) if size <= RECORD_BYTES else None
+            if data is None:
+                return self._copied(volume, node, size)
+            self.size_bytes += len(data)
+            return Image("file", "", data=data)
         except OSError as error:
             return Image("lost", error.strerror or str(error))
 
-    def _empty(self) -> Image:
-        """Every empty file has the same image."""
-        if not self._has_empty:
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(os.path.join(self.directory, "0"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            self._has_empty = True
-        return Image("file", "0")
+    @staticmethod
+    def _read(volume: Volume, node: int) -> bytes | None:
+        """Return the bytes of a small file; None if it has grown."""
+        with opened(volume, node, os.O_RDONLY) as handle:
+            data = volume.read(handle, 0, RECORD_BYTES + 1)
+        return data if len(data) <= RECORD_BYTES else None
 
     def _in_snapshot(self, volume: SnapshotVolume, node: int, size: int, ctime_ns: int) -> Image | None:
         newest = next((each for each in reversed(volume.snapshots()) if self._is_automatic(each.name)), None)
@@ -136,7 +143,7 @@ class Images:
         return None
 
     def _cloned(self, volume: Volume, node: int, size: int) -> Image | None:
-        if self.size_bytes + size > self.limit_bytes():  # though the bytes are shared for now
+        if self._why_no_room(size):  # though the bytes are shared for now
             return None
         will_wait()  # for what of it is not on the disk yet
         image = Image("file", str(next(self._numbers)))
@@ -183,14 +190,8 @@ class Images:
         with self._guard:
             self.size_bytes += allocated
 
-    def _why_no_room(self) -> str:
-        limit_bytes = self.limit_bytes()
-        if not self._room and self.size_bytes > limit_bytes:
-            return "the history has as many bytes as it may"
-        return self._room
-
-    def limit_bytes(self) -> int:
-        """Return how many bytes all files may have together."""
+    def _why_no_room(self, more_bytes: int = 0) -> str:
+        """Return why there can be no copies with so many bytes more; empty if they can. They have a bound together."""
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
@@ -198,7 +199,9 @@ class Images:
             short = disk.f_bavail < FREE_SHARE * disk.f_blocks
             self._room = "the disk of the history is nearly full" if short else ""
             self._limit_bytes = int(min(MAX_BYTES, MAX_SHARE * disk.f_blocks * disk.f_frsize))
-        return self._limit_bytes
+        if not self._room and self.size_bytes + more_bytes > self._limit_bytes:
+            return "the history has as many bytes as it may"
+        return self._room
 
     def is_too_much(self) -> bool:
         """Return True if there are more bytes than the bound, or if the disk is nearly full."""
@@ -208,24 +211,23 @@ class Images:
     # -- removing --------------------------------------------------------------------------------------------------
 
     def remove(self, image: Image | None) -> None:
-        """Remove the file of an image that no record has."""
-        if image is not None and image.place == "file" and image.name != "0":
+        """Remove the bytes of an image that no record has any more."""
+        if image is not None and image.data is not None:
+            self.size_bytes -= len(image.data)
+        elif image is not None and image.place == "file" and image.name.isdecimal():
             self._remove(image.name)
 
-    def clean(self, needed: Collection[str], below: int | None = None) -> None:
-        """Remove the files that no record needs.
+    def clean(self, history: HistoryFile, below: int | None = None) -> None:
+        """Remove the files that no record needs, and count anew.
 
         Args:
-            needed: the names of the others.
             below: leave files from this number on alone: they may get a record yet. See `next_number`.
         """
+        needed = history.images("file")
         for name in os.listdir(self.directory):
-            if (
-                name not in needed
-                and name != "0"
-                and not (below is not None and name.isdecimal() and int(name) >= below)
-            ):
+            if name not in needed and not (below is not None and name.isdecimal() and int(name) >= below):
                 self._remove(name)
+        self.size_bytes = history.image_bytes + sum(map(self._allocated, os.listdir(self.directory)))
 
     def next_number(self) -> int:
         """Return a number that no file has: those of later files are higher."""

@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.records import Stamp
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
-from fusebackend.volumes.placing import KeptSource, NodeSource, State
+from fusebackend.volumes.placing import State
 from fusebackend.volumes.walk import below, entries
+
+if TYPE_CHECKING:
+    from fusebackend.history.undo_plan import ImageSource
 
 
 class Seen(NamedTuple):
@@ -62,7 +65,7 @@ class PlannedFile:
     def __init__(self, seen: Seen | None, state: State | None = None) -> None:
         self.seen = seen
         self.state = state
-        self.source: NodeSource | KeptSource | None = None
+        self.source: ImageSource | None = None
         self.why_lost = ""
         self.checked = False
         self.hollow = False
@@ -165,7 +168,8 @@ class PlannedTree:
         """Return the place of a path; None if its directory is not there."""
         place: PlannedName | None = self.root
         for name in filter(None, path.split(b"/")):
-            place = self._below(place, name)
+            known = None if place is None or place.file is None else place.file.names.get(name)
+            place = known or self._below(place, name)  # a path may be thousands deep
         return place
 
     def _below(self, place: PlannedName | None, name: bytes) -> PlannedName | None:

@@ -204,8 +204,7 @@ class Recorder:
         is_parted = replaced and records.how(call, node) & PARTED
         if is_file and (attr.nlink > 1 or is_parted or not records.has_bytes(call, node)):
             # Its node says which file a name led to that comes back as a link.
-            place, name, _ = self.images.keep(volume, attr)
-            image = Image(place, name, node)
+            image = self.images.keep(volume, attr)._replace(node=node)
         identity = self.identity(volume, attr)
         if identity is None and replaced and image is None:
             identity = b"%d" % node

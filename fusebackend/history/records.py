@@ -86,9 +86,12 @@ class Image(NamedTuple):
 
     place: Literal["snapshot", "file", "lost"]
     """`snapshot`: the route's snapshot `name` has them in its node `node`. `file`: the file `name` in the directory of
-    the history has them. `lost`: nobody has; `name` says why (too large, an error)."""
+    the history has them, or their record itself. `lost`: nobody has; `name` says why (too large, an error)."""
     name: str
+    """Empty until a record with `data` is read again (`HistoryFile.image_data`)."""
     node: int = 0
+    data: bytes | None = None
+    """The bytes of a small file, for its record."""
 
 
 class Stamp(NamedTuple):

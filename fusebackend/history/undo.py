@@ -18,7 +18,7 @@ import stat
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fusebackend.base import budget
@@ -83,9 +83,13 @@ class Undo:
     Args:
         recorder: of the mount.
         volumes: prefix → volume, of all routes.
+
+    Attributes:
+        read: the names of the snapshots that an undo reads now.
     """
 
     def __init__(self, recorder: Recorder, volumes: Mapping[AgentPath, Volume]) -> None:
+        self.read: Collection[str] = ()
         self._recorder = recorder
         self._history = recorder.history
         self._routes = volumes
@@ -122,7 +126,8 @@ class Undo:
             OSError: ENOENT, there is no such call; EALREADY, it was taken back; EBUSY, its command goes on; the error
                 of a step, and what was done has been taken back.
         """
-        with self._guard:
+        with self._guard, contextlib.ExitStack() as ended:
+            ended.callback(setattr, self, "read", ())
             chosen = self._chosen(calls, wanted or Filter(), every)
             if not chosen:
                 return UndoResult([])
@@ -194,6 +199,7 @@ class Undo:
         self._end(numbers)
         self._history.require()  # else records are missing that would be taken back
         plan = UndoPlan(self._volumes, self._recorder.images.path, self._history, merge=merge, leave=leave)
+        self.read = plan.snapshots
         plan.add(numbers)
         return plan
 

@@ -17,13 +17,13 @@ import contextlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.merge_lines import is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
-from fusebackend.history.history_file import HistoryFile
+from fusebackend.history.history_file import OF_RECORD, HistoryFile
 from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree
 from fusebackend.history.records import Image, Record, Stamp
 from fusebackend.protocol import SnapshotVolume, UndoConflict, Volume
@@ -33,8 +33,27 @@ from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, Node
 MERGED_BYTES = 16 << 20
 """Larger files are not merged by lines: three of them are in memory at once."""
 
-ImageSource: TypeAlias = NodeSource | KeptSource
-"""The bytes of an image: in a snapshot, or in a file."""
+
+class RecordSource:
+    """A state whose bytes are in a record."""
+
+    def __init__(self, state: State, history: HistoryFile, image: Image) -> None:
+        self.state = state
+        self._history = history
+        self._image = image
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        yield 0, self._history.image_data(self._image)
+
+    def opened(self) -> int:
+        """Return a descriptor of the bytes."""
+        fd = os.memfd_create("fusebackend-image")
+        os.write(fd, self._history.image_data(self._image))
+        return fd
+
+
+ImageSource: TypeAlias = NodeSource | KeptSource | RecordSource
+"""The bytes of an image: in a snapshot, in a file, or in a record."""
 
 LOOKED_AT_ONCE = 1000
 """Images in snapshots that are looked at together."""
@@ -84,6 +103,7 @@ class UndoPlan:
         conflicts: the paths that stay as they are.
         left: the directories that stay, with the name of another in each.
         partly: a line for each file that comes back without its other names, which are not in the route.
+        snapshots: the names of those that it reads.
     """
 
     def __init__(
@@ -99,6 +119,7 @@ class UndoPlan:
         self.conflicts: list[UndoConflict] = []
         self.left: list[tuple[str, str]] = []
         self.partly: list[str] = []
+        self.snapshots: set[str] = set()
         self._volumes = volumes
         self._image_path = image_path
         self._history = history
@@ -114,9 +135,7 @@ class UndoPlan:
         records = [record for number in calls for record in self._history.records(number)]
         records.sort(key=lambda record: record.number)
         self._identities = self._history.identities(calls)
-        theirs: dict[int, list[Record]] = defaultdict(list)
-        for number, other in self._history.overlaps(calls):
-            theirs[number].append(other)
+        theirs = self._history.overlaps(calls)
         for count, record in enumerate(reversed(records)):
             if count % LOOKED_AT_ONCE == 0:
                 self._look_ahead(records[max(0, len(records) - count - LOOKED_AT_ONCE) : len(records) - count])
@@ -145,6 +164,7 @@ class UndoPlan:
         for record in records:
             if record.image is not None and record.image.place == "snapshot":
                 nodes[record.prefix, record.image.name].append(record.image.node)
+                self.snapshots.add(record.image.name)
         for (prefix, name), wanted in nodes.items():
             volume = self._volumes.get(prefix)
             if isinstance(volume, SnapshotVolume):
@@ -420,7 +440,7 @@ class UndoPlan:
     def _source(self, view: PlannedTree, record: Record, *, at_target: bool = False) -> Source:
         state, image = record.before, record.image
         assert state is not None, "its state is known"
-        source = None if image is None else image_source(view.volume, self._image_path, state, image)
+        source = None if image is None else image_source(view.volume, self._history, self._image_path, state, image)
         if source is not None:
             return source
         if image is not None and stat.S_ISREG(state.mode) and state.size:
@@ -445,8 +465,8 @@ class UndoPlan:
             return False
         if max(file.expected.size, record.before.size, first.before.size) > MERGED_BYTES:
             return False
-        base = image_source(view.volume, self._image_path, first.before, first.image)
-        theirs = image_source(view.volume, self._image_path, record.before, record.image)
+        base = image_source(view.volume, self._history, self._image_path, first.before, first.image)
+        theirs = image_source(view.volume, self._history, self._image_path, record.before, record.image)
         if base is None or theirs is None:
             return False
         ours = NodeSource(view.volume, file.seen.node)
@@ -462,9 +482,13 @@ class UndoPlan:
         return True
 
 
-def image_source(volume: Volume, image_path: Callable[[Image], str], state: State, image: Image) -> ImageSource | None:
+def image_source(
+    volume: Volume, history: HistoryFile, image_path: Callable[[Image], str], state: State, image: Image
+) -> ImageSource | None:
     """Return the bytes of an image with a state; None if they are lost, or gone since."""
     if image.place == "file":
+        if image.name.startswith(OF_RECORD):
+            return RecordSource(state, history, image)
         path = image_path(image)
         return KeptSource(state, path) if os.path.exists(path) else None
     if image.place != "snapshot":

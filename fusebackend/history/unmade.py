@@ -77,7 +77,7 @@ def _unmade(
     paths: set[bytes] = set()  # of undecided records
     for record in _backwards(history, prefix):
         named = {record.path, record.to_path} - {b""}
-        verdict = _verdict(volume, record, image_path) if not _touches(named, paths) else "unknown"
+        verdict = _verdict(history, volume, record, image_path) if not _touches(named, paths) else "unknown"
         if verdict == "made" or len(undecided) > MAX_UNDECIDED:
             break
         if verdict == "unknown":
@@ -112,7 +112,7 @@ def _unlogged(
         named = {record.path, record.to_path} - {b""}
         later = [each for path in named for each in history.since(record.number, prefix, path)]
         is_last = all(each.number in unmade for each in later)
-        if is_last and _verdict(volume, record, image_path) in ("not made", "no change"):
+        if is_last and _verdict(history, volume, record, image_path) in ("not made", "no change"):
             unmade[record.number] = record
     left = [each for each in doubtful if each.number not in unmade]
     known = unmade.keys() | {each.number for each in left}
@@ -138,7 +138,7 @@ def _touches(named: set[bytes], paths: set[bytes]) -> bool:
     )
 
 
-def _verdict(volume: Volume, record: Record, image_path: Callable[[Image], str]) -> _Verdict:
+def _verdict(history: HistoryFile, volume: Volume, record: Record, image_path: Callable[[Image], str]) -> _Verdict:
     """Say whether a change was made, if none that is later was."""
     if not record.node:
         return "unknown"
@@ -165,7 +165,7 @@ def _verdict(volume: Volume, record: Record, image_path: Callable[[Image], str])
         return "made"
     if not stat.S_ISREG(before.mode) or record.image is None or before.size > MERGED_BYTES:
         return "unknown"
-    kept = image_source(volume, image_path, before, record.image)
+    kept = image_source(volume, history, image_path, before, record.image)
     if kept is None:
         return "unknown"
     return "no change" if whole(kept) == whole(NodeSource(volume, there.node)) else "made"

@@ -100,7 +100,7 @@ def pack(entry: Entry) -> EntryAttributes:
     if attr is None:
         return packed
     packed.st_mode = attr.mode
-    packed.st_nlink = attr.nlink
+    packed.st_nlink = attr.shown_nlink
     packed.st_uid = attr.uid
     packed.st_gid = attr.gid
     packed.st_rdev = attr.rdev

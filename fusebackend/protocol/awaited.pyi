@@ -27,6 +27,7 @@ from fusebackend.protocol.records import (
     LsResult,
     MergeResult,
     MoveResult,
+    PrunedThread,
     PruneResult,
     ReadResult,
     RestoreResult,
@@ -34,6 +35,7 @@ from fusebackend.protocol.records import (
     SpaceInfo,
     StatResult,
     StatsResult,
+    ThreadSize,
     UndoResult,
     VerifyResult,
     ViewInfo,
@@ -165,6 +167,19 @@ class Awaited:
     async def aend_call(self, id: str) -> str | None: ...
     async def adf(self) -> SpaceInfo: ...
     async def aprune(self, *, dry_run: bool = False) -> PruneResult: ...
+    async def aweigh_threads(
+        self, *paths: str, by: Literal["channel", "step", "namespace"] | None = None
+    ) -> list[ThreadSize]: ...
+    async def aprune_threads(
+        self,
+        *paths: str,
+        keep: int | None = None,
+        older: str | None = None,
+        keep_steps: Sequence[str] = (),
+        dry_run: bool = False,
+        vacuum: bool = False,
+        on_progress: Callable[[str, int, int], None] | None = None,
+    ) -> list[PrunedThread]: ...
     async def arestore(
         self, paths: list[str], ref: str, *, to: list[str] | None = None, dry_run: bool = False, force: bool = False
     ) -> RestoreResult: ...

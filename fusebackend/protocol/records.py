@@ -42,12 +42,14 @@ __all__ = [
     "MergeResult",
     "MoveResult",
     "PruneResult",
+    "PrunedThread",
     "ReadResult",
     "RestoreResult",
     "SnapshotInfo",
     "SpaceInfo",
     "StatResult",
     "StatsResult",
+    "ThreadSize",
     "UndoConflict",
     "UndoResult",
     "UndoneChange",
@@ -644,6 +646,31 @@ class ForgetResult:
     images: int = 0
     unknown: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+
+
+@dataclass
+class PrunedThread:
+    """What `prune_threads` deleted of a thread, or would delete.
+
+    `checkpoints` are so many, with `bytes` that are given back to the database. `kept` stay and read as before, `links`
+    stay as well, with `held_bytes`, for these follow from them.
+    """
+
+    thread: str
+    checkpoints: int
+    bytes: int
+    kept: int
+    links: int
+    held_bytes: int
+
+
+@dataclass
+class ThreadSize:
+    """The bytes that a thread takes in its database, or one of its channels, steps or namespaces, by `name`."""
+
+    thread: str
+    bytes: int
+    name: str | None = None
 
 
 @dataclass

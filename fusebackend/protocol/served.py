@@ -33,12 +33,14 @@ from fusebackend.protocol.records import (
     FileRange,
     ForgetResult,
     MergeResult,
+    PrunedThread,
     PruneResult,
     RestoreResult,
     SnapshotInfo,
     SpaceInfo,
     StatResult,
     StatsResult,
+    ThreadSize,
     UndoResult,
     VerifyResult,
     ViewInfo,
@@ -636,6 +638,48 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
 
         Raises:
             OSError: a volume's error.
+        """
+
+    @verb(long=True, limits={"paths": {"min_length": 1}})
+    def weigh_threads(self, *paths: str, by: Literal["channel", "step", "namespace"] | None = None) -> list[ThreadSize]:
+        """Return what threads take in their checkpoint databases, the largest first, from sizes in SQL.
+
+        Args:
+            paths: of threads, and of routes of threads, for all in them.
+            by: take each thread apart.
+
+        Raises:
+            ValueError: a path is malformed, or of something in a thread.
+            OSError: ENOENT, there is no such thread; ENOTSUP, a path is in no route of threads, or these are those of a
+                saver object; or the database's.
+        """
+
+    @verb(changes=True, long=True, limits={"paths": {"min_length": 1}})
+    def prune_threads(
+        self,
+        *paths: str,
+        keep: int | None = None,
+        older: str | None = None,
+        keep_steps: Sequence[str] = (),
+        dry_run: bool = False,
+        vacuum: bool = False,
+        on_progress: Callable[[str, int, int], None] | None = None,
+    ) -> list[PrunedThread]:
+        """Delete checkpoints of threads while agents run. The others read as before; it is a call that can't be undone.
+
+        Args:
+            paths: of threads, and of routes of threads, for all in them.
+            keep: the newest so many of each thread stay.
+            older: instead: those that are older go, such as `30d`. The newest one stays.
+            keep_steps: the ids of others that stay.
+            dry_run: delete nothing; the answer says what would go.
+            vacuum: give the space back to the disk. Nobody can write meanwhile, and the database is there twice.
+            on_progress: called with a thread, how many of its checkpoints have gone, and how many go.
+
+        Raises:
+            ValueError: as `weigh_threads`; `keep` and `older` are both given, or none is; `older` is no time.
+            OSError: as `weigh_threads`; EROFS; EBUSY, others go on from what is to go; EIO, a checkpoint can't be read,
+                and its thread is left as it is. The same call does the rest.
         """
 
     @verb(changes=True, long=True)

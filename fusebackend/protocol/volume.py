@@ -46,6 +46,7 @@ __all__ = [
     "Observer",
     "Routed",
     "StatFs",
+    "UncountedAttr",
     "Usage",
     "Volume",
     "WrongLinks",
@@ -124,9 +125,25 @@ class Attr:
     def is_dir(self) -> bool:
         return stat_module.S_ISDIR(self.mode)
 
+    @property
+    def shown_nlink(self) -> int:
+        """The number of names that programs are told."""
+        return self.nlink
+
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in sorted(self.__slots__))
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in sorted(Attr.__slots__))
         return f"Attr({fields})"
+
+
+class UncountedAttr(Attr):
+    """Of a file that may have names which nobody is shown: programs are told of one. `nlink` counts all, for whoever
+    removes or restores one of them."""
+
+    __slots__ = ()
+
+    @property
+    def shown_nlink(self) -> int:
+        return min(self.nlink, 1)
 
 
 class AttrChanges(NamedTuple):
@@ -219,6 +236,8 @@ class Features:
     durable: bool = True
     """What `fsync` returned for outlives the process."""
     read_only: bool = False
+    prunable: bool = False
+    """Some directories of a read-only volume can be removed, with what is computed in them."""
     blocking: bool = False
     """Calls may wait for a network or a slow disk: the mount makes them in threads, under a deadline."""
     stores_at_close: bool = False

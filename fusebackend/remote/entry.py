@@ -4,7 +4,7 @@ Plain records; `tree.py` keeps them in order. A file's content is in one of thre
 
     CLEAN ──write──▶ DIRTY ──stored──▶ CLEAN
                        │ └──unlinked──▶ CLEAN          its bytes go with the last handle
-                       └──conflict──▶ CONFLICTED ──last close──▶ CLEAN
+                       └──conflict, given up──▶ CONFLICTED ──last close──▶ CLEAN
 
 and its name in one of three: LINKED; UNLINKED, by this volume; GONE, by others, as a listing has shown.
 
@@ -45,7 +45,7 @@ DIRECTORY_MODE = stat.S_IFDIR | 0o755
 class ContentState(enum.Enum):
     CLEAN = "clean"
     DIRTY = "dirty"  # the buffer holds what the remote does not
-    CONFLICTED = "conflicted"  # handles that are open get ESTALE
+    CONFLICTED = "conflicted"  # handles that are open get ESTALE; each close and fsync gets the error
 
 
 class NameState(enum.Enum):
@@ -113,8 +113,8 @@ class Entry(Attr):
     """See the module's docstring. `parent`, `name` and `segment` stay when it is gone; they say where it was."""
 
     __slots__ = (
-        "base", "buffer", "checked_at", "children", "content", "doubted", "etag", "extra", "forgotten_at", "held",
-        "keeps_attributes", "kept", "link", "listing", "local", "lock", "name", "opens", "parent", "queued",
+        "base", "buffer", "checked_at", "children", "content", "doubted", "error", "etag", "extra", "forgotten_at",
+        "held", "keeps_attributes", "kept", "link", "listing", "local", "lock", "name", "opens", "parent", "queued",
         "read_only", "reader", "seen", "segment", "stamped", "target", "tried", "writers",
     )  # fmt: skip
 
@@ -155,6 +155,7 @@ class Entry(Attr):
         self.opens = 0
         self.writers = 0  # open handles that write where they like, so without O_APPEND
         self.base: Etag | None = None  # for those: the version that the first of them has opened
+        self.error = errno.ESTALE  # why what was written is not stored, while it is in conflict
         self.buffer: Buffer | None = None
         self.reader: Reader | None = None
         self.target: tuple[Etag, bytes] | None = None  # of a symbolic link: the version, and where it leads

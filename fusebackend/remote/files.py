@@ -77,7 +77,7 @@ class FileUploads:
             etag = self.put(entry, key, entry.buffer, base)
         except OSError as error:
             if error.errno in self._remote.hopeless:
-                self._give_up(entry)
+                self._give_up(entry, error.errno)
             if error.errno != errno.ESTALE:
                 raise
             found = None if entry.is_gone else self._remote.same(key, entry.buffer, entry.stamp)
@@ -108,10 +108,10 @@ class FileUploads:
         entry.stamped = True
         self._tree.stored(entry)
 
-    def _give_up(self, entry: Entry) -> None:
+    def _give_up(self, entry: Entry, error: int) -> None:
         """Drop the buffer of a file. A new file that was never stored loses its name."""
         with self._tree.lock:
-            entry.content = ContentState.CLEAN
+            self._is_lost(entry, error)
             entry.stamped = False
             entry.seen = entry.etag = entry.base = None
             entry.version += 1
@@ -119,6 +119,12 @@ class FileUploads:
             if entry.local:
                 self._tree.unlinked(entry)
             self._tree.expire()
+
+    def _is_lost(self, entry: Entry, error: int) -> None:
+        """What was written will not be stored in the file: that is told to each close and fsync as long as it is open,
+        for the first close may be that of a forked child that executes a program, which nobody hears of."""
+        entry.content = ContentState.CONFLICTED if entry.opens else ContentState.CLEAN
+        entry.error = error
 
     def _append_again(self, entry: Entry, key: str) -> Etag | None:
         """Append the buffer's new end to the current file. None unless the buffer was only appended to."""
@@ -168,7 +174,7 @@ class FileUploads:
             log.error("%s: /%s was changed by others; what was written here is in %s", self._remote.name, key, beside)
         with self._tree.lock:
             entry.stamped = False
-            entry.content = ContentState.CONFLICTED if entry.opens else ContentState.CLEAN
+            self._is_lost(entry, errno.ESTALE)
             if entry.local and not entry.gone:
                 self._tree.detach(entry)
             entry.local = False
@@ -525,7 +531,10 @@ class RemoteFiles:
     # -- storing -----------------------------------------------------------------------------------------------
 
     def store(self, entry: Entry) -> bool:
-        """Store a buffer that was written to; passes the gate. Returns and raises as `FileUploads.store`."""
+        """Store a buffer that was written to; passes the gate. Returns and raises as `FileUploads.store`; what that has
+        raised of a buffer that is gone is raised again."""
+        if entry.conflicted:
+            raise oserror(entry.error, entry.key)
         if not entry.dirty:
             return False
         will_wait()

@@ -10,20 +10,15 @@ string becomes one name (`name_of`), and back (`text_of`):
 - a name longer than 255 bytes is cut, and ends in `%~` and 20 hex digits of its BLAKE2 digest, by which its key is
   found.
 
-A key that is a path becomes a path (`names_of`), split at its slashes after the leading one: `//x` is `%/x`, `/a/` is
-`a/%`, `/a/../b` is `a/%2E%2E/b`. A key without a leading slash is shown as if it had one. Where keys are in each
-other's way (`arrange`): a key without a leading slash gives way and moves below the directory `%.`; a file whose name
-is a directory as well, because of a longer key, gets `%=` at its end.
+A `KeyedTree` is the tree that flat keys make, which it asks for by ranges. A key that is a path (it starts with `/`,
+and every segment is a name that Linux takes) is the file at that path, letter for letter. Only a segment that is no
+name is escaped as above: `//x` is `%/x`, `/a/` is `a/%`, `/a/../b` is `a/%2E%2E/b`. A name that is taken gives way,
+with `%=` (and `%` more often, if need be) at the end, before a suffix: so does a key without a leading slash if there
+is one with it, a file whose key has others below it, and a second file of a key to all first ones. Plain paths never
+give way to anything else. A key over 4,096 bytes is listed as far as its directories go: no path is that long.
 
-A key with more than `MAX_SEGMENTS` segments is one name at the top, cut as above: no path is that long, and an agent
-may write 100,000 slashes, each of them a directory.
-
-A `KeyedTree` has keys of any number, which it asks for by ranges, and paths that are written as well: there a key that
-is a path (it starts with `/`, and every segment is a name that Linux takes) is the file at that path, letter for
-letter. Only a segment that is no name is escaped as above. A name that is taken gives way, with `%=` (and `%` more
-often, if need be) at the end, before a suffix: so does a key without a leading slash if there is one with it, a file
-whose key has others below it, and a second file of a key to all first ones. Plain paths never give way to anything
-else. A key over 4,096 bytes is listed as far as its directories go: no path is that long.
+Where all keys are in memory (`ListedTree`), one with more than `MAX_SEGMENTS` segments is one name at the top, cut as
+above: an agent may write 100,000 slashes, each of them a directory.
 
 Nothing is hidden and nothing is shown twice: different keys have different paths.
 """
@@ -32,14 +27,13 @@ from __future__ import annotations
 
 import abc
 import bisect
+import copy
 import errno
-import functools
 import hashlib
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
@@ -48,9 +42,6 @@ from fusebackend.protocol import NAME_MAX_BYTES
 from fusebackend.volumes.walk import PATH_MAX_BYTES
 
 EMPTY = b"%"
-RELATIVE = b"%."
-"""The directory of keys without a leading slash that would otherwise be in the way of one with it."""
-
 FILE_MARK = b"%="
 CUT_MARK = b"%~"
 _DIGEST_BYTES = 10
@@ -79,7 +70,7 @@ def text_of(name: bytes) -> str:
     """The string that `name_of` makes this name of.
 
     Raises:
-        ValueError: there is none, or the name was cut, or it is marked as in `arrange`.
+        ValueError: there is none, or the name was cut, or it is marked as in `arranged`.
     """
     raw = b"" if name == EMPTY else _ESCAPED.sub(lambda found: bytes.fromhex(found[0][1:].decode()), name)
     text = raw.decode("utf-8", "surrogateescape")
@@ -91,8 +82,8 @@ def text_of(name: bytes) -> str:
 def _escape(raw: bytes) -> bytes:
     if raw in (b".", b".."):
         return raw.replace(b".", b"%2E")
-    if raw in (EMPTY, RELATIVE):
-        return b"%25" + raw[1:]
+    if raw == EMPTY:
+        return b"%25"
     return _NEEDS_ESCAPE.sub(lambda found: _ESCAPE_OF.get(found[0], b"%25"), raw) or EMPTY
 
 
@@ -104,51 +95,6 @@ def cut_name(name: bytes, text: str, limit: int) -> bytes:
     if kept and kept[-1] >= 0xC0:
         kept = kept[:-1]
     return kept + CUT_MARK + digest
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def names_of(key: str) -> tuple[bytes, ...]:
-    """The names along a key that is a path. One without a leading slash counts as if it had it."""
-    if is_too_deep(key):
-        log.warning("a path of %d segments is shown as one name: %r…", key.count("/", 1) + 1, key[:60])
-        start = key[:NAME_MAX_BYTES].encode("utf-8", "replace")
-        return (cut_name(_escape(start), key, NAME_MAX_BYTES),)
-    return tuple(name_of(segment) for segment in key.removeprefix("/").split("/"))
-
-
-def is_too_deep(key: str) -> bool:
-    return key.count("/", 1) >= MAX_SEGMENTS
-
-
-def key_of(names: Iterable[bytes]) -> str:
-    """The key, with a leading slash, that these names are the path of. ValueError as `text_of`."""
-    return "/" + "/".join(text_of(name) for name in names)
-
-
-def arrange(keys: Iterable[str]) -> dict[tuple[bytes, ...], str]:
-    """Where each of these keys is, as the module's docstring says."""
-    places: dict[tuple[bytes, ...], str] = {}
-    relative = []
-    for key in keys:
-        if key.startswith("/"):
-            places[names_of(key)] = key
-        else:
-            relative.append(key)
-    for key in relative:
-        names = names_of(key)
-        places[names if names not in places else (RELATIVE, *names)] = key
-    # In order, what is below a place comes right behind it.
-    in_order = sorted(places)
-    directories = [names for names, next_ in pairwise(in_order) if next_[: len(names)] == names]
-    for names in directories:
-        key = places.pop(names)
-        places[(*names[:-1], _marked(names[-1], key))] = key
-    return places
-
-
-def _marked(name: bytes, key: str) -> bytes:
-    marked = name + FILE_MARK
-    return marked if len(marked) <= NAME_MAX_BYTES else cut_name(name, key, NAME_MAX_BYTES - len(FILE_MARK)) + FILE_MARK
 
 
 # -- ranges of keys ----------------------------------------------------------------------------------------------------
@@ -541,3 +487,75 @@ def _directories(keys: Iterable[str]) -> set[str]:
 def _spellings(key: str) -> tuple[str, str]:
     """A key with a leading slash, and without it."""
     return (key, key[1:]) if key.startswith("/") else ("/" + key, key)
+
+
+# -- keys in memory ----------------------------------------------------------------------------------------------------
+
+
+class ListedTree(KeyedTree):
+    """The tree of keys that are all in memory: of a state, of a thread's files."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._deep: dict[str, str] = {}  # by what is shown in their place
+        self._keys = KeyList(map(self._listed, keys))
+
+    def copy(self) -> Self:
+        """The same keys, to be changed."""
+        made = copy.copy(self)
+        made._deep, made._keys = dict(self._deep), KeyList(self._keys)
+        return made
+
+    def add(self, key: str) -> None:
+        """Show one more key."""
+        self._keys.add(self._listed(key))
+
+    def discard(self, key: str) -> None:
+        """Show this key no more."""
+        self._keys.discard(self._listed(key))
+
+    def _listed(self, key: str) -> str:
+        if key.count("/", 1) < MAX_SEGMENTS:
+            return key
+        name = cut_name(_escape(key[:NAME_MAX_BYTES].encode("utf-8", "replace")), key, NAME_MAX_BYTES)
+        listed = "/" + paths.to_text(name)
+        if listed not in self._deep:
+            log.warning("a path of %d segments is shown as one name: %r…", key.count("/", 1) + 1, key[:60])
+        self._deep[listed] = key
+        return listed
+
+    def level(self, prefix: str) -> Iterable[str]:
+        return self._keys.level(prefix)
+
+    def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[Collection[str], Collection[str]]:
+        return [key for key in keys if key in self._keys], list(filter(self._keys.any_below, prefixes))
+
+    def key_of(self, node: Keyed) -> str:
+        """The key of a file that was found."""
+        return self._deep.get(node.key, node.key)
+
+    def key(self, path: AgentPath) -> str | None:
+        """The key of the file at a path; None where there is no file. One that is a directory as well is found by its
+        key, too, as deepagents' backends find it."""
+        node = self.find(path)
+        if node is not None and not node.is_dir:
+            return self.key_of(node)
+        return path if path in self._keys else None
+
+    def require_place(self, path: AgentPath) -> None:
+        """EISDIR, ENOTDIR, ENAMETOOLONG where a path has no place for a new file. Its key is the path."""
+        if self.find(path) is not None:
+            raise oserror(errno.EISDIR)
+        if path.count("/", 1) >= MAX_SEGMENTS:
+            raise oserror(errno.ENAMETOOLONG)
+        self._prefix(paths.parent_and_name(path)[0])
+
+    def below(self, path: AgentPath, node: Keyed | None) -> list[tuple[AgentPath, str]]:
+        """The file at a path, or all below the directory there, sorted by path, with their keys."""
+        if node is None or node.place is None:
+            return [] if node is None else [(path, self.key_of(node))]
+        keys = [key for prefix in node.place.all for key in self._keys.below(prefix)]
+        return [(found, self.key_of(file)) for found, file in self.paths_below(path, node, keys)]
+
+    def all(self) -> list[tuple[AgentPath, str]]:
+        """All files, sorted by path, with their keys."""
+        return self.below(ROOT, ROOT_NODE)

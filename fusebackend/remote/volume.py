@@ -417,8 +417,6 @@ class RemoteVolume(NativeVolume):
         entry = self._tree.entry(node)
         if not entry.is_dir:
             self._store(entry)
-            if entry.conflicted:
-                raise oserror(errno.ESTALE, entry.key)
             return
         with self._tree.lock:
             files = list(entry.children.values())

@@ -48,6 +48,7 @@ from fusebackend.protocol import (
     ObservableVolume,
     Observer,
     StatFs,
+    UncountedAttr,
     Volume,
 )
 from fusebackend.rules import met
@@ -274,10 +275,12 @@ class RuledVolume(NativeVolume):
             mode &= ~(0o111 * _refused_permissions(bits))
         elif bits & NO_READ:
             mode &= ~0o444
-        return Attr(
+        is_counted = self._for_all and not attr.is_dir
+        kind = UncountedAttr if is_counted and self.view.hides else Attr
+        return kind(
             attr.node if attr.is_dir else attr.node | bits,
             mode,
-            nlink=1 if self.view.hides and attr.nlink else attr.nlink,
+            nlink=attr.nlink if is_counted else min(attr.nlink, 1) if self.view.hides else attr.shown_nlink,
             uid=attr.uid,
             gid=attr.gid,
             rdev=attr.rdev,

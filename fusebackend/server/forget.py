@@ -92,7 +92,7 @@ class Forgetting:
                 assert isinstance(branch, BranchVolume), "nothing else is recorded beside the routes"
                 all_nodes[prefix] = {each for route in nodes for each in branch.nodes_of(route, nodes[route])}
             self._recorder.history.forget_contents(everywhere, all_nodes)
-            images.clean(self._recorder.history.images("file"), below)
+            images.clean(self._recorder.history, below)
         for path in chosen:  # while the snapshots below them have the names
             self._in_branches(path, dry_run=False)
         same: dict[SnapshotVolume, list[AgentPath]] = {}

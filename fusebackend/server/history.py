@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from fusebackend.base import paths
@@ -75,6 +75,11 @@ class MountHistory:
         self._undo = Undo(recorder, volumes)
         self._named: dict[str, OpenCall] = {}
         self._guard = threading.Lock()
+
+    @property
+    def read(self) -> Collection[str]:
+        """The names of the snapshots that an undo reads now."""
+        return self._undo.read
 
     @property
     def _everywhere(self) -> Mapping[AgentPath, Volume]:
@@ -269,7 +274,7 @@ class MountHistory:
         volume, state, image = self._everywhere.get(record.prefix), record.before, record.image
         if volume is None or state is None or image is None:
             raise OSError(errno.EIO, f"the mount has no route '{record.prefix}' any more")
-        source = image_source(volume, self._recorder.images.path, state, image)
+        source = image_source(volume, self._file, self._recorder.images.path, state, image)
         if source is None:
             raise OSError(errno.EIO, "they have been deleted")
         return source
@@ -340,7 +345,7 @@ class MountHistory:
 
     @property
     def log_bytes(self) -> int:
-        return self._file.size_bytes
+        return max(0, self._file.size_bytes - self._file.image_bytes)
 
     def forgettable(self) -> list[int]:
         """Return the numbers of the calls that can be deleted: all but commands that go on."""
@@ -361,7 +366,7 @@ class MountHistory:
         below = self._recorder.images.next_number()
         self._file.forget(calls)
         self._file.require()  # else nothing is deleted yet
-        self._recorder.images.clean(self._file.images("file"), below)
+        self._recorder.images.clean(self._file, below)
 
 
 def _inside(prefix: AgentPath, path: AgentPath) -> bytes | None:

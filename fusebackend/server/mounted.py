@@ -56,6 +56,7 @@ from fusebackend.protocol import (
     LsResult,
     MergeResult,
     MoveResult,
+    PrunedThread,
     PruneResult,
     ReadResult,
     RestoreResult,
@@ -64,6 +65,7 @@ from fusebackend.protocol import (
     SpaceInfo,
     StatResult,
     StatsResult,
+    ThreadSize,
     UndoResult,
     Usage,
     Verb,
@@ -133,7 +135,7 @@ class Absent:
         why: gives the sentence that says why there is none.
     """
 
-    opened = bases = broken = distinct = MappingProxyType[str, Any]({})
+    opened = bases = broken = distinct = read = MappingProxyType[str, Any]({})
     image_bytes = log_bytes = 0
     is_open = False
     recorder = None
@@ -217,6 +219,7 @@ class MountedBackend(MountProtocol):
         directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
         self._checkouts = Checkouts(branches, [*([self.mountpoint] if self.is_mounted else []), *directories])
         self._restores = branches.past = Restores(main, self._states, self._began_ns)
+        self._automatic.is_read = lambda name: name in self._past.read or name in self._restores.read
 
     def tidy(self) -> None:
         """Remove what a killed server has left of merges and restores, before anybody sees the files."""
@@ -566,7 +569,7 @@ class MountedBackend(MountProtocol):
             type=FILE_TYPES.get(stat_module.S_IFMT(attr.mode), "file"),
             size=attr.size,
             mode=stat_module.S_IMODE(attr.mode),
-            nlink=attr.nlink,
+            nlink=attr.shown_nlink,
             uid=attr.uid,
             gid=attr.gid,
             atime_ns=attr.atime_ns,
@@ -940,6 +943,38 @@ class MountedBackend(MountProtocol):
     def prune(self, *, dry_run: bool = False) -> PruneResult:
         return prune(self._snapshots, self._past, dry_run=dry_run)
 
+    def weigh_threads(self, *paths: str, by: Literal["channel", "step", "namespace"] | None = None) -> list[ThreadSize]:
+        from fusebackend.server import threads
+
+        return threads.weigh_threads(self._volumes(), paths, by)
+
+    def prune_threads(
+        self,
+        *paths: str,
+        keep: int | None = None,
+        older: str | None = None,
+        keep_steps: Sequence[str] = (),
+        dry_run: bool = False,
+        vacuum: bool = False,
+        on_progress: Callable[[str, int, int], None] | None = None,
+    ) -> list[PrunedThread]:
+        from fusebackend.server import threads
+
+        return threads.prune_threads(
+            self._volumes(),
+            self._recorder if self._recording.is_open else None,
+            paths,
+            keep,
+            older,
+            keep_steps,
+            dry_run=dry_run,
+            vacuum=vacuum,
+            on_progress=on_progress or (lambda thread, done, total: None),
+        )
+
+    def _volumes(self) -> dict[AgentPath, Volume]:
+        return {route.prefix: route.volume for route in self.filesystem.tree.routes}
+
     def restore(
         self,
         paths: list[str],
@@ -970,10 +1005,9 @@ class MountedBackend(MountProtocol):
         if not paths:
             raise ValueError("forget which paths?")
         tree = self.filesystem.tree
-        volumes = {route.prefix: route.volume for route in tree.routes}
         if not dry_run:
             self._asking.approvals.forget(map(normalise, paths), self._decider())
-        found = Forgetting(volumes, self._recorder, self._branches).forget(paths, dry_run=dry_run)
+        found = Forgetting(self._volumes(), self._recorder, self._branches).forget(paths, dry_run=dry_run)
         if not dry_run:
             for route in tree.attached[len(tree.routes) :]:
                 if isinstance(route.volume, NativeVolume):  # snapshots and branches

@@ -81,7 +81,7 @@ class Recording:
             self.history.bind({route.prefix: _identity(route, urls or {}) for route in filesystem.tree.routes})
             self.images = Images(directory, None if automatic is None else _now, is_automatic)
             logged = self._replay()
-            self.images.clean(self.history.images("file"))
+            self.images.clean(self.history)
             self.recorder = Recorder(self.history, self.images)
             self.recorder.logged = logged
             self.calls = self.recorder.calls
@@ -202,7 +202,7 @@ class Recording:
         try:
             below = self.images.next_number()
             self.history.drop_route(prefix)
-            self.images.clean(self.history.images("file"), below)
+            self.images.clean(self.history, below)
         except OSError as error:
             self.recorder.failed(error, f"what was recorded of '{prefix}' can't be deleted")
 
@@ -265,7 +265,7 @@ class Recording:
                 log.info("images of the history take too much of the disk: the oldest %d calls go", len(gone))
         if gone:
             self.history.forget(gone)
-            self.images.clean(self.history.images("file"), below)
+            self.images.clean(self.history, below)
 
 
 def _identity(route: Route, urls: Mapping[str, str]) -> str | None:

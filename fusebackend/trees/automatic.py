@@ -110,6 +110,8 @@ class AutomaticSnapshots:
         self._due_s = 0.0  # by the monotonic clock
         self.keep: Callable[[], Collection[str]] = frozenset
         """Returns the names of those that are not deleted because of their age: the history needs them."""
+        self.is_read: Callable[[str], bool] = lambda name: False
+        """Returns True for one that an undo or a restore reads now, whose own changes may fill the disk."""
         self._ending = threading.Event()
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="fusebackend-snapshots", daemon=True)
@@ -120,7 +122,7 @@ class AutomaticSnapshots:
         self._thread.start()
 
     def _may_go(self, name: str) -> bool:
-        return is_automatic(name) and self._snapshots.holder(name) is None
+        return is_automatic(name) and self._snapshots.holder(name) is None and not self.is_read(name)
 
     def stop(self) -> None:
         for volume in self._volumes():
@@ -169,7 +171,7 @@ class AutomaticSnapshots:
         taken = sorted(
             (time_ns, each.name)
             for each in self._snapshots.all()
-            if (time_ns := time_of(each.name)) is not None and self._snapshots.holder(each.name) is None
+            if (time_ns := time_of(each.name)) is not None and self._may_go(each.name)
         )
         gone = expired([(name, time_ns) for time_ns, name in taken], self._time_ns())
         if gone:

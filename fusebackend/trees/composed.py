@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, split
-from fusebackend.protocol import ROOT_NODE, Attr, Volume
+from fusebackend.protocol import ROOT_NODE, Attr, UncountedAttr, Volume
 
 WAY = -1
 """In place of a route, of directories that lead to a prefix."""
@@ -141,7 +141,8 @@ class ComposedTree(abc.ABC):
         return self._shown(route, attr, None)
 
     def _shown(self, route: int, attr: Attr, number: int | None) -> Attr:
-        return Attr(
+        kind = Attr if attr.shown_nlink == attr.nlink else UncountedAttr
+        return kind(
             self.number(route, attr.node) if number is None else number,
             attr.mode,
             nlink=attr.nlink,

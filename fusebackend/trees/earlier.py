@@ -297,8 +297,7 @@ class RecordedVolume(Volume):
         if isinstance(source, NodeSource):
             volume, handle = source.volume, closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
         else:
-            assert source.path is not None, "an image has bytes"
-            volume, handle = None, os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+            volume, handle = None, source.opened()
             closing.callback(os.close, handle)
         self._open[node] = _OpenBytes(volume, handle, source.state.size, closing)
         return None

@@ -52,9 +52,13 @@ class Restores:
     Args:
         main, states: of the mount.
         began_ns: returns when a call began; OSError, there is none of that name, or no history.
+
+    Attributes:
+        read: the names of the snapshots that a restore reads now.
     """
 
     def __init__(self, main: MainTree, states: States, began_ns: Callable[[str], int] | None = None) -> None:
+        self.read: Collection[str] = ()
         self._main = main
         self._guard = threading.Lock()
         self._began_ns = began_ns
@@ -87,7 +91,10 @@ class Restores:
             found = _plan(state.tree, main.tree, ref.name, pairs, to is None, self._main.covered())
             return state, found, state.is_overtaken
 
-        with self._guard:
+        with self._guard, contextlib.ExitStack() as ended:
+            ended.callback(setattr, self, "read", ())
+            history = self._main.recorder.history if self._main.recorder and (ref.is_call or ref.is_recorded) else None
+            self.read = {ref.name} if history is None else history.images("snapshot")
             os.makedirs(os.path.dirname(self._journal), 0o700, exist_ok=True)
             recording = partial(self._main.recording, "restore", lambda: f"restore from {ref.name}")
             settled = partial(_settled, plan, "restore fewer paths at a time")

@@ -136,8 +136,12 @@ class InodeResolver:
             raise oserror(errno.ENOENT)
         return place
 
-    async def place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
-        """Where a change of a name happens. EBUSY for a name that leads to a junction."""
+    async def place_for_name(self, parent: int, name: bytes, *, prunes: bool = False) -> tuple[Route, int]:
+        """Where a change of a name happens. EBUSY for a name that leads to a junction.
+
+        Args:
+            prunes: a directory is removed.
+        """
         if self._revalidation.walks:
             self._revalidation.arrived()
         if len(name) > NAME_MAX_BYTES:
@@ -149,7 +153,8 @@ class InodeResolver:
             if name == junction.servers_name:
                 raise oserror(errno.EPERM, name)
         place = await self.place(parent, make=True)
-        place[0].check_writable()
+        if not (prunes and place[0].volume.features.prunable):
+            place[0].check_writable()
         self.own_changes += 1
         return place
 

@@ -262,7 +262,7 @@ class FileSystem:
             return 0  # the change itself says why
 
     async def rmdir(self, parent: int, name: bytes) -> None:
-        route, node = await self.resolver.place_for_name(parent, name)
+        route, node = await self.resolver.place_for_name(parent, name, prunes=True)
         await self._remove(route, node, parent, name, route.door.rmdir)
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:

@@ -21,7 +21,7 @@ from together import over_and_over
 from trees import snapshot as attributes
 
 import fusebackend
-from fusebackend.backends import InMemoryBackend
+from fusebackend.backends import InMemoryBackend, SqliteBackend
 from fusebackend.linux import mount_table as table
 
 LIMIT_S = 60
@@ -207,6 +207,29 @@ def test_a_mount_of_python_takes_none_by_itself(tmp_path: Path) -> None:
 
 
 # -- several hosts -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_read_to_put_files_back_does_not_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk an undo deleted the only bytes of the file, to make room for them."""
+    monkeypatch.setattr("fusebackend.trees.automatic.EVERY_S", 0.5)
+    (tmp_path / "mnt").mkdir()
+    with (
+        SqliteBackend(str(tmp_path / "volume.db")) as backend,
+        fusebackend.mount(backend, str(tmp_path / "mnt"), snapshots="auto", history="on") as files,
+    ):
+        volume, free = backend.volume, []
+        files.upload_files([("/file", b"one")])
+        count = len(files.snapshots())
+        eventually(lambda: len(files.snapshots()) > count, LIMIT_S)
+        files.upload_files([("/file", b"other")])
+        names = [each.name for each in files.snapshots()]
+        sync = volume.sync
+        with monkeypatch.context() as patched:
+            patched.setattr(volume, "sync", lambda: sync() or free.append(all(map(volume.may_go, names))))
+            assert [each.path for each in files.undo().changes] == ["/file"]
+            assert [each.path for each in files.restore(["/file"], names[-1], to=["/copy"]).changes] == ["/copy"]
+        assert free and not any(free)
+        assert all(map(volume.may_go, names))
 
 
 def test_snapshots_of_another_host_come_and_go(postgres_dsn: str, serve: Serve) -> None:

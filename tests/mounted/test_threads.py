@@ -105,6 +105,28 @@ def has(program: str) -> bool:
     return subprocess.run(["sh", "-c", f"command -v {program}"], capture_output=True).returncode == 0
 
 
+def test_rmdir_deletes_where_that_is_allowed(tmp_path: Path, serve: Serve) -> None:
+    with graphs.sqlite_saver(tmp_path / "threads.db") as saver:
+        for name in ("gone", "old"):
+            agent = threadcases.old(saver, name)
+        threadcases.age(saver)
+        root = (
+            serve("memory:", routes={"/threads/": f"threads+sqlite:{tmp_path}/threads.db?prune=allow"}).path / "threads"
+        )
+        first, *_, newest = sorted(path for path in (root / "old" / "history").iterdir() if path.is_dir())
+        before, files = len(graphs.checkpoint_ids(agent, thread("old"))), below(root / "old" / "head")
+        run("rmdir", root / "gone", first)
+        run("rmdir", newest, status=1)
+        run("rmdir", root / "old" / "head", status=1)
+        run("rm", root / "old" / "README.md", status=1)
+        assert os.listdir(root) == ["old"]
+        assert first.name not in os.listdir(first.parent)
+        assert len(graphs.checkpoint_ids(agent, thread("old"))) == before - 1
+        assert below(root / "old" / "head") == files
+        undo = subprocess.run([sys.executable, "-m", "fusebackend", "undo"], cwd=root, capture_output=True, text=True)
+        assert "is on a route that is read-only now" in undo.stdout + undo.stderr
+
+
 def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
     """The mount follows with names, absence, sizes, pages and open files in the kernel's caches."""
     url, saver = database

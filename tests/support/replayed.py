@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from fusebackend.history.history_file import OF_RECORD, HistoryFile
 from fusebackend.history.records import Image, Record, State
 from fusebackend.protocol import ROOT_NODE, SnapshotVolume, Volume
 from fusebackend.testing.branches.by_path import content, walk
@@ -54,11 +55,13 @@ def shown(tree: Tree) -> dict[bytes, tuple[int, bytes, bytes, dict[bytes, bytes]
     return {path: (file.mode, file.data, file.target, file.xattrs) for path, file in tree.items()}
 
 
-def bytes_of(volume: Volume, place: Callable[[Image], str], image: Image) -> bytes:
+def bytes_of(volume: Volume, history: HistoryFile, place: Callable[[Image], str], image: Image) -> bytes:
     assert image.place != "lost", image.name
     if image.place == "snapshot":
         assert isinstance(volume, SnapshotVolume)
         return read(volume.snapshot(image.name), image.node)
+    if image.name.startswith(OF_RECORD):
+        return history.image_data(image)
     with open(place(image), "rb") as file:
         return file.read()
 
@@ -66,8 +69,9 @@ def bytes_of(volume: Volume, place: Callable[[Image], str], image: Image) -> byt
 class Replay:
     """The present tree of a volume, from which records are taken back."""
 
-    def __init__(self, volume: Volume, place: Callable[[Image], str]) -> None:
+    def __init__(self, volume: Volume, history: HistoryFile, place: Callable[[Image], str]) -> None:
         self._volume = volume
+        self._history = history
         self._place = place
         self.tree, self._nodes = tree_of(volume)
 
@@ -90,7 +94,7 @@ class Replay:
         assert record.before is not None
         file.give(record.before)
         if record.image is not None:
-            file.data = bytes_of(self._volume, self._place, record.image)
+            file.data = bytes_of(self._volume, self._history, self._place, record.image)
             assert len(file.data) == record.before.size
 
     def _create(self, record: Record) -> None:

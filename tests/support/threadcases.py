@@ -204,6 +204,14 @@ def bench(kind: str, where: str, **options: Any) -> Iterator[Bench]:
         yield Bench(saver, backend)
 
 
+def age(saver: Any) -> None:
+    """Make the checkpoints of a SqliteSaver 14 years older."""
+    older = "{0} = '1e' || substr({0}, 3)"
+    for table, columns in [("checkpoints", ["checkpoint_id", "parent_checkpoint_id"]), ("writes", ["checkpoint_id"])]:
+        saver.conn.execute(f"UPDATE {table} SET {', '.join(map(older.format, columns))}")
+    saver.conn.commit()
+
+
 def shown(files: dict[str, Any] | None) -> dict[str, bytes]:
     """What a tree has to show of the files in a state. Every key is a path here."""
     return {

@@ -7,7 +7,8 @@ the file is closed, for other hosts are promised what was closed. `tar xf` took 
 This host sees the changes at once: `getattr` answers from the draft, and what else asks the tables about the file has
 it stored first. Otherwise it is stored at `close` and `fsync`, `DRAFT_S` after the first change, or when it grows over
 `DRAFT_BYTES`. From then on each change is a transaction of its own, as it is for all other files. So it is when
-another host changes the file. An error of storing is that of the next `close` or `fsync`.
+another host changes the file. An error of storing is that of each `close` and `fsync` until the file is closed: the
+first `close` may be that of a forked child that executes another program, which nobody hears of.
 
 The changes are made on the inode as `create` has left it. If its row has another version by the time they are stored,
 they are repeated, on that row.
@@ -15,6 +16,7 @@ they are repeated, on that row.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import threading
@@ -226,16 +228,15 @@ class Drafts:
                     draft.is_doubtful = True
 
     def require_stored(self, node: int) -> None:
-        """Store the changes of a file. Its error, or that of an earlier attempt, is raised once."""
-        try:
+        """Store the changes of a file. Its error, or that of an earlier attempt, is raised until `forget`."""
+        with contextlib.suppress(OSError):  # it is in `_failed`
             self.settle(node)
-        finally:
-            error = self._failed.pop(node, None)
+        error = self._failed.get(node)
         if error is not None:
-            raise error
+            raise OSError(error.errno, error.strerror) from error
 
     def forget(self, node: int) -> None:
-        """The file has been closed, and its errors told."""
+        """The last handle of the file has been closed, and each `close` was told of its error."""
         with self._changed:
             self._drafts.pop(node, None)
             self._failed.pop(node, None)

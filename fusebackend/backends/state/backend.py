@@ -151,17 +151,15 @@ class StateBackend(FileVerbs):
 
     def _list(self, path: AgentPath) -> list[FileInfo]:
         files = self._view.now()
-        entries: dict[str, FileInfo] = {}
-        for found, key in files.tree(path):
-            name, slash, _ = found[len(path) :].lstrip("/").partition("/")
-            child = paths.join(path, name)
-            if slash:
-                entries[child + "/"] = FileInfo(path=child + "/", is_dir=True, size=0)
-            elif name:
-                entries[child] = _file_info(child, files.record(key))
-        if not entries and path != ROOT:
-            raise errors.oserror(errno.ENOENT if files.key(path) is None else errno.ENOTDIR)
-        return list(entries.values())
+        at = files.find(path)
+        if at is None or not at.is_dir:
+            raise errors.oserror(errno.ENOENT if at is None else errno.ENOTDIR)
+        return [
+            FileInfo(path=paths.join(path, name) + "/", is_dir=True, size=0)
+            if child.is_dir
+            else _file_info(paths.join(path, name), files.record(files.index.key_of(child)))
+            for name, child in files.index.children(at).items()
+        ]
 
     def _load(self, path: AgentPath) -> Loaded:
         files = self._view.now()

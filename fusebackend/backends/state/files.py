@@ -1,7 +1,7 @@
 """`StateFiles`: the dict under `state["files"]` as a tree of paths, and how it is changed.
 
 A state has keys and no directories; a directory is a path with a key below it. Keys are paths as a rule, but any string
-may be there: a key that is no normalised path is found under its normalised path, unless that is a key itself.
+may be there: `remote/keyed.py` says where a key is that is none.
 
 The dict is replaced and never changed in place, for a checkpointer may still hold it. Changes are made one after the
 other under one lock for the whole process, so two backends over one state lose no update of each other.
@@ -11,41 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from fusebackend import text
-from fusebackend.base import errors, paths
-from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.base import errors
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.remote.files_update import CHANGING, files_of, replace_files
-from fusebackend.remote.keyed import KeyList
-
-_NOT_NORMALISED = re.compile(r"/\.{0,2}(?:/|\Z)")
+from fusebackend.remote.keyed import Keyed, ListedTree, Prefixes
 
 
-class KeyIndex(KeyList):
-    """The keys of a state: normalised paths in order, so that a directory is a range of them; and `odd`, all others."""
+class KeyIndex(ListedTree):
+    """The keys of a state as a tree."""
 
     def __init__(self, keys: Iterable[Any]) -> None:
         self.keys = tuple(keys)
-        super().__init__(key for key in self.keys if not _is_odd(key))
-        self.odd = [key for key in self.keys if _is_odd(key)]
+        super().__init__(key for key in self.keys if isinstance(key, str))
 
     def fits(self, files: Mapping[str, Any]) -> bool:
         """True while these are the keys: others may change the dict in place. Some 10 ns a key."""
         return len(self.keys) == len(files) and self.keys == tuple(files)
-
-    def copy(self) -> KeyIndex:
-        index = KeyIndex(())
-        index._keys, index.odd = list(self._keys), list(self.odd)
-        return index
-
-    def discard(self, key: Any) -> None:
-        if _is_odd(key):
-            self.odd.remove(key)
-        else:
-            super().discard(key)
 
 
 class StateView:
@@ -101,63 +86,35 @@ class StateFiles:
 
     # -- looking -----------------------------------------------------------------------------------------------
 
+    def find(self, path: AgentPath) -> Keyed | None:
+        """The file or directory at a path."""
+        if path != ROOT:
+            return self.index.find(AgentPath(self._prefix + path))
+        return Keyed(place=Prefixes(f"{self._prefix}/", f"{self._prefix[1:]}/" if self._prefix else ""))
+
     def tree(self, path: AgentPath) -> list[tuple[AgentPath, str]]:
-        """The file at a path and all below it, sorted by path, with their keys."""
-        start = len(self._prefix)
-        whole = self._prefix + ("" if path == ROOT else path)
-        found = [(AgentPath(key[start:]), key) for key in self.index.below(whole + "/")]
-        if path != ROOT and whole in self._files:
-            found.insert(0, (path, whole))
-        odd: dict[AgentPath, str] = {}
-        for key in self.index.odd:
-            meant = self._meaning(key)
-            if meant is not None and paths.is_below(meant, path) and self._prefix + meant not in self._files:
-                odd.setdefault(meant, key)
-        return sorted([*found, *odd.items()]) if odd else found
+        """The file at a path, or all below it, sorted by path, with their keys."""
+        return self.index.below(path, self.find(path))
 
     def record(self, key: str) -> Any:
         return self._files[key]
 
     def key(self, path: AgentPath) -> str | None:
         """The key a file is kept under."""
-        key = self._prefix + path
-        if key in self._files and path != ROOT:
-            return key
-        return next((key for key in self.index.odd if self._meaning(key) == path), None)
-
-    def is_directory(self, path: AgentPath) -> bool:
-        if path == ROOT or self.index.any_below(f"{self._prefix}{path}/"):
-            return True
-        return any(paths.is_below(self._meaning(key) or ROOT, path) for key in self.index.odd)
+        return None if path == ROOT else self.index.key(AgentPath(self._prefix + path))
 
     def data(self, path: AgentPath) -> bytes:
         """A file's bytes. ENOENT, EISDIR; TypeError and ValueError for a record that is no file data."""
         key = self.key(path)
         if key is not None:
             return text.decode_file_data(self._files[key])
-        raise errors.oserror(errno.EISDIR if self.is_directory(path) else errno.ENOENT)
-
-    def _meaning(self, key: Any) -> AgentPath | None:
-        """The path that an odd key means; None when it has none."""
-        try:
-            path = paths.normalise(key)
-        except PathError:
-            return None
-        if not paths.is_below(path, self._prefix or ROOT) or path in (ROOT, self._prefix):
-            return None
-        return AgentPath(path[len(self._prefix) :])
+        raise errors.oserror(errno.ENOENT if self.find(path) is None else errno.EISDIR)
 
     # -- changing ----------------------------------------------------------------------------------------------
 
     def require_place(self, path: AgentPath) -> None:
-        """EISDIR, ENOTDIR where a path has no place for a new file."""
-        if self.is_directory(path):
-            raise errors.oserror(errno.EISDIR)
-        directory, _ = paths.parent_and_name(path)
-        while directory != ROOT:
-            if self.key(directory) is not None:
-                raise errors.oserror(errno.ENOTDIR)
-            directory, _ = paths.parent_and_name(directory)
+        """EISDIR, ENOTDIR, ENAMETOOLONG where a path has no place for a new file."""
+        self.index.require_place(AgentPath(self._prefix + path))
 
     def put(self, path: AgentPath, key: str | None, record: Any) -> None:
         """Store a record at a path that is kept under `key` so far (None: there is none yet)."""
@@ -177,8 +134,3 @@ class StateFiles:
     def _draft(self) -> dict[str, Any]:
         assert isinstance(self._files, dict), "files are changed inside of `changing`"
         return self._files
-
-
-def _is_odd(key: Any) -> bool:
-    """True for a key that may not be a normalised path."""
-    return not isinstance(key, str) or not key.startswith("/") or _NOT_NORMALISED.search(key) is not None

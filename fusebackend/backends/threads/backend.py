@@ -32,6 +32,9 @@ PARAMETERS = {
         "auto (default): sizes of computed files are kept in the server's cache directory; off: they are not",
     ),
     **ON_EXISTS,
+    "prune": Parameter(
+        one_of("allow"), "allow: rmdir deletes a thread, or a checkpoint in its history; nothing is deleted by default"
+    ),
     "quiet_s": Parameter(seconds, "a run counts as ended after so many seconds without a new checkpoint"),
     "write": Parameter(
         one_of("head"), "head: changes of files become pending writes of the thread; read-only by default"
@@ -47,6 +50,7 @@ class ThreadsBackend(VolumeBackend):
         database: closed with the backend. `from_sqlite`, `from_postgres` and `from_saver` make one.
         write: `"head"`: a write below `/<thread>/head/` becomes a pending write of the thread, see `head.py`. None:
             nothing can be written.
+        prune: `"allow"`: rmdir of a thread, or of a checkpoint in its history, deletes it, see `prune.py`.
         quiet_s: seconds without a sign of life after which a run counts as ended, and its head as writable.
         cache: keep the sizes of computed files in a cache file of the server, see `index_cache.py`.
         on_exists: `write` over an existing file is an `"error"` (the seeds) or a `"replace"` (deepagents 0.7).
@@ -74,6 +78,7 @@ class ThreadsBackend(VolumeBackend):
         database: Database,
         *,
         write: Literal["head"] | None = None,
+        prune: Literal["allow"] | None = None,
         quiet_s: float = QUIET_S,
         on_exists: OnExists = "error",
         cache: bool = True,
@@ -85,10 +90,11 @@ class ThreadsBackend(VolumeBackend):
             )
         if write not in (None, "head"):
             raise ValueError(f"write must be 'head' or None, not {write!r}")
+        if prune not in (None, "allow"):
+            raise ValueError(f"prune must be 'allow' or None, not {prune!r}")
+        options = {"cache": cache, "may_prune": prune == "allow"}
         volume = (
-            ThreadsVolume(database, cache=cache)
-            if write is None
-            else WritableThreadsVolume(database, quiet_s, cache=cache)
+            ThreadsVolume(database, **options) if write is None else WritableThreadsVolume(database, quiet_s, **options)
         )
         super().__init__(volume, on_exists=on_exists)
 

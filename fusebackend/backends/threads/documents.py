@@ -17,7 +17,7 @@ from fusebackend.backends.threads.database.rows import Damaged, Raw, Saved, Writ
 from fusebackend.backends.threads.database.values import loads
 from fusebackend.backends.threads.json_text import compact, encoded, pretty
 from fusebackend.backends.threads.lineage import Lineage
-from fusebackend.remote.keyed import arrange
+from fusebackend.remote.keyed import ListedTree
 
 _SHOWN_ELSEWHERE: Final = ("files", "messages")
 _STEERING: Final = ("branch:", "join:", "start:", "__")
@@ -144,12 +144,6 @@ def _loaded(raw: Raw) -> Any:
 def _escaped_keys(files: Callable[[], Mapping[str, object]]) -> dict[str, str]:
     """Path → key of the files whose path is not their key."""
     try:
-        places = arrange(files())
+        return {path: key for path, key in ListedTree(files()).all() if path != key}
     except Damaged:
         return {}
-    found = {}
-    for names, key in places.items():
-        path = "/" + b"/".join(names).decode("utf-8", "surrogateescape")
-        if path != key:
-            found[path] = key
-    return found

@@ -27,62 +27,13 @@ from fusebackend.backends.threads.database.values import pack
 from fusebackend.backends.threads.line import Line
 from fusebackend.backends.threads.nodes import Record
 from fusebackend.base import errors, paths
-from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.base.paths import AgentPath
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
 from fusebackend.protocol.versions import digest_of
-from fusebackend.remote.keyed import arrange, is_too_deep, key_of
+from fusebackend.remote.keyed import ListedTree
 
 BUSY = "A run of this thread is active. Try again when it has ended, or waits for an answer"
 NO_FILES = "The agent of this thread keeps no files in its state, and would not see this one"
-
-
-class Layout:
-    """The key of each path, and the paths of directories."""
-
-    def __init__(self, files: Mapping[str, Record]) -> None:
-        self.keys: dict[AgentPath, str] = {}
-        self.directories: set[str] = {ROOT}
-        for names, key in arrange(files).items():
-            self.add(AgentPath("/" + b"/".join(names).decode("utf-8", "surrogateescape")), key)
-
-    def add(self, path: AgentPath, key: str) -> None:
-        self.keys[path] = key
-        self.directories.update(_above(path))
-
-    def copy(self) -> Layout:
-        copy = Layout({})
-        copy.keys.update(self.keys)
-        copy.directories.update(self.directories)
-        return copy
-
-    def below(self, path: str) -> list[tuple[AgentPath, str]]:
-        """The file at a path, and all below it."""
-        return [(place, key) for place, key in self.keys.items() if paths.is_below(place, path)]
-
-    def key_for(self, path: AgentPath) -> str:
-        """The key of a file that is there, or can be made.
-
-        Raises:
-            OSError: EISDIR where a directory is, ENOTDIR below a file, EINVAL for a path that no key has.
-        """
-        key = self.keys.get(path)
-        if key is not None:
-            return key
-        if path in self.directories:
-            raise errors.oserror(errno.EISDIR)
-        if is_too_deep(path):
-            raise errors.oserror(errno.ENAMETOOLONG)
-        if any(above in self.keys for above in _above(path)):
-            raise errors.oserror(errno.ENOTDIR)
-        return _new_key(path)
-
-
-def _above(path: AgentPath) -> Iterator[AgentPath]:
-    """The directories that lead to a path, but the root."""
-    path, _ = paths.parent_and_name(path)
-    while path != ROOT:
-        yield path
-        path, _ = paths.parent_and_name(path)
 
 
 class HeadFiles(Remote):
@@ -105,25 +56,29 @@ class HeadFiles(Remote):
         self._runs = runs
         self._version = -1
         self._seen: Mapping[str, Record] = {}
-        self._layout = Layout({})
+        self._tree = ListedTree(())
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     def contents(self, directory: str) -> Contents:
-        path, layout = _path(directory), self._look()
-        if path not in layout.directories:
+        path, tree = _path(directory), self._look()
+        node = tree.find(path)
+        if node is None or not node.is_dir:
             raise errors.oserror(errno.ENOENT, path)
-        prefix = "/" if path == ROOT else path + "/"
-        found: dict[bytes, Info] = {}
-        for place, key in layout.keys.items():
-            if place.startswith(prefix):
-                name, slash, _ = place[len(prefix) :].partition("/")
-                found.setdefault(paths.to_name(name), _directory(name) if slash else _info(name, self._seen[key]))
-        return Contents(found)
+        return Contents(
+            {
+                paths.to_name(name): Info(name, is_dir=True) if child.is_dir else self._info(name, tree.key_of(child))
+                for name, child in tree.children(node).items()
+            }
+        )
+
+    def _info(self, name: str, key: str) -> Info:
+        record = self._seen[key]
+        return Info(name, False, record.size, record.mtime_ns, (record.mtime_ns, record.size))
 
     def has(self, key: str) -> bool:
-        layout = self._look()
-        return _path(key) in (layout.directories if key.endswith("/") else layout.keys)
+        found = self._look().find(_path(key))
+        return found is not None and found.is_dir == key.endswith("/")
 
     def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
         data = self._data(_path(key))
@@ -131,7 +86,7 @@ class HeadFiles(Remote):
 
     def _data(self, path: AgentPath) -> bytes | None:
         """The bytes of a file, None where there is none."""
-        key = self._look().keys.get(path)
+        key = self._look().key(path)
         with _undamaged():
             return None if key is None else self._seen[key].data()
 
@@ -160,16 +115,20 @@ class HeadFiles(Remote):
 
     def store(self, files: Sequence[tuple[AgentPath, bytes]]) -> list[OSError | None]:
         """Put files, whatever is there: those that can be become one pending write. An error for each, or None."""
-        layout, usual = self._look().copy(), self._usual_format()
+        tree, usual = self._look().copy(), self._usual_format()
         update: dict[str, Any] = {}
         found: list[OSError | None] = []
         for path, data in files:
             try:
-                key = layout.key_for(path)
+                key = tree.key(path)
+                if key is None:
+                    tree.require_place(path)
             except OSError as error:
                 found.append(error)
                 continue
-            layout.add(path, key)
+            if key is None:
+                key = str(path)
+                tree.add(key)
             update[key] = _encoded(data, self._seen.get(key), usual)
             found.append(None)
         try:
@@ -179,7 +138,7 @@ class HeadFiles(Remote):
         return found
 
     def delete(self, key: str) -> None:
-        there = self._look().keys.get(_path(key))
+        there = self._look().key(_path(key))
         if there is not None:
             self._put({there: None})
 
@@ -187,15 +146,14 @@ class HeadFiles(Remote):
         self, old: str, new: str, etag: Etag | None, replaced: tuple[Etag | None] | None, copied: Callable[[], None]
     ) -> Sequence[str]:
         """One pending write."""
-        layout, source, target = self._look(), _path(old), _path(new)
-        moved = layout.below(source)
-        there = layout.below(target)
+        tree, source, target = self._look(), _path(old), _path(new)
+        moved, there = tree.below(source, tree.find(source)), tree.below(target, tree.find(target))
         if not moved or (there and replaced is None):
             raise errors.oserror(errno.EEXIST if moved else errno.ENOENT, target if moved else source)
         update: dict[str, Any] = dict.fromkeys(key for _, key in moved)
         for place, key in moved:
             end = AgentPath(target + place[len(source) :])
-            update[layout.keys.get(end) or _new_key(end)] = _again(self._seen[key])
+            update[tree.key(end) or end] = _again(self._seen[key])
         self._put(update)
         copied()
         return ()
@@ -233,15 +191,15 @@ class HeadFiles(Remote):
         # The writer reports its own paths; caches have to look again.
         changes[others:] = [change._replace(path="") for change in changes[others:] if change.is_for_caches]
 
-    def _look(self) -> Layout:
-        """The current layout. EIO where it can't be read."""
+    def _look(self) -> ListedTree:
+        """The tree of the current files. EIO where it can't be read."""
         line = self._line()
         if line.version != self._version:
             with _undamaged():
                 self._seen = line.lineage.files_now()
             self._version = line.version
-            self._layout = Layout(self._seen)
-        return self._layout
+            self._tree = ListedTree(self._seen)
+        return self._tree
 
     def _usual_format(self) -> str:
         """The format of the thread's files, if they have one in common."""
@@ -268,22 +226,6 @@ def _again(record: Record) -> Any:
     except Damaged:
         return _encoded(record.data(), record, "v2")
     return record.source
-
-
-def _new_key(path: AgentPath) -> str:
-    """The key of a new file. EINVAL where its path would be shown as another one."""
-    try:
-        return key_of(paths.split(path))
-    except ValueError:
-        raise errors.oserror(errno.EINVAL, path) from None
-
-
-def _info(name: str, record: Record) -> Info:
-    return Info(name, False, record.size, record.mtime_ns, (record.mtime_ns, record.size))
-
-
-def _directory(name: str) -> Info:
-    return Info(name, is_dir=True)
 
 
 def _path(key: str) -> AgentPath:

@@ -28,10 +28,11 @@ from fusebackend.backends.threads.message_index import (
 )
 from fusebackend.backends.threads.nodes import Record
 from fusebackend.backends.threads.patch import Header, patch
+from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.recent import Recent
 from fusebackend.base.waiting import will_wait
-from fusebackend.remote.keyed import arrange
+from fusebackend.remote.keyed import ListedTree
 
 PART: Final = "steps"
 """Of a line, in the cache."""
@@ -278,10 +279,10 @@ def _changed(before: Files, after: Files) -> set[str]:
 def _contents(files: Files, keys: set[str]) -> dict[bytes, bytes]:
     """The contents of these files by the path that `history/` shows them under."""
     found = {}
-    for names, key in arrange(files).items():
+    for path, key in ListedTree(files).all():
         if key in keys:
             record = files[key]
-            found[b"/".join(names)] = b"" if record.error is not None else record.data()
+            found[paths.to_name(path[1:])] = b"" if record.error is not None else record.data()
     return found
 
 

@@ -55,10 +55,11 @@ from fusebackend.backends.threads.nodes import (
     TextFile,
     TreeDifference,
 )
+from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
-from fusebackend.remote.keyed import arrange
+from fusebackend.remote.keyed import ListedTree
 
 HEAD: Final = b"head"
 HISTORY: Final = b"history"
@@ -378,6 +379,8 @@ class History(ComputedDirectory):
 
     def __init__(self, line: Line, parent: DirectoryNode) -> None:
         super().__init__(line.nodes, parent, HISTORY, line.fresh, self._list, self._entry)
+        if not line.lineage.place.namespace:
+            self.mode |= line.nodes.prunable
         self.line = line
         self._make_document = self._document_bytes  # one object for all nodes
 
@@ -447,13 +450,14 @@ Wanted: TypeAlias = dict[bytes, Union["Wanted", Record, str]]
 def wanted(files: Mapping[str, Record]) -> Wanted:
     """The tree that the keys of files make, as in `remote/keyed.py`."""
     root: Wanted = {}
-    for names, key in arrange(files).items():
+    for path, key in ListedTree(files).all():
         directory = root
-        for name in names[:-1]:
+        *above, last = paths.to_name(path[1:]).split(b"/")
+        for name in above:
             below = directory.setdefault(name, {})
             assert isinstance(below, dict), f"{key!r} is below a file"
             directory = below
-        directory[names[-1]] = files[key]
+        directory[last] = files[key]
     return root
 
 

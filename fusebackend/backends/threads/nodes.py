@@ -48,6 +48,8 @@ class Nodes:
 
     def __init__(self) -> None:
         self.uid, self.gid = os.geteuid(), os.getegid()
+        self.prunable = 0
+        """Added to the mode of directories from which directories can be removed."""
         self._numbers = itertools.count(ROOT_NODE)
         self._loose: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
         self._held: dict[int, Node] = {}

@@ -3,14 +3,13 @@
 `plan` decides from the outline of a thread, without a database. A delta channel's value is stored at some checkpoints
 only, and follows from the writes since: where a checkpoint goes that others follow from, savers rebuild an empty state
 without an error. So two kinds of checkpoints stay: *whole* ones, which read as before, and *links* on the way from
-these to stored values, which are there for their writes alone.
+these to stored values.
 
-A link's own value of a channel may follow from what went: of a deepagents thread's 297 checkpoints pruned to 10, 85 are
-links, and at 49 of these LangGraph finds too few messages. To keep what links need would keep all 297, as the stored
-values of two channels lie between each other. Nor can a link be hidden: savers list a thread by the namespace in which
-they look for ancestors. So a link keeps the id of a parent that went, by which the reader tells that the value can't be
-known (`ChannelHistory.at`); a whole checkpoint loses it, for none of its values goes further back. A stored value that
-LangGraph fails to load would stop it at such links, but also in the middle of `get_state_history`.
+A link keeps only the channels for which a whole checkpoint looks at it: their values, versions and writes. What it has
+it has rightly, for all that these follow from is kept as well; a channel that it has lost has no version there, so that
+LangGraph finds nothing instead of too little, and is named in its metadata (`pruned`), and as an error in `history/`.
+Links can't be hidden: savers list a thread by the namespace in which they look for ancestors. Of a deepagents thread's
+295 checkpoints pruned to 10, 105 are links, because of 50 versions of files; 1.6 of their 3.2 MB were conversations.
 
 `prune` deletes the newest first, with a checkpoint's writes, and the blobs that nothing else needs, in one transaction:
 after a kill all that is left reads as before, and the next plan has the rest. A portion that a new checkpoint follows
@@ -22,7 +21,7 @@ from __future__ import annotations
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -30,6 +29,7 @@ from fusebackend.backends.threads.database.activity import INTERRUPT
 from fusebackend.backends.threads.database.rows import Outline, Place, Portion, time_ns_of
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.base.errors import oserror
+from fusebackend.protocol import PrunedThread, ThreadSize
 
 YOUNG_NS: Final = 600 * 10**9
 """Younger checkpoints stay: a run may be at them."""
@@ -49,10 +49,10 @@ _SENDS_IN_STATE: Final = 4
 
 
 class Keep(NamedTuple):
-    """Which checkpoints of a thread's own line are chosen. The newest always is."""
+    """Which checkpoints of a thread's own line are chosen."""
 
     newest: int = 1
-    """So many of the newest ones …"""
+    """So many of the newest ones; with 0 nothing is chosen, and the whole thread goes …"""
     since_ns: int | None = None
     """… those made since then, in nanoseconds since 1970 …"""
     steps: frozenset[str] = frozenset()
@@ -67,8 +67,8 @@ class PrunePlan:
     """By line, sub-graphs first; the newest checkpoint first."""
     whole: set[tuple[str, str]] = field(default_factory=set)
     """Namespace and id of checkpoints that read as before."""
-    links: set[tuple[str, str]] = field(default_factory=set)
-    """Those that stay for others."""
+    links: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    """Those that stay for others, with the channels that these look for."""
     bytes: int = 0
     """Of all that goes."""
     held_bytes: int = 0
@@ -77,7 +77,7 @@ class PrunePlan:
     @property
     def checkpoints(self) -> int:
         """How many go."""
-        return sum(len(portions) for _, portions in self.portions)
+        return sum(portion.left is None for _, portions in self.portions for portion in portions)
 
 
 def plan(lines: Mapping[Place, Sequence[Outline]], keep: Keep, now_ns: int) -> PrunePlan:
@@ -89,19 +89,21 @@ def plan(lines: Mapping[Place, Sequence[Outline]], keep: Keep, now_ns: int) -> P
     """
     result = PrunePlan()
     by_id = {(place.namespace, row.id): row for place, rows in lines.items() for row in rows}
-    own = sorted(id_ for namespace, id_ in by_id if namespace == "")
-    if not own:
+    if not any(namespace == "" for namespace, _ in by_id):
         return result
-    chosen = {("", id_) for id_ in [*own[-max(1, keep.newest) :], *keep.steps.intersection(own)]}
+    own = sorted(id_ for (namespace, id_), row in by_id.items() if namespace == "" and not row.is_partial)
+    chosen = {("", id_) for id_ in [*own[max(0, len(own) - keep.newest) :], *keep.steps.intersection(own)]}
     parents = {(namespace, row.parent) for (namespace, _), row in by_id.items()}
     newest = {namespace: max(row.id for row in rows) for (_, namespace), rows in lines.items() if rows}
     for key, row in by_id.items():
         made_ns = time_ns_of(row.id, row.ts)
+        if row.is_partial:
+            continue
         recent = made_ns is None or made_ns > now_ns - YOUNG_NS
         since = keep.since_ns is not None and made_ns is not None and made_ns >= keep.since_ns and key[0] == ""
         waits = INTERRUPT in row.writes and key not in parents
         # A sub-graph with a checkpointer of its own has no task's id in its namespace, and goes on where it was.
-        goes_on = ":" not in key[0] and row.id == newest[key[0]]
+        goes_on = keep.newest and ":" not in key[0] and row.id == newest[key[0]]
         if recent or since or waits or goes_on:
             chosen.add(key)
             if waits:
@@ -110,13 +112,13 @@ def plan(lines: Mapping[Place, Sequence[Outline]], keep: Keep, now_ns: int) -> P
     result.whole = chosen
     for place, rows in lines.items():
         result.links |= _links(place.namespace, rows, chosen)
-    kept = chosen | result.links
-    result.held_bytes = sum(by_id[key].bytes for key in result.links)
     for place in sorted(lines, key=lambda place: place.namespace, reverse=True):
-        portions = _portions(place.namespace, lines[place], kept, chosen)
+        portions = _portions(place.namespace, lines[place], chosen, result.links)
         if portions:
             result.portions.append((place, portions))
             result.bytes += sum(portion.bytes for portion in portions)
+    going = {(place.namespace, portion.id): portion.bytes for place, some in result.portions for portion in some}
+    result.held_bytes = sum(by_id[key].bytes - going.get(key, 0) for key in result.links)
     return result
 
 
@@ -134,59 +136,62 @@ def _with_subgraphs(chosen: set[tuple[str, str]], by_id: Mapping[tuple[str, str]
                 following.append(key)
 
 
-def _links(namespace: str, rows: Sequence[Outline], chosen: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-    """The checkpoints that whole ones of a line follow from: for each delta channel, down to its nearest stored value,
-    or to the root; and the parent that holds the sends of a checkpoint in an old format."""
+def _links(
+    namespace: str, rows: Sequence[Outline], chosen: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], frozenset[str]]:
+    """The checkpoints that whole ones of a line follow from, and in which channels: for each delta channel, down to its
+    nearest stored value, or to the root; and the parent that holds the sends of a checkpoint in an old format."""
     by_id = {row.id: row for row in rows}
     deltas = frozenset().union(*(row.deltas for row in rows))
-    found: set[tuple[str, str]] = set()
+    found: dict[str, set[str]] = {}
     for row in rows:
         if (namespace, row.id) not in chosen:
             continue
         if row.version < _SENDS_IN_STATE and row.parent in by_id and _TASKS in by_id[row.parent].writes:
-            found.add((namespace, row.parent))
-        wanted = {channel for channel in deltas if channel in row.versions} - row.stored
+            found.setdefault(row.parent, set()).add(_TASKS)
+        wanted = {channel for channel in deltas if channel in row.versions and not row.stores(channel)}
         following, met = row.parent, {row.id}
         while wanted and following in by_id and following not in met:
             met.add(following)
-            found.add((namespace, following))
-            wanted -= by_id[following].stored
+            found.setdefault(following, set()).update(wanted)
+            wanted = {channel for channel in wanted if not by_id[following].stores(channel)}
             following = by_id[following].parent
-    return found - set(chosen)
+    return {(namespace, id_): frozenset(left) for id_, left in found.items() if (namespace, id_) not in chosen}
 
 
 def _portions(
-    namespace: str, rows: Sequence[Outline], kept: Collection[tuple[str, str]], whole: Collection[tuple[str, str]]
+    namespace: str,
+    rows: Sequence[Outline],
+    whole: Collection[tuple[str, str]],
+    links: Mapping[tuple[str, str], frozenset[str]],
 ) -> list[Portion]:
-    """What goes with each checkpoint, the newest first."""
+    """What goes of each checkpoint, the newest first."""
     uses = Counter(blob for row in rows for blob in row.versions.items())
     orphans: dict[str, list[str]] = {}
     for row in rows:
-        if row.parent is not None and (namespace, row.id) in whole:
+        if row.parent is not None and ((namespace, row.id) in whole or (namespace, row.id) in links):
             orphans.setdefault(row.parent, []).append(row.id)
     portions = []
     for row in sorted(rows, key=lambda row: row.id, reverse=True):
-        if (namespace, row.id) in kept:
+        left = links.get((namespace, row.id))
+        goes = {*row.versions, *row.values, *row.writes} - (left or set())
+        if (namespace, row.id) in whole or (left is not None and not goes):
             continue
-        uses.subtract(row.versions.items())
-        blobs = {blob: row.blobs[blob[0]] for blob in row.versions.items() if not uses[blob] and blob[0] in row.blobs}
-        portions.append(Portion(row.id, orphans.get(row.id, []), list(blobs), row.bytes + sum(blobs.values())))
+        versions = {blob for blob in row.versions.items() if blob[0] in goes}
+        uses.subtract(versions)
+        blobs = {blob: row.blobs[blob[0]] for blob in versions if not uses[blob] and blob[0] in row.blobs}
+        inside = row.bytes if left is None else sum(row.values.get(name, 0) + row.writes.get(name, 0) for name in goes)
+        portions.append(
+            Portion(
+                row.id,
+                left,
+                [] if left is None else sorted(goes & row.writes.keys()),
+                orphans.get(row.id, []) if left is None else [],
+                list(blobs),
+                inside + sum(blobs.values()),
+            )
+        )
     return portions
-
-
-class Pruned(NamedTuple):
-    """What was deleted of a thread, or would be."""
-
-    thread: str
-    checkpoints: int
-    bytes: int
-    """Given back to the database."""
-    kept: int
-    """Checkpoints that stay and read as before …"""
-    links: int
-    """… and those that these follow from. What their own state lacks is an error."""
-    held_bytes: int
-    """Of the latter."""
 
 
 def prune(
@@ -199,12 +204,13 @@ def prune(
     now_ns: Callable[[], int] = time.time_ns,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Pruned:
+) -> PrunedThread:
     """Delete the checkpoints of a thread but for those to keep, and for those that these need.
 
     Args:
         dry_run: delete nothing.
-        on_progress: is called after each portion, with the checkpoints that are gone, and that are to go.
+        on_progress: is called before the first portion, and after each, with the checkpoints that are gone, and all
+            that go.
 
     Raises:
         OSError: ENOENT, there is no such thread; EROFS; EBUSY, others keep going on from what is to go.
@@ -218,6 +224,8 @@ def prune(
         going = plan(lines, keep, now_ns())
         last = {place: max(row.id for row in rows) for place, rows in lines.items() if rows}
         total, stale = done + going.checkpoints, False
+        if going.portions and not dry_run and not done:
+            on_progress(0, total)
         for place, portions in () if dry_run else going.portions:
             at_once, left = 1, portions
             while left and not stale:
@@ -225,7 +233,7 @@ def prune(
                 stale = not database.remove(place, left[:at_once], last[place])
                 took_s = clock() - began
                 if not stale:
-                    done += len(left[:at_once])
+                    done += sum(portion.left is None for portion in left[:at_once])
                     freed += sum(portion.bytes for portion in left[:at_once])
                     left = left[at_once:]
                     on_progress(done, total)
@@ -235,13 +243,33 @@ def prune(
         if not stale:
             if dry_run:
                 done, freed = going.checkpoints, going.bytes
-            return Pruned(thread, done, freed, len(going.whole), len(going.links), going.held_bytes)
+            return PrunedThread(thread, done, freed, len(going.whole), len(going.links), going.held_bytes)
     raise OSError(errno.EBUSY, f"others go on from checkpoints of thread {thread!r} that are to go")
 
 
-def totals(found: Iterable[tuple[tuple[str, ...], int]]) -> list[tuple[tuple[str, ...], int]]:
-    """Sizes by name, the largest first."""
-    sizes: Counter[tuple[str, ...]] = Counter()
-    for name, size in found:
-        sizes[name] += size
-    return sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+def remove(
+    database: SaverTables, thread: str, checkpoint: str | None = None, now_ns: Callable[[], int] = time.time_ns
+) -> None:
+    """Delete a thread, or one of its checkpoints.
+
+    Raises:
+        OSError: as `prune`; EBUSY, something of it has to stay.
+    """
+    lines = database.outline(thread)
+    own = {row.id for row in lines.get(Place(thread, ""), ())}
+    keep = Keep(0) if checkpoint is None else Keep(1, steps=frozenset(own - {checkpoint}))
+    going = plan(lines, keep, now_ns())
+    stays = going.whole if checkpoint is None else {("", checkpoint)} & (going.whole | going.links.keys())
+    if stays:
+        raise OSError(errno.EBUSY, "others follow from it, it waits for an answer, or a run may be at it")
+    prune(database, thread, keep, now_ns=now_ns)
+
+
+def weighed(database: SaverTables, threads: Collection[str], by: str | None) -> list[ThreadSize]:
+    """The sizes of threads, of all where none is given, or of the parts of each: the largest first."""
+    sizes: Counter[tuple[str, str | None]] = Counter()
+    for thread, name, size in database.weigh(by or "namespace"):
+        if not threads or thread in threads:
+            sizes[thread, name if by else None] += size
+    order = sorted(sizes.items(), key=lambda item: (-item[1], item[0][0], item[0][1] or ""))
+    return [ThreadSize(thread, size, name) for (thread, name), size in order]

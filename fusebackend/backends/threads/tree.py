@@ -83,15 +83,19 @@ class Tree:
         if news is None:
             return
         if news.everything:
-            self.root.all_written()
-            for line in list(self._lines.values()):
-                line.stale = True
+            self.expire()
             return
         for place in news.places:
             shown = self._lines.get(place)
             if shown is not None:
                 shown.stale = True
             self.root.written(place, is_shown=shown is not None)
+
+    def expire(self) -> None:
+        """Anything may have changed."""
+        self.root.all_written()
+        for line in list(self._lines.values()):
+            line.stale = True
 
     def refresh(self) -> None:
         """Update the cached parts of the tree."""

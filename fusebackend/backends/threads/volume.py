@@ -9,10 +9,12 @@ stays read-only. A head is cached for a TTL, as every backend of whole files.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -23,9 +25,11 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from fusebackend.backends.threads.computed import Link
 from fusebackend.backends.threads.database.activity import QUIET_S, RunWatch
 from fusebackend.backends.threads.database.rows import Damaged, Database
+from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.head import HeadFiles
-from fusebackend.backends.threads.line import HEAD, Head, Line
-from fusebackend.backends.threads.tree import LineDirectory, Tree
+from fusebackend.backends.threads.line import HEAD, Checkpoint, Head, Line
+from fusebackend.backends.threads.prune import remove
+from fusebackend.backends.threads.tree import LineDirectory, ThreadDirectory, Tree
 from fusebackend.base import errors, heap, paths, waiting
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
@@ -62,7 +66,7 @@ class ThreadsVolume(NativeVolume):
     at_once = frozenset({"flush", "open", "release"})
     most_nodes = MOST_NODES
 
-    def __init__(self, database: Database, *, cache: bool = True) -> None:
+    def __init__(self, database: Database, *, cache: bool = True, may_prune: bool = False) -> None:
         super().__init__()
         self.features = Features(
             rename=False,
@@ -72,11 +76,15 @@ class ThreadsVolume(NativeVolume):
             persistent_modes=False,
             change_feed=database.tells,
             read_only=True,
+            prunable=may_prune,
             blocking=True,  # the first look at a long conversation reads all of its checkpoints
         )
         self.lock = waiting.Lock()
         self._database = database
         self._tree = Tree(database, cache=cache)
+        if may_prune:
+            self._tree.nodes.prunable = stat.S_IWUSR
+            self._tree.root.mode |= stat.S_IWUSR
         self._feed = Feed(self)
         used = self.lock, self._tree, self._feed
         self._locked, self._known, self._asked = _Locked(self.lock), _Known(*used), _Asked(*used)
@@ -127,6 +135,23 @@ class ThreadsVolume(NativeVolume):
             if not isinstance(found, Link):
                 raise oserror(errno.EINVAL)
             return found.target
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        """Delete a thread, or a checkpoint in its `history`. EROFS; EBUSY as `prune.remove`."""
+        with self._asked:
+            node = self._tree.nodes.directory(parent).find(name)
+            if node is None:
+                raise oserror(errno.ENOENT, name)
+            is_step = isinstance(node, Checkpoint) and not node.line.lineage.place.namespace
+            if not self.features.prunable or not (is_step or isinstance(node, ThreadDirectory)):
+                raise oserror(errno.EROFS, name)
+        place = node.line.lineage.place if isinstance(node, Checkpoint) else cast("ThreadDirectory", node).place
+        try:
+            with contextlib.closing(self.tables()) as tables:
+                remove(tables, place.thread, node.checkpoint if isinstance(node, Checkpoint) else None)
+        except Damaged as error:
+            raise OSError(errno.EIO, str(error)) from None
+        self.pruned()
 
     # -- data --------------------------------------------------------------------------------------------------
 
@@ -193,6 +218,28 @@ class ThreadsVolume(NativeVolume):
         with self.lock:
             self._tree.shrink()
         heap.give_back()
+
+    def pruned(self) -> None:
+        """Look at everything anew. The feed publishes it: the kernel has locked the directory of an rmdir, and a notify
+        waits for that."""
+        with self.lock:
+            self._tree.expire()
+        self._feed.hurry()
+
+    def tables(self) -> SaverTables:
+        """The database, opened once more. The caller closes it. ENOTSUP for a saver that is called itself."""
+        if not isinstance(self._database, SaverTables):
+            raise OSError(errno.ENOTSUP, "these threads have no tables: they are those of a saver object")
+        return self._database.again()
+
+    def threads_named(self, names: Sequence[bytes] = ()) -> dict[str, bytes]:
+        """The ids of threads by their names, of all where none is given, with the names. ENOENT."""
+        with self._asked:
+            root = self._tree.root
+            nodes = {name: root.find(name) for name in names} if names else root.entries()
+            if missing := [name for name, node in nodes.items() if not isinstance(node, ThreadDirectory)]:
+                raise oserror(errno.ENOENT, missing[0])
+            return {node.place.thread: name for name, node in nodes.items() if isinstance(node, ThreadDirectory)}
 
     @property
     def has_listeners(self) -> bool:
@@ -389,8 +436,10 @@ class WritableThreadsVolume(ThreadsVolume):
         quiet_s: after how many seconds without a sign of life a run counts as ended.
     """
 
-    def __init__(self, database: Database, quiet_s: float = QUIET_S, *, cache: bool = True) -> None:
-        super().__init__(database, cache=cache)
+    def __init__(
+        self, database: Database, quiet_s: float = QUIET_S, *, cache: bool = True, may_prune: bool = False
+    ) -> None:
+        super().__init__(database, cache=cache, may_prune=may_prune)
         self.database = database
         self.features = replace(self.features, random_writes=False, change_feed=False, read_only=False)
         self._quiet_s = quiet_s
@@ -505,7 +554,10 @@ class WritableThreadsVolume(ThreadsVolume):
         self._write(RemoteVolume.unlink, parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
-        self._write(RemoteVolume.rmdir, parent, name)
+        if self._inner(parent) is None:
+            super().rmdir(parent, name)
+        else:
+            self._write(RemoteVolume.rmdir, parent, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self._asked:

@@ -55,6 +55,7 @@ from fusebackend.protocol import (
     FileDownloadResponse,
     FileUploadResponse,
     OnOutput,
+    PrunedThread,
     ReadResult,
     StatResult,
     conditions_of,
@@ -345,6 +346,17 @@ class Client(MountProtocol):
 
         await self._done(str, "diff", params, take)
         return b"".join(found).decode()
+
+    async def aprune_threads(
+        self, *paths: str, on_progress: Callable[[str, int, int], None] | None = None, **given: Any
+    ) -> list[PrunedThread]:
+        def take(told: Mapping[str, Any]) -> None:
+            if on_progress is not None:
+                on_progress(told["thread"], told["done"], told["total"])
+
+        params = {**given, "paths": paths, "report": on_progress is not None}
+        found: list[PrunedThread] = await self._done(list[PrunedThread], "prune_threads", params, take)
+        return found
 
     async def abegin_call(
         self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = ""

@@ -110,6 +110,9 @@ class LimitedClient:
 class Place:
     """A place, which a call has until the end of a block, or from `Limiter.take` to `leave`.
 
+    Attributes:
+        next: the kind that it is of from the beginning of a block.
+
     Args:
         stands_still: called while others wait. It returns True when this has ended, to make room.
     """
@@ -118,7 +121,7 @@ class Place:
         self, limiter: Limiter, client: LimitedClient, kind: Kind, stands_still: Callable[[], bool] = lambda: False
     ) -> None:
         self.client = client
-        self.kind = kind
+        self.kind = self.next = kind
         self.stands_still = stands_still
         self.given: threading.Event | None = None
         self.counted = False
@@ -129,8 +132,7 @@ class Place:
         self._worked_s = 0.0
 
     def __enter__(self) -> None:
-        if self not in self._limiter.taken[self.kind]:
-            self._limiter.take(self)
+        self._limiter.go_on(self)
 
     def __exit__(self, *exception: object) -> None:
         self._limiter.leave(self)
@@ -195,27 +197,49 @@ class Limiter:
                 self.queues[kind].remove(place)
                 raise NoRoom(f"too many {kind.what} are under way; try again")
 
+    def go_on(self, place: Place) -> None:
+        """Have a call go on in a place of the next kind; where it has to wait for that, it leaves the one it has."""
+        kind = place.next
+        with self._guard:
+            has = place in self.taken[place.kind]
+            if has and kind is place.kind:
+                return
+            is_free = has and kind.works and self.left[kind] > 0
+            if is_free:  # it is the same thread, so its time is counted on
+                self._remove(place)
+                place.kind = kind
+                self._add(place)
+        if not is_free:
+            self.leave(place)
+            place.kind = kind
+            self.take(place)
+
     def leave(self, place: Place) -> None:
         """More than once does no harm."""
-        kind, client = place.kind, place.client
         with self._guard:
-            if place not in self.taken[kind]:
-                return
-            del self.taken[kind][place]
-            client.has[kind] -= 1
-            if kind.works:
-                client.worked_s += place.worked_s() + CALL_S
-            self.left[kind] += place.counted and not (kind.first_is_free and not client.has[kind])
-            if self.queues[kind]:
-                self._next(kind)
+            if place in self.taken[place.kind]:
+                if place.kind.works:
+                    place.client.worked_s += place.worked_s() + CALL_S
+                self._remove(place)
 
-    def _give(self, place: Place) -> None:
+    def _remove(self, place: Place) -> None:
+        kind, client = place.kind, place.client
+        del self.taken[kind][place]
+        client.has[kind] -= 1
+        self.left[kind] += place.counted and not (kind.first_is_free and not client.has[kind])
+        if self.queues[kind]:
+            self._next(kind)
+
+    def _add(self, place: Place) -> None:
         kind, client = place.kind, place.client
         self.left[kind] -= not (kind.first_is_free and not client.has[kind])
         client.has[kind] += 1
         self.taken[kind][place] = None
         place.counted, place.long = True, False
-        if kind.works:
+
+    def _give(self, place: Place) -> None:
+        self._add(place)
+        if place.kind.works:
             place.began_s = time.monotonic()
             place.worked_s()
         if place.given is not None:

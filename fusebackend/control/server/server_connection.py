@@ -301,9 +301,8 @@ class ServedConnection:
             call = self._parsed(line, share, brief)
             self._lines.done()
             if call.verb.long:
+                self.server.limiter.leave(brief)  # it goes on in another thread
                 self._begin(call)
-            if call.place is not brief:
-                self.server.limiter.leave(brief)
             return call
         except BaseException as error:
             self.server.limiter.leave(brief)
@@ -455,7 +454,7 @@ class RunningCall:
 
     Attributes:
         key: its id, or an object for a call without an id.
-        place: among the calls that work; the one in which its message was understood, if it is done in no time.
+        place: in which its message is understood, and then among the calls that work, unless it is done in no time.
         apart: its place among those that have a thread of their own.
     """
 
@@ -475,8 +474,8 @@ class RunningCall:
         self._share = share
         self.place = brief
         if verb.command or verb.works:
-            self.place = Place(connection.server.limiter, connection.client, ASLEEP if verb.command else WORK)
-        self.hold, self.rest = share.hold, self.place.rest  # for the budget
+            brief.next = ASLEEP if verb.command else WORK
+        self.hold, self.rest = share.hold, brief.rest  # for the budget
         self._subscribed: Subscription | None = None
 
     def carry_out(self) -> bool:

@@ -97,7 +97,8 @@ def test_lines_that_were_there_before_the_log(story: Story) -> None:
     assert story.last("/f") is None
 
 
-def test_where_bytes_are_lost_there_are_candidates(story: Story) -> None:
+def test_where_bytes_are_lost_there_are_candidates(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusebackend.history.images.RECORD_BYTES", 0)
     first = story.wrote("/f", "a", "b")
     second = story.wrote("/f", "a", "x", "b")
     third = story.wrote("/f", "a", "x", "y", "b")

@@ -120,7 +120,7 @@ def test_calls_that_a_crash_interrupted(history: HistoryFile, tmp_path: Path) ->
         ("DELETE FROM events WHERE link = 15", "link 15 is missing"),
         (
             "INSERT INTO events SELECT 16, digest, event, 1, kind, number, mode, payload, time_ns, route, path, node, "
-            "to_path, linked, nlink, identity, place, name, image_node, secret FROM events WHERE link = 10",
+            "to_path, linked, nlink, identity, place, name, image_node, secret, bytes FROM events WHERE link = 10",
             "event 16 (end) was changed",
         ),
         ("UPDATE events SET link = 0 WHERE link = 10", "event 0 (end) was added: its place in the chain is taken"),
@@ -133,7 +133,7 @@ def test_a_change_past_the_server_is_found(history: HistoryFile, statement: str,
     assert any(each.startswith(problem) for each in found), found
 
 
-@pytest.mark.parametrize("column", ["mode", "nlink", "payload", "identity", "place", "secret"])
+@pytest.mark.parametrize("column", ["mode", "nlink", "payload", "identity", "place", "secret", "bytes"])
 def test_nothing_is_added_to_a_change_that_found_no_file(history: HistoryFile, column: str) -> None:
     """Bytes that were planted there would be what an undo puts back, and what blame compares with."""
     call = history.open_call("verb", "write /a", Actor())

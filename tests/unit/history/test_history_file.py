@@ -97,6 +97,25 @@ def test_records_of_every_shape_in_one_batch(history):
         assert {"before": record.before, "image": record.image, "after": record.after} == wanted[record.number]
 
 
+def test_the_bytes_of_small_files_are_in_their_records(history, monkeypatch):
+    monkeypatch.setattr("fusebackend.history.history_file.MOST_HELD_BYTES", 100)
+    call = history.open_call("verb", "write", WHO)
+    sizes = [0, 60, 60]
+    numbers = [
+        history.add(call, ROOT, "content", b"/%d" % size, before=BEFORE, image=Image("file", "", 5, bytes(size)))
+        for size in sizes
+    ]
+    assert history.written() == numbers[-1] + 1, "so many bytes do not wait in memory"
+    images = [record.image for record in history.records(call)]
+    assert images == [Image("file", f"#{number}", 5) for number in numbers]
+    assert [len(history.image_data(each)) for each in images] == sizes
+    assert (history.image_bytes, history.verify().problems) == (120, [])
+    history.forget_contents([AgentPath("/60")], {})
+    assert history.image_bytes == 0
+    with pytest.raises(OSError, match="have been deleted"):
+        history.image_data(images[1])
+
+
 def test_records_without_a_stamp_are_found_in_portions(history):
     call = history.open_call("verb", "write", WHO)
     for number in range(5):
@@ -339,6 +358,36 @@ def test_a_call_whose_records_are_too_many_for_memory_has_a_gap(history, path, m
     assert again.gaps([whole, call]) == {call: "the history could not be written (database or disk is full)"}
     again.forget([call])
     assert again.gaps([call]) == {}
+    again.close()
+
+
+def test_a_gap_before_the_first_record_of_a_call_stays_with_the_call(history):
+    """It went with the calls that are older, and that of a call without a record was said of every later time."""
+    old, empty = made(history, b"/a"), history.open_call("verb", "write", NOBODY)
+    call = history.open_call("verb", "write", NOBODY)
+    for number in (call, empty):
+        history.note_gap(number, "the disk failed")
+    history.add(call, ROOT, "create", b"/b")
+    history.forget([old])
+    assert history.gaps([call]) == {call: "the disk failed"}
+    history.end_call(call)
+    history.end_call(empty)
+    assert [each.number for each in history.calls()] == [call]
+    assert history.begin_at(history._time_ns(), "now") == 2
+    assert history.verify().problems == []
+
+
+def test_a_time_at_which_a_deleted_call_went_on_is_not_known(history, path):
+    """Also while an older call goes on."""
+    history.add(history.open_call("command", "serve", NOBODY), ROOT, "create", b"/a")
+    before_ns, gone, after_ns = history._time_ns(), made(history, b"/b"), history._time_ns()
+    assert (history.begin_at(before_ns, "T"), history.begin_at(after_ns, "T")) == (1, 2)
+    history.forget([gone])
+    history.close()
+    again = HistoryFile(path)
+    with pytest.raises(OSError, match="calls that have changed something since 'T' were forgotten"):
+        again.begin_at(before_ns, "T")
+    assert again.begin_at(after_ns, "T") == 1
     again.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,7 +26,9 @@ def memory():
 
 
 @pytest.fixture
-def images(tmp_path):
+def images(tmp_path, monkeypatch):
+    """Of which each copy is a file."""
+    monkeypatch.setattr(module, "RECORD_BYTES", 0)
     return Images(str(tmp_path), lambda: NAMES[-1], is_automatic)
 
 
@@ -47,6 +50,21 @@ def test_a_copy_without_a_snapshot(memory, images):
     images.remove(image)
     assert images.size_bytes == 0
     assert not os.path.exists(images.path(image))
+
+
+def test_small_files_are_in_their_records(memory, images, monkeypatch):
+    monkeypatch.setattr(module, "RECORD_BYTES", 3)
+    memory.write("/empty", "")
+    memory.write("/longer", "four")
+    found = [images.keep(memory.volume, attr(memory, path)) for path in ("/file", "/empty", "/longer")]
+    assert [(each.place, each.data) for each in found] == [("file", b"old"), ("file", b""), ("file", None)]
+    monkeypatch.setattr(module, "MAX_BYTES", images.size_bytes - 1)
+    assert images.is_too_much()
+    images.remove(found[0])
+    assert not images.is_too_much()
+    grown = attr(memory)
+    memory.edit("/file", "old", "older")
+    assert images.keep(memory.volume, grown).data is None
 
 
 def test_a_snapshot_has_what_did_not_change_since(memory, images):
@@ -133,10 +151,8 @@ def test_what_no_record_needs_goes(memory, images, tmp_path):
     first, second = images.keep(memory.volume, attr(memory)), images.keep(memory.volume, attr(memory))
     below = images.next_number()
     third = images.keep(memory.volume, attr(memory))
-    memory.write("/empty", "")
-    empty = images.keep(memory.volume, attr(memory, "/empty"))
-    images.clean({second.name}, below)
-    assert [os.path.exists(images.path(each)) for each in (first, second, third, empty)] == [False, True, True, True]
+    images.clean(SimpleNamespace(images=lambda place: {second.name}, image_bytes=0), below)
+    assert [os.path.exists(images.path(each)) for each in (first, second, third)] == [False, True, True]
     again = Images(str(tmp_path))
     assert again.size_bytes == images.size_bytes
     assert int(again.keep(memory.volume, attr(memory)).name) > int(third.name)

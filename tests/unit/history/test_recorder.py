@@ -47,7 +47,7 @@ def test_records_taken_back_give_what_was_there(kind, before, steps):
         first = place.history.add(place.history.open_call("verb", "mark", Actor()), ROOT, "create", b"/")
         earlier = shown(tree_of(place.volume)[0])
         make(place, steps)
-        replay = Replay(place.volume, place.images.path)
+        replay = Replay(place.volume, place.history, place.images.path)
         replay.back(record for record in place.records() if record.number > first)
         assert shown(replay.tree) == earlier
         assert place.recorder.incomplete is None

@@ -100,7 +100,7 @@ def test_a_verb(place, arguments, kinds):
     assert sorted(record.kind for record in records) == sorted(kinds)
     after = {}
     for prefix, volume in place.volumes.items():
-        replay = Replay(volume, place.images.path)
+        replay = Replay(volume, place.history, place.images.path)
         replay.back(record for record in records if record.prefix == prefix)
         after[prefix] = shown(replay.tree)
     assert after == before

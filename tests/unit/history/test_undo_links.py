@@ -29,6 +29,10 @@ from fusebackend.base.paths import ROOT
 from fusebackend.history import history_file
 from fusebackend.history import undo as undo_module
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Volume
+from fusebackend.rules.rule import within
+from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
+from fusebackend.rules.view import View
+from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import opened
 
 ROUNDS = amount("UNDO_LINK_ROUNDS", day=40, night=5_000)
@@ -41,7 +45,7 @@ DIRECTORIES = ["/d", "/e"]
 NAMES = [f"{above}/{name}" for above in ("", *DIRECTORIES) for name in ("f", "g", "h")]
 
 DIRECTORY_KINDS = ["dir", "dir without birth times"]
-KINDS = ["memory", "sqlite", *DIRECTORY_KINDS]
+KINDS = ["memory", "sqlite", "sqlite that hides names", *DIRECTORY_KINDS]
 
 State = dict[bytes, Kept]
 
@@ -104,8 +108,11 @@ class World:
     def _opened(self) -> Any:
         if self.kind == "memory":
             return InMemoryBackend()
-        if self.kind == "sqlite":
-            return SqliteBackend(self._directory / "files.db")
+        if self.kind.startswith("sqlite"):
+            backend = SqliteBackend(self._directory / "files.db")
+            if self.kind == "sqlite":
+                return backend
+            return VolumeBackend(RuledSnapshotVolume(backend.volume, View("/", [within(["/**/hidden"])])))
         return FilesystemBackend(self._directory / "files", virtual_mode=True)
 
     def _begin(self) -> None:

@@ -149,7 +149,7 @@ def test_records_that_are_left_lead_back(before: Any, steps: Any, at: int) -> No
             assert shown(tree_of(scene.place.volume)[0]) == there
             left = scene.place.records()
             assert known - {each.number for each in left} <= changes
-            replay = Replay(scene.place.volume, scene.place.images.path)
+            replay = Replay(scene.place.volume, scene.place.history, scene.place.images.path)
             replay.back(each for each in left if first < each.number <= number)
             assert shown(replay.tree) == earlier
         finally:

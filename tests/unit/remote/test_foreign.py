@@ -383,7 +383,7 @@ def test_a_file_that_others_changed_meanwhile_is_a_conflict_that_loses_nothing(v
     assert "what was written here is in /f.conflict-" in caplog.text
     fails(errno.ESTALE, volume.write, node, 0, b"more")
     fails(errno.ESTALE, volume.read, node, 0, 10)
-    volume.flush(node)
+    fails(errno.ESTALE, volume.flush, node)  # the first close may be that of a forked child, which nobody hears of
     volume.release(node, RW)
     assert len(duck.files) == (1 if theirs is None else 2)
     if theirs is not None:

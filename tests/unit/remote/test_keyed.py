@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from for_each import for_each
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fusebackend.remote.keyed import arrange, key_of, name_of, names_of, text_of
+from fusebackend.remote.keyed import ListedTree, name_of, text_of
 
 TEXTS = st.text(st.sampled_from(list("ab./%\0~=25F é\n")) | st.characters(exclude_categories=["Cs"]), max_size=12)
 LONG = st.integers(240, 600).flatmap(lambda size: st.text(st.sampled_from("aé/%漢"), min_size=size, max_size=size))
@@ -30,7 +32,7 @@ LONG = st.integers(240, 600).flatmap(lambda size: st.text(st.sampled_from("aé/%
         ("%2F", b"%252F"),
         ("%2f", b"%2f"),
         ("a%=", b"a%25="),
-        ("%.", b"%25."),
+        ("%.", b"%."),
         ("new\nline", b"new\nline"),
         ("\udcff", b"\xff"),
     ],
@@ -78,46 +80,31 @@ def test_a_surrogate_that_is_no_byte_has_a_name_too() -> None:
     assert name_of("a\ud800") != name_of("a\ud801")
 
 
-@for_each(
-    ("key", "names"),
-    [
-        ("/a/b.txt", (b"a", b"b.txt")),
-        ("a/b.txt", (b"a", b"b.txt")),
-        ("//x", (b"%", b"x")),
-        ("/a/", (b"a", b"%")),
-        ("/", (b"%",)),
-        ("/a/../b/.", (b"a", b"%2E%2E", b"b", b"%2E")),
-    ],
-)
-def test_a_path_is_a_path(key: str, names: tuple[bytes, ...]) -> None:
-    assert names_of(key) == names
-    if key.startswith("/"):
-        assert key_of(names) == key
-
-
 def test_keys_in_each_others_way() -> None:
-    keys = ["/a", "/a/b", "a", "x", "/d/e/f", "/d/e", "", "/"]
-    assert arrange(keys) == {
-        (b"a%=",): "/a",
-        (b"a", b"b"): "/a/b",
-        (b"%.", b"a"): "a",
-        (b"x",): "x",
-        (b"d", b"e", b"f"): "/d/e/f",
-        (b"d", b"e%="): "/d/e",
-        (b"%",): "/",
-        (b"%.", b"%"): "",
+    keys = ["/a", "/a/b", "a", "x", "/d/e/f", "/d/e", "", "/", "//x", "/a/../b/."]
+    assert dict(ListedTree(keys).all()) == {
+        "/a%=": "/a",
+        "/a/b": "/a/b",
+        "/a%=%": "a",
+        "/x": "x",
+        "/d/e/f": "/d/e/f",
+        "/d/e%=": "/d/e",
+        "/%%=": "/",
+        "/%%=%": "",
+        "/%/x": "//x",
+        "/a/%2E%2E/b/%2E": "/a/../b/.",
     }
 
 
-SEGMENTS = st.sampled_from(["", "a", "b", ".", "..", "%", "%.", "a%=", "%="])
+SEGMENTS = st.sampled_from(["", "a", "b", ".", "..", "%", "%=", "a%="])
 KEYS = st.lists(SEGMENTS, min_size=1, max_size=4).map("/".join)
 
 
 @example(["n" * length + end for length in (253, 254, 255) for end in ("", "/a")])
 @given(st.lists(KEYS, unique=True))
-def test_every_key_has_a_place_and_no_place_is_in_anothers_way(keys: list[str]) -> None:
-    places = arrange(keys)
+def test_every_key_has_a_place_where_it_is_found(keys: list[str]) -> None:
+    tree = ListedTree(keys)
+    places = dict(tree.all())
     assert sorted(places.values()) == sorted(keys)
-    assert all(len(name) <= 255 for names in places for name in names)
-    directories = {names[:depth] for names in places for depth in range(len(names))}
-    assert not directories & places.keys()
+    assert all(len(os.fsencode(name)) <= 255 for path in places for name in path.split("/"))
+    assert {path: tree.key(path) for path in places} == places

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,9 @@ from failing import CHANGES, READS
 from live import live
 
 from fusebackend.backends import FilesystemBackend, SqliteBackend
+from fusebackend.base.paths import ROOT
+from fusebackend.history.history_file import HistoryFile
+from fusebackend.protocol import Actor
 from fusebackend.testing.each import each
 
 LEVELS = {"sqlite": 1_100, "dir": 300}
@@ -125,3 +129,25 @@ def test_a_level_costs_the_same_at_any_depth(tmp_path: Path, kind: str, view: st
     for case in each(costs):
         with case as (less, more):
             assert more < (CALLS_A_LEVEL_BACK if case.name.startswith("undo") else less * 1.1)
+
+
+def test_what_others_have_changed_since_is_found_in_as_many_steps_as_there_are_levels(tmp_path: Path) -> None:
+    """One call has made directories in each other; another one has put something else in the place of each."""
+    costs = []
+    for levels in DEPTHS:
+        with contextlib.closing(HistoryFile(str(tmp_path / str(levels) / "history.db"))) as history:
+            ours, theirs = (history.open_call("command", "make", Actor()) for _ in range(2))
+            paths = [b"/d" * level for level in range(1, levels + 1)]
+            numbers = [history.add(ours, ROOT, "create", path) for path in paths]
+            others = [history.add(theirs, ROOT, "exchange", path + b"/new", to_path=path) for path in paths]
+            steps: list[str] = []
+            history._reader.set_progress_handler(functools.partial(steps.append, "a thousand of SQLite's"), 1000)
+            sys.setprofile(lambda frame, event, argument, steps=steps: steps.append(event))
+            try:
+                found = history.overlaps([ours])
+            finally:
+                sys.setprofile(None)
+            assert {number: last.number for number, (_, last) in found.items()} == dict.fromkeys(numbers, others[-1])
+            costs.append(len(steps) / levels)
+    less, more = costs
+    assert more < less * 1.2

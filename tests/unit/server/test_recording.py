@@ -100,7 +100,8 @@ def changed(recording, image=None):
     return number
 
 
-def test_calls_and_copies_go_after_a_day(recording, backend):
+def test_calls_and_copies_go_after_a_day(recording, backend, monkeypatch):
+    monkeypatch.setattr("fusebackend.history.images.RECORD_BYTES", 0)
     backend.write("/file", "old")
     attr = backend.volume.lookup(1, b"file")
     image = recording.images.keep(backend.volume, attr)
@@ -114,6 +115,7 @@ def test_calls_and_copies_go_after_a_day(recording, backend):
 
 
 def test_the_oldest_calls_go_when_the_copies_are_too_many(recording, backend, monkeypatch):
+    monkeypatch.setattr("fusebackend.history.images.RECORD_BYTES", 0)
     backend.write("/file", "old")
     images = [recording.images.keep(backend.volume, backend.volume.lookup(1, b"file")) for _ in range(3)]
     calls = [changed(recording, image) for image in images]

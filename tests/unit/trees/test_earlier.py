@@ -39,7 +39,7 @@ def before(place: Place, number: int, path: bytes = b"/") -> EarlierVolume:
     def source(record: Record) -> ImageSource:
         assert record.before is not None
         assert record.image is not None
-        found = image_source(place.volume, place.images.path, record.before, record.image)
+        found = image_source(place.volume, place.history, place.images.path, record.before, record.image)
         assert found is not None
         return found
 

@@ -13,13 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, LeftOut, Link, News, Place, Raw
-from fusebackend.backends.threads.database.sql import LINE, Execute, SaverDialect, SaverTables, document_of, links_of
+from fusebackend.backends.threads.database.sql import (
+    LINE,
+    LOST,
+    Execute,
+    SaverDialect,
+    SaverTables,
+    document_of,
+    links_of,
+    mapping,
+)
 from fusebackend.backends.threads.database.values import loads, require
 from fusebackend.base.extras import needed_by
 from fusebackend.base.waiting import will_wait
@@ -47,7 +57,7 @@ ON b.thread_id = :thread AND b.checkpoint_ns = :namespace AND b.channel = :chann
 
 _LINK: Final = """
     c.checkpoint_id, c.parent_checkpoint_id, c.checkpoint -> 'channel_versions' ->> :channel,
-    c.checkpoint -> 'channel_values' -> :channel, b.type, b.blob
+    c.checkpoint -> 'channel_values' -> :channel, c.checkpoint -> 'pruned' ? :channel, b.type, b.blob
 """
 
 _OF_LINE: Final = "c.thread_id = :thread AND c.checkpoint_ns = :namespace"
@@ -119,6 +129,7 @@ class PostgresDatabase(SaverTables):
         document="NULL, checkpoint",
         placeholders=_placeholders,
         size="pg_column_size({})",
+        changed="checkpoint = CAST(:document AS jsonb), metadata = CAST(:metadata AS jsonb)",
     )
 
     def __init__(self, dsn: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -171,8 +182,8 @@ class PostgresDatabase(SaverTables):
         return self._ask(_ANCESTRY, **place._asdict(), checkpoint=checkpoint, channel=channel, limit=limit)
 
     def _link(self, row: Any, channel: str) -> Link:
-        found, parent, version, inline, kind, blob = row
-        stored: Any = NOTHING if inline is None else inline
+        found, parent, version, inline, is_lost, kind, blob = row
+        stored: Any = LOST if is_lost else NOTHING if inline is None else inline
         if kind is not None:
             stored = _value(found, channel, Raw(kind, blob))
         return Link(found, parent or None, version is not None, stored)
@@ -237,6 +248,10 @@ class PostgresDatabase(SaverTables):
     def _remove_beside(self, execute: Execute, place: Place, blobs: Sequence[tuple[str, str]]) -> None:
         for channel, version in blobs:
             execute(_REMOVE_BLOB, **place._asdict(), channel=channel, version=version)
+
+    def _stripped(self, data: Any, kind: Any, left: Collection[str], parts: Mapping[str, Any]) -> str:
+        kept = {name: value for name, value in mapping(data, "channel_values").items() if name in left}
+        return json.dumps({**data, **parts, "channel_values": kept})
 
     def _append(self, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
         """After the present ones: savers number the writes of a task from 0 and never replace one."""

@@ -119,22 +119,32 @@ class Outline(NamedTuple):
     """Of a sub-graph: the checkpoints that it ran at, by namespace."""
     versions: Mapping[str, str]
     """Channel → its version."""
-    stored: frozenset[str]
-    """The channels whose values are stored with it."""
+    values: Mapping[str, int]
+    """Channel → the size of its value in the checkpoint, 0 where it is next to nothing."""
     deltas: frozenset[str]
     """The channels that it shows to be delta channels."""
-    writes: frozenset[str]
-    """The channels of the writes to it."""
+    writes: Mapping[str, int]
+    """Channel → the size of the writes to it."""
     bytes: int
     """Of it and the writes to it."""
     blobs: Mapping[str, int]
     """Channel → the size of its value, where that is kept apart; 0 where it has none."""
+    is_partial: bool
+    """It was pruned to a link, which has some of its channels."""
+
+    def stores(self, channel: str) -> bool:
+        """Whether the value of a channel is stored with it."""
+        return channel in self.values or bool(self.blobs.get(channel))
 
 
 class Portion(NamedTuple):
-    """A checkpoint that goes, and all that goes with it."""
+    """A checkpoint that goes, or of which a part goes."""
 
     id: str
+    left: frozenset[str] | None
+    """The channels that stay, with their values, versions and writes; None where the checkpoint goes."""
+    writes: Sequence[str]
+    """Of a checkpoint that stays: the channels whose writes go."""
     orphans: Sequence[str]
     """The checkpoints that lose it as their parent."""
     blobs: Sequence[tuple[str, str]]

@@ -10,7 +10,7 @@ import abc
 import contextlib
 import errno
 import json
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
@@ -63,6 +63,8 @@ class SaverDialect(NamedTuple):
     """From `:name` to the driver's placeholders."""
     size: str
     """The bytes of a column `{}`, which is not read for it."""
+    changed: str
+    """What is set in a checkpoint's row, with `:document` and `:metadata`, so that its mark changes."""
 
 
 Execute: TypeAlias = Callable[..., list[Any]]
@@ -71,6 +73,12 @@ Execute: TypeAlias = Callable[..., list[Any]]
 COUNTERS: Final = "counters_since_delta_snapshot"
 VERSIONED_WRITES: Final = "delta_writes_versioned"
 """Metadata of a graph with delta channels; LangGraph.js has the second only, and does not name the channels."""
+
+PRUNED: Final = "pruned"
+"""In a document and its metadata: the channels that a checkpoint has lost. LangGraph shows the latter."""
+
+LOST: Final = LeftOut("it was pruned, as nothing that was kept follows from it")
+"""Stands for their values."""
 
 
 class Statements:
@@ -139,6 +147,8 @@ class Statements:
             make(f"DELETE FROM {table} WHERE {LINE} AND checkpoint_id = :checkpoint")
             for table in (dialect.writes, "checkpoints")
         ]
+        self.remove_writes = f"{self.remove[0]} AND channel = {make(':channel')}"
+        self.strip = make(f"UPDATE checkpoints SET {dialect.changed} WHERE {LINE} AND checkpoint_id = :checkpoint")
         kept = [("checkpoints", row_size, "'(checkpoints)'"), (dialect.writes, write_size, "channel")]
         kept += [("checkpoint_blobs", write_size, "channel")] if "checkpoint_blobs" in dialect.tables else []
         self.weigh = {
@@ -308,7 +318,11 @@ class SaverTables(Database):
             checkpoint,
             parent or None,
             ts if isinstance(ts, str) else None,
-            {**mapping(document, "channel_values"), **self._values_beside(place, checkpoint)},
+            {
+                **dict.fromkeys(document.get(PRUNED, ()), LOST),
+                **mapping(document, "channel_values"),
+                **self._values_beside(place, checkpoint),
+            },
             mapping(document, "channel_versions"),
             mapping(document, "versions_seen"),
             _metadata(metadata),
@@ -353,11 +367,12 @@ class SaverTables(Database):
                     version if isinstance(version, int) else 1,
                     {name: id_ for name, id_ in mapping(about, "parents").items() if isinstance(id_, str)},
                     versions,
-                    frozenset(values) | {name for name, size in blobs.items() if size},
+                    self._sizes_inside(values, kind, data),
                     frozenset(deltas),
-                    frozenset(writes),
+                    writes,
                     size + sum(writes.values()),
                     blobs,
+                    PRUNED in document,
                 )
             )
         return rows
@@ -365,6 +380,10 @@ class SaverTables(Database):
     @abc.abstractmethod
     def _is_snapshot(self, value: Any, beside: bool) -> bool:
         """Whether a value in a checkpoint's document is a delta channel's; `beside`: it is kept apart."""
+
+    def _sizes_inside(self, values: Mapping[str, Any], kind: Any, data: Any) -> Mapping[str, int]:
+        """The sizes of values in a checkpoint's document."""
+        return dict.fromkeys(values, 0)
 
     def _sizes_beside(self, place: Place) -> Mapping[tuple[str, str], int]:
         """The sizes of values that are kept apart, by channel and version; 0 for none."""
@@ -386,10 +405,36 @@ class SaverTables(Database):
             for portion in portions:
                 for orphan in portion.orphans:
                     execute(self._sql.orphan, **place._asdict(), checkpoint=orphan, parent=portion.id)
+                if portion.left is not None:
+                    self._strip(execute, place, portion, portion.left)
+                    continue
                 for statement in self._sql.remove:
                     execute(statement, **place._asdict(), checkpoint=portion.id)
                 self._remove_beside(execute, place, portion.blobs)
         return True
+
+    def _strip(self, execute: Execute, place: Place, portion: Portion, left: Collection[str]) -> None:
+        """Take all but some channels out of a checkpoint."""
+        at = {**place._asdict(), "checkpoint": portion.id}
+        for _, metadata, kind, data in execute(self._sql.saved, **at):
+            document = self._document(portion.id, kind, data)
+            versions = mapping(document, "channel_versions")
+            lost = sorted({*document.get(PRUNED, ()), *versions} - set(left))
+            parts = {
+                "channel_versions": {name: version for name, version in versions.items() if name in left},
+                "versions_seen": {},
+                PRUNED: lost,
+            }
+            stripped = self._stripped(data, kind, left, parts)
+            about = json.dumps({**_metadata(metadata), PRUNED: lost})
+            execute(self._sql.strip, **at, document=stripped, metadata=about)
+            for channel in portion.writes:
+                execute(self._sql.remove_writes, **at, channel=channel)
+            self._remove_beside(execute, place, portion.blobs)
+
+    @abc.abstractmethod
+    def _stripped(self, data: Any, kind: Any, left: Collection[str], parts: Mapping[str, Any]) -> bytes | str:
+        """A stored document with these parts in place of its own, and with the values of some channels alone."""
 
     def _remove_beside(self, execute: Execute, place: Place, blobs: Sequence[tuple[str, str]]) -> None:
         """Delete values that are kept apart."""

@@ -17,12 +17,14 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, Link, News, Place, Raw
 from fusebackend.backends.threads.database.sql import (
     LINE,
+    LOST,
+    PRUNED,
     Execute,
     SaverDialect,
     SaverTables,
@@ -31,7 +33,15 @@ from fusebackend.backends.threads.database.sql import (
     mapping,
     require_id,
 )
-from fusebackend.backends.threads.database.values import IN_DOCUMENT, SNAPSHOT, Ext, loads, require
+from fusebackend.backends.threads.database.values import (
+    IN_DOCUMENT,
+    SNAPSHOT,
+    Ext,
+    joined,
+    loads,
+    parts_of,
+    require,
+)
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import (
     DatabaseFile,
@@ -118,6 +128,10 @@ class SqliteDatabase(SaverTables):
         document="type, checkpoint",
         placeholders=_placeholders,
         size="length({})",
+        changed=(
+            "checkpoint = :document, metadata = CAST(:metadata AS BLOB), "
+            "rowid = (SELECT max(rowid) + 1 FROM checkpoints)"
+        ),
     )
 
     def __init__(self, path: str, *, follows: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
@@ -273,7 +287,8 @@ class SqliteDatabase(SaverTables):
         require_id(checkpoint, parent)
         document = self._document(checkpoint, kind, blob)
         versioned = channel in mapping(document, "channel_versions")
-        return Link(checkpoint, parent or None, versioned, mapping(document, "channel_values").get(channel, NOTHING))
+        absent = LOST if channel in document.get(PRUNED, ()) else NOTHING
+        return Link(checkpoint, parent or None, versioned, mapping(document, "channel_values").get(channel, absent))
 
     def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
         try:
@@ -318,6 +333,17 @@ class SqliteDatabase(SaverTables):
 
     def _is_snapshot(self, value: Any, beside: bool) -> bool:
         return isinstance(value, Ext) and value.code == SNAPSHOT
+
+    def _sizes_inside(self, values: Mapping[str, Any], kind: Any, data: Any) -> Mapping[str, int]:
+        if not values:
+            return {}
+        return {name: len(part) for name, part in parts_of(kind, parts_of(kind, data)["channel_values"]).items()}
+
+    def _stripped(self, data: Any, kind: Any, left: Collection[str], parts: Mapping[str, Any]) -> bytes:
+        document = parts_of(kind, data)
+        values = parts_of(kind, document["channel_values"]) if "channel_values" in document else {}
+        kept = {name: part for name, part in values.items() if name in left}
+        return joined(kind, {**document, **parts, "channel_values": kept})
 
     def _append(self, connection: sqlite3.Connection, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
         """After the present ones: savers number the writes of a task from 0 and never replace one."""

@@ -298,6 +298,28 @@ def _members_of(data: bytes) -> int:
     return data[0] & 0x0F
 
 
+def parts_of(kind: str | None, data: Any) -> dict[str, Any]:
+    """The members of a mapping, each as it is stored. Damaged."""
+    import msgspec
+
+    try:
+        found: dict[str, Any] = _codec(kind).decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged(f"it can't be taken apart: {error}") from None
+    return found
+
+
+def joined(kind: str, members: Mapping[str, Any]) -> bytes:
+    """A mapping as it is stored, of values, and of such that are stored."""
+    return bytes(_codec(kind).encode(members))
+
+
+def _codec(kind: str | None) -> Any:
+    import msgspec
+
+    return msgspec.msgpack if kind == "msgpack" else msgspec.json
+
+
 def pack(value: Any) -> Raw:
     """Plain data as LangGraph stores it."""
     library = _ormsgpack()

@@ -145,17 +145,25 @@ def test_move_is_one_update_and_keeps_the_record(backend):
     assert stored(backend) == {"/new/place/a": record}
 
 
-def test_keys_that_are_not_normalised_are_found_under_the_path_they_mean():
+def test_keys_that_are_no_paths_have_names():
     runtime = SimpleNamespace(state={"files": {}})
     odd = {"a.txt": "relative", "//b": "slashes", "/c/../d": "dots", "/../e": "above", 7: "no string", "/f/": "slash"}
     runtime.state["files"].update({key: {"content": value} for key, value in odd.items()})
     backend = StateBackend(runtime)
-    assert [info["path"] for info in backend.ls("/").entries] == ["/a.txt", "/b", "/d", "/f"]
-    assert "slashes" in backend.read("/b")
-    result = backend.edit("/b", "slashes", "one slash")
-    assert result.files_update["//b"] is None and result.files_update["/b"]["content"] == "one slash"
-    assert "//b" not in stored(backend)
-    assert backend.delete("/d").files_update == {"/c/../d": None}
+    found = ["/%/b", "/%2E%2E/e", "/a.txt", "/c/%2E%2E/d", "/f/%"]
+    assert sorted(info["path"] for info in backend.glob("/**").matches) == found
+    assert "relative" in backend.read("/a.txt")
+    result = backend.edit("/a.txt", "relative", "absolute")
+    assert result.files_update["a.txt"] is None and result.files_update["/a.txt"]["content"] == "absolute"
+    assert "a.txt" not in stored(backend)
+    assert backend.delete("/c").files_update == {"/c/../d": None}
+
+
+def test_a_file_that_is_a_directory_too_has_two_names():
+    runtime = SimpleNamespace(state={"files": {key: {"content": key} for key in ("/a", "/a/b")}})
+    backend = StateBackend(runtime)
+    assert sorted(info["path"] for info in backend.ls("/").entries) == ["/a%=", "/a/"]
+    assert [found.content for found in backend.download_files(["/a", "/a%="])] == [b"/a", b"/a"]
 
 
 @for_each(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,22 @@ import threadcases
 from click.testing import CliRunner
 from graphs import say, thread, use, user, write
 from hypothesis import given, settings
+from langgraph.checkpoint.memory import InMemorySaver
+from live import live
 from profiles import amount
 from test_threads_model import DEEDS, after_each, b
 from threadcases import Bench, bench
 
+from fusebackend.backends import InMemoryBackend
+from fusebackend.backends.threads import ThreadsBackend
+from fusebackend.backends.threads import prune as prune_module
 from fusebackend.backends.threads.database import sqlite
 from fusebackend.backends.threads.database.rows import CheckpointMark, Outline, Place
 from fusebackend.backends.threads.database.sql import SaverTables
-from fusebackend.backends.threads.prune import Keep, Pruned, plan, prune
+from fusebackend.backends.threads.prune import Keep, plan, prune
 from fusebackend.cli.main import main
+from fusebackend.protocol import PrunedThread
+from fusebackend.volumes.walk import resolve
 
 __all__ = ["b"]  # a fixture
 
@@ -47,7 +55,7 @@ def later() -> int:
     return time.time_ns() + HOUR_NS
 
 
-def pruned(b: Bench, name: str, keep: Keep = NEWEST, **options: Any) -> Pruned:
+def pruned(b: Bench, name: str, keep: Keep = NEWEST, **options: Any) -> PrunedThread:
     return prune(database(b), name, keep, now_ns=later, sleep=lambda seconds: None, **options)
 
 
@@ -71,6 +79,18 @@ def seen(graph: Any, name: str, checkpoint: str | None = None) -> Any:
     config = thread(name) if checkpoint is None else thread(name, checkpoint_ns="", checkpoint_id=checkpoint)
     state = graph.get_state(config, subgraphs=True)
     return state.values, state.next, [item.value for item in state.interrupts], state.metadata, state.created_at
+
+
+def check_links(graph: Any, name: str, before: dict[str, Any]) -> None:
+    """LangGraph finds of a link what it found before, or nothing, and its metadata names what is lost."""
+    for id_ in graphs.checkpoint_ids(graph, thread(name)):
+        values, _, _, metadata, _ = seen(graph, name, id_)
+        lost = metadata.get("pruned", ())
+        assert values == {
+            channel: type(value)() if channel in lost else value
+            for channel, value in before[id_][0].items()
+            if channel in values or channel not in lost
+        }, id_
 
 
 def goes_on(graph: Any, name: str) -> Any:
@@ -102,7 +122,7 @@ def check_kept(before: Any, after: Any, whole: set[tuple[str, str]]) -> int:
     for id_, parts in after.items():
         for part, expected in zip(parts, before[id_], strict=True):
             if part != expected:
-                assert ("", id_) not in whole and b"which is gone" in str(part).encode(), id_
+                assert ("", id_) not in whole and b"it was pruned" in str(part).encode(), id_
                 gone += 1
     return gone
 
@@ -119,10 +139,12 @@ def test_what_stays_of_any_history_reads_as_before_and_goes_on(b: Bench, deeds: 
     going = plan(database(b).outline(name), Keep(2), later())
     whole = [id_ for namespace, id_ in going.whole if namespace == ""]
     before = {checkpoint: seen(graph, name, checkpoint) for checkpoint in [*whole, None]}
+    every = {checkpoint: seen(graph, name, checkpoint) for checkpoint in graphs.checkpoint_ids(graph, thread(name))}
     shown = history(b, graph, name)
     assert pruned(b, name, Keep(2)).checkpoints == going.checkpoints
-    assert set(graphs.checkpoint_ids(graph, thread(name))) == {id_ for _, id_ in going.whole | going.links}
+    assert set(graphs.checkpoint_ids(graph, thread(name))) == {id_ for _, id_ in {*going.whole, *going.links}}
     assert {checkpoint: seen(graph, name, checkpoint) for checkpoint in before} == before
+    check_links(graph, name, every)
     check_kept(shown, history(b, graph, name), going.whole)
     assert b.tree(f"/{name}/head") == threadcases.shown(graphs.state_at(graph, thread(name)).get("files"))
     assert pruned(b, name, Keep(2)).checkpoints == 0
@@ -160,12 +182,14 @@ def test_stories_of_deepagents_stay_as_they_are(fresh: Bench, story: Any) -> Non
     before |= {
         checkpoint: seen(agent, name, checkpoint) for checkpoint in graphs.checkpoint_ids(agent, thread(name))[-3:]
     }
+    every = {checkpoint: seen(agent, name, checkpoint) for checkpoint in graphs.checkpoint_ids(agent, thread(name))}
     tree, shown = fresh.tree(f"/{name}/head"), history(fresh, agent, name)
     whole = plan(database(fresh).outline(name), Keep(3), later()).whole
     assert unaccounted(fresh, name) == 0
     dry = pruned(fresh, name, Keep(3), dry_run=True)
     assert pruned(fresh, name, Keep(3)) == dry
     assert {checkpoint: seen(agent, name, checkpoint) for checkpoint in before} == before
+    check_links(agent, name, every)
     assert (check_kept(shown, history(fresh, agent, name), whole) > 0) is (story is threadcases.snapshots)
     assert fresh.tree(f"/{name}/head") == tree
     assert unaccounted(fresh, name) == 0
@@ -196,13 +220,13 @@ def test_a_young_checkpoint_a_step_and_those_since_then_stay(fresh: Bench) -> No
 
 
 def row(id_: str, parent: str | None = None, **more: Any) -> Outline:
-    empty = {"parents": {}, "versions": {}, "stored": frozenset(), "deltas": frozenset(), "writes": frozenset()}
+    empty: Any = {"parents": {}, "versions": {}, "values": {}, "deltas": frozenset(), "writes": {}, "is_partial": False}
     known = {"ts": "2020-01-01T00:00:00+00:00", "version": 4, "bytes": 1, "blobs": {}, **empty, **more}
     return Outline(id=id_, parent=parent, **known)
 
 
 FILES = {"versions": {"files": "1"}}
-SEED = {**FILES, "stored": frozenset({"files"}), "deltas": frozenset({"files"})}
+SEED = {**FILES, "values": {"files": 0}, "deltas": frozenset({"files"})}
 BOTH = {"versions": {"files": "1", "messages": "1"}, "deltas": frozenset({"files", "messages"})}
 LINE = [row("1"), row("2", "1"), row("3", "2")]
 
@@ -215,13 +239,13 @@ LINE = [row("1"), row("2", "1"), row("3", "2")]
         ({"": [row("1"), row("2", "1", **SEED), row("3", "2", **FILES)]}, "3", "2"),
         ({"": [row("1"), row("2", "1", **FILES), row("3", "2", **SEED)]}, "3", ""),
         ({"": [row("1"), row("2", "1", **BOTH), row("3", "2", **BOTH)]}, "3", "1 2"),
-        ({"": [row("1", **SEED), row("2", "1", **BOTH, stored={"messages"}), row("3", "2", **BOTH)]}, "3", "1 2"),
+        ({"": [row("1", **SEED), row("2", "1", **BOTH, values={"messages": 0}), row("3", "2", **BOTH)]}, "3", "1 2"),
         ({"": [row("1", **SEED), row("2", "1"), row("3", "2")]}, "3", ""),
         ({"": [row("1"), row("2", "1"), row("3", "2", version=3)]}, "3", ""),
-        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks"}), row("3", "2", version=3)]}, "3", "2"),
-        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks"}), row("3", "2")]}, "3", ""),
-        ({"": [row("1"), row("2", "1", writes={"__interrupt__"}), row("3", "1")]}, "2 3", ""),
-        ({"": [row("1"), row("2", "1", writes={"__interrupt__"}), row("3", "2")]}, "3", ""),
+        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks": 0}), row("3", "2", version=3)]}, "3", "2"),
+        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks": 0}), row("3", "2")]}, "3", ""),
+        ({"": [row("1"), row("2", "1", writes={"__interrupt__": 0}), row("3", "1")]}, "2 3", ""),
+        ({"": [row("1"), row("2", "1", writes={"__interrupt__": 0}), row("3", "2")]}, "3", ""),
         ({"": [*LINE[:2], row("3", "2", ts="2020-01-02T00:00:00+00:00")], "sub": LINE}, "3 sub.3", ""),
         ({"": LINE, "sub:t": [row("1", parents={"": "2"}), row("2", "1", parents={"": "3"})]}, "3 sub:t.2", ""),
         (
@@ -230,7 +254,7 @@ LINE = [row("1"), row("2", "1"), row("3", "2")]
             "",
         ),
         (
-            {"": LINE, "a:t": [row("1", parents={"": "2"}, writes={"__interrupt__"})]},
+            {"": LINE, "a:t": [row("1", parents={"": "2"}, writes={"__interrupt__": 0})]},
             "2 3 a:t.1",
             "",
         ),
@@ -239,13 +263,18 @@ LINE = [row("1"), row("2", "1"), row("3", "2")]
     ],
 )
 def test_a_plan(lines: dict[str, list[Outline]], whole: str, links: str) -> None:
-    def shown(keys: set[tuple[str, str]]) -> str:
+    def shown(keys: Collection[tuple[str, str]]) -> str:
         return " ".join(sorted(f"{namespace}.{id_}".removeprefix(".") for namespace, id_ in keys))
 
     going = plan({Place("t", namespace): rows for namespace, rows in lines.items()}, NEWEST, time.time_ns())
     assert (shown(going.whole), shown(going.links)) == (whole, links)
-    kept = going.whole | going.links
-    gone = [(place.namespace, portion.id) for place, portions in going.portions for portion in portions]
+    kept = {*going.whole, *going.links}
+    gone = [
+        (place.namespace, portion.id)
+        for place, portions in going.portions
+        for portion in portions
+        if portion.left is None
+    ]
     if whole:
         assert {*gone, *kept} == {(namespace, row.id) for namespace, rows in lines.items() for row in rows}
         assert not kept.intersection(gone)
@@ -391,15 +420,10 @@ def test_the_commands_say_what_goes_and_what_stays(tmp_path: Path) -> None:
     with bench("sqlite", path) as b:
         for name in ("one", "two"):
             threadcases.old(b.saver, name)
-        b.saver.conn.execute(
-            "UPDATE checkpoints SET checkpoint_id = '1e' || substr(checkpoint_id, 3), "
-            "parent_checkpoint_id = '1e' || substr(parent_checkpoint_id, 3)"
-        )
-        b.saver.conn.execute("UPDATE writes SET checkpoint_id = '1e' || substr(checkpoint_id, 3)")
-        b.saver.conn.commit()
+        threadcases.age(b.saver)
         for arguments, status, said in [
             (["prune", path], 2, "give one of --keep and --older"),
-            (["prune", path, "--older", "long"], 2, "write a number and one of"),
+            (["prune", path, "--older", "long"], 1, "'long' is no time"),
             (["prune", path, "--keep", "2"], 1, "add --yes"),
             (["prune", path, "three", "--keep", "2", "-n"], 1, "there is no thread 'three'"),
             (["du", path, "three"], 1, "there is no thread 'three'"),
@@ -413,3 +437,102 @@ def test_the_commands_say_what_goes_and_what_stays(tmp_path: Path) -> None:
         left = {thread_id: size["bytes"] for size in json.loads(run(main, ["threads", "du", path, "--json"]).stdout)
                 for thread_id in [size["thread"]]}  # fmt: skip
         assert left["one"] < left["two"]
+
+
+@pytest.mark.parametrize("door", ["mount", "socket"])
+def test_a_mount_weighs_and_prunes_its_threads_and_says_so_in_its_log(
+    tmp_path: Path, door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "threads.db")
+    with contextlib.ExitStack() as stack:
+        saver = stack.enter_context(graphs.sqlite_saver(path))
+        agents = {name: threadcases.old(saver, name) for name in ("one", "two")}
+        before = {name: seen(agent, name) for name, agent in agents.items()}
+        routes = {"/threads/": ThreadsBackend.from_sqlite(path, write="head")}
+        made = stack.enter_context(live(tmp_path, InMemoryBackend(), routes))
+        files: Any = made.mount._face if door == "mount" else stack.enter_context(made.connect())
+        monkeypatch.setattr(prune_module, "YOUNG_NS", -HOUR_NS)
+        told: list[tuple[str, int, int]] = []
+        for given, options, expected in [
+            ([], {"keep": 1}, ValueError),
+            (["/threads"], {}, ValueError),
+            (["/threads"], {"keep": 1, "older": "30d"}, ValueError),
+            (["/threads"], {"older": "soon"}, ValueError),
+            (["/threads/one/head"], {"keep": 1}, ValueError),
+            (["/threads/three"], {"keep": 1}, FileNotFoundError),
+            (["/"], {"keep": 1}, OSError),
+        ]:
+            with pytest.raises(expected):
+                files.prune_threads(*given, **options)
+        sizes = {one.thread: one.bytes for one in files.weigh_threads("/threads")}
+        assert sizes.keys() == before.keys()
+        assert {one.name for one in files.weigh_threads("/threads/one", by="namespace")} == {""}
+        steps = files.glob("*/history/*", "/threads").matches or []
+        dry = files.prune_threads("/threads", keep=2, dry_run=True)
+        assert files.log() == []
+        assert files.prune_threads("/threads/one", keep=2, on_progress=lambda *done: told.append(done)) == [
+            one for one in dry if one.thread == "one"
+        ]
+        assert told[0] == ("one", 0, told[-1][1])
+        assert told[-1] == ("one", dry[0].checkpoints, dry[0].checkpoints)
+        assert len(files.glob("*/history/*", "/threads").matches or []) == len(steps) - 2 * dry[0].checkpoints
+        assert {one.thread: one.bytes for one in files.weigh_threads("/threads")} == {
+            **sizes,
+            "one": sizes["one"] - dry[0].bytes,
+        }
+        (call,) = files.log()
+        assert call.title == "prune_threads /threads/one"
+        (change,) = files.changes(call.call)
+        assert change.path == "/threads/one/checkpoints.tsv"
+        assert "what was pruned is gone for good" in files.undo(call.call).conflicts[0].reason
+        assert files.prune_threads("/threads", older="0s", keep_steps=["unknown"], vacuum=True)[1].kept == 1
+        assert {name: seen(agent, name) for name, agent in agents.items()} == before
+
+
+@pytest.mark.parametrize("kind", threadcases.KINDS)
+@pytest.mark.parametrize("write_to", [None, "head"])
+def test_rmdir_deletes_a_checkpoint_or_a_thread_where_that_is_allowed(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, write_to: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = threadcases.where_of(request, kind, tmp_path)
+    with bench(kind, where, prune="allow", write=write_to) as b, threadcases.reader(kind, where) as closed:
+        agent, waiting = threadcases.old(b.saver), threadcases.waiting_for_approval(b.saver)
+        ids, before = graphs.checkpoint_ids(agent, thread("old")), seen(agent, "old")
+        deltas = threadcases.snapshots(b.saver)
+
+        def rmdir(path: str, backend: ThreadsBackend = b.backend) -> int:
+            above, _, name = path.rpartition("/")
+            try:
+                parent = resolve(backend.volume, above or "/").found.node
+                backend.volume.rmdir(parent, name.encode())
+            except OSError as error:
+                return error.errno or -1
+            return 0
+
+        def stems() -> list[str]:
+            return [path.rpartition("-")[0] for path in b.history("/old")]  # the node was known to the parent alone
+
+        steps, before_it = b.history("/old"), stems()
+        assert rmdir(steps[2]) == errno.EBUSY  # young
+        monkeypatch.setattr(prune_module, "YOUNG_NS", -HOUR_NS)
+        for path, expected in [
+            ("/none", errno.ENOENT), ("/old/head", errno.EROFS), ("/old/history", errno.EROFS),
+            ("/old/messages.jsonl", errno.EROFS), (steps[-1], errno.EBUSY), ("/waiting_for_approval", errno.EBUSY),
+            (b.history("/snapshots")[-2], errno.EBUSY), (steps[2], 0), (steps[2], errno.ENOENT), (steps[0], 0),
+        ]:  # fmt: skip
+            assert rmdir(path) == expected, path
+            assert rmdir(path, closed) in (errno.EROFS, errno.ENOENT)
+        assert stems() == [before_it[1], *before_it[3:]]
+        assert graphs.checkpoint_ids(agent, thread("old")) == [ids[1], *ids[3:]]
+        assert seen(agent, "old") == before
+        assert rmdir("/snapshots") == rmdir("/old") == 0
+        assert rows(b, "old") == rows(b, "snapshots") == dict.fromkeys(rows(b, "old"), 0)
+        assert [info["path"] for info in b.backend.ls("/").entries or []] == ["/waiting_for_approval/"]
+        assert graphs.checkpoint_ids(deltas, thread("snapshots")) == []
+        assert waiting.get_state(thread("waiting_for_approval")).interrupts
+
+
+def test_a_saver_object_has_no_tables_to_prune(tmp_path: Path) -> None:
+    backend = ThreadsBackend.from_saver(InMemorySaver())
+    with live(tmp_path, backend) as made, made.connect() as files, pytest.raises(OSError, match="of a saver object"):
+        files.weigh_threads("/")

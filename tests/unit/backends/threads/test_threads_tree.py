@@ -28,7 +28,7 @@ from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import Caller, GlobResult, GrepResult
-from fusebackend.remote.keyed import arrange, name_of
+from fusebackend.remote.keyed import ListedTree, name_of
 
 ODD_THREADS = ["t/1", "", ".", "..", "a%2Fb", "漢字", "line\nbreak", "x" * 300, "é" * 200, "~home", "%"]
 if sys.platform != "win32":
@@ -105,7 +105,7 @@ def test_keys_that_are_no_paths_are_shown_and_listed(b: Bench) -> None:
         "/" + "k" * 300,
     ]
     put_files(b.saver, "odd", {key: record(key) for key in keys})
-    expected = {"/" + b"/".join(place).decode("utf-8", "surrogateescape"): key for place, key in arrange(keys).items()}
+    expected = dict(ListedTree(keys).all())
     assert b.tree("/odd/head") == {path: key.encode() for path, key in expected.items()}
     assert b.tree(b.history("/odd")[-1]) == {path: key.encode() for path, key in expected.items()}
     shown = json.loads(b.get("/odd/state.json") or b"")["file_keys"]
@@ -141,7 +141,7 @@ def test_any_files_come_out_as_they_went_in(shared: Bench, files: dict[str, str 
         return {"content": content, "encoding": "utf-8"}
 
     put_files(shared.saver, name, {key: data(content) for key, content in files.items()})
-    places = {"/" + os.fsdecode(b"/".join(place)): key for place, key in arrange(files).items()}
+    places = dict(ListedTree(files).all())
     expected = {
         path: content if isinstance(content := files[key], bytes) else content.encode() for path, key in places.items()
     }
