@@ -531,9 +531,13 @@ class HistoryFile:
             waiting = (row[events.NUMBER] for each, row in self._waiting if not each and row[0] == "change")
             return min(min(waiting, default=self._record + 1), min(self._reserved, default=self._record + 1))
 
-    def commit_log(self) -> CommitLog:
-        """Return the history as volumes see it that keep its records."""
-        return CommitLog(self.id, self.written, self.doubtful, self.settle)
+    def commit_log(self, lost: Callable[[Sequence[int]], None] = lambda numbers: None) -> CommitLog:
+        """Return the history as volumes see it that keep its records.
+
+        Args:
+            lost: as in `CommitLog`.
+        """
+        return CommitLog(self.id, self.written, self.doubtful, self.settle, self._reserved.copy, lost)
 
     def replay(self, prefix: AgentPath, rows: Iterable[LogRow]) -> int:
         """Take up records of a route that its volume has kept for a killed server, before anything else changes. One

@@ -91,9 +91,11 @@ class Kept(NamedTuple):
 class VolumeRecords:
     """The files of one volume that calls have changed, for all routes and trees that show it."""
 
-    __slots__ = ("last",)
+    __slots__ = ("last", "moved")
 
     def __init__(self) -> None:
+        self.moved: dict[int, bytes] = {}
+        """Node → the path that this host has given it last."""
         self.last: dict[int, OpenCall] = {}
         """Node → the call that has changed it last, of those that go on. It has a record of how the file was before."""
 
@@ -287,6 +289,13 @@ class Recorder:
         for records in tuple(call.files):
             records.end(call)
 
+    def lost(self, volume: Volume) -> None:
+        """A crash of a volume's server has taken changes: each call has its next change of a file recorded again."""
+        records = self.of(volume)
+        for call in self.calls.open():
+            records.end(call)
+        records.moved.clear()
+
     def settle_all(self) -> None:
         """Stamp what the calls that go on have left by now."""
         for call in self.calls.open():
@@ -452,7 +461,7 @@ class HistoryListener(ChangeListener):
         self.orders = not ((volume.features.blocking and not is_branch) or volume.features.shared)
         self._is_logged = route.prefix in recorder.logged
         self._turns = [threading.Lock() for _ in range(TURNS)] if self._is_logged else []
-        self._moved: dict[int, bytes] = {}
+        self._moved = self.records.moved
 
     # -- the moments of a change -----------------------------------------------------------------------------------
 

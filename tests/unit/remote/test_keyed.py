@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from for_each import for_each
 from hypothesis import example, given
@@ -104,5 +106,5 @@ def test_every_key_has_a_place_where_it_is_found(keys: list[str]) -> None:
     tree = ListedTree(keys)
     places = dict(tree.all())
     assert sorted(places.values()) == sorted(keys)
+    assert all(len(os.fsencode(name)) <= 255 for path in places for name in path.split("/"))
     assert {path: tree.key(path) for path in places} == places
-    assert all(len(name.encode()) <= 255 for path in places for name in path.split("/"))
