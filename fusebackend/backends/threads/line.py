@@ -1,6 +1,6 @@
 """`Line`: the contents of one line's directory.
 
-    README.md  transcript.md  checkpoints.tsv      pages (`overview.py`)
+    README.md  transcript.md  checkpoints.tsv  space.tsv      pages (`overview.py`); the last is of a whole thread
     messages.jsonl  state.json                     the current conversation and state (`documents.py`)
     messages/0012-ai.md …                          each message (`conversation.py`)
     changes/NAME.patch …                           a git patch for each checkpoint that changed files (`patch.py`)
@@ -70,8 +70,9 @@ STATE: Final = b"state.json"
 README: Final = b"README.md"
 TRANSCRIPT: Final = b"transcript.md"
 CHECKPOINTS: Final = b"checkpoints.tsv"
+SPACE: Final = b"space.tsv"
 
-REPEATING: Final = frozenset({HISTORY, MESSAGES, CHANGES, README, TRANSCRIPT, CHECKPOINTS})
+REPEATING: Final = frozenset({HISTORY, MESSAGES, CHANGES, README, TRANSCRIPT, CHECKPOINTS, SPACE})
 """Names of what says the same as other files."""
 
 RECENT_CHECKPOINTS: Final = 64
@@ -146,6 +147,7 @@ class Line:
         self.shared = shared
         self._talk: MessageIndex | None = None
         self._index: LineIndex | None = None
+        self._space = (-1, b"")  # a version, and `space.tsv` then
         self._talked, self._indexed = -1, -1  # the versions that these have seen
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
         self._directory = directory
@@ -171,6 +173,10 @@ class Line:
                 repeats=True,
             ),
         }
+        if not lineage.place.namespace:
+            self._documents[SPACE] = self._document(
+                Rewritten, lambda: len(self._space_now()), self._space_now, repeats=True
+            )
         computed = {directory.name: directory for directory in self._computed}
         self._entries: Mapping[bytes, Node] = {HEAD: self.head, **computed, **self._documents}
         self._date()
@@ -292,6 +298,12 @@ class Line:
     def _state_now(self) -> bytes:
         self.fresh()
         return documents.state_now(self.lineage)
+
+    def _space_now(self) -> bytes:
+        self.fresh()
+        if self._space[0] != self.version:
+            self._space = self.version, overview.space_tsv(self.lineage)
+        return self._space[1]
 
     def _readme(self, index: LineIndex) -> bytes:
         return overview.readme(index, self.lineage.place)

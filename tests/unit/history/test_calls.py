@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 from for_each import for_each
+from together import together
 
 from fusebackend.base.paths import ROOT
 from fusebackend.history import processes as module
@@ -225,9 +226,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def test_this_process_by_any_of_its_threads(processes):
     found = []
-    thread = threading.Thread(target=lambda: found.append(processes.of(threading.get_native_id())))
-    thread.start()
-    thread.join()
+    together(lambda: found.append(processes.of(threading.get_native_id())))
     (process,) = found
     assert process == processes.of(os.getpid())
     assert (process.pid, process.parent, process.session) == (os.getpid(), os.getppid(), os.getsid(0))

@@ -36,8 +36,8 @@ if sys.platform != "win32":
 
 
 OF_A_LINE = [
-    "README.md", "changes", "checkpoints.tsv", "head", "history", "messages.jsonl", "messages", "state.json",
-    "transcript.md",
+    "README.md", "changes", "checkpoints.tsv", "head", "history", "messages.jsonl", "messages", "space.tsv",
+    "state.json", "transcript.md",
 ]  # fmt: skip
 
 
