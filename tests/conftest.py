@@ -35,6 +35,23 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 pytest.register_assert_rewrite("fusebackend.testing")
 
 
+SERVERS = frozenset({"postgres", "seaweedfs", "docker_engine"})
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test by its folder and its fixtures. Others that need a mount, or a server of their own, say so."""
+    if item.nodeid.startswith("tests/mounted/"):
+        item.add_marker("mounted")
+    if not SERVERS.isdisjoint(getattr(item, "fixturenames", ())):
+        item.add_marker("services")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("mounted") is not None:
+        mounts.require()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     return skips.judged((yield))

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import os
 import stat
 import time
 from collections import defaultdict
@@ -36,10 +35,9 @@ from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree, Seen
 from fusebackend.history.records import Record
 from fusebackend.history.undo_plan import ImageSource, mount_path, node_of
-from fusebackend.linux.holes import next_data
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, StatFs, Volume
 from fusebackend.trees.merge.tree import MergeTree
-from fusebackend.volumes.contents import opened
+from fusebackend.volumes.frozen import GivesPieces
 from fusebackend.volumes.placing import NodeSource, State, state_of
 from fusebackend.volumes.walk import entries
 
@@ -82,16 +80,7 @@ class Past(NamedTuple):
     source: Callable[[Record], ImageSource]
 
 
-class _OpenBytes(NamedTuple):
-    """A file that is open: in a volume, or an image on disk."""
-
-    volume: Volume | None
-    handle: int
-    size: int
-    closing: contextlib.ExitStack
-
-
-class RecordedVolume(Volume):
+class RecordedVolume(GivesPieces):
     """A route with records taken back. Read-only; for one thread.
 
     Args:
@@ -118,8 +107,8 @@ class RecordedVolume(Volume):
         self._with_ways = with_ways
         self._known = {ROOT_NODE: tree.root}  # directories, and files that are not the live ones, by their numbers
         self._numbers: dict[PlannedFile, int] = {}  # of those that no live file is
+        self._gone: dict[int, PlannedFile] = {}  # files whose last name was removed, by the nodes that they had
         self._ctimes: dict[int, int] = {}
-        self._open: dict[int, _OpenBytes] = {}
 
     # -- taking back -----------------------------------------------------------------------------------------------
 
@@ -133,8 +122,9 @@ class RecordedVolume(Volume):
         match record.kind:
             case "create":
                 place.put(None)
-                if not record.linked:
-                    self._tree.files.pop(record.node, None)  # the number may have been another file's before
+                if not record.linked:  # the number may have been another file's before
+                    self._tree.files.pop(record.node, None)
+                    self._gone.pop(record.node, None)
             case "remove":
                 place.put(self._earlier(record))
             case "rename":
@@ -165,11 +155,12 @@ class RecordedVolume(Volume):
         before = record.before
         if before is None:
             return None
-        has_others = not stat.S_ISDIR(before.mode) and (record.linked or before.nlink > 1)
-        node = node_of(record) if has_others and self._lasts(record) else 0
-        file = self._tree.files.get(node) or PlannedFile(None, before)
+        node = 0 if stat.S_ISDIR(before.mode) or not self._lasts(record) else node_of(record)
+        # Without another name, the number may be that of another file by now.
+        files = self._tree.files if record.linked or before.nlink > 1 else self._gone
+        file = self._gone.get(node) or (files.get(node) if node else None) or PlannedFile(None, before)
         if node:
-            self._tree.files[node] = file
+            files.setdefault(node, file)
         self._give(file, record)
         return file
 
@@ -288,19 +279,12 @@ class RecordedVolume(Volume):
             raise oserror(errno.ENODATA, name)
         return state.xattrs[name]
 
-    def open(self, node: int, flags: int) -> Attr | None:
-        """Open a file; each once at a time. An error, with a text for people, if its bytes are not known."""
-        assert node not in self._open, "it is open already"
+    def pieces(self, node: int) -> Iterator[tuple[int, bytes]]:
+        """Read a file. An error, with a text for people, if its bytes are not known."""
         self.require(node)
-        file, closing = self._file(node), contextlib.ExitStack()
-        source = file.source if file is not None and file.source is not None else NodeSource(self._live, node)
-        if isinstance(source, NodeSource):
-            volume, handle = source.volume, closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
-        else:
-            volume, handle = None, source.opened()
-            closing.callback(os.close, handle)
-        self._open[node] = _OpenBytes(volume, handle, source.state.size, closing)
-        return None
+        file = self._file(node)
+        source = None if file is None else file.source
+        return (source or NodeSource(self._live, node)).pieces()
 
     def require(self, node: int) -> None:
         """Raise an error, with a text for people, for a regular file whose bytes are not known."""
@@ -315,20 +299,6 @@ class RecordedVolume(Volume):
 
     def _unknown(self, path: bytes, why: str) -> OSError:
         return OSError(errno.EIO, f"its bytes are lost: {why}")
-
-    def read(self, node: int, offset: int, size: int) -> bytes:
-        volume, handle, _, _ = self._open[node]
-        return os.pread(handle, size, offset) if volume is None else volume.read(handle, offset, size)
-
-    def next_data(self, node: int, offset: int) -> int | None:
-        volume, handle, size, _ = self._open[node]
-        if volume is not None:
-            return volume.next_data(handle, offset)
-        start = next_data(handle, offset, size)
-        return start if start < size else None
-
-    def release(self, node: int, flags: int) -> None:
-        self._open.pop(node).closing.close()
 
     def statfs(self) -> StatFs:
         return self._live.statfs()

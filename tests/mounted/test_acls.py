@@ -21,7 +21,6 @@ from fusebackend.base import acl
 from fusebackend.testing.posix.case import as_user, fails, umask
 
 pytestmark = [
-    pytest.mark.mounted,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a moment"),
     pytest.mark.skipif(not shutil.which("setfacl"), reason="the package acl is not installed"),
 ]

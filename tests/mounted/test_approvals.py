@@ -30,7 +30,7 @@ from fusebackend.integrations.approving import approving
 from fusebackend.integrations.deepagents import export
 from fusebackend.testing.posix.case import refused
 
-pytestmark = [pytest.mark.mounted, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 LIMIT_S = 60
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import mounts
 import pytest
 import trio
 
@@ -21,13 +20,10 @@ from fusebackend.backends import CompositeBackend, FilesystemBackend, SqliteBack
 from fusebackend.protocol.served import MountProtocol
 from fusebackend.testing.each import each
 
-pytestmark = pytest.mark.mounted
-
 
 @pytest.fixture(scope="module")
 def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     """A mount with a frozen route and a live one."""
-    mounts.require()
     directory = tmp_path_factory.mktemp("block")
     (directory / "src").mkdir()
     (directory / "mount").mkdir()

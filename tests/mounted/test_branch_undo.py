@@ -20,8 +20,6 @@ from fusebackend.config import branches_directory
 from fusebackend.control.client.client import Client
 from fusebackend.testing.posix.case import refused
 
-pytestmark = pytest.mark.mounted
-
 RECORDED = ["history=on", "snapshots=manual"]
 KINDS = ["sqlite:{tmp}/volume.db", "dir:{tmp}/files", "store+sqlite:{tmp}/store.db?ns=files"]
 BRANCHES = "/.fusebackend/branches"

@@ -24,8 +24,6 @@ import fusebackend
 from fusebackend.control.client.client import Client
 from fusebackend.testing.posix.case import fails
 
-pytestmark = pytest.mark.mounted
-
 KINDS = [MEMORY, "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
 """URLs of volumes below a branch, `{tmp}` is a directory: frozen ones, which are alike to a program, and one that is
 live."""

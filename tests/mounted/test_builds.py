@@ -16,8 +16,6 @@ from kinds import KINDS, SOURCES, Kind, Work
 from mounts import Serve
 from profiles import amount
 
-pytestmark = pytest.mark.mounted
-
 # --------------------------------------------------------------------------------------------------------------
 # Building and running
 # --------------------------------------------------------------------------------------------------------------

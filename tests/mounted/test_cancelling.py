@@ -160,7 +160,6 @@ with fusebackend.mount(InMemoryBackend(), sys.argv[1]) as files:
 
 @both
 def test_a_mount_of_this_process(tmp_path, library):
-    mounts.require()
     (tmp_path / "own").mkdir()
     argument = f"86411.{time.monotonic_ns()}"
     done = python(OWN, tmp_path / "own", library, argument)

@@ -28,8 +28,6 @@ from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
 from fusebackend.testing.each import each
 
-pytestmark = pytest.mark.mounted
-
 LIMIT_S = 60
 
 needs_fdinfo = pytest.mark.skipif(
@@ -80,7 +78,6 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    mounts.require()
     home = tmp_path / "home"
     home.mkdir()
     places = {"HOME": home, "XDG_DATA_HOME": home / "data", "XDG_STATE_HOME": home / "state", "NO_COLOR": "1"}
@@ -557,7 +554,6 @@ class TestStatus:
     "delay_s", [0, 0.001, 0.008, *(pytest.param(each, marks=pytest.mark.night) for each in (0.0005, 0.002, 0.004))]
 )
 def test_sigterm_in_the_first_moments(tmp_path: Path, delay_s: float) -> None:
-    mounts.require()
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
     command = [sys.executable, "-m", "fusebackend.cli.main", "mount", str(mountpoint), "--foreground"]
@@ -641,7 +637,6 @@ says last umount mnt
 
 def run(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run a script in namespaces of its own; returns its lines, with the directory as `HERE`."""
-    mounts.require()
     if os.geteuid() != 0:
         pytest.skip("mount(8) and a mount namespace need root")
     return [line.replace(str(tmp_path), "HERE") for line in served.script(AROUND + script, tmp_path, monkeypatch)]
@@ -695,7 +690,6 @@ fusebackend umount mnt
 
 
 def test_a_mount_in_a_user_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts.require()
     (tmp_path / "mnt").mkdir()
     user = ("--user", "--map-root-user")
     if subprocess.run(["unshare", *user, "true"], capture_output=True).returncode != 0:

@@ -23,8 +23,6 @@ from programs import on_a_terminal, runs
 
 from fusebackend.testing.each import each
 
-pytestmark = pytest.mark.mounted
-
 COMMAND = [sys.executable, "-m", "fusebackend"]
 ENV = {**os.environ, "PYTHONPATH": str(mounts.ROOT), "NO_COLOR": "1"}
 LIMIT_S = 30.0

@@ -13,7 +13,6 @@ import random
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,13 +24,12 @@ import pytest
 from eventually import eventually, tick
 from mounts import Serve
 from stalling import Control
+from together import over_and_over
 from two_faces import TwoFaces, two_faces
 
 import fusebackend
 from fusebackend.linux import mount_table as table
 from fusebackend.testing.posix.case import refused
-
-pytestmark = pytest.mark.mounted
 
 # -- the agent changes, a process looks ----------------------------------------------------------------------------
 
@@ -96,35 +94,23 @@ def test_whoever_reads_sees_one_version_and_never_an_older_one_again(faces: TwoF
     """Read beside the agent: versions only go up, on every way of reading."""
     path = faces.path / "file"
     faces.upload("/file", b"%08d" % 0)
-    stop = threading.Event()
-    failures: list[str] = []
+    last = dict.fromkeys(("again", "opened"), 0)
 
-    def watch(read: object) -> None:
-        last = 0
-        while not stop.is_set():
-            version = int(read())  # type: ignore[operator]
-            if version < last:
-                failures.append(f"{version} after {last}")
-            last = version
+    def watch(which: str, read: Callable[[], bytes]) -> None:
+        version = int(read())
+        assert version >= last[which]
+        last[which] = version
 
-    with path.open("rb", buffering=0) as opened:
-        watchers = [
-            threading.Thread(target=watch, args=(path.read_bytes,)),
-            threading.Thread(target=watch, args=(lambda: os.pread(opened.fileno(), 8, 0),)),
-        ]
-        for watcher in watchers:
-            watcher.start()
-        try:
-            for version in range(1, 300):
-                content = b"%08d" % version
-                faces.upload("/file", content)
-                assert path.read_bytes() == content, "when the call has returned everybody sees it"
-                assert os.pread(opened.fileno(), 8, 0) == content
-        finally:
-            stop.set()
-            for watcher in watchers:
-                watcher.join()
-    assert failures == []
+    with (
+        path.open("rb", buffering=0) as opened,
+        over_and_over(lambda: watch("again", path.read_bytes)),
+        over_and_over(lambda: watch("opened", lambda: os.pread(opened.fileno(), 8, 0))),
+    ):
+        for version in range(1, 300):
+            content = b"%08d" % version
+            faces.upload("/file", content)
+            assert path.read_bytes() == content, "when the call has returned everybody sees it"
+            assert os.pread(opened.fileno(), 8, 0) == content
 
 
 def test_modes_and_types_reach_the_other_face(faces: TwoFaces) -> None:
@@ -415,7 +401,6 @@ def has_the_notice() -> bool:
 
 def test_a_walk_beyond_the_limit(tmp_path: Path) -> None:
     """`init_flags` tells the version of the kernel: without it names are dropped, as on kernels before 6.18."""
-    mounts.require()
     bigthreads.make(tmp_path / "threads.db", threads=8, checkpoints=10, files=20)
     point = tmp_path / "agent"
     point.mkdir()

@@ -545,7 +545,6 @@ threading.Event().wait()
 """
 
 
-@pytest.mark.mounted
 def test_reading_requests_never_blocks(serve: Serve) -> None:
     mounted = serve("memory:")
     os.listdir(mounted.path)
@@ -558,7 +557,6 @@ def test_reading_requests_never_blocks(serve: Serve) -> None:
     raise AssertionError("the server has no /dev/fuse open")
 
 
-@pytest.mark.mounted
 def test_the_server_goes_on_when_its_clients_are_killed(serve: Serve) -> None:
     mounted = serve("memory:")
     for _ in range(ROUNDS):

@@ -36,8 +36,6 @@ from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.protocol import ROOT_NODE
 
-pytestmark = pytest.mark.mounted
-
 ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", day=20, night=200)
 WRITERS = 3
 KEPT = 3

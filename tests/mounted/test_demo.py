@@ -15,8 +15,6 @@ import pytest
 pytest.importorskip("deepagents")
 pytest.importorskip("langgraph.store.sqlite")
 
-pytestmark = pytest.mark.mounted
-
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
 
@@ -54,7 +52,6 @@ class Checkout:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Iterator[Checkout]:
-    mounts.require()
     made = Checkout(tmp_path)
     yield made
     if mounts.is_listed(made.mountpoint):

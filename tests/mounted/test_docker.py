@@ -15,8 +15,6 @@ from programs import command
 from fusebackend.backends import DockerBackend
 from fusebackend.testing.posix.case import refused
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services]
-
 
 @pytest.fixture
 def engine(docker_engine, monkeypatch):

@@ -24,8 +24,6 @@ import fusebackend
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, LocalShellBackend
 from fusebackend.server.assemble import runs_commands
 
-pytestmark = pytest.mark.mounted
-
 DEFAULTS = [
     pytest.param("memory:", id="memory"),
     pytest.param("sqlite:{tmp}/default.db", id="sqlite", marks=pytest.mark.night),
@@ -599,7 +597,6 @@ def test_a_read_only_mount_runs_none(tmp_path: Path) -> None:
 
 
 def test_mount_and_status_say_where(tmp_path: Path) -> None:
-    mounts.require()
     point = tmp_path / "mnt"
     point.mkdir()
     done = command("mount", str(point), "--default", "python:guests:marked", "--route", "/notes=memory:")

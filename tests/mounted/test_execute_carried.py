@@ -19,8 +19,6 @@ from fusebackend.server import carrying
 from fusebackend.server.carrying import Carrying
 from fusebackend.vfs.mounted_tree import FileSystem
 
-pytestmark = pytest.mark.mounted
-
 
 def never() -> bool:
     return False
@@ -248,8 +246,9 @@ def test_limits_are_said_by_name(local: Both, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(carrying, "MAX_FILES", 10)
     local.write("/memories/large", bytes(101))
     local.write("/memories/small", b"small")
+    local.write("/memories/theirs", b"ours")
     output, notes = local.run("ls memories; printf '%0200d' 0 > memories/made")
-    assert output.split() == ["deep", "small"]
+    assert output.split() == ["deep", "small", "theirs"]
     assert notes == [
         "/memories/large is not carried: 101 bytes, more than 100",
         "/memories/large is not carried: 101 bytes, more than 100",
@@ -261,21 +260,26 @@ def test_limits_are_said_by_name(local: Both, monkeypatch: pytest.MonkeyPatch) -
     for number in range(11):
         local.write(f"/memories/{number}", b"x")
     local.write("/memories/deep/still", b"here")
+    local.there("printf changed > memories/theirs")
     output, notes = local.run("ls memories; cat memories/deep/still")
-    assert output.split() == ["deep", "here"], "no copy that grows old is left"
-    assert notes == ["/memories/ is not carried: it has more than 10 files"] * 2
+    assert output.split() == ["deep", "theirs", "here"], "no copy grows old, and no change is lost"
+    changed = "/memories/theirs was changed in the sandbox, and stays there alone"
+    assert sorted(notes) == ["/memories/ is not carried: it has more than 10 files"] * 2 + [changed]
     assert local.carrying.unseen == {"/memories": "it has more than 10 files"}
     assert local.read("/memories/small") == b"small"
 
     for number in range(11):
         local.backend.delete(f"/memories/{number}")
     local.backend.delete("/memories/large")
+    local.there("rm memories/theirs")
     output, notes = local.run("ls memories; for n in 0 1 2 3 4 5 6 7 8 9 a b; do echo > memories/$n; done")
     assert (output.split(), local.carrying.unseen) == (
-        ["deep", "small"],
+        ["deep", "small", "theirs"],
         {"/memories": "in the sandbox, it has more than 10 files"},
     )
-    assert local.there("ls memories").split() == [*"0123456789ab", "deep", "small"], "what a command made stays"
+    assert local.there("ls memories").split() == [*"0123456789ab", "deep", "small", "theirs"], (
+        "what a command made stays"
+    )
 
 
 def test_a_failure_says_so_and_loses_nothing(local: Both, monkeypatch: pytest.MonkeyPatch) -> None:

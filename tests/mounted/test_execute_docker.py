@@ -15,12 +15,10 @@ import mounts
 import pytest
 from eventually import eventually
 from programs import command
-from together import beside
+from together import beside, over_and_over
 
 import fusebackend
 from fusebackend.backends import DockerBackend
-
-pytestmark = [pytest.mark.mounted, pytest.mark.services]
 
 OPEN = ["allow_other"]
 
@@ -186,28 +184,15 @@ def test_many_look_while_it_starts(engine, tmp_path: Path) -> None:
     """Lookups in the default wait for the container; they must not keep the engine from the mount."""
     point = tmp_path / "mnt"
     point.mkdir()
-    stop = threading.Event()
 
     def look() -> None:
-        while not stop.is_set():
-            subprocess.run(["ls", "-l", point, point / "a", point / "a/b"], capture_output=True, check=False)
+        subprocess.run(["ls", "-l", point, point / "a", point / "a/b"], capture_output=True, check=False)
 
-    threads = [threading.Thread(target=look) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        with (
-            mounts.mounted(
-                point, f"docker:{engine.image}", routes={"/a/b": "memory:", "/memories": "memory:"}, options=OPEN
-            ) as server,
-            client_of(server) as client,
-        ):
-            assert output(client, "ls -d /a/b /memories").split() == ["/a/b", "/memories"]
-            stop.set()
-            for thread in threads:
-                thread.join()
-    finally:
-        stop.set()
+    routes = {"/a/b": "memory:", "/memories": "memory:"}
+    with contextlib.ExitStack() as serving, over_and_over(look, threads=3):
+        server = serving.enter_context(mounts.mounted(point, f"docker:{engine.image}", routes=routes, options=OPEN))
+        client = serving.enter_context(client_of(server))
+        assert output(client, "ls -d /a/b /memories").split() == ["/a/b", "/memories"]
 
 
 def test_the_python_api_keeps_its_container(engine, tmp_path: Path) -> None:

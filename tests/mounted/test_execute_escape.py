@@ -19,12 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import executing
-import mounts
 import pytest
 import races
 from executing import Commands, commands, processes_with
-
-pytestmark = pytest.mark.mounted
 
 LONG = str(2_000_000_000 + os.getpid())
 MEMORY_BYTES = 128 << 20
@@ -613,7 +610,6 @@ def check(outcome: races.Outcome) -> None:
 @pytest.fixture
 def place() -> Iterator[Path]:
     """Make a directory that other users can reach, unlike pytest's."""
-    mounts.require()
     if shutil.which("bwrap") is None:
         message = "bwrap is missing (Debian: bubblewrap)"
         pytest.fail(message, pytrace=False) if os.environ.get("CI") else pytest.skip(message)

@@ -26,8 +26,6 @@ import fusebackend
 from fusebackend.testing.exerciser import Exerciser
 from fusebackend.testing.posix.case import fork
 
-pytestmark = pytest.mark.mounted
-
 SECONDS = amount("FUSEBACKEND_STRESS_SECONDS", day=0, night=5)
 LIMIT_S = 300.0
 

@@ -13,8 +13,6 @@ from mounts import Mounted
 
 from fusebackend.testing.likeness.calls import opening
 
-pytestmark = pytest.mark.mounted
-
 NEW = iter(range(10**9))
 
 

@@ -16,8 +16,6 @@ from fusebackend.testing.posix.case import fails, refused
 
 pytest.importorskip("fsspec")
 
-pytestmark = pytest.mark.mounted
-
 GIB = 1 << 30
 
 
@@ -90,8 +88,8 @@ def test_a_web_server_is_a_read_only_route(tmp_path: Path, serve: Serve) -> None
         mount.stop()
 
 
-@pytest.mark.services
 @pytest.mark.timeout(120)
+@pytest.mark.services
 def test_a_share_of_samba(tmp_path: Path, serve: Serve) -> None:
     top = tmp_path / "share"
     (top / "d").mkdir(parents=True)

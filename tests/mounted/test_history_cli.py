@@ -25,8 +25,6 @@ import fusebackend
 from fusebackend import Actor
 from fusebackend.protocol import CallInfo
 
-pytestmark = pytest.mark.mounted
-
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
 

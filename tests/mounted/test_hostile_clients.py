@@ -13,14 +13,15 @@ import os
 import resource
 import socket
 import sys
-import threading
 import time
+from functools import partial
 
 import mounts
 import pytest
 from controlled import Raw
 from eventually import eventually
 from profiles import amount
+from together import over_and_over
 
 from fusebackend.control import rendezvous
 
@@ -76,34 +77,6 @@ def mounted(tmp_path_factory):
         yield mounted
 
 
-class Beside(threading.Thread):
-    """Repeats a call in a thread, and records the time of the longest one."""
-
-    def __init__(self, call):
-        super().__init__(daemon=True)
-        self.longest_s = 0.0
-        self.failure = None
-        self._call = call
-        self._end = threading.Event()
-
-    def run(self):
-        while not self._end.wait(0.01):
-            begun = time.monotonic()
-            try:
-                self._call()
-            except BaseException as error:
-                self.failure = error
-                return
-            self.longest_s = max(self.longest_s, time.monotonic() - begun)
-
-    def stop(self):
-        self._end.set()
-        self.join(60)
-        assert self.failure is None
-        assert not self.is_alive(), "it hangs"
-        return self.longest_s
-
-
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_the_mount_and_newcomers_are_served_beside(mounted, attack):
     address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
@@ -125,13 +98,19 @@ def test_the_mount_and_newcomers_are_served_beside(mounted, attack):
         nonlocal most_kib
         most_kib = max(most_kib, mounted.memory_kib())
 
-    beside = [Beside(look), Beside(come), Beside(measure)]
-    for one in beside:
-        one.start()
-    streams = []
-    try:
+    longest_s = dict.fromkeys((look, come, measure), 0.0)
+
+    def timed(call):
+        begun = time.monotonic()
+        call()
+        longest_s[call] = max(longest_s[call], time.monotonic() - begun)
+
+    with contextlib.ExitStack() as stack:
+        for call in longest_s:
+            stack.enter_context(over_and_over(partial(timed, call), pause_s=0.01))
+        streams = []
         for _ in range(count):
-            stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            stream = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             streams.append(stream)
             stream.connect(address)
             stream.setblocking(False)
@@ -147,14 +126,10 @@ def test_the_mount_and_newcomers_are_served_beside(mounted, attack):
                     del unsent[stream]
             (mounted.path / "changing").write_text(str(end))
             time.sleep(0.05)
-    finally:
-        for stream in streams:
-            stream.close()
-    longest_s, newcomer_s, _ = (one.stop() for one in beside)
     growth_mib = (most_kib - rest_kib) / 1024
-    print(f"{attack}: stat {longest_s:.3f} s, newcomer {newcomer_s:.3f} s, {growth_mib:+.0f} MiB")  # pytest -s
-    assert longest_s < STAT_LIMIT_S
-    assert newcomer_s < NEWCOMER_LIMIT_S
+    print(f"{attack}: stat {longest_s[look]:.3f} s, newcomer {longest_s[come]:.3f} s, {growth_mib:+.0f} MiB")
+    assert longest_s[look] < STAT_LIMIT_S
+    assert longest_s[come] < NEWCOMER_LIMIT_S
     assert most_kib - rest_kib < GROWTH_KIB
 
 

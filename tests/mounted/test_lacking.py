@@ -25,8 +25,6 @@ from fusebackend.testing.posix.case import refused
 from fusebackend.volumes import placing
 from fusebackend.volumes.placing import KeptSource, state_of
 
-pytestmark = pytest.mark.mounted
-
 
 @pytest.fixture(scope="module", params=["ENOTSUP", "ENOSYS", "EPERM"])
 def lacking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:

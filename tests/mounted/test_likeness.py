@@ -23,7 +23,6 @@ from profiles import amount, examples
 from fusebackend.testing.likeness import LikenessCases
 from fusebackend.testing.model import DirectoryMachine
 
-pytestmark = pytest.mark.mounted
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users as well")
 
 ROWS = amount("FUSEBACKEND_LIKENESS_ROWS", day=80, night=1_000)

@@ -19,8 +19,6 @@ from fusebackend.backends import SqliteBackend
 from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.testing.posix.case import fails, opened
 
-pytestmark = pytest.mark.mounted
-
 KIB = 1024
 MIB = 1024 * KIB
 

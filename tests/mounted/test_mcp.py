@@ -36,7 +36,6 @@ from fusebackend.integrations.mcp import RESOURCE_BYTES, MountServer
 from fusebackend.integrations.tools import PAGE_CHARACTERS, TOOLS
 
 pytestmark = [
-    pytest.mark.mounted,
     pytest.mark.anyio,
     pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning"),
 ]

@@ -19,8 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import fusebackend
 
-pytestmark = pytest.mark.mounted
-
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
 MEASURED = "[metrics]\nlisten = '127.0.0.1:0'\n"

@@ -22,8 +22,6 @@ from together import together
 import fusebackend
 from fusebackend.control.client.client import Client
 
-pytestmark = pytest.mark.mounted
-
 LIMIT_S = 120.0
 NATIVE = [MEMORY, "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
 

@@ -28,8 +28,6 @@ from openai.types.responses import (
 
 from fusebackend.integrations.openai_agents import file_tools, patch_tool, shell_tool
 
-pytestmark = [pytest.mark.mounted]
-
 VIEW = """\
 [views.reader]
 rules = [

@@ -14,8 +14,6 @@ from mounts import Serve
 
 from fusebackend.vfs.switches import OPTIMISATIONS, VARIABLE
 
-pytestmark = pytest.mark.mounted
-
 
 @pytest.mark.parametrize("off", [*OPTIMISATIONS, ",".join(OPTIMISATIONS)], ids=[*OPTIMISATIONS, "all"])
 def test_a_mount_serves_without_an_optimisation(

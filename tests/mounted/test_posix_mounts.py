@@ -1,4 +1,4 @@
-"""The POSIX cases on a mount of each volume. `test_posix_plain.py` shows that a plain directory passes them too.
+"""The POSIX cases on a mount of each volume. A plain directory passes them too, in `tests/unit/testing/`.
 
 By day they run on each kind of volume, and on a branch over the kind that has the least of its own. The night adds
 places that only pass calls on: a route, the tree of commands, and branches over the other kinds.
@@ -17,8 +17,6 @@ from profiles import amount
 import fusebackend
 from fusebackend.protocol import Features
 from fusebackend.testing.posix import Limits, PosixCases
-
-pytestmark = pytest.mark.mounted
 
 OPTIONS = ("allow_other",) if os.geteuid() == 0 else ()
 """Other users have access where root runs the tests; only there do cases with other users run."""

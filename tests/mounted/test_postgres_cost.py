@@ -14,8 +14,6 @@ import pytest
 from psycopg import conninfo
 from services.postgres import Postgres
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services]
-
 FILES = 10_000
 
 FILL = f"""

@@ -41,8 +41,6 @@ __all__ = [
     "test_what_is_touched_is_made_once",
 ]
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services]
-
 FILES = 120
 
 

@@ -16,8 +16,6 @@ from programs import python
 
 from fusebackend.linux import mount_table as table
 
-pytestmark = pytest.mark.mounted
-
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
 
@@ -56,7 +54,6 @@ class Script:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Script]:
-    mounts.require()
     point = tmp_path / "agent"
     point.mkdir()
     yield Script(point, tmp_path)

@@ -26,8 +26,6 @@ from stalling import Control
 
 import fusebackend
 
-pytestmark = pytest.mark.mounted
-
 DEADLINE_S = 1.0
 SLACK_S = 60.0
 """A call may end this much later than its deadline, on a busy machine."""

@@ -18,8 +18,6 @@ from fusebackend.testing.each import each
 from fusebackend.testing.posix import Limits, PosixCases
 from fusebackend.urls.registry import SCHEMES
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services]
-
 OPTIONS = ("allow_other",) if os.geteuid() == 0 else ()
 
 

@@ -17,8 +17,6 @@ from services.s3 import Bucket, Service
 import fusebackend
 from fusebackend.backends import S3Backend
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services]
-
 OFF = {"attributes": "off"}
 TEXT = b"needle\n" + b"x" * 1017
 

@@ -24,8 +24,7 @@ from services import seaweedfs as seaweedfs_service
 from services.postgres import PORT, Server
 from services.seaweedfs import SeaweedFS
 from services.stall import Stall
-
-pytestmark = [pytest.mark.mounted, pytest.mark.services]
+from together import beside
 
 SLACK_S = 15.0
 """A call may end this much later than its deadline on a busy machine: it is several requests with a deadline each."""
@@ -122,6 +121,7 @@ def kill(server: Server) -> None:
     server.crash()  # waits for the dead process
 
 
+@pytest.mark.services
 def test_the_network_to_postgres_stalls(database: Server, serve: Serve) -> None:
     deadline_s = 2.0
     directory = tempfile.mkdtemp(prefix="fusebackend-net-")  # the path of a socket may have 107 bytes
@@ -157,6 +157,7 @@ def objects() -> Iterator[SeaweedFS]:
         yield server
 
 
+@pytest.mark.services
 def test_an_object_store_stalls_is_killed_and_comes_back(objects: SeaweedFS, serve: Serve) -> None:
     deadline_s = 3.0
     host, port = objects.service.endpoint.removeprefix("http://").split(":")
@@ -200,11 +201,9 @@ def check_killed_while_it_renames(serve: Serve, url: str) -> None:
                 os.rename(directory / "b", directory / "a")
                 renamed += 1
 
-    thread = threading.Thread(target=rename_on_and_on)
-    thread.start()
-    eventually(lambda: renamed >= 3, LIMIT_S)
-    server.kill()
-    thread.join(LIMIT_S)
+    with beside(rename_on_and_on):
+        eventually(lambda: renamed >= 3, LIMIT_S)
+        server.kill()
     again = serve("memory:", routes={"/there": url})
     left = [name for name in os.listdir(again.path / "there") if name in ("a", "b")]
     assert len(left) == 1
@@ -212,6 +211,7 @@ def check_killed_while_it_renames(serve: Serve, url: str) -> None:
     again.stop()
 
 
+@pytest.mark.services
 def test_the_server_is_killed_while_it_renames_objects(objects: SeaweedFS, serve: Serve) -> None:
     with objects.bucket() as bucket:
         check_killed_while_it_renames(serve, bucket.url())

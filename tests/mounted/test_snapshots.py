@@ -7,7 +7,6 @@ import errno
 import os
 import random
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,13 +17,12 @@ from kinds import MEMORY
 from mounts import Mounted, Serve
 from profiles import amount
 from programs import command, sh
+from together import over_and_over
 from trees import snapshot as attributes
 
 import fusebackend
 from fusebackend.backends import InMemoryBackend, SqliteBackend
 from fusebackend.linux import mount_table as table
-
-pytestmark = pytest.mark.mounted
 
 LIMIT_S = 60
 POSTGRES = pytest.param("postgres:{dsn}?volume=v", marks=pytest.mark.services)
@@ -177,45 +175,30 @@ def test_readers_while_snapshots_come_and_go(mounted: Mounted) -> None:
     """Every read below a snapshot gives the bytes of that snapshot, or the error of one that is gone."""
     path = mounted.path
     (path / "d").mkdir()
-    ended = threading.Event()
-    wrong: list[object] = []
 
     def read() -> None:
-        while not ended.is_set():
-            for name in os.listdir(kept(mounted)):
-                try:
-                    first = kept(mounted, f"{name}/d/first").read_text()
-                    second = kept(mounted, f"{name}/d/second").read_text()
-                except OSError as error:
-                    if error.errno not in (errno.ENOENT, errno.ESTALE):
-                        wrong.append(error)
-                    continue
-                if not first == second == f"{name}\n" * 3000:
-                    wrong.append((name, first[:20], second[:20]))
+        for name in os.listdir(kept(mounted)):
+            try:
+                first = kept(mounted, f"{name}/d/first").read_text()
+                second = kept(mounted, f"{name}/d/second").read_text()
+            except OSError as error:
+                assert error.errno in (errno.ENOENT, errno.ESTALE)
+            else:
+                assert first == second == f"{name}\n" * 3000, name
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    try:
-        with fusebackend.connect(path) as client:
-            names: list[str] = []
-            for number in range(60):
-                names.append(f"s{number % 7}-{number}")
-                for file in ("first", "second"):
-                    (path / "d" / file).write_text(f"{names[-1]}\n" * 3000)
-                client.create_snapshot(names[-1])
-                if len(names) > 4:
-                    client.delete_snapshots(names.pop(number % 5))
-    finally:
-        ended.set()
-        for reader in readers:
-            reader.join()
-    assert not wrong, wrong[:5]
+    with over_and_over(read, threads=3), fusebackend.connect(path) as client:
+        names: list[str] = []
+        for number in range(60):
+            names.append(f"s{number % 7}-{number}")
+            for file in ("first", "second"):
+                (path / "d" / file).write_text(f"{names[-1]}\n" * 3000)
+            client.create_snapshot(names[-1])
+            if len(names) > 4:
+                client.delete_snapshots(names.pop(number % 5))
     assert table.probe(str(path)).state == "alive"
 
 
 def test_a_mount_of_python_takes_none_by_itself(tmp_path: Path) -> None:
-    mounts.require()
     (tmp_path / "mnt").mkdir()
     for given, taken in ((None, 0), ("auto", 1)):
         with fusebackend.mount(InMemoryBackend(), tmp_path / "mnt", snapshots=given) as files:
@@ -249,7 +232,6 @@ def test_what_is_read_to_put_files_back_does_not_go(tmp_path: Path, monkeypatch:
         assert all(map(volume.may_go, names))
 
 
-@pytest.mark.services
 def test_snapshots_of_another_host_come_and_go(postgres_dsn: str, serve: Serve) -> None:
     """Also names that were looked up before they were there, and are cached as absent."""
     one, two = (serve(f"postgres:{postgres_dsn}?volume=v", options=MANUAL) for _ in range(2))

@@ -29,8 +29,6 @@ from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE
 from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import all_refused, refused
 
-pytestmark = pytest.mark.mounted
-
 REAL = "café-latte.txt"
 SPELLINGS = {
     "upper case": "CAFÉ-LATTE.TXT",

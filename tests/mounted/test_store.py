@@ -22,8 +22,6 @@ from eventually import eventually
 NS = ("memories",)
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
 
-pytestmark = pytest.mark.mounted
-
 
 class Agent(NamedTuple):
     """A store, deepagents' backend over it, and its directory on a mount."""

@@ -28,8 +28,6 @@ from threadcases import APPROVE
 
 from fusebackend.text import decode_file_data
 
-pytestmark = [pytest.mark.mounted]
-
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
 Database = tuple[str, Callable[[], AbstractContextManager[Any]]]
 """The URL of a checkpoint database, and a function that opens a checkpointer on it."""

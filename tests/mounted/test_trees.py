@@ -33,8 +33,6 @@ from fusebackend.linux import mount_table as table
 from fusebackend.protocol import RENAME_EXCHANGE
 from fusebackend.testing.posix.case import opened, renameat2
 
-pytestmark = pytest.mark.mounted
-
 TREE = ".fusebackend/private/sandbox"
 
 
@@ -395,7 +393,6 @@ def test_a_volume_that_has_the_name_is_refused(serve: Serve, tmp_path: Path) -> 
 
 
 def test_a_backend_of_this_process_that_has_the_name_is_refused(tmp_path: Path) -> None:
-    mounts.require()
     backend = InMemoryBackend()
     backend.write(f"/{OWN}", "x")
     with pytest.raises(fusebackend.MountError, match=f"^InMemoryBackend has a file '/{OWN}', which is the mount's"):

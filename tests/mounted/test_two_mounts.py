@@ -13,7 +13,6 @@ import itertools
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +29,7 @@ from mounts import Mounted, Serve
 from profiles import amount
 from services.postgres import Postgres
 from services.s3 import Bucket
-from together import together
+from together import over_and_over, together
 
 import fusebackend
 from fusebackend.backends import PostgresBackend
@@ -39,7 +38,7 @@ from fusebackend.testing.posix.case import fails, opened, refused
 STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", day=200, night=2_000)
 LIMIT_S = mounts.LIFE_LIMIT_S + STEPS / 3
 
-pytestmark = [pytest.mark.mounted, pytest.mark.services, pytest.mark.timeout(LIMIT_S)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(LIMIT_S)]
 
 LISTENING = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -122,23 +121,13 @@ def test_what_was_closed_at_one_host_is_opened_at_the_other(pair: Pair) -> None:
 
 
 def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
-    done = threading.Event()
-
     database = database_of(pair.dsn)
-
-    def cut() -> None:
-        with psycopg.connect(pair.dsn, autocommit=True) as connection:
-            while not done.wait(0.2):
-                connection.execute(LISTENING, [database])
-
-    cutting = threading.Thread(target=cut)
-    cutting.start()
-    try:
+    with (
+        psycopg.connect(pair.dsn, autocommit=True) as connection,
+        over_and_over(lambda: connection.execute(LISTENING, [database]), pause_s=0.2),
+    ):
         # Names that are changed without an open may lag behind by the feed's delay, so this invalidates instead.
         run_at_random(pair.hosts, STEPS // 4, catch_up=lambda _, others: others[0].agent.invalidate("/"))
-    finally:
-        done.set()
-        cutting.join()
 
 
 # -- without any feed --------------------------------------------------------------------------------------------------

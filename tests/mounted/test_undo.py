@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mounts
 import pytest
 from eventually import eventually
 from kinds import MEMORY, NATIVE_BY_DAY
@@ -25,9 +24,6 @@ from trees import snapshot
 import fusebackend
 from fusebackend.backends.sqlite.check import check
 from fusebackend.protocol import UndoResult
-
-pytestmark = pytest.mark.mounted
-
 
 KINDS = {"sqlite": "sqlite:{tmp}/volume.db", "memory": "memory:", "dir": "dir:{tmp}/live"}
 
@@ -186,7 +182,6 @@ MOST_S = 5.0
 
 
 def demonstrated(tmp_path: Path, *words: str) -> str:
-    mounts.require()
     (tmp_path / "mount").mkdir()
     done = subprocess.run(
         [sys.executable, ROOT / "examples/undo_everything.py", tmp_path / "mount", tmp_path / "kept", *words],

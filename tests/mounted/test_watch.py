@@ -22,8 +22,6 @@ import fusebackend
 from fusebackend.control.client.client import Client
 from fusebackend.protocol import FileEvent
 
-pytestmark = pytest.mark.mounted
-
 WAIT_S = 20.0
 
 VIM = """

@@ -11,8 +11,6 @@ from programs import command, sh
 
 from fusebackend.testing.each import each
 
-pytestmark = pytest.mark.mounted
-
 REPOSITORY = """
 git init -q -b main . && git config user.name n && git config user.email e && git config commit.gpgsign false
 printf '1\\n2\\n3\\n4\\n5\\n' > file; echo ignored > .gitignore; mkdir sub; echo b > sub/b

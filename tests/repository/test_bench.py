@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import graphs
-import mounts
 import pytest
 import threadcases
 from hypothesis import given
@@ -235,13 +234,11 @@ CONSTANTS = {
 
 
 @pytest.mark.mounted
-@pytest.mark.services
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.night if name in SLOW else ()) for name in driver.REGISTERED]
 )
 def test_each_runs_once(name: str, tmp_path, monkeypatch, capsys, no_caches, postgres, seaweedfs) -> None:
     """With the least work that its table needs, and with the servers of the tests' run."""
-    mounts.require()
     servers = {
         "postgres": SimpleNamespace(database=postgres.database, directory=postgres.directory, pid=os.getpid()),
         "seaweedfs": SimpleNamespace(bucket=seaweedfs.bucket, pid=os.getpid(), service=seaweedfs),

@@ -88,7 +88,6 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Any]:
-    mounts.require()
     running: list[tuple[Program, Path]] = []
 
     def start(name: str, script: list[Any], *arguments: object, mountpoint: Path) -> Program:
@@ -188,7 +187,6 @@ def test_an_agent_on_a_mount_of_another_process(program: Any, serve: Serve, tmp_
 
 
 def test_an_agent_without_an_api_key(tmp_path: Path) -> None:
-    mounts.require()
     assert run(sys.executable, ROOT / "examples" / "scripted_agent.py", tmp_path / "agent").splitlines() == [
         "The plan is written.",
         f"{tmp_path}/agent/memories/plan.md: 'monday: TODO\\ntuesday: done\\n'",
@@ -197,7 +195,6 @@ def test_an_agent_without_an_api_key(tmp_path: Path) -> None:
 
 
 def test_an_agent_with_rules(tmp_path: Path) -> None:
-    mounts.require()
     assert run(sys.executable, ROOT / "examples" / "agent_with_rules.py", tmp_path / "agent").splitlines() == [
         "read_file: @@ lines 1-1 of 1 @@",
         "Be kind.",
@@ -214,7 +211,6 @@ def test_an_agent_with_rules(tmp_path: Path) -> None:
 
 
 def test_agents_side_by_side(tmp_path: Path) -> None:
-    mounts.require()
     assert run(sys.executable, ROOT / "examples" / "agents_side_by_side.py", tmp_path / "agent").splitlines() == [
         "writer: The title is written.",
         "tester: The open points are counted.",

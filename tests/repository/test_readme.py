@@ -262,8 +262,8 @@ SERVED = kept(SNIPPETS, "sh", served=True)
 
 
 @pytest.mark.mounted
-@pytest.mark.services
 @pytest.mark.parametrize("snippet", SERVED, ids=names(SERVED))
+@pytest.mark.services
 def test_a_snippet_with_a_service(snippet: Snippet, home: Path, request: pytest.FixtureRequest) -> None:
     (place,) = [each for each in PLACES if each in snippet.code]
     with address(place, request) as (found, environment):
@@ -297,7 +297,6 @@ def test_a_toml_snippet(snippet: Snippet, tmp_path: Path) -> None:
         urls.parse(route.text, base=str(tmp_path))
 
 
-@pytest.mark.services
 @pytest.mark.parametrize("snippet", kept(SNIPPETS, "sql"), ids=names(kept(SNIPPETS, "sql")))
 def test_an_sql_snippet(snippet: Snippet, postgres) -> None:
     import psycopg

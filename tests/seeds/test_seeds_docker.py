@@ -14,8 +14,6 @@ import pytest
 from fusebackend.backends import CompositeBackend, DockerBackend, StateBackend
 from fusebackend.backends.protocol import ExecuteResponse, SandboxBackendProtocol
 
-pytestmark = pytest.mark.services
-
 
 @pytest.fixture(scope="module")
 def image(docker_engine):

@@ -15,8 +15,6 @@ from seed_backends import SeedS3Backend
 from fusebackend.backends import CompositeBackend, S3Backend, StateBackend
 from fusebackend.testing.posix.case import refused
 
-pytestmark = pytest.mark.services
-
 
 @pytest.fixture
 def environment(seaweedfs, monkeypatch):

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "unit" / "trees" / "merge" / "merge_killed.
 EVERY = amount("FUSEBACKEND_MERGE_KILLS_EVERY", day=5, night=1)
 """Each write of so many is a kill: 1 takes several minutes."""
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(2400)]
+pytestmark = pytest.mark.timeout(2400)
 
 
 def run(directory: Path, s3: str, point: int | str) -> tuple[int, list[str]]:

@@ -35,9 +35,7 @@ START_LIMIT_S = 30.0
 def mounted(place: Path, *, lacks: str = "") -> Iterator[Path]:
     """Mount on `place/folding`, over `place/stored`; give the mount point. Skips the test where nothing can be
     mounted."""
-    import mounts
 
-    mounts.require()
     stored, point = place / "stored", place / "folding"
     stored.mkdir(parents=True)
     point.mkdir()

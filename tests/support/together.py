@@ -1,4 +1,4 @@
-"""`together`: calls at the same time. `beside`: one beside a block."""
+"""`together`: calls at the same time. `beside`: one beside a block, and `over_and_over` a step again and again."""
 
 from __future__ import annotations
 
@@ -39,3 +39,22 @@ def beside(call: Callable[[], T], *, limit_s: float = LIMIT_S) -> Iterator[Futur
         running = pool.submit(call)
         yield running
         running.result(limit_s)
+
+
+@contextlib.contextmanager
+def over_and_over(step: Callable[[], Any], *, threads: int = 1, pause_s: float = 0.0) -> Iterator[None]:
+    """Take a step again and again in threads of their own, to the end of the block. Each must succeed."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(pause_s):
+            step()
+
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(run) for _ in range(threads)]
+        try:
+            yield
+        finally:
+            ended.set()
+        for each in running:
+            each.result(LIMIT_S)

@@ -91,17 +91,15 @@ class BranchBase(Volume):
                 listed = unless(gone, self._lower.listing, node, after, limit)
                 return [(name, self._as_it_was(attr)) for name, attr in listed or ()]
             entries = self._branch.lower_entries(node)
-            return [
-                (name, self._entry(entries[name].node, entries[name].mode, entries[name].stamp))
-                for name in sorted(entries)
-                if name > after
-            ][:limit]
+            return [(name, self._entry(entries[name])) for name in sorted(entries) if name > after][:limit]
 
-    def _entry(self, node: int, mode: int, stamp: tuple[int, int, int, int]) -> Attr:
+    def _entry(self, noted: Attr) -> Attr:
         """Return the attributes of an entry that was noted: what a listing does not have is as it is now."""
+        node, mode = noted.node, noted.mode
         origin = self._branch.kept_bytes(node)
         now = unless(_GONE, self._lower.attr_of, node) or Attr(node, mode)
-        attr = self._noted[node] = self._with_kept(now, mode, stamp if origin is None else origin.stamp)
+        stamp = noted.fingerprint if origin is None else origin.stamp
+        attr = self._noted[node] = self._with_kept(now, mode, stamp)
         return attr
 
     def getattr(self, node: int) -> Attr:

@@ -58,9 +58,7 @@ def test_a_lock_is_taken_at_once_or_waited_for() -> None:
 
         thread = threading.Thread(target=other)
         thread.start()
-        while not outcome:
-            thread.join(0.01)
-        assert outcome == ["would wait"]
+        eventually(lambda: outcome == ["would wait"])
     thread.join(30)
     assert outcome == ["would wait", "waited"]
 

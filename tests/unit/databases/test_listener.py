@@ -16,8 +16,6 @@ from raising import raising
 from fusebackend.databases import listener
 from fusebackend.databases.listener import Listener
 
-pytestmark = pytest.mark.services
-
 
 class Silent:
     """A receiver that has nothing to do."""

@@ -363,7 +363,6 @@ def closed_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-@pytest.mark.services
 def test_services_that_answer(tmp_path: Path, postgres_dsn: str) -> None:
     found = TestRoutes().of(tmp_path, {"/pg": f"postgres:{postgres_dsn}?volume=never-made"})
     says(found["/pg/"], "ok", "answers")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 from for_each import for_each
+from together import together
 
 from fusebackend.base.paths import ROOT
 from fusebackend.history import processes as module
@@ -110,6 +111,10 @@ def test_a_request_is_by_its_thread_or_on_behalf_of_the_opener(calls):
     assert current(opener) is current(asked)
     ended = asked._replace(author=calls.author(asked._replace(thread=0)))
     assert current(ended) is not current(asked)
+    session, named = current(asked), calls.name(own.pid, "edit", Actor())
+    assert current(asked) is named
+    calls.end(named)
+    assert current(asked) is session
 
 
 def test_a_verb_is_a_call_and_has_what_is_made_in_it(calls, history):
@@ -204,8 +209,7 @@ def test_a_session_that_is_never_quiet_ends_in_time(calls, clock, history):
 
 
 @pytest.fixture
-def processes(monkeypatch):
-    monkeypatch.setattr(module, "FRESH_S", 0.0)
+def processes():
     processes = Processes()
     yield processes
     processes.close()
@@ -222,9 +226,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def test_this_process_by_any_of_its_threads(processes):
     found = []
-    thread = threading.Thread(target=lambda: found.append(processes.of(threading.get_native_id())))
-    thread.start()
-    thread.join()
+    together(lambda: found.append(processes.of(threading.get_native_id())))
     (process,) = found
     assert process == processes.of(os.getpid())
     assert (process.pid, process.parent, process.session) == (os.getpid(), os.getppid(), os.getsid(0))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from nodes import ME, put
 from replayed import Replay, shown, tree_of
+from together import together
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.steps import PathLocks, Steps
 from fusebackend.history.undo import Undo
+from fusebackend.protocol import STEP
 from fusebackend.vfs.door import Door
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -121,9 +124,7 @@ def test_a_change_by_another_call_meanwhile_is_a_conflict_for_both(place):
         return memory.edit("/file", "one", "two")
 
     def in_another_context():
-        thread = threading.Thread(target=lambda: results.append(meanwhile()))
-        thread.start()
-        thread.join()
+        together(lambda: results.append(meanwhile()))
         return results[0]
 
     results = []
@@ -134,6 +135,27 @@ def test_a_change_by_another_call_meanwhile_is_a_conflict_for_both(place):
     (between,) = place.history.records(kernel.number)
     assert first.number < between.number < last.number
     assert last.image.place == "lost"
+
+
+@pytest.mark.parametrize("arguments", [("write", "/new/file", "x"), ("move", "/d/file", "/new/place")])
+def test_a_commit_without_an_answer_is_recorded_once(place, arguments):
+    """The names are there after the verb, which has failed; later the volume says that the records are, too."""
+    memory = place.backend.default
+    memory.write("/d/file", "one\n")
+    place.recorder.logged = {ROOT}
+
+    def cut_off():
+        answer = getattr(memory, arguments[0])(*arguments[1:])
+        STEP.get().rows(memory.volume)
+        return replace(answer, error="the connection was lost")
+
+    kind, named = ("put", ["/new/file"]) if arguments[0] == "write" else ("move", ["/d/file", "/new/place"])
+    place.steps.verb(arguments[0], kind, named, cut_off, worked)
+    place.history.settle(place.history.doubtful())
+    assert place.changes() == [
+        ("create", ROOT, b"/new"),
+        ("create", ROOT, b"/new/file") if kind == "put" else ("rename", ROOT, b"/d/file"),
+    ]
 
 
 def test_verbs_on_one_path_wait_for_each_other():

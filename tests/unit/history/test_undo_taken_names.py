@@ -130,6 +130,18 @@ def test_everything_comes_back(place: Place) -> None:
     assert place.files.dump() == place.before
 
 
+@pytest.mark.parametrize("place", ["memory", "sqlite", "dir"], indirect=True)
+def test_a_name_that_is_taken_right_before_a_rename(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for change in (("write", "/one", b"1"), ("rename", "/one", "/two")):
+        with place.recorded.call():
+            place.files.make(change)
+    rename = place.volume.rename
+    monkeypatch.setattr(place.volume, "rename", lambda *names: (place.write("/one", THEIRS), rename(*names)))
+    with fails(errno.EEXIST):
+        place.undo()
+    assert place.names() == {"/one": THEIRS, "/two": b"1"}
+
+
 def test_a_name_that_is_taken_meanwhile(place: Place) -> None:
     """The undo is refused, and what it had made goes again."""
     place.when_made("/repo", lambda: place.write(NAMES[0], THEIRS))

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 import anyio
-import mounts
 import pytest
 from for_each import for_each
 
@@ -552,7 +551,6 @@ def test_theirs_by_a_python_url():
 
 @pytest.mark.mounted
 def test_theirs_by_the_python_api(tmp_path):
-    mounts.require()
     code = """
 import sys, fusebackend, their_backends
 with fusebackend.mount(their_backends.make(), sys.argv[1]) as files:

@@ -13,6 +13,7 @@ from eventually import tick
 from nodes import ME, names, node_at, put
 from profiles import examples
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
+from together import beside, together
 from whole_files import WholeFileMachine
 
 from fusebackend.backends import (
@@ -759,11 +760,8 @@ def test_what_is_held_again_after_it_was_forgotten_stays(volume, duck):
     duck.write("/f", "x")
     node = volume.lookup(ROOT_NODE, b"f").node
     volume.hold(node)
-    volume.lock.acquire()  # so that what `forget` leaves for later is left
-    thread = threading.Thread(target=lambda: (volume.forget([node]), volume.hold(node)))
-    thread.start()
-    thread.join()
-    volume.lock.release()
+    with volume.lock:  # so that what `forget` leaves for later is left
+        together(lambda: (volume.forget([node]), volume.hold(node)))
     assert volume.lookup(ROOT_NODE, b"f").node == node
     assert volume.getattr(node).node == node
 
@@ -800,13 +798,11 @@ def test_hold_and_forget_never_wait(duck):
             entered.set()
             leave.wait(10)
 
-    thread = threading.Thread(target=hang)
-    thread.start()
-    entered.wait(10)
-    volume.hold(node)
-    volume.forget([node, 12345])
-    leave.set()
-    thread.join()
+    with beside(hang):
+        entered.wait(10)
+        volume.hold(node)
+        volume.forget([node, 12345])
+        leave.set()
     clock.now = 2 * SETTLE_S
     assert volume.lookup(ROOT_NODE, b"f").node != node
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from for_each import for_each
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fusebackend.remote.keyed import ListedTree, name_of, text_of
@@ -98,9 +100,11 @@ SEGMENTS = st.sampled_from(["", "a", "b", ".", "..", "%", "%=", "a%="])
 KEYS = st.lists(SEGMENTS, min_size=1, max_size=4).map("/".join)
 
 
+@example(["n" * length + end for length in (253, 254, 255) for end in ("", "/a")])
 @given(st.lists(KEYS, unique=True))
 def test_every_key_has_a_place_where_it_is_found(keys: list[str]) -> None:
     tree = ListedTree(keys)
     places = dict(tree.all())
     assert sorted(places.values()) == sorted(keys)
+    assert all(len(os.fsencode(name)) <= 255 for path in places for name in path.split("/"))
     assert {path: tree.key(path) for path in places} == places

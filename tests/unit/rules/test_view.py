@@ -206,6 +206,7 @@ class Odd:
         ({"operations": "read", "paths": ["/a"]}, "operations is 'read', and no list of texts"),
         ({"operations": ["write"], "paths": ["/a"], "mode": "hide"}, "a rule to hide is about reading"),
         ({"operations": ["read"], "paths": ["/a"], "mode": "append"}, "a rule to append is about writing"),
+        ({"operations": ["write", "execute"], "paths": ["/a"], "mode": "append"}, "a rule to append is about files"),
         ({"operations": ["read"], "paths": ["/a"], "path": []}, "unknown key 'path'"),
         ({"operations": ["read"], "paths": ["/**"], "mode": "hide"}, "rule 1: it hides '/'"),
         ({"operations": ["read"], "paths": ["/" + "{a,b}" * 11]}, "is no glob"),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from nodes import ME
+from together import over_and_over
 
 from fusebackend.backends.directory import agent_face as directoryface
 from fusebackend.backends.directory import dirfd
@@ -259,25 +260,18 @@ def test_a_file_that_is_swapped_after_the_walk_saw_it(scene):
 @contextlib.contextmanager
 def swapping(scene, *pairs):
     """A thread that exchanges each pair of names below the root, over and over; the body runs meanwhile."""
-    stop = threading.Event()
     swaps = [0]
     at = Descriptor(os.open(scene.root, os.O_PATH))
 
     def swap() -> None:
-        while not stop.is_set():
-            for one, other in pairs:
-                # A verb that deletes or moves one of them is why it may be missing.
-                with contextlib.suppress(FileNotFoundError):
-                    dirfd.rename(at, one.encode(), at, other.encode(), RENAME_EXCHANGE)
-            swaps[0] += 1
+        for one, other in pairs:
+            # A verb that deletes or moves one of them is why it may be missing.
+            with contextlib.suppress(FileNotFoundError):
+                dirfd.rename(at, one.encode(), at, other.encode(), RENAME_EXCHANGE)
+        swaps[0] += 1
 
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
+    with over_and_over(swap):
         yield
-    finally:
-        stop.set()
-        thread.join()
     assert swaps[0] > 10, "the attacker did not get its turn"
 
 

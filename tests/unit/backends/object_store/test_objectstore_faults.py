@@ -14,8 +14,6 @@ from fusebackend.backends import S3Backend
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.posix.case import fails
 
-pytestmark = pytest.mark.services
-
 RW = os.O_RDWR
 
 
@@ -63,6 +61,7 @@ def test_errors_of_the_service_are_errors_and_are_over_when_it_is_well(proxied):
     assert [key for key in bucket.all_keys() if "renames" in key] == []
 
 
+@pytest.mark.services
 def test_kill_9_of_the_service_under_use_and_restart():
     with seaweedfs_service.running() as server, server.bucket() as bucket:
         with S3Backend(bucket.name, **bucket.options()) as backend:

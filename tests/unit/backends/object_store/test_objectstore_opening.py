@@ -14,7 +14,6 @@ from fusebackend.urls import parse
 from fusebackend.urls.opening import UrlError, open_backend
 
 
-@pytest.mark.services
 def test_a_url_opens_a_bucket(bucket):
     with open_backend(bucket.url("some/place", ttl="0.5", cache_mb="8", on_exists="replace")) as backend:
         assert isinstance(backend, S3Backend)
@@ -23,7 +22,6 @@ def test_a_url_opens_a_bucket(bucket):
     assert bucket.get("some/place/a") == b"x"
 
 
-@pytest.mark.services
 @pytest.mark.parametrize(
     ("said", "instead", "words"),
     [

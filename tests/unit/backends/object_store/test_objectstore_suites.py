@@ -32,7 +32,6 @@ class TestMemory(Objects):
             yield backend
 
 
-@pytest.mark.services
 class TestSeaweedFS(Objects):
     many_entries = 50  # each is several requests; `test_objectstore_volume.py` has a flat bucket with pages of them
 

@@ -135,7 +135,6 @@ CALLS: dict[str, Callable[[S3Backend], object]] = {
 }
 
 
-@pytest.mark.services
 @for_each("refusal", REFUSALS)
 @for_each("call", CALLS)
 def test_a_throttled_call_waits_and_succeeds(bucket, caplog, call: str, refusal: tuple[int, str]) -> None:
@@ -151,7 +150,6 @@ def test_a_throttled_call_waits_and_succeeds(bucket, caplog, call: str, refusal:
     assert [record for record in caplog.records if record.name.startswith("fusebackend")] == []
 
 
-@pytest.mark.services
 def test_a_service_that_goes_on_refusing_is_a_time_out(bucket, monkeypatch, caplog) -> None:
     monkeypatch.setattr(throttling, "PATIENCE_S", 0.5)
     proxy, at = bucket
@@ -167,7 +165,6 @@ def test_a_service_that_goes_on_refusing_is_a_time_out(bucket, monkeypatch, capl
     assert "SlowDown" in caplog.text
 
 
-@pytest.mark.services
 def test_a_listing_that_is_refused_in_the_middle_goes_on_after_its_last_key(bucket) -> None:
     proxy, at = bucket
     with S3Backend(at.name, **at.options()) as backend:
@@ -202,7 +199,6 @@ def visit(volume: ObjectStoreVolume) -> None:
         volume.release(node, os.O_RDONLY)
 
 
-@pytest.mark.services
 def test_an_idle_hour_costs_nothing_and_ends_without_a_storm(seaweedfs) -> None:
     with failing_bucket(seaweedfs) as (proxy, at), S3Backend(at.name, **at.options()) as maker:
         for directory in range(DIRECTORIES):

@@ -495,7 +495,6 @@ def test_the_lost_answer_to_the_last_request_is_no_conflict(
     assert (server.data, server.etag) == (data, done.etag)
 
 
-@pytest.mark.services
 def test_a_real_service_heeds_the_condition_on_the_last_request(bucket: Bucket, small_parts: None) -> None:
     data = os.urandom(11 * MIB)
     with S3Backend(bucket.name, **bucket.options()) as backend:

@@ -319,7 +319,6 @@ def test_an_open_file_that_others_replace_is_stale_and_no_mixture(store, volume)
 # -- keys ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.services
 def test_keys_that_are_no_paths_never_end_a_listing(bucket, monkeypatch):
     """SeaweedFS has no such keys, so the listings that obstore refuses and S3 answers are made up here."""
     list_directory = S3Extras.list_directory
@@ -398,7 +397,6 @@ def test_empty_directories_outlive_their_last_file_and_leave_nothing_behind(stor
 # -- metadata --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.services
 def test_modes_owners_times_and_links_are_metadata_that_other_tools_know(seaweedfs):
     with seaweedfs.bucket() as bucket:
         options = {**bucket.options(), "ttl": 0.0}

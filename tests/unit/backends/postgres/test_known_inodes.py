@@ -230,7 +230,6 @@ def whole(volume: PostgresVolume, node: int) -> bytes:
         volume.release(node, os.O_RDONLY)
 
 
-@pytest.mark.services
 def test_a_small_file_is_opened_and_read_in_one_round_trip(
     hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips
 ) -> None:
@@ -245,7 +244,6 @@ def test_a_small_file_is_opened_and_read_in_one_round_trip(
     eventually(lambda: trips(lambda: whole(two, node)) == 2, LIMIT_S)  # its bytes are asked for by themselves
 
 
-@pytest.mark.services
 def test_what_was_opened_changes_with_a_change_of_this_host_and_one_that_is_told(
     hosts: tuple[PostgresVolume, PostgresVolume],
 ) -> None:
@@ -263,7 +261,6 @@ def test_what_was_opened_changes_with_a_change_of_this_host_and_one_that_is_told
     eventually(lambda: two.read(node, 0, 9) == b"" and two.getattr(node).size == 0, LIMIT_S)
 
 
-@pytest.mark.services
 def test_access_times_are_shown_at_once_and_stored_together(
     hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips
 ) -> None:
@@ -286,7 +283,6 @@ def test_access_times_are_shown_at_once_and_stored_together(
     assert trips(lambda: one.unlink(ROOT_NODE, b"file")) == 1, "its row is guessed with that time"
 
 
-@pytest.mark.services
 def test_a_listing_of_few_names_is_one_round_trip_until_there_are_others(
     hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips
 ) -> None:
@@ -310,7 +306,6 @@ def test_a_listing_of_few_names_is_one_round_trip_until_there_are_others(
     eventually(lambda: [name for name, _ in two.readdir(directory, b"5", 3)] == [b"6"], LIMIT_S)
 
 
-@pytest.mark.services
 def test_the_names_above_are_compared_with_the_change(
     hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips, monkeypatch: pytest.MonkeyPatch
 ) -> None:

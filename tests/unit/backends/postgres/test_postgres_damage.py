@@ -11,7 +11,7 @@ from fusebackend.backends.postgres.backend import PostgresBackend
 from fusebackend.backends.postgres.schema import VolumeDatabaseError
 from fusebackend.backends.postgres.volume import PostgresVolume
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture

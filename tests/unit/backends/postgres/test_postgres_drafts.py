@@ -22,8 +22,6 @@ from fusebackend.base import acl
 from fusebackend.databases import pipeline
 from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
 
-pytestmark = pytest.mark.services
-
 LIMIT_S = 30.0
 LONG_AGO_NS = 10**18
 

@@ -28,8 +28,6 @@ from fusebackend.databases import pipeline
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Link
 from fusebackend.testing.posix.case import fails
 
-pytestmark = pytest.mark.services
-
 ME = Caller(0, 0)
 LIMIT_S = 30.0
 

@@ -23,8 +23,6 @@ from fusebackend.backends.postgres import feed, lease
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
-pytestmark = pytest.mark.services
-
 ME = Caller(0, 0)
 MOST = 3
 LIMIT_S = 30.0

@@ -18,8 +18,6 @@ from fusebackend.backends.postgres import PostgresBackend, shared_quota
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Usage
 from fusebackend.testing.posix.case import fails
 
-pytestmark = pytest.mark.services
-
 KIB = 1 << 10
 
 

@@ -30,8 +30,6 @@ from fusebackend.backends.postgres.schema import TURN_LOCK
 from fusebackend.backends.postgres.transaction import Transaction, Wanted, overtaken
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Change, Changes
 
-pytestmark = pytest.mark.services
-
 LIMIT_S = 60.0
 HOSTS = 4
 

@@ -63,7 +63,6 @@ def test_what_is_none_is_an_error() -> None:
             PgSnapshot.parse(text)
 
 
-@pytest.mark.services
 def test_it_agrees_with_the_server(postgres_dsn: str) -> None:
     with psycopg.connect(postgres_dsn) as open_for_long, psycopg.connect(postgres_dsn, autocommit=True) as other:
         open_for_long.execute("SELECT pg_current_xact_id()")

@@ -20,8 +20,6 @@ from fusebackend.backends.postgres.host_session import SETTINGS
 from fusebackend.databases.pipeline import Statement
 from fusebackend.protocol import ROOT_NODE, Link
 
-pytestmark = pytest.mark.services
-
 SMALL = 200
 NAMES = 20_000
 LIMIT_S = 30.0

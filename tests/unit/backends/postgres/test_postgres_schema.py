@@ -18,8 +18,6 @@ from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.urls.opening import UrlError, open_backend
 
-pytestmark = pytest.mark.services
-
 
 def rows(dsn: str, query: str) -> Sequence[tuple[object, ...]]:
     with psycopg.connect(dsn, autocommit=True) as connection:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 
 import psycopg
-import pytest
 from postgres_check import check
 from profiles import amount
 from services.postgres import Postgres
@@ -26,8 +25,6 @@ from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases.postgres import connect
 from fusebackend.protocol import ROOT_NODE, Caller, Volume
 from fusebackend.testing.snapshots.copy import Copied, read_once
-
-pytestmark = pytest.mark.services
 
 ME = Caller(0, 0)
 HOSTS = 2

@@ -30,8 +30,6 @@ from fusebackend.testing.snapshots import SnapshotCases, SnapshotMachine, copy_o
 from fusebackend.testing.snapshots.copy import read_once
 from fusebackend.volumes.chunks import CHUNK_BYTES
 
-pytestmark = pytest.mark.services
-
 ME = Caller(0, 0)
 LIMIT_S = 30.0
 OLD = ("old_inode", "old_dentry", "old_xattr", "old_chunk", "pruning")

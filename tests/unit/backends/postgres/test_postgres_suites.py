@@ -18,8 +18,6 @@ from fusebackend.protocol import Volume
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.model import VolumeMachine
 
-pytestmark = pytest.mark.services
-
 
 class PostgresMachine(VolumeMachine):
     keeps_numbers = True

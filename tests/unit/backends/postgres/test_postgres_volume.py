@@ -20,8 +20,6 @@ from fusebackend.backends.postgres import schema, transaction
 from fusebackend.databases import listener
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
 
-pytestmark = pytest.mark.services
-
 
 def fails(number: int, call: Callable[..., object], *arguments: object) -> None:
     with pytest.raises(OSError) as caught:

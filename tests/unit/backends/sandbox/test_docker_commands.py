@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from functools import partial
 
@@ -12,10 +11,9 @@ import pytest
 from command_cases import CommandCases
 from eventually import eventually
 from for_each import for_each
+from together import beside, together
 
 from fusebackend.backends import CompositeBackend, DockerBackend, InMemoryBackend
-
-pytestmark = pytest.mark.services
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +132,9 @@ def test_commands_and_verbs_at_the_same_time(backend):
     def run(number):
         results[number] = backend.execute(f"sleep 1; echo {number}").output
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for number in range(10):
-        assert backend.write(f"/{number}.txt", "x").error is None
-    for thread in threads:
-        thread.join()
+    with beside(lambda: together(*(partial(run, number) for number in range(4)))):
+        for number in range(10):
+            assert backend.write(f"/{number}.txt", "x").error is None
     assert results == {number: f"{number}\n" for number in range(4)}
     assert backend.execute("rm *.txt; ls").output == "<no output>"
 

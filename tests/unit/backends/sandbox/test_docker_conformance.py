@@ -7,8 +7,6 @@ import pytest
 from fusebackend.backends import DockerBackend
 from fusebackend.testing.conformance import BackendConformance
 
-pytestmark = pytest.mark.services
-
 
 @pytest.fixture(scope="module")
 def container_backend(docker_engine):

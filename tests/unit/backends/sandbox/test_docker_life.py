@@ -21,8 +21,6 @@ from fusebackend.backends.sandbox import docker_container as owner
 from fusebackend.backends.sandbox.docker_container import remove_left
 from fusebackend.urls.opening import UrlError, open_backend
 
-pytestmark = pytest.mark.services
-
 QUIET = {"network_mode": "none"}
 
 
@@ -204,6 +202,7 @@ def test_no_such_image_and_no_such_container(engine, monkeypatch):
 
 # The SDK leaves a socket open that it could not connect.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.services
 def test_an_engine_that_ends_and_is_there_again(tmp_path):
     with docker_service.running() as engine, started(engine) as backend:
         backend.execute("true")

@@ -460,7 +460,6 @@ def test_a_sandbox_that_raises(tmp_path):
     assert Broken(tmp_path, tmp_path).read("/a").error == "File '/a': RuntimeError: the service says"
 
 
-@pytest.mark.services
 def test_a_full_disk_is_told_in_the_systems_words(docker_engine):
     options = {"network_mode": "none", "tmpfs": {"/small": "size=256k"}}
     with DockerBackend(docker_engine.image, root="/small", base_url=docker_engine.url, options=options) as backend:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from profiles import examples
 from search_machine import SearchMachine, scan
+from together import beside, together
 
 from fusebackend.backends.sqlite import flusher, index, schema
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -297,17 +298,15 @@ def test_it_waits_for_nobody_and_holds_no_lock(backend: SqliteBackend, monkeypat
         return text_of(*arguments)
 
     monkeypatch.setattr(index, "text_of", slow)
-    thread = threading.Thread(target=index_all, args=(backend,))
-    thread.start()
-    assert inside.wait(20)
-    put(backend, "/other.txt", b"needle\n")
-    assert len(scan(backend, "needle").matches or []) == 2
-    db = sqlite3.connect(backend.volume.path, isolation_level=None, timeout=0)
-    with pytest.raises(sqlite3.OperationalError, match="locked"):
-        Indexer(backend.volume.path).work(db, quiet_s=0)
-    db.close()
-    go_on.set()
-    thread.join()
+    with beside(lambda: index_all(backend)):
+        assert inside.wait(20)
+        put(backend, "/other.txt", b"needle\n")
+        assert len(scan(backend, "needle").matches or []) == 2
+        db = sqlite3.connect(backend.volume.path, isolation_level=None, timeout=0)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            Indexer(backend.volume.path).work(db, quiet_s=0)
+        db.close()
+        go_on.set()
     assert len(backend.grep("needle").matches or []) == 2
 
 
@@ -497,9 +496,7 @@ def test_what_other_threads_do_counts_and_what_one_does_oneself_does_not() -> No
     mine_s = time.monotonic() - start
     assert others.share() * mine_s < 0.05
     start = time.monotonic()
-    thread = threading.Thread(target=work_for, args=(0.1,))
-    thread.start()
-    thread.join()
+    together(lambda: work_for(0.1))
     theirs_s = time.monotonic() - start
     assert others.share() * theirs_s > 0.09
 
@@ -507,9 +504,7 @@ def test_what_other_threads_do_counts_and_what_one_does_oneself_does_not() -> No
 @pytest.mark.alone
 def test_each_question_is_about_the_time_since_the_one_before() -> None:
     others = OtherThreads()
-    thread = threading.Thread(target=work_for, args=(0.05,))
-    thread.start()
-    thread.join()
+    together(lambda: work_for(0.05))
     assert others.share() > 0
     start = time.monotonic()
     time.sleep(0.05)

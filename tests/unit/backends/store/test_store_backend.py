@@ -751,7 +751,6 @@ def test_a_url_opens_a_database_and_makes_what_is_missing(tmp_path):
         assert store.get(("a", "b"), "/x").value["content"] == "1"
 
 
-@pytest.mark.services
 def test_a_url_opens_postgres(postgres, tmp_path):
     with postgres.database() as dsn:
         for url in (
@@ -805,7 +804,6 @@ def test_a_database_that_is_none(tmp_path):
         assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.services
 def test_a_server_that_is_none(postgres):
     with pytest.raises(UrlError, match=r"'store\+postgres:host=/nowhere password=\*\*\*': PostgreSQL: connection"):
         open_backend("store+postgres:host=/nowhere password=hidden?ns=a")

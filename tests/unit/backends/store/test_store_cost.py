@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
-import threading
 import time
 
 import pytest
@@ -12,6 +12,7 @@ from for_each import for_each
 from langgraph.store.base import PutOp
 from langgraph.store.memory import InMemoryStore
 from stores import NS
+from together import over_and_over
 
 from fusebackend.backends import StoreBackend, volume_of
 from fusebackend.backends.store import sql_items
@@ -186,24 +187,17 @@ def test_a_store_in_memory_is_listed_while_others_change_it():
     store = InMemoryStore()
     fill(store, tree(50))
     backend = StoreBackend(store, namespace=NS)
-    stop = threading.Event()
+    numbers = itertools.count(1)
 
     def change():
-        number = 0
-        while not stop.is_set():
-            number += 1
-            store.put(NS, f"/busy/{number}", VALUE)
-            store.delete(NS, f"/busy/{number - 1}")
+        number = next(numbers)
+        store.put(NS, f"/busy/{number}", VALUE)
+        store.delete(NS, f"/busy/{number - 1}")
 
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
+    with over_and_over(change):
         for _ in range(40):
             assert len(backend.ls("/dir00001").entries) == 20
             assert len(backend.glob("dir00002/*").matches) == 20
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.mark.alone

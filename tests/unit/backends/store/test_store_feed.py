@@ -14,8 +14,6 @@ from fusebackend.backends import StoreBackend, volume_of
 from fusebackend.backends.store.feed import CHANNEL
 from fusebackend.urls.opening import open_backend
 
-pytestmark = pytest.mark.services
-
 FILE = {"content": "x", "encoding": "utf-8"}
 
 

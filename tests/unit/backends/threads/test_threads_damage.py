@@ -599,7 +599,6 @@ def test_a_checkpoint_in_json_that_is_too_large_lacks_its_large_channel_alone(tm
 # -- PostgreSQL ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.services
 def test_a_server_without_the_tables_or_not_there(postgres_dsn: str) -> None:
     with pytest.raises(UrlError, match="it has no table 'checkpoints'"):
         open_backend(f"threads+postgres:{postgres_dsn}")
@@ -610,7 +609,6 @@ def test_a_server_without_the_tables_or_not_there(postgres_dsn: str) -> None:
         open_backend("threads+postgres:no words of libpq")
 
 
-@pytest.mark.services
 def test_a_snapshot_whose_blob_is_gone_is_told(postgres_dsn: str) -> None:
     import psycopg
 
@@ -622,7 +620,6 @@ def test_a_snapshot_whose_blob_is_gone_is_told(postgres_dsn: str) -> None:
         assert "'files' is no mapping but bool" in read(backend, "/snapshots/head/ERROR.txt")
 
 
-@pytest.mark.services
 def test_what_is_closed_is_not_connected_to_again(postgres_dsn: str) -> None:
     """A cancelled search goes on in its thread for a moment, and asks when the backend has been closed."""
     import psycopg
@@ -643,7 +640,6 @@ def test_what_is_closed_is_not_connected_to_again(postgres_dsn: str) -> None:
         eventually(lambda: connection.execute(count).fetchone() == (0,), 60)
 
 
-@pytest.mark.services
 def test_a_server_that_restarts_is_connected_to_again(postgres: Any, postgres_dsn: str) -> None:
     with graphs.postgres_saver(postgres_dsn) as saver:
         threadcases.plain(saver)

@@ -148,7 +148,6 @@ def test_databases_are_read_directly(tmp_path: Path) -> None:
         assert shown(graphs.state_at(agent, thread("plain"))["files"])["/new.txt"] == b"n"
 
 
-@pytest.mark.services
 @pytest.mark.parametrize("pooled", [False, True])
 def test_a_postgres_saver_is_read_directly(postgres_dsn: str, pooled: bool) -> None:
     from langgraph.checkpoint.postgres import PostgresSaver

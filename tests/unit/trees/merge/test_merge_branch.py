@@ -202,6 +202,29 @@ def test_only_changed_directories_are_read(branched: Any, monkeypatch: pytest.Mo
     assert set(listed) == {b"", b"d7"}
 
 
+def test_a_directory_that_main_moves_between_two_steps_is_not_changed_by_its_old_path(
+    branched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = branched("dir")
+    for path in (b"d/x", b"d/y"):
+        write(trees.branch, path, b"of the branch\n")
+    run = run_module._OneByOne._run
+
+    def moving(steps: Any, step: Any, name: bytes) -> None:
+        run(steps, step, name)
+        if b"e" not in shown(trees.main):
+            rename(trees.main, b"d", b"e")
+            mkdir(trees.main, b"d")
+            write(trees.main, b"d/x", b"of main\n")
+            write(trees.main, b"d/y", b"of main\n")
+
+    monkeypatch.setattr(run_module._OneByOne, "_run", moving)
+    outcome = trees.merge()
+    found = shown(trees.main)
+    assert outcome.is_refused
+    assert [found[path].data for path in (b"d/x", b"d/y", b"e/y")] == [b"of main\n", b"of main\n", b"y\n"]
+
+
 def test_bytes_that_main_has_deleted_are_named(branched: Any) -> None:
     trees = branched("dir")
     rename(trees.branch, b"a", b"new")
