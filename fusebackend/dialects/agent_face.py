@@ -294,6 +294,12 @@ class AgentFace:
                 return verbs.DELETE.refused(errors.oserror(errno.ENOTDIR), path)
         if (unmet := self._unmet(verbs.DELETE, when, path)) is not None:
             return unmet
+        if not isinstance(self.backend, BackendProtocol) and path != paths.ROOT:
+            directory, name = paths.parent_and_name(path)
+            above, real = self.real_paths([directory, path])
+            if above is None or real != paths.join(AgentPath(above), name):
+                why = "this backend would delete what a symbolic link leads to"
+                return DeleteResult(error=f"Error deleting '{path}': {why}")
         return self.changing(DeleteResult, "delete", path, **when)
 
     def move(self, source: AgentPath, destination: AgentPath, **when: Unpack[Conditions]) -> MoveResult:

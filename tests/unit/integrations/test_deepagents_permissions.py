@@ -94,6 +94,22 @@ def test_an_escape_leads_around_no_rule(files):
     assert open_tools.delete("/odd\\377/k").error is None
 
 
+@pytest.mark.parametrize("rules", [DENY, []], ids=["ruled", "plain"])
+def test_what_a_link_of_theirs_leads_to_is_not_deleted_by_its_name(tmp_path, rules):
+    """deepagents' `FilesystemBackend` deletes what a link leads to: here all files."""
+    (tmp_path / "k").write_text("SECRET")
+    (tmp_path / "up").symlink_to("../" + tmp_path.name)
+    ours = CompositeBackend(InMemoryBackend(), {"/m/": TheirFiles(root_dir=tmp_path, virtual_mode=True)})
+    files = tools_of(ours, rules) if rules else ours
+    assert "symbolic link" in files.delete("/m/up").error
+    assert (tmp_path / "k").read_text() == "SECRET"
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/f").touch()
+    (tmp_path / "y").symlink_to("d")
+    assert bool(files.delete("/m/y/f").error) == bool(rules), "rules are compared with the name that is given"
+    assert files.delete("/m/k").error is None
+
+
 def test_the_newest(tmp_path):
     check(permitted.outcomes(tmp_path), "@@ lines 1-1 of 1 @@\nopen")
 
