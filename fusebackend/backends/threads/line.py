@@ -159,24 +159,7 @@ class Line:
             ComputedDirectory(shared.nodes, directory, CHANGES, self.fresh, self._change_names, self._change_file),
             self.history,
         )
-        self._documents: dict[bytes, Document] = {
-            MESSAGES_JSONL: self._document(Document, self._messages_bytes, self._messages_now),
-            STATE: self._document(Rewritten, self._state_bytes, self._state_now),
-            README: self._page(Rewritten, lambda index: len(self._readme(index)), self._readme),
-            CHECKPOINTS: self._page(
-                Document, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv
-            ),
-            TRANSCRIPT: self._document(
-                Document,
-                lambda: self._transcript_bytes(self.talk()),
-                lambda: self._transcript(self.talk()),
-                repeats=True,
-            ),
-        }
-        if not lineage.place.namespace:
-            self._documents[SPACE] = self._document(
-                Rewritten, lambda: len(self._space_now()), self._space_now, repeats=True
-            )
+        self._documents = self._all_documents()
         computed = {directory.name: directory for directory in self._computed}
         self._entries: Mapping[bytes, Node] = {HEAD: self.head, **computed, **self._documents}
         self._date()
@@ -278,6 +261,25 @@ class Line:
             return Look(measured[1], self.time_ns)
 
         return kind(self.nodes, look, make, repeats=repeats)
+
+    def _all_documents(self) -> dict[bytes, Document]:
+        made: dict[bytes, Document] = {
+            MESSAGES_JSONL: self._document(Document, self._messages_bytes, self._messages_now),
+            STATE: self._document(Rewritten, self._state_bytes, self._state_now),
+            README: self._page(Rewritten, lambda index: len(self._readme(index)), self._readme),
+            CHECKPOINTS: self._page(
+                Document, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv
+            ),
+            TRANSCRIPT: self._document(
+                Document,
+                lambda: self._transcript_bytes(self.talk()),
+                lambda: self._transcript(self.talk()),
+                repeats=True,
+            ),
+        }
+        if not self.lineage.place.namespace:
+            made[SPACE] = self._document(Rewritten, lambda: len(self._space_now()), self._space_now, repeats=True)
+        return made
 
     def _page(
         self, kind: type[Document], size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]

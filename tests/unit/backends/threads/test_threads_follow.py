@@ -488,5 +488,5 @@ def test_checkpoints_are_read_in_a_thread(tmp_path: Path) -> None:
             with pytest.raises(WouldWait):
                 at_once(lambda: volume.lookup(line.node, b"README.md"))
             assert volume.lookup(line.node, b"README.md").size > 0
-            assert len(at_once(lambda: volume.readdir(line.node, b"", 100))) == 9
+            assert len(at_once(lambda: volume.readdir(line.node, b"", 100))) == 10
             agent.invoke(user("more"), thread("plain"))
