@@ -55,6 +55,9 @@ log = logging.getLogger(__name__)
 FILE_NAME: Final = "history.db"
 """In the directory of the history."""
 
+ASIDE: Final = ".set-aside"
+"""The end of the name of a file that can't be used."""
+
 WRITE_EVERY_S: Final = 0.1
 """Rows wait for so long at most."""
 
@@ -1318,7 +1321,7 @@ def _connect(path: str) -> sqlite3.Connection:
 
 def _set_aside(path: str) -> str:
     """Rename the file and its WAL; returns the new path. An earlier file of that name is deleted."""
-    place = path + ".set-aside"
+    place = path + ASIDE
     for end in ("", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place + end)

@@ -277,6 +277,8 @@ class Steps:
             kept = kept.less(gone)
         kind: RecordKind = "content" if how == "put" else "remove"
         number = recorder.add(call, prefix, kind, to_name(path), kept, linked=linked)
+        if kept.image is not None:  # the bytes are on their way to the record: a tree may have many
+            kept = kept._replace(image=kept.image._replace(data=None))
         found.numbers[number] = (path, kept)
 
     def _keep_tree(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr) -> None:

@@ -42,12 +42,6 @@ class RecordSource:
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         yield 0, self._history.image_data(self._image)
 
-    def opened(self) -> int:
-        """Return a descriptor of the bytes."""
-        fd = os.memfd_create("fusebackend-image")
-        os.write(fd, self._history.image_data(self._image))
-        return fd
-
 
 ImageSource: TypeAlias = NodeSource | KeptSource | RecordSource
 """The bytes of an image: in a snapshot, in a file, or in a record."""

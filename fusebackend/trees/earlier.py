@@ -107,7 +107,8 @@ class RecordedVolume(GivesPieces):
         self._with_ways = with_ways
         self._known = {ROOT_NODE: tree.root}  # directories, and files that are not the live ones, by their numbers
         self._numbers: dict[PlannedFile, int] = {}  # of those that no live file is
-        self._gone: dict[int, PlannedFile] = {}  # files whose last name was removed, by the nodes that they had
+        self._gone: dict[int | bytes, PlannedFile] = {}  # files that have no name, by what they had: node or identity
+        self._identities: Mapping[int, bytes] = {}  # of the records' files
         self._ctimes: dict[int, int] = {}
 
     # -- taking back -----------------------------------------------------------------------------------------------
@@ -155,14 +156,32 @@ class RecordedVolume(GivesPieces):
         before = record.before
         if before is None:
             return None
-        node = 0 if stat.S_ISDIR(before.mode) or not self._lasts(record) else node_of(record)
-        # Without another name, the number may be that of another file by now.
-        files = self._tree.files if record.linked or before.nlink > 1 else self._gone
-        file = self._gone.get(node) or (files.get(node) if node else None) or PlannedFile(None, before)
-        if node:
-            files.setdefault(node, file)
+        file = None if stat.S_ISDIR(before.mode) else self._known_file(record, record.linked or before.nlink > 1)
+        file = file or PlannedFile(None, before)
         self._give(file, record)
         return file
+
+    def _known_file(self, record: Record, has_others: bool) -> PlannedFile | None:
+        """Return the file of a record, which may have another name now or have had one; None if nothing names it.
+
+        Args:
+            has_others: it has had other names when it lost this one.
+        """
+        node, identity = node_of(record) if self._lasts(record) else 0, self._identities.get(record.number, b"")
+        key = node or (b"" if identity.isdigit() else identity)
+        if not key:
+            return None
+        found = self._gone.get(key)
+        if found is None and has_others:  # else the number may be that of another file by now
+            other = None if node else self._tree.by_identity(identity)
+            found = self._tree.files.get(node) if other is None else other.file
+        if found is None:
+            found = PlannedFile(None, record.before)
+            if node and has_others:
+                self._tree.files[node] = found
+            else:
+                self._gone[key] = found
+        return found
 
     def _give(self, file: PlannedFile, record: Record) -> None:
         assert record.before is not None, "a change has the state before it"
@@ -337,6 +356,7 @@ class EarlierVolume(RecordedVolume):
         self._now_ns = time.time_ns()
         records = self._records()
         self._last = max(records, default=moment.begin)
+        self._identities = history.identities([*{each.call for each in records.values()}])
         for number in sorted(records, reverse=True):
             self.take_back(records[number])
         # A change of another name moves the ctime, too.

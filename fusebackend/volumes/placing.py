@@ -140,7 +140,7 @@ class KeptSource:
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         if self.path is None:
             return
-        fd = self.opened()
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if self.state.size <= HOLE_BYTES:
                 yield 0, os.pread(fd, HOLE_BYTES, 0)
@@ -148,11 +148,6 @@ class KeptSource:
             yield from _pieces(fd)
         finally:
             os.close(fd)
-
-    def opened(self) -> int:
-        """Return a descriptor of the bytes."""
-        assert self.path is not None, "it has bytes"
-        return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class BytesSource:

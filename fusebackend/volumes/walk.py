@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 PATH_MAX_BYTES = 4096
 """Longest path of the agent face, as on Linux."""
 
+ANY_BYTES = 1 << 62
+"""No bound: for paths of what is there. Processes make longer ones, from working directories."""
+
 LINKS_MAX = 40
 """Symbolic links followed in one path, as in Linux (fs/namei.c, MAXSYMLINKS)."""
 
@@ -87,18 +90,18 @@ class Place(NamedTuple):
         return self.attr
 
 
-def names_of(path: str) -> list[bytes]:
+def names_of(path: str, most_bytes: int = PATH_MAX_BYTES) -> list[bytes]:
     """The names along an agent path.
 
     Raises:
         PathError: `paths.normalise` refuses the path, or it holds characters that are no bytes of a name.
-        OSError: ENAMETOOLONG for a name over 255 bytes or a path over 4,096.
+        OSError: ENAMETOOLONG for a name over 255 bytes or a longer path.
     """
     try:
         names = paths.split(paths.normalise(path))
     except UnicodeEncodeError:  # a surrogate that surrogateescape did not make
         raise PathError(f"Path {path!r} is not valid text") from None
-    if any(len(name) > NAME_MAX_BYTES for name in names) or sum(map(len, names)) + len(names) > PATH_MAX_BYTES:
+    if any(len(name) > NAME_MAX_BYTES for name in names) or sum(map(len, names)) + len(names) > most_bytes:
         raise oserror(errno.ENAMETOOLONG)
     return names
 
@@ -108,14 +111,16 @@ Needs = Literal["attributes", "type", "name"]
 those of a file as well (`Attr.is_brief`). Such a caller opens it: ELOOP for a link, which the next walk knows."""
 
 
-def resolve(volume: Volume, path: str, *, follow: bool = True, needs: Needs = "attributes") -> Place:
+def resolve(
+    volume: Volume, path: str, *, follow: bool = True, needs: Needs = "attributes", most_bytes: int = PATH_MAX_BYTES
+) -> Place:
     """Walk a path from the root. A link in its last segment is followed only if `follow` says so.
 
     Raises:
         PathError, OSError: as `names_of`; ENOTDIR where a file is used as a directory, ELOOP, and EXDEV for a link
             that leaves the volume. An absent name is no error, see `Place.attr`.
     """
-    names = names_of(path)
+    names = names_of(path, most_bytes)
     with volume.walking(names):
         return resolve_from(volume, (ROOT_NODE,), names, follow=follow, needs=needs)
 
@@ -190,7 +195,7 @@ def entries(volume: Volume, directory: int, is_brief: bool = False) -> Iterator[
 def find(volume: Volume, path: str) -> Attr | None:
     """Return what is at a path, None if nothing is. A link at its end is not followed."""
     try:
-        return resolve(volume, path, follow=False).attr
+        return resolve(volume, path, follow=False, most_bytes=ANY_BYTES).attr
     except OSError as error:
         if error.errno not in NOWHERE:
             raise
@@ -205,7 +210,7 @@ def known(volume: Volume, node: int, path: str) -> Attr:
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise
-        return resolve(volume, path, follow=False).found
+        return resolve(volume, path, follow=False, most_bytes=ANY_BYTES).found
 
 
 class Directories:

@@ -218,7 +218,7 @@ class Merge:
 
     def dry_run(self) -> Outcome:
         """Return what `run` would do."""
-        plan = self._plan()
+        plan = self._planned()
         return Outcome(plan, plan.steps, self._written(plan))
 
     def run(self) -> Outcome:
@@ -231,7 +231,7 @@ class Merge:
         self.tidy()
         outcome = Outcome(MergePlan())
         for attempt in range(ATTEMPTS):
-            outcome.plan = self._plan()
+            outcome.plan = self._planned()
             outcome.open_paths = self._written(outcome.plan)
             if outcome.is_refused:
                 return outcome
@@ -258,6 +258,11 @@ class Merge:
                 volume.sync()
         self.tidy()
         return outcome
+
+    def _planned(self) -> MergePlan:
+        """Return a plan. What goes while it is made has it made again."""
+        plans = (unless(VANISHED, self._plan) for _ in range(ATTEMPTS - 1))
+        return next(filter(None, plans), None) or self._plan()
 
     def _written(self, plan: MergePlan) -> list[AgentPath]:
         found: list[AgentPath] = []

@@ -234,6 +234,7 @@ class MergeTree:
         key_of: gives keys; None where nodes of the volumes mean nothing in other trees.
         time_ns: when the tree was frozen; 0 for one that changes.
         is_unknown: says of a node that its bytes are not those that the tree had, which nobody has kept.
+        has_own_names: says of a directory's node that its names may be other ones than in the tree it is compared with.
     """
 
     def __init__(
@@ -243,8 +244,10 @@ class MergeTree:
         key_of: KeyOf | None = None,
         time_ns: int = 0,
         is_unknown: Callable[[int], bool] = lambda node: False,
+        has_own_names: Callable[[int], bool] = lambda node: True,
     ) -> None:
         self.is_unknown = is_unknown
+        self.has_own_names = has_own_names
         self.volumes = volumes
         self.key_of: KeyOf = key_of or (lambda prefix, node: None)
         self.time_ns = time_ns

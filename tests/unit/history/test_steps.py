@@ -181,6 +181,18 @@ def test_a_failure_to_record_hinders_no_verb(place, caplog, monkeypatch):
     place.recorder.incomplete = None
 
 
+def test_a_tree_that_is_deeper_than_a_path_comes_back(place):
+    """`cd` and `mkdir` again and again: 5,120 bytes. Its deletion was made, and not recorded."""
+    volume, parent = place.volumes[AgentPath("/")], 1
+    for _ in range(20):
+        parent = volume.mkdir(parent, b"d" * 255, 0o755, ME).node
+    before = place.tree()
+    place.do("delete", f"/{'d' * 255}")
+    assert place.tree() != before
+    assert Undo(place.recorder, place.volumes).undo().conflicts == []
+    assert place.tree() == before
+
+
 @pytest.mark.parametrize("prefix", ["/", DISK])
 def test_names_of_one_file_in_a_removed_tree_are_of_one_again(place, prefix):
     """One of them is outside of the tree, or none."""
