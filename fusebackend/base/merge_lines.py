@@ -12,6 +12,9 @@ import shutil
 import subprocess
 import tempfile
 
+MERGED_BYTES = 16 << 20
+"""Larger files are not merged by lines: three of them are in memory at once."""
+
 TIMEOUT_S = 60.0
 """A merge of large files that takes longer is given up."""
 

@@ -9,7 +9,6 @@ from dataclasses import asdict
 
 import click
 
-from fusebackend.backends.threads.database.rows import Damaged
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, prune, weighed
 from fusebackend.cli.progress import waiting
@@ -51,7 +50,7 @@ def du(database: str, names: Sequence[str], by: str | None, as_json: bool) -> No
         return
     shown = [[size_text(one.bytes), output.told(one.thread), output.told(one.name or "")] for one in sizes]
     for line in aligned(shown):
-        output.line(line.rstrip())
+        output.line(line)
 
 
 def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -122,19 +121,9 @@ def _each(
     found = []
     with waiting("reading" if dry_run else "pruning", quiet=quiet):
         for name in names:
-            with complaints, _named(name):
+            with complaints:
                 found.append(prune(opened, name, keep, dry_run=dry_run))
     return found
-
-
-@contextlib.contextmanager
-def _named(thread: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise Failed(f"there is no thread '{thread}'") from None
-    except Damaged as error:
-        raise Failed(f"thread '{thread}' was left as it is: {error}") from None
 
 
 def _words(found: Sequence[PrunedThread]) -> str:

@@ -40,11 +40,12 @@ import msgspec
 
 from fusebackend.base.at_path import AtPath
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
+from fusebackend.base.relative_paths import above
 from fusebackend.databases import sqlite
 from fusebackend.history import events, requests
 from fusebackend.history.events import Row, decode, encode, row_of
 from fusebackend.history.masking import LogOptions, kept
-from fusebackend.history.overlaps import Ours, Theirs, overlapping
+from fusebackend.history.overlaps import Touch, overlapping
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.history.requests import Request
 from fusebackend.protocol import Actor, CommitLog, LogRow, VerifyResult
@@ -53,6 +54,9 @@ log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "history.db"
 """In the directory of the history."""
+
+ASIDE: Final = ".set-aside"
+"""The end of the name of a file that can't be used."""
 
 WRITE_EVERY_S: Final = 0.1
 """Rows wait for so long at most."""
@@ -530,9 +534,13 @@ class HistoryFile:
             waiting = (row[events.NUMBER] for each, row in self._waiting if not each and row[0] == "change")
             return min(min(waiting, default=self._record + 1), min(self._reserved, default=self._record + 1))
 
-    def commit_log(self) -> CommitLog:
-        """Return the history as volumes see it that keep its records."""
-        return CommitLog(self.id, self.written, self.doubtful, self.settle)
+    def commit_log(self, lost: Callable[[Sequence[int]], None] = lambda numbers: None) -> CommitLog:
+        """Return the history as volumes see it that keep its records.
+
+        Args:
+            lost: as in `CommitLog`.
+        """
+        return CommitLog(self.id, self.written, self.doubtful, self.settle, self._reserved.copy, lost)
 
     def replay(self, prefix: AgentPath, rows: Iterable[LogRow]) -> int:
         """Take up records of a route that its volume has kept for a killed server, before anything else changes. One
@@ -1013,8 +1021,8 @@ class HistoryFile:
     def newest_at(self, prefix: AgentPath, path: bytes, below: int) -> Record | None:
         """Return the last record before one of this number that made, changed, moved or removed the file at a path, or
         moved a directory above it; None if there is none. Records of attributes are none."""
-        above = _above(path)
-        marks = ", ".join("?" * len(above)) or "NULL"
+        directories = tuple(above(path.rstrip(b"/")))
+        marks = ", ".join("?" * len(directories)) or "NULL"
         moves = "kind IN ('rename', 'exchange')"
         chosen = " UNION ALL ".join(
             f"SELECT max(number) AS found FROM records WHERE {condition} AND number < ? AND route = ?"
@@ -1026,7 +1034,7 @@ class HistoryFile:
             )
         )
         values: list[Any] = []
-        for words in ((path,), (path,), above, above):
+        for words in ((path,), (path,), directories, directories):
             values += [*words, below, to_name(prefix)]
         return next(iter(self._records(f"WHERE number = (SELECT max(found) FROM ({chosen}))", values)), None)
 
@@ -1080,8 +1088,8 @@ class HistoryFile:
         )
         ours = self._read(f"{tables} SELECT number, call, route, path, to_path, is_whole FROM mine", calls)
         theirs = self._read(
-            f"{tables} SELECT records.number, route, path, to_path, {is_move}, "
-            "coalesce((SELECT min(call) FROM undoes WHERE undo = records.call), 0) "
+            f"{tables} SELECT records.number, coalesce((SELECT min(call) FROM undoes WHERE undo = records.call), 0), "
+            f"route, path, to_path, {is_move} "
             "FROM others CROSS JOIN records ON records.number = others.number "
             f"WHERE records.call NOT IN ({marks}) AND NOT EXISTS "
             "(SELECT 1 FROM calls WHERE calls.number = records.call AND undone_by NOTNULL)",
@@ -1089,7 +1097,7 @@ class HistoryFile:
         )
         standing = {number for number, *_ in theirs}
         further = [each for each in self._read(f"{tables} SELECT mine, other FROM pairs", calls) if each[1] in standing]
-        found = overlapping([Ours(*each) for each in ours], [Theirs(*each) for each in theirs], further)
+        found = overlapping([Touch(*each) for each in ours], [Touch(*each) for each in theirs], further)
         chosen = json.dumps([number for both in found.values() for number in both])
         records = self._records("WHERE number IN (SELECT value FROM json_each(?))", (chosen,))
         known = {record.number: record for record in records}
@@ -1120,7 +1128,7 @@ class HistoryFile:
             OSError: EIO, they are gone.
         """
         number = int(image.name.removeprefix(OF_RECORD))
-        for (data,) in self._read("SELECT bytes FROM events WHERE number = ? AND bytes NOTNULL", (number,)):
+        for (data,) in self._found("SELECT bytes FROM events WHERE number = ? AND bytes NOTNULL", (number,)):
             return bytes(data)
         raise OSError(errno.EIO, "the bytes have been deleted")
 
@@ -1132,6 +1140,11 @@ class HistoryFile:
 
     def _read(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         self.flush()
+        return self._found(statement, values)
+
+    def _found(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """`_read` of what is written for sure, such as what a record says that was read before. An undo asks for the
+        bytes of each file, and has written a record for the one before."""
         with self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be read"):
             return self._reader.execute(statement, [sqlite.bound(value) for value in values]).fetchall()
 
@@ -1308,7 +1321,7 @@ def _connect(path: str) -> sqlite3.Connection:
 
 def _set_aside(path: str) -> str:
     """Rename the file and its WAL; returns the new path. An earlier file of that name is deleted."""
-    place = path + ".set-aside"
+    place = path + ASIDE
     for end in ("", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place + end)
@@ -1355,8 +1368,8 @@ def _below(path: bytes) -> tuple[bytes, bytes]:
 
 def _touching(number: int, prefix: AgentPath, path: bytes) -> tuple[str, list[Any]]:
     """Return a statement for the numbers of the records after one that touch a path of its route, see `later`."""
-    above = _above(path)
-    marks = ", ".join("?" * len(above)) or "NULL"
+    directories = tuple(above(path.rstrip(b"/")))
+    marks = ", ".join("?" * len(directories)) or "NULL"
     low, high = _below(path)
     whole = "('create', 'remove', 'rename', 'exchange')"
     # Several statements in one, each of which an index answers.
@@ -1373,12 +1386,6 @@ def _touching(number: int, prefix: AgentPath, path: bytes) -> tuple[str, list[An
     )
     stored = to_name(prefix)
     values: list[Any] = []
-    for words in ((path,), (path,), (low, high), (low, high), above, above):
+    for words in ((path,), (path,), (low, high), (low, high), directories, directories):
         values += [number, stored, *words]
     return chosen, values
-
-
-def _above(path: bytes) -> tuple[bytes, ...]:
-    """Return the directories above a path, without the root."""
-    parts = path.strip(b"/").split(b"/")
-    return tuple(b"/" + b"/".join(parts[:count]) for count in range(1, len(parts)))

@@ -9,39 +9,30 @@ square of a path's depth.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from fusebackend.base.relative_paths import above
 
-class Ours(NamedTuple):
-    """A record that is taken back."""
+
+class Touch(NamedTuple):
+    """A record, by what it touches."""
 
     number: int
     call: int
+    """Of a record that is taken back: its call. Of another's: the first call that it has taken back, if it is an undo,
+    else 0. An undo of only this call, or of later ones, has brought its state back, and is in no way."""
     route: bytes
     path: bytes
     to_path: bytes | None
     is_whole: bool
-    """All that is below its paths is changed with them."""
-
-
-class Theirs(NamedTuple):
-    """A record of another call."""
-
-    number: int
-    route: bytes
-    path: bytes
-    to_path: bytes | None
-    is_move: bool
-    """Of a directory."""
-    oldest: int
-    """Of an undo, the first call that it took back; 0 for others. An undo of only this call, or of later ones, has
-    brought its state back, and is in no way."""
+    """All below its paths is changed with them. Of another's: a directory was moved."""
 
 
 def overlapping(
-    ours: Collection[Ours], theirs: Collection[Theirs], pairs: Iterable[tuple[int, int]]
+    ours: Collection[Touch], theirs: Collection[Touch], pairs: Iterable[tuple[int, int]]
 ) -> dict[int, tuple[int, int]]:
     """Return the numbers of the first and the last record that are in the way of each, where there are any. Of what is
     below, and of moves above, only the last counts.
@@ -49,24 +40,24 @@ def overlapping(
     Args:
         pairs: further ones, by their numbers: of ours, of theirs.
     """
-    at = defaultdict[tuple[bytes, bytes], list[Ours]](list)
+    at = defaultdict[tuple[bytes, bytes], list[Touch]](list)
     for each in ours:
         for path in filter(None, (each.path, each.to_path)):
             at[each.route, path].append(each)
     numbered = {other.number: other for other in theirs}
-    found = defaultdict[int, list[Theirs]](list)
+    found = defaultdict[int, list[Touch]](list)
     for number, further in pairs:
         found[number].append(numbered[further])
-    moves = defaultdict[tuple[bytes, bytes], list[Theirs]](list)
+    moves = defaultdict[tuple[bytes, bytes], list[Touch]](list)
     passed: set[tuple[bytes, bytes, int]] = set()
     for other in sorted(theirs, reverse=True):
         for path in filter(None, (other.path, other.to_path)):
             for each in at.get((other.route, path), ()):
                 found[each.number].append(other)
-            if other.is_move:
+            if other.is_whole:
                 moves[other.route, path].append(other)
-            for directory in _above(path):
-                place = other.route, directory, other.oldest
+            for directory in above(path):
+                place = other.route, directory, other.call
                 if place in passed:  # a later record of the same kind is below all of these
                     break
                 passed.add(place)
@@ -75,36 +66,25 @@ def overlapping(
     _add_moves(at, moves, found)
     standing = {
         each.number: [other.number for other in found[each.number]
-                      if other.number > each.number and other.oldest < each.call]
+                      if other.number > each.number and other.call < each.call]
         for each in ours
     }  # fmt: skip
     return {number: (min(numbers), max(numbers)) for number, numbers in standing.items() if numbers}
 
 
 def _add_moves(
-    at: dict[tuple[bytes, bytes], list[Ours]],
-    moves: dict[tuple[bytes, bytes], list[Theirs]],
-    found: dict[int, list[Theirs]],
+    at: Mapping[tuple[bytes, bytes], Collection[Touch]],
+    moves: Mapping[tuple[bytes, bytes], Collection[Touch]],
+    found: dict[int, list[Touch]],
 ) -> None:
     """Add the last moves of directories above."""
-    above: dict[tuple[bytes, bytes], tuple[Theirs, ...]] = {}  # of a directory, and of those above it
+    known: dict[tuple[bytes, bytes], tuple[Touch, ...]] = {}  # of a directory, and of those above it
     for (route, path), records in at.items() if moves else ():
-        way = []
-        known: tuple[Theirs, ...] = ()
-        for directory in _above(path):
-            if (route, directory) in above:
-                known = above[route, directory]
-                break
-            way.append((route, directory))
+        way = list(itertools.takewhile(lambda place: place not in known, ((route, each) for each in above(path))))
+        last = known.get((route, next(above(way[-1][1] if way else path), b"")), ())
         for place in reversed(way):
             if place in moves:
-                known = tuple({other.oldest: other for other in sorted([*known, *moves[place]])}.values())
-            above[place] = known
+                last = tuple({other.call: other for other in sorted([*last, *moves[place]])}.values())
+            known[place] = last
         for each in records:
-            found[each.number] += known
-
-
-def _above(path: bytes) -> Iterator[bytes]:
-    """Yield the directories above a path, from below, without the root."""
-    while path := path.rpartition(b"/")[0]:
-        yield path
+            found[each.number] += last

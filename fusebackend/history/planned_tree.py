@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath
-from fusebackend.history.records import Stamp
+from fusebackend.history.records import Stamp, stamp_of
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.volumes.placing import State
 from fusebackend.volumes.walk import below, entries
@@ -252,7 +252,3 @@ class PlannedTree:
                 left += place.file.names.values()
                 if place.file.hollow:
                     yield place
-
-
-def stamp_of(file: State | Attr) -> Stamp:
-    return Stamp(file.mode, file.uid, file.gid, file.size, file.mtime_ns)

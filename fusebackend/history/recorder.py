@@ -22,7 +22,6 @@ import logging
 import os
 import stat
 import threading
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,11 +31,10 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import Calls, OpenCall
 from fusebackend.history.history_file import Entry, HistoryFile
 from fusebackend.history.images import Images
-from fusebackend.history.records import Image, RecordKind, Stamp, State
+from fusebackend.history.records import Image, RecordKind, Stamp, State, stamp_of
 from fusebackend.protocol import (
     NOTE,
     RENAME_EXCHANGE,
-    ROOT_NODE,
     Attr,
     LogRow,
     SnapshotVolume,
@@ -45,7 +43,7 @@ from fusebackend.protocol import (
 from fusebackend.vfs.door import ChangeListener, DoorChange
 from fusebackend.vfs.junctions import Route
 from fusebackend.volumes.placing import state_of
-from fusebackend.volumes.walk import directory_at
+from fusebackend.volumes.walk import Directories
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +51,11 @@ ATTRIBUTES, CONTENT, MADE, AGAIN, PARTED = 1, 2, 4, 8, 16
 """How far the changes of a file by a call are recorded: its attributes; its bytes; it was made by the call; its bytes,
 once more after another call had changed them; the call has taken a name from it."""
 
+_OWN: Final[dict[RecordKind, int]] = {"create": MADE, "content": CONTENT, "attributes": ATTRIBUTES}
+"""What a step has its call own of a file."""
+
 STAMPED: Final = 500
 """Records that are stamped at a time. A call may have 100,000: all of them at once would leave Python's heap large."""
-
-KNOWN_DIRECTORIES: Final = 4096
-"""So many that were looked up for some records are known for the next ones: a path of 1,200 names is looked up once."""
 
 TURNS: Final = 64
 """Of files that are changed one by one, by their nodes: those with the same remainder wait for each other."""
@@ -93,9 +91,11 @@ class Kept(NamedTuple):
 class VolumeRecords:
     """The files of one volume that calls have changed, for all routes and trees that show it."""
 
-    __slots__ = ("last",)
+    __slots__ = ("last", "moved")
 
     def __init__(self) -> None:
+        self.moved: dict[int, bytes] = {}
+        """Node → the path that this host has given it last."""
         self.last: dict[int, OpenCall] = {}
         """Node → the call that has changed it last, of those that go on. It has a record of how the file was before."""
 
@@ -190,16 +190,21 @@ class Recorder:
 
     # -- before and after a change ---------------------------------------------------------------------------------
 
-    def keep(self, call: OpenCall, volume: Volume, attr: Attr, *, replaced: bool = False) -> Kept:
-        """Keep a file as it is, before a change of its bytes or its removal.
+    def keep(
+        self, call: OpenCall, volume: Volume, attr: Attr, kind: RecordKind = "remove", *, replaced: bool = False
+    ) -> Kept:
+        """Keep a file as it is, before a change.
 
         Args:
+            kind: of the change. One of attributes leaves the bytes.
             replaced: a rename removes it. The record's node is that of the renamed file, so the image says which one
                 this is, or else the identity.
         """
         node, is_file, ctime_ns = attr.node, stat.S_ISREG(attr.mode), attr.ctime_ns
         records = self.of(volume)
         before = state_of(volume, attr)
+        if kind == "attributes":
+            return Kept(node, before, None, ctime_ns, self.identity(volume, attr))
         image = None
         is_parted = replaced and records.how(call, node) & PARTED
         if is_file and (attr.nlink > 1 or is_parted or not records.has_bytes(call, node)):
@@ -231,6 +236,33 @@ class Recorder:
             fields = {**own, **fields}
         return self.history.add(self.calls.number(call), prefix, kind, path, **fields)
 
+    def add_step(
+        self,
+        call: OpenCall,
+        prefix: AgentPath,
+        kind: RecordKind,
+        volume: Volume,
+        path: bytes,
+        node: int,
+        before: Attr | None = None,
+        *,
+        gone: int = 0,
+        **fields: Any,
+    ) -> int:
+        """Add the record of a step of an undo, a merge or a restore. With the volume's lock held.
+
+        Args:
+            node: of the file.
+            before: of a file that goes, or whose bytes or attributes are changed in place.
+            gone: how many of the file's names are only set aside, and removed when all is done.
+        """
+        kept = None if before is None else self.keep(call, volume, before, kind)
+        if kind == "remove" and kept is not None:
+            kept, fields["linked"] = kept.less(gone), kept.is_linked
+        if kind in _OWN:
+            self.of(volume).own(call, node, _OWN[kind])
+        return self.add(call, prefix, kind, path, kept, **{"node": node, **fields})
+
     def failed(self, error: BaseException, what: str, call: OpenCall | None = None) -> None:
         """Something could not be recorded.
 
@@ -257,6 +289,13 @@ class Recorder:
         for records in tuple(call.files):
             records.end(call)
 
+    def lost(self, volume: Volume) -> None:
+        """A crash of a volume's server has taken changes: each call has its next change of a file recorded again."""
+        records = self.of(volume)
+        for call in self.calls.open():
+            records.end(call)
+        records.moved.clear()
+
     def settle_all(self) -> None:
         """Stamp what the calls that go on have left by now."""
         for call in self.calls.open():
@@ -273,7 +312,7 @@ class Recorder:
                 without another record.
         """
         last, planned = 0, self._planned(call) if anew else {}
-        known: dict[AgentPath, dict[bytes, int]] = defaultdict(dict)
+        known: dict[AgentPath, Directories] = {}
         while part := self.history.unstamped(call, last, STAMPED, all_of_them=anew):
             last = part[-1][0]
             by_route: dict[AgentPath, list[tuple[int, bytes]]] = {}
@@ -282,8 +321,9 @@ class Recorder:
             for prefix, records in by_route.items():
                 route = self._routes.get(prefix)
                 if route is not None:
+                    directories = known.setdefault(prefix, Directories(route.volume))
                     with contextlib.suppress(OSError):  # it does not answer: these have no stamp
-                        stamps = route.executor.run("stat", partial(_stamps, route.volume, known[prefix], records))
+                        stamps = route.executor.run("stat", partial(_stamps, directories, records))
                         self.history.set_after(
                             {
                                 number: stamp
@@ -308,22 +348,17 @@ class Recorder:
             self.stamp(call, anew=True)
 
 
-def _stamps(
-    volume: Volume, directories: dict[bytes, int], records: list[tuple[int, bytes]]
-) -> Mapping[int, Stamp | None]:
-    if not 0 < len(directories) < KNOWN_DIRECTORIES:
-        directories.clear()
-        directories[b""] = ROOT_NODE
-    return {number: _stamp(volume, directories, path) for number, path in records}
+def _stamps(directories: Directories, records: list[tuple[int, bytes]]) -> Mapping[int, Stamp | None]:
+    directories.look_again()
+    return {number: _stamp(directories, path) for number, path in records}
 
 
-def _stamp(volume: Volume, directories: dict[bytes, int], path: bytes) -> Stamp | None:
-    above, _, name = path.rpartition(b"/")
+def _stamp(directories: Directories, path: bytes) -> Stamp | None:
     try:
-        attr = volume.lookup(directory_at(volume, above, directories), name) if name else volume.getattr(ROOT_NODE)
+        _, _, attr = directories.at(path)
     except OSError:
         return None
-    return Stamp(attr.mode, attr.uid, attr.gid, attr.size, attr.mtime_ns)
+    return None if attr is None else stamp_of(attr)
 
 
 def _is_as_planned(volume: Volume, found: Stamp | None, planned: Stamp) -> bool:
@@ -426,7 +461,7 @@ class HistoryListener(ChangeListener):
         self.orders = not ((volume.features.blocking and not is_branch) or volume.features.shared)
         self._is_logged = route.prefix in recorder.logged
         self._turns = [threading.Lock() for _ in range(TURNS)] if self._is_logged else []
-        self._moved: dict[int, bytes] = {}
+        self._moved = self.records.moved
 
     # -- the moments of a change -----------------------------------------------------------------------------------
 
@@ -534,11 +569,8 @@ class HistoryListener(ChangeListener):
             self.records.own(call, node, how)
             return None  # no name leads to it, so nothing can be taken back
         path = self.path(change)
-        if how == ATTRIBUTES:
-            kept = Kept(node, state_of(self._volume, attr), None, 0, self.recorder.identity(self._volume, attr))
-        else:
-            kept = self.recorder.keep(call, self._volume, attr)
         kind: RecordKind = "attributes" if how == ATTRIBUTES else "content"
+        kept = self.recorder.keep(call, self._volume, attr, kind)
         is_lost = change.path is None and node not in self._moved
         return _PendingChange(self, change, call, kind, kept, how, node, is_lost, path)
 

@@ -13,7 +13,7 @@ import re
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import Actor
+from fusebackend.protocol import Actor, Attr
 from fusebackend.volumes.placing import State
 
 __all__ = ["Call", "CallKind", "Image", "Record", "RecordKind", "Stamp", "State"]
@@ -102,6 +102,10 @@ class Stamp(NamedTuple):
     gid: int
     size: int
     mtime_ns: int
+
+
+def stamp_of(file: State | Attr) -> Stamp:
+    return Stamp(file.mode, file.uid, file.gid, file.size, file.mtime_ns)
 
 
 class Record(NamedTuple):

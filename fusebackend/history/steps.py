@@ -74,6 +74,7 @@ class _Made:
         self._is_rename = len(before) == 2 and before[0].how == "rename"
         self._recording = recording
         self._pending: dict[tuple[RecordKind, AgentPath, AgentPath], tuple[Volume, Entry]] = {}
+        self._doubted = self._pending  # … whose commit had no answer
         self._made: set[tuple[RecordKind, AgentPath, AgentPath]] = set()  # what is recorded: kind, route and path
 
     def rows(self, volume: Volume) -> Sequence[LogRow]:
@@ -122,6 +123,8 @@ class _Made:
 
     def _note(self, found: _Before, kind: RecordKind, path: AgentPath, **fields: Any) -> None:
         key = kind, found.route.prefix, path
+        if key in self._doubted and self._doubted[key][1].node == fields["node"]:
+            self._pending[key] = self._doubted[key]  # it was made
         if key not in self._made and key not in self._pending:
             history, call = self._recorder.history, self._recorder.calls.number(self._call)
             entry = history.reserve(history.entry(call, found.route.prefix, kind, to_name(path), **fields))
@@ -141,9 +144,9 @@ class _Made:
 
     def __exit__(self, *error: object) -> None:
         STEP.reset(self._token)
-        for _, entry in self._pending.values():  # its commit had no answer
+        self._doubted, self._pending = self._pending, {}
+        for _, entry in self._doubted.values():
             self._recorder.history.doubt(entry)
-        self._pending = {}
 
 
 class PathLocks:
@@ -274,6 +277,8 @@ class Steps:
             kept = kept.less(gone)
         kind: RecordKind = "content" if how == "put" else "remove"
         number = recorder.add(call, prefix, kind, to_name(path), kept, linked=linked)
+        if kept.image is not None:  # the bytes are on their way to the record: a tree may have many
+            kept = kept._replace(image=kept.image._replace(data=None))
         found.numbers[number] = (path, kept)
 
     def _keep_tree(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr) -> None:

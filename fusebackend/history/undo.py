@@ -17,23 +17,20 @@ import os
 import stat
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fusebackend.base import budget
-from fusebackend.base.errors import oserror, unless
+from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
-from fusebackend.history.planned_tree import stamp_of
-from fusebackend.history.recorder import ATTRIBUTES, CONTENT, KNOWN_DIRECTORIES, MADE, UNSURE, Kept, Recorder
-from fusebackend.history.records import Call, RecordKind, Stamp
+from fusebackend.history.recorder import MADE, UNSURE, Recorder
+from fusebackend.history.records import Call, RecordKind, Stamp, stamp_of
 from fusebackend.history.undo_plan import Step, UndoPlan, mount_path
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
-    ROOT_NODE,
     Actor,
     Attr,
     Changes,
@@ -45,9 +42,8 @@ from fusebackend.protocol import (
     Volume,
 )
 from fusebackend.volumes import placing
-from fusebackend.volumes.placing import Name, Placed, state_of
-from fusebackend.volumes.removal import CHECKED_LEVELS
-from fusebackend.volumes.walk import directory_at
+from fusebackend.volumes.placing import Name, Placed
+from fusebackend.volumes.walk import Directories
 
 log = logging.getLogger(__name__)
 
@@ -280,8 +276,8 @@ class _Making:
         self._volumes = volumes
         self._call = call
         self._lost: list[str] = []
-        self._ways = defaultdict[AgentPath, _Ways](_Ways)
-        self._way = _Ways()  # of the volume that is being changed
+        self._ways: dict[AgentPath, Directories] = {}
+        self._way: Directories  # of the volume that is being changed
         self._looked = 0  # the sources of steps before this one were read ahead
         self._numbers: dict[int, int] = {}  # of the records of names that are not made yet, by step
         self._recorded = 0  # steps before this one have their records already
@@ -317,15 +313,15 @@ class _Making:
         """
         step = steps[self.made]
         volume, prefix = self._volumes[step.prefix], step.prefix
-        self._way = self._ways[prefix]
+        self._way = self._ways.setdefault(prefix, Directories(volume))
         with contextlib.ExitStack() as stack:
             source = step.source
             if step.word == "make" and _is_large(step):
                 assert source is not None, "it is made of something"
-                parent, name, _ = self._at(volume, step.path)
+                parent, name, _ = self._way.at(step.path)
                 source = stack.enter_context(placing.staged(volume, parent, name, source))
             elif _waits(step) and isinstance(volume, ObservableVolume):
-                stack.enter_context(volume.rewriting(self._as_seen(step, self._at(volume, step.path)[2]).node))
+                stack.enter_context(volume.rewriting(self._as_seen(step, self._way.at(step.path)[2]).node))
             self._record_next(volume, steps)
             self._read_next(steps)
             together = self._together(volume, steps)
@@ -376,7 +372,7 @@ class _Making:
         new = []
         for step in steps:
             assert step.source is not None, "it is made of something"
-            new.append((Name(*self._place(volume, step.path), os.fsdecode(step.path)), step.source))
+            new.append((Name(*self._way.place(step.path), os.fsdecode(step.path)), step.source))
         errors: list[OSError] = []
         for number, (step, placed) in enumerate(
             zip(steps, placing.make_together(volume, new, changes), strict=True), self.made
@@ -396,7 +392,7 @@ class _Making:
             return self._new(volume, step, changes)
         if step.word == "link":
             return self._link(volume, step, changes)
-        parent, name, attr = self._at(volume, step.path)
+        parent, name, attr = self._way.at(step.path)
         if step.word == "clean":
             if attr is not None:
                 placing.remove(volume, parent, name, attr, changes, shown)
@@ -404,24 +400,19 @@ class _Making:
         attr = self._as_seen(step, attr)
         match step.word:
             case "remove":
-                linked = attr.nlink > 1 and not attr.is_dir
-                self._record("remove", step, self._recorder.keep(self._call, volume, attr), linked=linked)
+                self._record_change("remove", step, attr.node, attr)
                 self._way.forget(step.path)
                 placing.remove(volume, parent, name, attr, changes, shown)
             case "rename" | "exchange":
                 self._rename(volume, step, Name(parent, name, shown), attr, changes)
             case "overwrite" | "merge":
                 assert step.source is not None, "its bytes come from somewhere"
-                self._record("content", step, self._recorder.keep(self._call, volume, attr))
-                self._recorder.of(volume).own(self._call, attr.node, CONTENT)
+                self._record_change("content", step, attr.node, attr)
                 return placing.overwrite(volume, attr.node, step.source, changes, shown)
             case "attributes":
                 assert step.state is not None, "there are attributes"
                 if not step.closes:  # the record of a directory that was made says all
-                    identity = self._recorder.identity(volume, attr)
-                    kept = Kept(attr.node, state_of(volume, attr), None, attr.ctime_ns, identity)
-                    self._record("attributes", step, kept)
-                    self._recorder.of(volume).own(self._call, attr.node, ATTRIBUTES)
+                    self._record_change("attributes", step, attr.node, attr)
                 return placing.set_attributes(volume, attr.node, step.state, changes, shown)
         return None
 
@@ -436,7 +427,7 @@ class _Making:
             if step.prefix != prefix or step.word not in ("make", "link"):
                 break
             is_link = step.word == "link"
-            number = self._record("create", step, node=step.node, linked=is_link, after=_left(step))
+            number = self._record_new(step, node=step.node, linked=is_link, after=_left(step))
             self._numbers[self._recorded] = number
             self._recorded += 1
         self._recorder.history.require()
@@ -447,17 +438,22 @@ class _Making:
             following = steps[self.made : self.made + READ_AT_ONCE]
             self._looked = self.made + placing.ahead([step.source for step in following])
 
-    def _record(self, kind: RecordKind, step: Step, kept: Kept | None = None, **fields: Any) -> int:
-        number = self._recorder.add(self._call, step.prefix, kind, step.path, kept, **fields)
-        if kind != "create" and not _asks_first(self._volumes[step.prefix]):
+    def _record_new(self, step: Step, **fields: Any) -> int:
+        return self._recorder.add(self._call, step.prefix, "create", step.path, **fields)
+
+    def _record_change(
+        self, kind: RecordKind, step: Step, node: int, before: Attr | None = None, **fields: Any
+    ) -> None:
+        volume = self._volumes[step.prefix]
+        self._recorder.add_step(self._call, step.prefix, kind, volume, step.path, node, before, **fields)
+        if not _asks_first(volume):
             self._recorder.history.require()
-        return number
 
     def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:
         assert step.source is not None, "it is made of something"
-        parent, name = self._place(volume, step.path)
+        parent, name = self._way.place(step.path)
         if self.made not in self._numbers and volume.features.shared:  # a change of it is durable at once
-            self._numbers[self.made] = self._record("create", step, after=_left(step))
+            self._numbers[self.made] = self._record_new(step, after=_left(step))
         try:
             placed = placing.make(volume, parent, name, step.source, changes, os.fsdecode(step.path))
         except OSError as error:
@@ -471,7 +467,7 @@ class _Making:
         self._recorder.of(volume).own(self._call, attr.node, MADE)
         after = stamp_of(attr) if stat.S_ISREG(attr.mode) else None
         if record is None:
-            record = self._record("create", step, node=attr.node, after=after)
+            record = self._record_new(step, node=attr.node, after=after)
         elif after is not None:
             self._recorder.history.set_after({record: after})
         if step.file:
@@ -488,17 +484,17 @@ class _Making:
         return error
 
     def _link(self, volume: Volume, step: Step, changes: Changes) -> Placed:
-        parent, name, attr = self._at(volume, step.path)
+        parent, name, attr = self._way.at(step.path)
         if attr is not None:
             raise _changed(step, "has been made anew")
-        found = volume.getattr(step.node) if step.node else self._at(volume, step.to_path)[2]
+        found = volume.getattr(step.node) if step.node else self._way.at(step.to_path)[2]
         if found is None:
             raise _changed(step, "is not there any more")
         node, stamp = found.node, stamp_of(found)  # some volumes change the object that they return
         if self.made in self._numbers:
             self._recorder.history.set_after({self._numbers[self.made]: stamp})
         else:
-            self._numbers[self.made] = self._record("create", step, node=node, linked=True, after=stamp)
+            self._numbers[self.made] = self._record_new(step, node=node, linked=True, after=stamp)
         try:
             placed = placing.link(volume, node, parent, name, changes, os.fsdecode(step.path))
         except OSError as error:
@@ -507,13 +503,13 @@ class _Making:
         return placed
 
     def _rename(self, volume: Volume, step: Step, old: Name, attr: Attr, changes: Changes) -> None:
-        parent, name, there = self._at(volume, step.to_path)
+        parent, name, there = self._way.at(step.to_path)
         is_exchange = step.word == "exchange"
         if (there is not None) != is_exchange:
             raise _changed(step, "has been made anew" if there is not None else "is not there any more")
         flags = RENAME_EXCHANGE if is_exchange else RENAME_NOREPLACE if volume.features.rename else 0
         kind: RecordKind = "exchange" if is_exchange else "rename"
-        self._record(kind, step, to_path=step.to_path, node=attr.node)
+        self._record_change(kind, step, attr.node, to_path=step.to_path)
         if attr.is_dir or (there is not None and there.is_dir):
             self._way.forget()
         placing.rename(volume, old, Name(parent, name, os.fsdecode(step.to_path)), attr, changes, flags)
@@ -526,58 +522,6 @@ class _Making:
         if step.seen is not None and stamp_of(attr)[:known] != step.seen[:known]:
             raise _changed(step, "has changed in this moment")
         return attr
-
-    def _at(self, volume: Volume, path: bytes) -> tuple[int, bytes, Attr | None]:
-        """Return the directory of a path, its name there, and the attributes of the file; no link is followed.
-
-        Raises:
-            OSError: ENOENT, ENOTDIR, the directory is not there.
-        """
-        parent, name = self._place(volume, path)
-        if not name:
-            return ROOT_NODE, b"", volume.getattr(ROOT_NODE)
-        return parent, name, unless((errno.ENOENT,), volume.lookup, parent, name)
-
-    def _place(self, volume: Volume, path: bytes) -> tuple[int, bytes]:
-        """Return the directory of a path, and its name there."""
-        above, _, name = path.rpartition(b"/")
-        return self._way.find(volume, above), name
-
-
-class _Ways:
-    """The directories of a volume by their paths, as steps find them. While the lock of the volume is held they stay.
-    Once it was free, another one may have their names: those `CHECKED_LEVELS` up are looked up again, as where a tree
-    is deleted. A path may be thousands deep."""
-
-    def __init__(self) -> None:
-        self._known = {b"": ROOT_NODE}
-        self._before: dict[bytes, int] = {}  # the lock was free since
-
-    def look_again(self) -> None:
-        """The lock is free, or was."""
-        if len(self._before) > KNOWN_DIRECTORIES:
-            self._before = {}
-        self._before |= self._known
-        self._known = {b"": ROOT_NODE}
-
-    def forget(self, path: bytes | None = None) -> None:
-        """A directory is going to be moved, or the empty one at this path removed."""
-        for known in (self._known, self._before):
-            if path is None:
-                known.clear()
-            known.pop(path or b"", None)
-        self._known[b""] = ROOT_NODE
-
-    def find(self, volume: Volume, path: bytes) -> int:
-        """Return a directory. ENOENT, ENOTDIR."""
-        above = path.rsplit(b"/", CHECKED_LEVELS)[0]
-        if above in self._before:
-            self._known.setdefault(above, self._before[above])
-        try:
-            return directory_at(volume, path, self._known)
-        except OSError:  # one was removed, or the volume does not know it any more
-            self.forget()
-            return directory_at(volume, path, self._known)
 
 
 def _asks_first(volume: Volume) -> bool:

@@ -21,17 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import VANISHED, unless
-from fusebackend.base.merge_lines import is_binary, merge_lines
+from fusebackend.base.merge_lines import MERGED_BYTES, is_binary, merge_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.history_file import OF_RECORD, HistoryFile
 from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree
 from fusebackend.history.records import Image, Record, Stamp
 from fusebackend.protocol import SnapshotVolume, UndoConflict, Volume
 from fusebackend.volumes.frozen import LooksAhead
-from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, NodeSource, Source, State
-
-MERGED_BYTES = 16 << 20
-"""Larger files are not merged by lines: three of them are in memory at once."""
+from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, NodeSource, Source, State, whole
 
 
 class RecordSource:
@@ -44,12 +41,6 @@ class RecordSource:
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         yield 0, self._history.image_data(self._image)
-
-    def opened(self) -> int:
-        """Return a descriptor of the bytes."""
-        fd = os.memfd_create("fusebackend-image")
-        os.write(fd, self._history.image_data(self._image))
-        return fd
 
 
 ImageSource: TypeAlias = NodeSource | KeptSource | RecordSource
@@ -507,13 +498,6 @@ def mount_path(prefix: AgentPath, path: bytes) -> str:
     """Return the path in the mount of one inside a route."""
     inner = os.fsdecode(path)
     return inner if prefix == "/" else prefix + inner.rstrip("/")
-
-
-def whole(source: Source) -> bytes:
-    data = bytearray()
-    for offset, piece in source.pieces():
-        data += bytes(offset - len(data)) + piece
-    return bytes(data + bytes(max(0, source.state.size - len(data))))
 
 
 def node_of(record: Record) -> int:

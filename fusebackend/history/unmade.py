@@ -5,31 +5,35 @@ so after a kill the history may know of more than there is: what it has more are
 these become durable in their order. An undo would find them in its way, and a log would show them as done.
 
 The records are looked at from the last to the first. The first one that was made ends that. One that the tree shows as
-not made was not, and with it all later ones. One that the tree may show in both cases, such as the removal of a file
-that is not there, waits for an earlier one to decide; until then, so do those that touch its paths. A file that has the
-bytes and attributes from before its record is no change, made or not: nothing follows from it for others. Renames that
-have files change places (`mv a t; mv b a; mv t b`) are looked at together, for each alone says nothing.
+not made was not, and with it all later ones; nor was one of a file that is as it was before an earlier change. One that
+the tree may show in both cases, such as a rename back, or the removal of a file that is not there, waits for an earlier
+one to decide; until then, so do those that touch its paths. A file that has the bytes and attributes from before its
+record is no change, made or not: nothing follows from it for others. Renames that have files change places (`mv a t; mv
+b a; mv t b`) are looked at together, for each alone says nothing. Then each record is looked at by itself that is there
+before the change: of what a verb, an undo or a merge was about to do, while others made theirs.
 
 A volume that keeps a log (`SnapshotVolume.keep_log`) has a record of each change that was made, whatever others have
-done since, and a change that was made says nothing of those before it. So only records are looked at that are there
-before the change: of what a verb, an undo or a merge was about to do when the server was killed.
+done since, and a change that was made says nothing of those before it. So only the latter are looked at. A crash of its
+database takes changes whose records are in the history; the log names these (`drop_lost`).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
+from fusebackend.base.merge_lines import MERGED_BYTES
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.records import Image, Record
-from fusebackend.history.undo_plan import MERGED_BYTES, image_source, whole
+from fusebackend.history.undo_plan import image_source
 from fusebackend.protocol import SnapshotVolume, Volume
-from fusebackend.volumes.placing import NodeSource
+from fusebackend.volumes.placing import NodeSource, whole
 from fusebackend.volumes.walk import find
 
 MAX_UNDECIDED: Final = 1000
@@ -60,13 +64,35 @@ def drop_unmade(
     dropped = 0
     for prefix, volume in volumes.items() if history.was_killed else ():
         if isinstance(volume, SnapshotVolume):
-            look = _unlogged if prefix in logged else _unmade
-            found = look(history, images.path, prefix, volume)
-            history.drop(record.number for record in found)
-            for record in found:
-                images.remove(record.image)
-            dropped += len(found)
+            for look in (_unlogged,) if prefix in logged else (_unmade, _unlogged):
+                found = look(history, images.path, prefix, volume)
+                _drop(history, images, found)
+                dropped += len(found)
     return dropped
+
+
+def drop_lost(
+    history: HistoryFile, images: Images, prefix: AgentPath, volume: Volume, numbers: Collection[int]
+) -> None:
+    """Delete the records with these numbers: a crash of the volume's server has taken their changes.
+
+    A record of a file's first change by a call stays where the file was changed since: it is that of the next one.
+
+    Raises:
+        OSError: from the volume.
+    """
+    first = min(numbers)
+    newest = itertools.takewhile(lambda record: record.number >= first, _backwards(history, prefix))
+    _drop(history, images, [
+        record for record in newest if record.number in numbers
+        and (record.kind not in ("content", "attributes") or _verdict(history, volume, record, images.path) != "made")
+    ])  # fmt: skip
+
+
+def _drop(history: HistoryFile, images: Images, records: Sequence[Record]) -> None:
+    history.drop(record.number for record in records)
+    for record in records:
+        images.remove(record.image)
 
 
 def _unmade(
@@ -78,6 +104,8 @@ def _unmade(
     for record in _backwards(history, prefix):
         named = {record.path, record.to_path} - {b""}
         verdict = _verdict(history, volume, record, image_path) if not _touches(named, paths) else "unknown"
+        if verdict == "made" and _is_as_before(history, volume, prefix, record, image_path):
+            verdict = "unknown" if record.kind in _PLACES else "not made"
         if verdict == "made" or len(undecided) > MAX_UNDECIDED:
             break
         if verdict == "unknown":
@@ -122,8 +150,7 @@ def _unlogged(
     return list(unmade.values())
 
 
-def _backwards(history: HistoryFile, prefix: AgentPath) -> Iterator[Record]:
-    below: int | None = None
+def _backwards(history: HistoryFile, prefix: AgentPath, below: int | None = None) -> Iterator[Record]:
     while page := history.newest(prefix, below, PAGE):
         yield from page
         below = page[-1].number
@@ -169,6 +196,26 @@ def _verdict(history: HistoryFile, volume: Volume, record: Record, image_path: C
     if kept is None:
         return "unknown"
     return "no change" if whole(kept) == whole(NodeSource(volume, there.node)) else "made"
+
+
+def _is_as_before(
+    history: HistoryFile, volume: Volume, prefix: AgentPath, record: Record, image_path: Callable[[Image], str]
+) -> bool:
+    """Return True if the tree has a file as it was before an earlier change: that was not made, and this one neither;
+    or it is a rename back to the same place."""
+    for each in itertools.islice(_backwards(history, prefix, record.number), MAX_UNDECIDED):
+        if each.node != record.node:
+            continue
+        if each.kind in ("create", "remove"):
+            return False
+        if record.kind in _PLACES:
+            is_back = each.kind in _PLACES and each.path == record.to_path
+        else:
+            is_same = each.kind not in _PLACES and each.path == record.path
+            is_back = is_same and _verdict(history, volume, each, image_path) != "made"
+        if is_back:
+            return True
+    return False
 
 
 def _is_before(volume: Volume, records: Sequence[Record]) -> bool:

@@ -7,7 +7,7 @@ the history has them in its own file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -58,3 +58,8 @@ class CommitLog(NamedTuple):
     """Returns the numbers of rows that may be there or not: the answer to their commit was lost."""
     settle: Callable[[Sequence[int]], None]
     """Called with those of them that are there."""
+    pending: Callable[[], Collection[int]]
+    """Returns the numbers of rows that wait for the outcome of their commit."""
+    lost: Callable[[Sequence[int]], None]
+    """Called with the numbers of rows that are gone together with their changes: the database has crashed. May raise
+    OSError; it is called again then."""

@@ -152,8 +152,7 @@ class Entry(Attr):
         self.listing = Listing() if is_dir else _NO_LISTING
 
         # Of a file.
-        self.opens = 0
-        self.writers = 0  # open handles that write where they like, so without O_APPEND
+        self.opens = self.writers = 0  # handles; and those that write where they like, so without O_APPEND
         self.base: Etag | None = None  # for those: the version that the first of them has opened
         self.error = errno.ESTALE  # why what was written is not stored, while it is in conflict
         self.buffer: Buffer | None = None

@@ -497,6 +497,7 @@ class ListedTree(KeyedTree):
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._deep: dict[str, str] = {}  # by what is shown in their place
+        self._moved: set[str] | None = None  # those that are not the paths of their files; found by the first search
         self._keys = KeyList(map(self._listed, keys))
 
     def copy(self) -> Self:
@@ -508,10 +509,12 @@ class ListedTree(KeyedTree):
     def add(self, key: str) -> None:
         """Show one more key."""
         self._keys.add(self._listed(key))
+        self._moved = None
 
     def discard(self, key: str) -> None:
         """Show this key no more."""
         self._keys.discard(self._listed(key))
+        self._moved = None
 
     def _listed(self, key: str) -> str:
         if key.count("/", 1) < MAX_SEGMENTS:
@@ -553,8 +556,16 @@ class ListedTree(KeyedTree):
         """The file at a path, or all below the directory there, sorted by path, with their keys."""
         if node is None or node.place is None:
             return [] if node is None else [(path, self.key_of(node))]
+        if self._moved is None:
+            directories = _directories(self._keys)
+            self._moved = {key for key in self._keys if key in directories or not is_path(key)}
         keys = [key for prefix in node.place.all for key in self._keys.below(prefix)]
-        return [(found, self.key_of(file)) for found, file in self.paths_below(path, node, keys)]
+        above, start = "" if path == ROOT else path, len(node.place.rooted) - 1
+        found = [(AgentPath(above + key[start:]), self._deep.get(key, key)) for key in keys if key not in self._moved]
+        if moved := self._moved.intersection(keys):
+            found += [(place, self.key_of(file)) for place, file in self.paths_below(path, node, keys, moved)]
+            found.sort()
+        return found
 
     def all(self) -> list[tuple[AgentPath, str]]:
         """All files, sorted by path, with their keys."""

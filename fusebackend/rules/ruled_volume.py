@@ -651,6 +651,12 @@ class RuledVolume(NativeVolume):
     def statfs(self) -> StatFs:
         return self.below.statfs()
 
+    def lasting(self, node: int) -> bytes | None:
+        return self.below.lasting(node & NODES)
+
+    def clone_to(self, node: int, descriptor: int) -> bool:
+        return self.below.clone_to(node & NODES, descriptor)
+
     def hold(self, node: int) -> None:
         if node in self._names:
             self._held.add(node)

@@ -16,5 +16,6 @@ rules.py      the rules of its routes, its views, and their mount points
 trees.py      the trees directory: its files, its name, its agent face
 guest.py      commands in a default backend that runs them itself
 binds.py      the routes in a container of this machine: bind mounts
+threads.py    the space of the checkpoint databases in it: weighed and pruned
 carrying.py   the routes in another sandbox: their files are carried there and back
 """

@@ -26,7 +26,6 @@ from fusebackend.base.git_patch import Side
 from fusebackend.base.paths import AgentPath, PathError, to_name
 from fusebackend.base.shown import name_shown
 from fusebackend.history.requests import Asked, Request, digest, new_key, unpacked
-from fusebackend.history.undo_plan import whole
 from fusebackend.linux.command import Command
 from fusebackend.protocol import (
     READING,
@@ -43,7 +42,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, CanNotAsk, CanNotBeMade, said
 from fusebackend.server.rules import Views
-from fusebackend.volumes.placing import NodeSource
+from fusebackend.volumes.placing import NodeSource, whole
 from fusebackend.volumes.walk import below, resolve
 
 if TYPE_CHECKING:

@@ -11,18 +11,20 @@ same call does the rest.
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
+from fusebackend.history.history_file import ASIDE
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Record
 from fusebackend.protocol import Attr, AttrChanges, ForgetResult, SnapshotVolume, Volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.volumes import placing
-from fusebackend.volumes.walk import below, find, resolve
+from fusebackend.volumes.walk import ANY_BYTES, below, find, resolve
 
 BELOW: str = (
     "free blocks and snapshots of the file systems below, backups, and the earlier versions that a bucket, a store"
@@ -93,6 +95,8 @@ class Forgetting:
                 all_nodes[prefix] = {each for route in nodes for each in branch.nodes_of(route, nodes[route])}
             self._recorder.history.forget_contents(everywhere, all_nodes)
             images.clean(self._recorder.history, below)
+            aside = self._recorder.history.path + ASIDE
+            result.left += [f"'{aside}', a history that can't be read; delete it"] if os.path.exists(aside) else []
         for path in chosen:  # while the snapshots below them have the names
             self._in_branches(path, dry_run=False)
         same: dict[SnapshotVolume, list[AgentPath]] = {}
@@ -183,7 +187,7 @@ class Forgetting:
                 continue
             for each in own:
                 with placing.changing(branch) as changes:
-                    place = resolve(branch, each, follow=False)
+                    place = resolve(branch, each, follow=False, most_bytes=ANY_BYTES)
                     _empty(branch, place.found)  # the kernel may keep the node for a while
                     placing.remove(branch, place.parent, place.name, place.found, changes, each)
             branch.forget_bytes_of(path)
@@ -198,7 +202,8 @@ def _empty(branch: BranchVolume, attr: Attr) -> None:
     """Take the bytes and extended attributes of a file away."""
     node = attr.node
     if stat.S_ISREG(attr.mode):
-        branch.setattr(node, AttrChanges(size=0))
+        if branch.has_own_bytes(node):  # else they would be copied first, from a live file that may be gone
+            branch.setattr(node, AttrChanges(size=0))
         for name in branch.listxattr(node):
             branch.removexattr(node, name)
 

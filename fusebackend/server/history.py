@@ -26,7 +26,7 @@ from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Call, Record, call_number, is_call_name
 from fusebackend.history.undo import Undo
-from fusebackend.history.undo_plan import ImageSource, image_source, mount_path, whole
+from fusebackend.history.undo_plan import ImageSource, image_source, mount_path
 from fusebackend.protocol import (
     Actor,
     BlamedLine,
@@ -46,7 +46,7 @@ from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.earlier import EarlierVolume, Past, PastMoment, sides
 from fusebackend.trees.refs import Ref, begin_ns
-from fusebackend.volumes.placing import NodeSource, Source
+from fusebackend.volumes.placing import NodeSource, Source, whole
 from fusebackend.volumes.walk import resolve
 
 MAX_LISTED = 10_000

@@ -413,13 +413,18 @@ class MountedBackend(MountProtocol):
             answers = self._for(*paths).download_files(paths)
         if not found.is_interrupted:
             return answers
-        return [self._downloaded(each.path) if each.error is not None else each for each in answers]
+        return [
+            each
+            if each.error is None
+            else self._downloaded(each.path, lambda backend, inside: backend.download_files([inside])[0])
+            for each in answers
+        ]
 
-    def _downloaded(self, path: str) -> FileDownloadResponse:
-        def read(backend: CompositeBackend, inside: str) -> FileDownloadResponse:
-            return replace(backend.download_files([inside])[0], path=path)
-
-        return self._reading("download_files", path, read, lambda why: FileDownloadResponse(path, error=why))
+    def _downloaded(
+        self, path: str, download: Callable[[CompositeBackend, str], FileDownloadResponse]
+    ) -> FileDownloadResponse:
+        answer = self._reading("download_files", path, download, lambda why: FileDownloadResponse(path, error=why))
+        return replace(answer, path=path)
 
     def real_paths(self, wanted: list[str]) -> list[str | None]:
         return self._for(*wanted).real_paths(wanted)
@@ -442,11 +447,7 @@ class MountedBackend(MountProtocol):
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, see `CompositeBackend.download_to`."""
-
-        def read(backend: CompositeBackend, inside: str) -> FileDownloadResponse:
-            return replace(backend.download_to(inside, file), path=path)
-
-        return self._reading("download_files", path, read, lambda why: FileDownloadResponse(path, error=why))
+        return self._downloaded(path, lambda backend, inside: backend.download_to(inside, file))
 
     @property
     def id(self) -> str:

@@ -11,7 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.base.paths import AgentPath, join
@@ -20,7 +21,7 @@ from fusebackend.history.images import Images
 from fusebackend.history.masking import LogOptions
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.steps import Steps
-from fusebackend.history.unmade import drop_unmade
+from fusebackend.history.unmade import drop_lost, drop_unmade
 from fusebackend.protocol import SnapshotVolume
 from fusebackend.trees.automatic import AutomaticSnapshots, is_automatic, name_at
 from fusebackend.trees.branch_volume import BranchVolume
@@ -118,7 +119,7 @@ class Recording:
         for route in self._filesystem.tree.routes:
             if isinstance(route.volume, SnapshotVolume) and not route.volume.features.read_only:
                 try:
-                    rows = route.volume.keep_log(self.history.commit_log())
+                    rows = route.volume.keep_log(self.history.commit_log(partial(self._lost, route)))
                 except OSError as error:
                     log.warning("'%s': what a killed server may have changed can't be read: %s", route.prefix, error)
                     continue
@@ -128,6 +129,11 @@ class Recording:
                     if taken:
                         log.info("'%s': %d changes of a killed server are in the history now", route.prefix, taken)
         return logged
+
+    def _lost(self, route: Route, numbers: Sequence[int]) -> None:
+        self.recorder.lost(route.volume)
+        drop_lost(self.history, self.images, route.prefix, route.volume, frozenset(numbers))
+        log.warning("'%s': a crash has taken %d changes that were recorded", route.prefix, len(numbers))
 
     def _attach(self) -> None:
         filesystem = self._filesystem

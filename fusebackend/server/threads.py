@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
-from fusebackend.backends.threads.database.rows import Damaged
-from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.line import CHECKPOINTS
 from fusebackend.backends.threads.prune import Keep, prune, weighed
 from fusebackend.backends.threads.volume import ThreadsVolume
@@ -57,8 +55,8 @@ def prune_threads(
     on_progress: OnProgress,
 ) -> list[PrunedThread]:
     """See `MountProtocol.prune_threads`."""
-    if (keep is None) == (older is None):
-        raise ValueError("give one of 'keep' and 'older'")
+    if (keep is None) == (older is None) or keep == 0:
+        raise ValueError("give one of 'keep', at least 1, and 'older'")
     chosen = Keep(keep or 1, None if older is None else time_ns(older), frozenset(keep_steps))
     recorder, found = None if dry_run else recorder, []
     with contextlib.ExitStack() as stack:
@@ -71,7 +69,8 @@ def prune_threads(
                     if recorder is not None and call is not None:
                         path = b"/".join((b"", name, CHECKPOINTS))
                         note = partial(recorder.add, call, prefix, "content", path, before=BEFORE, image=GONE)
-                    found.append(_pruned(tables, thread, chosen, dry_run, partial(_tell, on_progress, note, thread)))
+                    tell = partial(_tell, on_progress, note, thread)
+                    found.append(prune(tables, thread, chosen, dry_run=dry_run, on_progress=tell))
                 if vacuum and not dry_run:
                     tables.vacuum()
             volume.pruned()
@@ -83,16 +82,6 @@ def _tell(on_progress: OnProgress, note: Callable[[], object] | None, thread: st
     if note is not None and not done:
         note()
     on_progress(thread, done, total)
-
-
-def _pruned(
-    tables: SaverTables, thread: str, keep: Keep, dry_run: bool, on_progress: Callable[[int, int], None]
-) -> PrunedThread:
-    """Prune a thread. EIO where a checkpoint can't be read."""
-    try:
-        return prune(tables, thread, keep, dry_run=dry_run, on_progress=on_progress)
-    except Damaged as error:
-        raise OSError(errno.EIO, f"thread '{thread}' was left as it is: {error}") from None
 
 
 def _chosen(

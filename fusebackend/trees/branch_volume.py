@@ -143,15 +143,6 @@ class BranchOrigin:
     """Of a live file: what `LowerTree.lasting` says."""
 
 
-@dataclass(frozen=True, slots=True)
-class LowerEntry:
-    """An entry of a live directory when its entries were copied up."""
-
-    node: int
-    mode: int
-    stamp: Stamp
-
-
 class _LookedAt(set[int]):
     """Live files that were looked at in the call that is being made, and need not be once more: so in a `with` block,
     elsewhere it stays empty."""
@@ -435,9 +426,9 @@ class BranchVolume(SqliteVolume):
         """Return True for a regular file with bytes that were changed."""
         return node >= FIRST_OWN or (node in self._origins and self._origins[node].limit is not None)
 
-    def lower_entries(self, node: int) -> dict[bytes, LowerEntry]:
-        """Return the entries that a directory of the lower tree had: a live one when they were copied up, another one
-        as it is."""
+    def lower_entries(self, node: int) -> dict[bytes, Attr]:
+        """Return the entries that a directory of the lower tree had: a live one when they were copied up, with no more
+        than node, mode and fingerprint; another one as it is."""
         with self.lock:
             origin = self._origins.get(node)
             if origin is not None and origin.names and self.lower.is_live(node):
@@ -446,8 +437,11 @@ class BranchVolume(SqliteVolume):
                     rows = self._db.execute("SELECT * FROM lower_dentry WHERE parent = ?", (node,)).fetchall()
                 for row in rows:
                     self.lower.find_again(row[2], node, row[1])
-                return {row[1]: LowerEntry(row[2], row[3], (row[4], row[5], row[6], row[7])) for row in rows}
-            return {name: LowerEntry(attr.node, attr.mode, attr.fingerprint) for name, attr in self._below(node)}
+                return {
+                    name: Attr(entry, mode, size=size, version=version, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
+                    for _, name, entry, mode, mtime_ns, ctime_ns, size, version in rows
+                }
+            return dict(self._below(node))
 
     def follow(self, number: int, moves: Sequence[tuple[bytes, bytes]]) -> None:
         """Note that a merge has renamed files and directories of live routes, which the branch finds by their paths. It

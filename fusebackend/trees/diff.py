@@ -25,15 +25,11 @@ from typing import Literal, TypeAlias
 
 from fusebackend.base.relative_paths import join, split
 from fusebackend.protocol.records import FILE_TYPES
-from fusebackend.trees.merge.tree import RACY_NS, Item, MergeTree
+from fusebackend.trees.merge.tree import RACY_NS, Item, MergeTree, same_contents
+from fusebackend.volumes.contents import filled
 
 Change: TypeAlias = Literal["created", "deleted", "modified", "renamed", "retyped"]
 Field: TypeAlias = Literal["bytes", "mode", "owner", "xattrs"]
-
-COPY_BYTES = 1 << 20
-"""Zeros that are made at once for a hole."""
-
-_END = (1 << 63, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +148,7 @@ def fields(before: Item, after: Item, trusted_ns: int = 0) -> Iterator[Field]:
     """
     same_ctime = before.ctime_ns == after.ctime_ns < trusted_ns
     same_times = same_ctime and (before.mtime_ns, before.size) == (after.mtime_ns, after.size)
-    if not same_times and not _same_contents(before, after):
+    if not same_times and not same_contents(before, after):
         yield "bytes"
     yield from _attributes(before, after)
     if not same_ctime and before.xattrs != after.xattrs:
@@ -165,41 +161,6 @@ def _attributes(before: Item, after: Item) -> Iterator[Field]:
         yield "mode"
     if (before.uid, before.gid) != (after.uid, after.gid):
         yield "owner"
-
-
-def _same_contents(before: Item, after: Item) -> bool:
-    """Compare the bytes of two files of the same type, the targets of links, the numbers of devices."""
-    if stat.S_ISLNK(before.mode):
-        return before.target == after.target
-    if stat.S_ISCHR(before.mode) or stat.S_ISBLK(before.mode):
-        return before.rdev == after.rdev
-    return not before.is_file or (before.size == after.size and same_pieces(before.pieces(), after.pieces()))
-
-
-def same_pieces(one: Iterator[tuple[int, bytes]], other: Iterator[tuple[int, bytes]]) -> bool:
-    """Compare two files of one size, given in pieces with their offsets. Holes are zeros; those of both are skipped."""
-    left, right = next(one, _END), next(other, _END)
-    while left != right or left != _END:
-        if left[0] > right[0]:
-            one, other, left, right = other, one, right, left
-        (at, mine), (there, theirs) = left, right
-        size = min(len(mine), len(theirs) if at == there else there - at)
-        if mine[:size] != (theirs[:size] if at == there else bytes(size)):
-            return False
-        left = (at + size, mine[size:]) if size < len(mine) else next(one, _END)
-        if at == there:
-            right = (there + size, theirs[size:]) if size < len(theirs) else next(other, _END)
-    return True
-
-
-def filled(pieces: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Return the bytes of a file from the begin, holes as zeros."""
-    end = 0
-    for offset, piece in pieces:
-        for hole in range(end, offset, COPY_BYTES):
-            yield bytes(min(COPY_BYTES, offset - hole))
-        yield piece
-        end = offset + len(piece)
 
 
 # -- renames -----------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.base.git_patch import EXECUTABLE_MODE, FILE_MODE, LINK_MODE, Side, edited_lines, file_patch, quoted
 from fusebackend.base.relative_paths import above, is_below, join, split
-from fusebackend.trees.diff import Difference, Differences, filled, type_of
+from fusebackend.trees.diff import Difference, Differences, type_of
 from fusebackend.trees.merge.tree import Item, MergeTree
+from fusebackend.volumes.contents import filled
 from fusebackend.volumes.walk import LINKS_MAX
 
 MAX_PATCHED_BYTES: Final = 128 << 20

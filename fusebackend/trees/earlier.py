@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import os
 import stat
 import time
 from collections import defaultdict
@@ -36,10 +35,9 @@ from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree, Seen
 from fusebackend.history.records import Record
 from fusebackend.history.undo_plan import ImageSource, mount_path, node_of
-from fusebackend.linux.holes import next_data
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, StatFs, Volume
 from fusebackend.trees.merge.tree import MergeTree
-from fusebackend.volumes.contents import opened
+from fusebackend.volumes.frozen import GivesPieces
 from fusebackend.volumes.placing import NodeSource, State, state_of
 from fusebackend.volumes.walk import entries
 
@@ -82,16 +80,7 @@ class Past(NamedTuple):
     source: Callable[[Record], ImageSource]
 
 
-class _OpenBytes(NamedTuple):
-    """A file that is open: in a volume, or an image on disk."""
-
-    volume: Volume | None
-    handle: int
-    size: int
-    closing: contextlib.ExitStack
-
-
-class RecordedVolume(Volume):
+class RecordedVolume(GivesPieces):
     """A route with records taken back. Read-only; for one thread.
 
     Args:
@@ -118,8 +107,9 @@ class RecordedVolume(Volume):
         self._with_ways = with_ways
         self._known = {ROOT_NODE: tree.root}  # directories, and files that are not the live ones, by their numbers
         self._numbers: dict[PlannedFile, int] = {}  # of those that no live file is
+        self._gone: dict[int | bytes, PlannedFile] = {}  # files that have no name, by what they had: node or identity
+        self._identities: Mapping[int, bytes] = {}  # of the records' files
         self._ctimes: dict[int, int] = {}
-        self._open: dict[int, _OpenBytes] = {}
 
     # -- taking back -----------------------------------------------------------------------------------------------
 
@@ -133,8 +123,9 @@ class RecordedVolume(Volume):
         match record.kind:
             case "create":
                 place.put(None)
-                if not record.linked:
-                    self._tree.files.pop(record.node, None)  # the number may have been another file's before
+                if not record.linked:  # the number may have been another file's before
+                    self._tree.files.pop(record.node, None)
+                    self._gone.pop(record.node, None)
             case "remove":
                 place.put(self._earlier(record))
             case "rename":
@@ -165,13 +156,32 @@ class RecordedVolume(Volume):
         before = record.before
         if before is None:
             return None
-        has_others = not stat.S_ISDIR(before.mode) and (record.linked or before.nlink > 1)
-        node = node_of(record) if has_others and self._lasts(record) else 0
-        file = self._tree.files.get(node) or PlannedFile(None, before)
-        if node:
-            self._tree.files[node] = file
+        file = None if stat.S_ISDIR(before.mode) else self._known_file(record, record.linked or before.nlink > 1)
+        file = file or PlannedFile(None, before)
         self._give(file, record)
         return file
+
+    def _known_file(self, record: Record, has_others: bool) -> PlannedFile | None:
+        """Return the file of a record, which may have another name now or have had one; None if nothing names it.
+
+        Args:
+            has_others: it has had other names when it lost this one.
+        """
+        node, identity = node_of(record) if self._lasts(record) else 0, self._identities.get(record.number, b"")
+        key = node or (b"" if identity.isdigit() else identity)
+        if not key:
+            return None
+        found = self._gone.get(key)
+        if found is None and has_others:  # else the number may be that of another file by now
+            other = None if node else self._tree.by_identity(identity)
+            found = self._tree.files.get(node) if other is None else other.file
+        if found is None:
+            found = PlannedFile(None, record.before)
+            if node and has_others:
+                self._tree.files[node] = found
+            else:
+                self._gone[key] = found
+        return found
 
     def _give(self, file: PlannedFile, record: Record) -> None:
         assert record.before is not None, "a change has the state before it"
@@ -288,19 +298,12 @@ class RecordedVolume(Volume):
             raise oserror(errno.ENODATA, name)
         return state.xattrs[name]
 
-    def open(self, node: int, flags: int) -> Attr | None:
-        """Open a file; each once at a time. An error, with a text for people, if its bytes are not known."""
-        assert node not in self._open, "it is open already"
+    def pieces(self, node: int) -> Iterator[tuple[int, bytes]]:
+        """Read a file. An error, with a text for people, if its bytes are not known."""
         self.require(node)
-        file, closing = self._file(node), contextlib.ExitStack()
-        source = file.source if file is not None and file.source is not None else NodeSource(self._live, node)
-        if isinstance(source, NodeSource):
-            volume, handle = source.volume, closing.enter_context(opened(source.volume, source.node, os.O_RDONLY))
-        else:
-            volume, handle = None, source.opened()
-            closing.callback(os.close, handle)
-        self._open[node] = _OpenBytes(volume, handle, source.state.size, closing)
-        return None
+        file = self._file(node)
+        source = None if file is None else file.source
+        return (source or NodeSource(self._live, node)).pieces()
 
     def require(self, node: int) -> None:
         """Raise an error, with a text for people, for a regular file whose bytes are not known."""
@@ -315,20 +318,6 @@ class RecordedVolume(Volume):
 
     def _unknown(self, path: bytes, why: str) -> OSError:
         return OSError(errno.EIO, f"its bytes are lost: {why}")
-
-    def read(self, node: int, offset: int, size: int) -> bytes:
-        volume, handle, _, _ = self._open[node]
-        return os.pread(handle, size, offset) if volume is None else volume.read(handle, offset, size)
-
-    def next_data(self, node: int, offset: int) -> int | None:
-        volume, handle, size, _ = self._open[node]
-        if volume is not None:
-            return volume.next_data(handle, offset)
-        start = next_data(handle, offset, size)
-        return start if start < size else None
-
-    def release(self, node: int, flags: int) -> None:
-        self._open.pop(node).closing.close()
 
     def statfs(self) -> StatFs:
         return self._live.statfs()
@@ -367,6 +356,7 @@ class EarlierVolume(RecordedVolume):
         self._now_ns = time.time_ns()
         records = self._records()
         self._last = max(records, default=moment.begin)
+        self._identities = history.identities([*{each.call for each in records.values()}])
         for number in sorted(records, reverse=True):
             self.take_back(records[number])
         # A change of another name moves the ctime, too.

@@ -34,7 +34,7 @@ from fusebackend.trees.branches import JOURNAL_OF_BASE
 from fusebackend.trees.merge.pairs import Pairs
 from fusebackend.trees.merge.plan import READ_ONLY, Fields, FileUpdate, MergePlan, Planner, Step, stamp_of
 from fusebackend.trees.merge.run import ATTEMPTS, STAGING, MainTree, Merge
-from fusebackend.trees.merge.tree import Item, MergeTree
+from fusebackend.trees.merge.tree import Item, MergeTree, same_contents
 from fusebackend.trees.refs import MAIN_REF, Ref
 from fusebackend.trees.states import MountState, States
 from fusebackend.volumes.placing import TEMPORARY
@@ -420,7 +420,7 @@ class _Restoring(Planner):
                 return False
             if there.nlink > 1 and self._fields(item, features) != self._fields(there, features):
                 return False
-        return self._has_same_bytes(item, there)
+        return same_contents(item, there)
 
     def _fields(self, item: Item, features: Features) -> Fields:
         found = super()._fields(item, features)

@@ -163,6 +163,35 @@ def data_pieces(volume: Volume, node: int, size: int = 0) -> Iterator[tuple[int,
         yield volume.getattr(node).size, b""
 
 
+_END = (1 << 63, b"")
+
+
+def same_pieces(one: Iterator[tuple[int, bytes]], other: Iterator[tuple[int, bytes]]) -> bool:
+    """Compare two files of one size, given in pieces with their offsets. Holes are zeros; those of both are skipped."""
+    left, right = next(one, _END), next(other, _END)
+    while left != right or left != _END:
+        if left[0] > right[0]:
+            one, other, left, right = other, one, right, left
+        (at, mine), (there, theirs) = left, right
+        size = min(len(mine), len(theirs) if at == there else there - at)
+        if mine[:size] != (theirs[:size] if at == there else bytes(size)):
+            return False
+        left = (at + size, mine[size:]) if size < len(mine) else next(one, _END)
+        if at == there:
+            right = (there + size, theirs[size:]) if size < len(theirs) else next(other, _END)
+    return True
+
+
+def filled(pieces: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Return the bytes of a file from the begin, holes as zeros."""
+    end = 0
+    for offset, piece in pieces:
+        for hole in range(end, offset, PIECE_BYTES):
+            yield bytes(min(PIECE_BYTES, offset - hole))
+        yield piece
+        end = offset + len(piece)
+
+
 class FileContents:
     """Contents that are in a file and not in memory, for `write_pieces` and `overwrite`."""
 

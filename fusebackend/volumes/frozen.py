@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -31,6 +31,17 @@ def _refuse(*_: object) -> Any:
 
 
 _REFUSED: Any = _refuse
+
+
+class GivesPieces(Volume):
+    """A volume whose files are read as a whole, and not opened."""
+
+    def pieces(self, node: int) -> Iterator[tuple[int, bytes]]:
+        """As `Source.pieces`."""
+        raise NotImplementedError
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        raise oserror(errno.EBADF)
 
 
 class LooksAhead(Volume):

@@ -44,8 +44,8 @@ from fusebackend.protocol import (
     Volume,
 )
 from fusebackend.volumes.chunks import CHUNK_BYTES
-from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
-from fusebackend.volumes.frozen import LooksAhead
+from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, filled, opened
+from fusebackend.volumes.frozen import GivesPieces, LooksAhead
 from fusebackend.volumes.native import NativeVolume, NewFile
 from fusebackend.volumes.walk import vanishing
 
@@ -123,6 +123,8 @@ class NodeSource:
         self.state = state_of(volume, volume.getattr(node)) if state is None else state
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
+        if isinstance(self.volume, GivesPieces):
+            return self.volume.pieces(self.node)
         if isinstance(self.volume, LooksAhead) and self.state.size <= CHUNK_BYTES:  # one chunk at most has all of it
             return iter([(0, self.volume.read(self.node, 0, self.state.size))])
         return data_pieces(self.volume, self.node)
@@ -138,7 +140,7 @@ class KeptSource:
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         if self.path is None:
             return
-        fd = self.opened()
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if self.state.size <= HOLE_BYTES:
                 yield 0, os.pread(fd, HOLE_BYTES, 0)
@@ -146,11 +148,6 @@ class KeptSource:
             yield from _pieces(fd)
         finally:
             os.close(fd)
-
-    def opened(self) -> int:
-        """Return a descriptor of the bytes."""
-        assert self.path is not None, "it has bytes"
-        return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class BytesSource:
@@ -162,6 +159,11 @@ class BytesSource:
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         yield 0, self._data
+
+
+def whole(source: Source) -> bytes:
+    """Return all bytes of a regular file."""
+    return b"".join(filled(source.pieces())).ljust(source.state.size, b"\0")
 
 
 def ahead(sources: Sequence[Source | None]) -> int:

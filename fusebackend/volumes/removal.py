@@ -9,14 +9,11 @@ from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import ROOT_NODE, Change, Changes, Volume
 from fusebackend.volumes.native import NativeVolume
-from fusebackend.volumes.walk import vanishing
+from fusebackend.volumes.walk import CHECKED_LEVELS, vanishing
 
 REMOVED_AT_ONCE = 100
 """Entries that are removed before the lock is let go of; as many as the directory has above it, if these are more: a
 view looks all of them up in each portion."""
-
-CHECKED_LEVELS = 64
-"""So many directories up a portion sees that they are where they were. A tree may be thousands deep."""
 
 
 class Doomed:

@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from fusebackend.base import budget, paths
-from fusebackend.base.errors import VANISHED, oserror
+from fusebackend.base.errors import VANISHED, oserror, unless
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Volume
 
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 PATH_MAX_BYTES = 4096
 """Longest path of the agent face, as on Linux."""
+
+ANY_BYTES = 1 << 62
+"""No bound: for paths of what is there. Processes make longer ones, from working directories."""
 
 LINKS_MAX = 40
 """Symbolic links followed in one path, as in Linux (fs/namei.c, MAXSYMLINKS)."""
@@ -36,6 +39,12 @@ PAGE_ENTRIES = 1000
 
 LISTED_BYTES = 400
 """Memory for an entry of a directory while a walk is in it."""
+
+CHECKED_LEVELS = 64
+"""So many directories up it is seen that they are where they were, once the lock was free."""
+
+KNOWN_DIRECTORIES = 4096
+"""So many that were looked up for some files are known for the next ones: a path of 1,200 names is looked up once."""
 
 NOWHERE = VANISHED | {errno.ELOOP, errno.EXDEV}
 """Errors of a path that leads to no file of its volume."""
@@ -81,18 +90,18 @@ class Place(NamedTuple):
         return self.attr
 
 
-def names_of(path: str) -> list[bytes]:
+def names_of(path: str, most_bytes: int = PATH_MAX_BYTES) -> list[bytes]:
     """The names along an agent path.
 
     Raises:
         PathError: `paths.normalise` refuses the path, or it holds characters that are no bytes of a name.
-        OSError: ENAMETOOLONG for a name over 255 bytes or a path over 4,096.
+        OSError: ENAMETOOLONG for a name over 255 bytes or a longer path.
     """
     try:
         names = paths.split(paths.normalise(path))
     except UnicodeEncodeError:  # a surrogate that surrogateescape did not make
         raise PathError(f"Path {path!r} is not valid text") from None
-    if any(len(name) > NAME_MAX_BYTES for name in names) or sum(map(len, names)) + len(names) > PATH_MAX_BYTES:
+    if any(len(name) > NAME_MAX_BYTES for name in names) or sum(map(len, names)) + len(names) > most_bytes:
         raise oserror(errno.ENAMETOOLONG)
     return names
 
@@ -102,14 +111,16 @@ Needs = Literal["attributes", "type", "name"]
 those of a file as well (`Attr.is_brief`). Such a caller opens it: ELOOP for a link, which the next walk knows."""
 
 
-def resolve(volume: Volume, path: str, *, follow: bool = True, needs: Needs = "attributes") -> Place:
+def resolve(
+    volume: Volume, path: str, *, follow: bool = True, needs: Needs = "attributes", most_bytes: int = PATH_MAX_BYTES
+) -> Place:
     """Walk a path from the root. A link in its last segment is followed only if `follow` says so.
 
     Raises:
         PathError, OSError: as `names_of`; ENOTDIR where a file is used as a directory, ELOOP, and EXDEV for a link
             that leaves the volume. An absent name is no error, see `Place.attr`.
     """
-    names = names_of(path)
+    names = names_of(path, most_bytes)
     with volume.walking(names):
         return resolve_from(volume, (ROOT_NODE,), names, follow=follow, needs=needs)
 
@@ -184,7 +195,7 @@ def entries(volume: Volume, directory: int, is_brief: bool = False) -> Iterator[
 def find(volume: Volume, path: str) -> Attr | None:
     """Return what is at a path, None if nothing is. A link at its end is not followed."""
     try:
-        return resolve(volume, path, follow=False).attr
+        return resolve(volume, path, follow=False, most_bytes=ANY_BYTES).attr
     except OSError as error:
         if error.errno not in NOWHERE:
             raise
@@ -199,28 +210,73 @@ def known(volume: Volume, node: int, path: str) -> Attr:
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise
-        return resolve(volume, path, follow=False).found
+        return resolve(volume, path, follow=False, most_bytes=ANY_BYTES).found
 
 
-def directory_at(volume: Volume, path: bytes, known: dict[bytes, int]) -> int:
-    """Return the node of a directory. ENOENT, ENOTDIR.
+class Directories:
+    """The directories of a volume by their paths, `/a/b` and empty for the root, as changes find them one after the
+    other. While the lock of the volume is held they stay. Once it was free, another may have their names: those
+    `CHECKED_LEVELS` up are looked up again, as where a tree is deleted. A path may be thousands deep."""
 
-    Args:
-        path: `/a/b`, and empty for the root.
-        known: directories by their paths, with the root; those on the way are looked up once, and added.
-    """
-    above, names = path, list[bytes]()
-    while above not in known:
-        above, _, name = above.rpartition(b"/")
-        names.append(name)
-    node = known[above]
-    for name in reversed(names):
-        above += b"/" + name
-        attr = volume.lookup_brief(node, name)
-        if not attr.is_dir:
-            raise oserror(errno.ENOTDIR)
-        node = known[above] = attr.node
-    return node
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._known = {b"": ROOT_NODE}
+        self._before: dict[bytes, int] = {}  # the lock was free since
+
+    def look_again(self) -> None:
+        """The lock is free, or was."""
+        if len(self._before) > KNOWN_DIRECTORIES:
+            self._before = {}
+        self._before |= self._known
+        self._known = {b"": ROOT_NODE}
+
+    def forget(self, path: bytes | None = None) -> None:
+        """A directory is going to be moved, or the empty one at this path removed."""
+        for known in (self._known, self._before):
+            if path is None:
+                known.clear()
+            known.pop(path or b"", None)
+        self._known[b""] = ROOT_NODE
+
+    def find(self, path: bytes) -> int:
+        """Return a directory. ENOENT, ENOTDIR."""
+        above = path.rsplit(b"/", CHECKED_LEVELS)[0]
+        if above in self._before:
+            self._known.setdefault(above, self._before[above])
+        try:
+            return self._walked(path)
+        except OSError:  # one was removed, or the volume does not know it any more
+            if len(self._known) == 1:
+                raise
+            self.forget()
+            return self._walked(path)
+
+    def _walked(self, path: bytes) -> int:
+        above, names = path, list[bytes]()
+        while above not in self._known:
+            above, _, name = above.rpartition(b"/")
+            names.append(name)
+        node = self._known[above]
+        for name in reversed(names):
+            above += b"/" + name
+            attr = self._volume.lookup_brief(node, name)
+            if not attr.is_dir:
+                raise oserror(errno.ENOTDIR)
+            node = self._known[above] = attr.node
+        return node
+
+    def place(self, path: bytes) -> tuple[int, bytes]:
+        """Return the directory of a path, and its name there. ENOENT, ENOTDIR."""
+        above, _, name = path.rpartition(b"/")
+        return self.find(above), name
+
+    def at(self, path: bytes) -> tuple[int, bytes, Attr | None]:
+        """Return the directory of a path, its name there, and the attributes of the file, if there is one; no link is
+        followed. ENOENT, ENOTDIR: the directory is not there."""
+        parent, name = self.place(path)
+        if not name:
+            return ROOT_NODE, b"", self._volume.getattr(ROOT_NODE)
+        return parent, name, unless((errno.ENOENT,), self._volume.lookup, parent, name)
 
 
 def below(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import subprocess
 import sys
 import uuid
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import eventually
 from mounts import Mounted, Serve
 from profiles import amount
+from services.postgres import running
 from together import together
 
 import fusebackend
@@ -337,12 +340,48 @@ with fusebackend.connect(mount) as files, fusebackend.acting(fusebackend.Actor(a
 """
 
 
+End = Callable[[Mounted, list["subprocess.Popen[str]"]], None]
+
+
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("postgres", marks=pytest.mark.services),
+        pytest.param("crash", marks=pytest.mark.services),
+    ]
+)
+def killed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, int, End]]:
+    """A URL, how many agents make verbs, and what ends the server beside them and other writers: a kill; or a crash of
+    PostgreSQL, and an unmount after it."""
+    if request.param == "sqlite":
+        yield f"sqlite:{tmp_path}/volume.db", 1, lambda server, writers: server.kill()
+    elif request.param == "postgres":
+        yield f"postgres:{request.getfixturevalue('postgres_dsn')}?volume=v", 1, lambda server, writers: server.kill()
+    else:
+        with running(durable=True) as postgres:
+
+            def crash(server: Mounted, writers: list[subprocess.Popen[str]]) -> None:
+                postgres.crash()
+                postgres.start()
+                for writer in writers:
+                    writer.kill()
+                    writer.wait(60)
+                with fusebackend.connect(server.path) as files:  # what they had asked for ends
+                    eventually(lambda: files.status()["routes"][0]["health"]["running"] == 0)
+                server.process.send_signal(signal.SIGTERM)
+                server.process.wait(60)
+                server.kill()
+
+            yield f"postgres:{postgres.dsn()}?volume=v", 0, crash
+
+
 def test_a_kill_leaves_no_durable_change_without_its_record(
-    url: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    killed: tuple[str, int, End], serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each kill the log explains the tree: its names are those of the records, and each file has bytes of a call
-    that has a record of that file. On `postgres:` verbs change files, too."""
+    that has a record of that file."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    url, verbs, end = killed
     chance = random.Random(11)
     server = serve(url, at="mnt", options=["history=on"])
     (server.path / "home").mkdir()
@@ -357,7 +396,7 @@ def test_a_kill_leaves_no_durable_change_without_its_record(
                 process = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                 files.begin_call("write", pid=process.pid, id=call, agent=f"writer{writer}")
                 writers.append(process)
-            if url.startswith("postgres"):
+            for _ in range(verbs):
                 words = [sys.executable, "-c", AGENT, str(server.path), "/agent", f"{uuid.uuid4().hex}-agent"]
                 process = subprocess.Popen(
                     words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -371,14 +410,15 @@ def test_a_kill_leaves_no_durable_change_without_its_record(
             process.stdin.flush()
         with contextlib.suppress(subprocess.TimeoutExpired):
             writers[0].wait(chance.uniform(0.05, 0.6))
-        server.kill()
+        end(server, writers + agents)
         for process in agents:
             process.kill()  # it would look for the server for some seconds
             process.communicate(timeout=60)
         for process in writers:
             _, said = process.communicate(timeout=60)
-            assert process.returncode == 0, said
+            assert process.returncode in (0, -signal.SIGKILL), said
         server = serve(url, at="mnt", options=["history=on"])
+        server.expected_log = "PostgreSQL has crashed"  # at the unmount before
         with fusebackend.connect(server.path) as files:
             new = list(records(files, everything[-1].number if everything else 0))
             everything += new

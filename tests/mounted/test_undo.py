@@ -295,9 +295,11 @@ def test_no_byte_of_it_is_left(forgetting: Mounted, tmp_path: Path) -> None:
             put(place / "secret", SECRET * 10)
             os.setxattr(place / "secret", "user.note", SECRET) if place != root / "memory" else None
             put(place / "secret", SECRET * 8000)
+        put(root / "plain/gone", b"of no interest")
         files.create_snapshot("named")
         files.create_branch("work")
         branch = root / ".fusebackend/branches/work"
+        os.setxattr(branch / "plain/gone", "user.note", SECRET)
         for name in ("secret", "plain/secret"):
             put(branch / name, b"mine: " + SECRET)
         put(branch / "kept", b"changed in the branch")
@@ -308,13 +310,16 @@ def test_no_byte_of_it_is_left(forgetting: Mounted, tmp_path: Path) -> None:
         put(root / "plain/secret", b"***")
         os.sync()
         (root / "memory/secret").unlink()
+        (root / "plain/gone").unlink()  # the branch has attributes of its own, and the live file's bytes
         files.create_snapshot("later")
         calls = [each.call for each in files.log()]
         eventually(lambda: {"volume.db", "work.db"} <= {name.removesuffix("-wal") for name in holding(tmp_path)})
 
-        paths = [root / name for name in ("secret", "plain/secret", "memory/secret")]
+        paths = [root / name for name in ("secret", "plain/secret", "memory/secret", "plain/gone")]
         (branch / "own").unlink()  # no path leads to its bytes any more
         held = os.open(branch / "plain/secret", os.O_RDONLY)  # the branch has its row as long
+        aside = next(tmp_path.glob("state/fusebackend/*.history")) / "history.db.set-aside"
+        aside.write_bytes(SECRET)
         assert "add --yes" in command("forget", *paths, cwd=root).stderr
         would = json.loads(ok("forget", "-n", "--json", *paths, cwd=root))
         assert would["branches"] == ["work"]
@@ -324,7 +329,8 @@ def test_no_byte_of_it_is_left(forgetting: Mounted, tmp_path: Path) -> None:
         assert done.returncode == 0, done
         assert "not reached: free blocks" in done.stderr
         assert "/secret' is there, and stays as it is" in done.stderr
-        assert holding(tmp_path) == []
+        assert f"not reached: '{aside}', a history that can't be read; delete it" in done.stderr
+        assert holding(tmp_path) == [aside.name]
         os.close(held)
         assert (root / "secret").read_bytes() == b"***"
         assert (root / "kept").read_bytes() == (root / ".fusebackend/snapshots/named/kept").read_bytes()

@@ -17,7 +17,7 @@ import stat
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import oserror
 from fusebackend.linux.holes import next_data
@@ -69,23 +69,18 @@ statfs(2). Of others, such as vfat, CIFS, NFS and FUSE, this can't be told."""
 class Descriptor:
     """A descriptor that is closed when the last reference to it goes; keep one in a local variable while using `fd`."""
 
-    __slots__ = ("fd", "is_exact")
-
-    is_exact: bool
-    """Of a directory: whether it is known to find a file by its name alone, and by no other spelling. It is asked for
-    several times in each change of a name."""
+    __slots__ = ("_is_exact", "fd")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._is_exact: bool | None = None
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            """Find out `is_exact`, when it is asked for first."""
-            if name != "is_exact":
-                raise AttributeError(name)
-            self.is_exact = _is_exact(self)
-            return self.is_exact
+    @property
+    def is_exact(self) -> bool:
+        """Of a directory: whether it is known to find a file by its name alone, and by no other spelling."""
+        if self._is_exact is None:
+            self._is_exact = _is_exact(self)
+        return self._is_exact
 
     def __del__(self, _close: Callable[[int], None] = os.close, _bad: int = errno.EBADF) -> None:
         """close(2), which lets go of a descriptor in any case. Of a file system that has gone, such as sshfs, it also

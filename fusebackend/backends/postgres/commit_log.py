@@ -5,17 +5,21 @@ The rows say which changes were made, and the next server of that history takes 
 feed of a change adds its row: one of its own would take twice as long. Every `PERIOD_S` of the session another one
 deletes those that the history has in its file, until `SETTLED_S` after the last change. A host that never comes back
 leaves its rows: after `KEPT`, longer than a history keeps its calls, another one deletes them.
+
+A crash of the server takes the last changes with their rows (`unsynced.py`), and the history has their records. So no
+row is deleted before the server's disk has it; after a crash the history is told which rows are not there.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.backends.postgres.statements import ALWAYS
-from fusebackend.databases.pipeline import Rows, Statement, send
+from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
 from fusebackend.protocol import CommitLog, LogRow
 
 if TYPE_CHECKING:
@@ -46,12 +50,17 @@ class KeptLog:
     Args:
         volume: the volume's number in the tables.
         log: the history.
+        incarnation: returns the server's, on a connection; another one after a crash.
     """
 
-    def __init__(self, volume: int, log: CommitLog) -> None:
+    def __init__(self, volume: int, log: CommitLog, incarnation: Callable[[Connection[Any]], str]) -> None:
         self.history = log.history
         self._volume = volume
         self._log = log
+        self._incarnation = incarnation
+        self._before = ""  # the incarnation of the last sweep
+        self._unsafe: set[int] = set()  # rows that a crash may take
+        self._suspects: set[int] = set()  # … and one may have taken
         self._added_at_s = self._old_at_s = -math.inf
         self._swept_at_s = 0.0
 
@@ -60,6 +69,7 @@ class KeptLog:
         if not rows:
             return statements
         self._added_at_s = time.monotonic()
+        self._unsafe.update(number for number, _ in rows)
         own = (self._volume, self.history)
         query, values = _ONE, [*own, *rows[0]]
         if len(rows) > 1:
@@ -71,6 +81,7 @@ class KeptLog:
 
     def load(self, connection: Connection[Any]) -> list[LogRow]:
         """The rows that are there, by their numbers."""
+        self._before = self._incarnation(connection)
         query = f"SELECT number, record FROM fusebackend.logged WHERE {_OWN} ORDER BY number"
         found = [(number, bytes(record)) for number, record in self._ask(connection, query)]
         if found:
@@ -78,14 +89,33 @@ class KeptLog:
         return found
 
     def sweep(self, connection: Connection[Any]) -> None:
-        """Delete the rows that the history does not need. Those whose commit had no answer are looked for first."""
+        """Delete the rows that the history does not need. Those whose commit had no answer are looked for first, and
+        those that a crash may have taken."""
         began_s = time.monotonic()
         doubtful = list(self._log.doubtful())
         if doubtful:
-            query = f"SELECT number FROM fusebackend.logged WHERE {_OWN} AND number = ANY(%s::int8[])"
-            self._log.settle([number for (number,) in self._ask(connection, query, doubtful)])
-        self._ask(connection, f"DELETE FROM fusebackend.logged WHERE {_OWN} AND number < %s", self._log.written())
+            self._log.settle(self._there(connection, doubtful))
+        self._look_for_lost(connection)
+        written, unsafe = self._log.written(), self._unsafe.copy()
+        send(connection, [BEGIN, WAIT_FOR_DISK, COMMIT])
+        self._unsafe.difference_update(number for number in unsafe if number < written)
+        self._ask(connection, f"DELETE FROM fusebackend.logged WHERE {_OWN} AND number < %s", written)
         self._swept_at_s = began_s
+
+    def _look_for_lost(self, connection: Connection[Any]) -> None:
+        incarnation = self._incarnation(connection)
+        if incarnation != self._before:
+            self._suspects.update(self._unsafe.copy())
+            self._before = incarnation
+        decided = self._suspects.difference(self._log.pending())  # first: what is confirmed by now has its row
+        lost = decided.difference(self._there(connection, decided)) if decided else ()
+        if lost:
+            self._log.lost(sorted(lost))
+        self._suspects -= decided
+
+    def _there(self, connection: Connection[Any], numbers: Iterable[int]) -> list[int]:
+        query = f"SELECT number FROM fusebackend.logged WHERE {_OWN} AND number = ANY(%s::int8[])"
+        return [number for (number,) in self._ask(connection, query, list(numbers))]
 
     @property
     def is_due(self) -> bool:

@@ -160,7 +160,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             return None
         if self._log is not None and self._log.history != log.history:
             return None  # another mount of this object has its log here
-        kept = KeptLog(self.id, log)
+        kept = KeptLog(self.id, log, self._unsynced.incarnation)
         found = self._connections.run(kept.load)
         self._log = kept
         return found

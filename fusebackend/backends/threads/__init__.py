@@ -5,7 +5,7 @@
     /<thread>/changes/<time>-<step>-<node>.patch      a git patch for each checkpoint that changed files
     /<thread>/messages/0001-human.md …                each message
     /<thread>/messages.jsonl  /<thread>/state.json    the conversation, and the rest of the state
-    /<thread>/README.md  transcript.md  checkpoints.tsv      for people
+    /<thread>/README.md  transcript.md  checkpoints.tsv  space.tsv      for people
     /<thread>/subgraphs/<namespace>/…                 the same for each namespace of sub-graphs, where there are any
     /@latest  /@by-time/<created>-<title>             links to threads, found when named
 
@@ -40,7 +40,7 @@ lineage.py          the checkpoints of a line, and their files
 index.py            names, sizes and times of what is computed from a line; index_cache.py keeps them
 message_index.py    the same of its messages
 documents.py        messages.jsonl and state.json
-overview.py         README.md, transcript.md, checkpoints.tsv
+overview.py         README.md, transcript.md, checkpoints.tsv, space.tsv
 conversation.py     messages as Markdown and files
 patch.py            changes of files as git patches
 json_text.py        values as JSON, however deep

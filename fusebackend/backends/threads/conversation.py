@@ -263,6 +263,8 @@ def _media(block: dict[str, Any]) -> Block | None:
     source: dict[str, Any] = given if isinstance(given, dict) else {}
     url = block.get("image_url")
     url = url.get("url") if isinstance(url, dict) else url or block.get("url") or source.get("url")
+    if isinstance(block.get("deepagents_blob"), str):
+        url = f"blobs/{block['deepagents_blob']}"  # a file below the agent's `artifacts_root`, on any route
     mime = block.get("mime_type") or block.get("media_type") or source.get("media_type") or ""
     encoded = block.get("base64") or source.get("data") or block.get("data")
     if isinstance(url, str) and url.startswith("data:"):

@@ -1,6 +1,6 @@
 """`Line`: the contents of one line's directory.
 
-    README.md  transcript.md  checkpoints.tsv      pages (`overview.py`)
+    README.md  transcript.md  checkpoints.tsv  space.tsv      pages (`overview.py`); the last is of a whole thread
     messages.jsonl  state.json                     the current conversation and state (`documents.py`)
     messages/0012-ai.md …                          each message (`conversation.py`)
     changes/NAME.patch …                           a git patch for each checkpoint that changed files (`patch.py`)
@@ -70,8 +70,9 @@ STATE: Final = b"state.json"
 README: Final = b"README.md"
 TRANSCRIPT: Final = b"transcript.md"
 CHECKPOINTS: Final = b"checkpoints.tsv"
+SPACE: Final = b"space.tsv"
 
-REPEATING: Final = frozenset({HISTORY, MESSAGES, CHANGES, README, TRANSCRIPT, CHECKPOINTS})
+REPEATING: Final = frozenset({HISTORY, MESSAGES, CHANGES, README, TRANSCRIPT, CHECKPOINTS, SPACE})
 """Names of what says the same as other files."""
 
 RECENT_CHECKPOINTS: Final = 64
@@ -146,6 +147,7 @@ class Line:
         self.shared = shared
         self._talk: MessageIndex | None = None
         self._index: LineIndex | None = None
+        self._space = (-1, b"")  # a version, and `space.tsv` then
         self._talked, self._indexed = -1, -1  # the versions that these have seen
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
         self._directory = directory
@@ -157,20 +159,7 @@ class Line:
             ComputedDirectory(shared.nodes, directory, CHANGES, self.fresh, self._change_names, self._change_file),
             self.history,
         )
-        self._documents: dict[bytes, Document] = {
-            MESSAGES_JSONL: self._document(Document, self._messages_bytes, self._messages_now),
-            STATE: self._document(Rewritten, self._state_bytes, self._state_now),
-            README: self._page(Rewritten, lambda index: len(self._readme(index)), self._readme),
-            CHECKPOINTS: self._page(
-                Document, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv
-            ),
-            TRANSCRIPT: self._document(
-                Document,
-                lambda: self._transcript_bytes(self.talk()),
-                lambda: self._transcript(self.talk()),
-                repeats=True,
-            ),
-        }
+        self._documents = self._all_documents()
         computed = {directory.name: directory for directory in self._computed}
         self._entries: Mapping[bytes, Node] = {HEAD: self.head, **computed, **self._documents}
         self._date()
@@ -273,6 +262,25 @@ class Line:
 
         return kind(self.nodes, look, make, repeats=repeats)
 
+    def _all_documents(self) -> dict[bytes, Document]:
+        made: dict[bytes, Document] = {
+            MESSAGES_JSONL: self._document(Document, self._messages_bytes, self._messages_now),
+            STATE: self._document(Rewritten, self._state_bytes, self._state_now),
+            README: self._page(Rewritten, lambda index: len(self._readme(index)), self._readme),
+            CHECKPOINTS: self._page(
+                Document, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv
+            ),
+            TRANSCRIPT: self._document(
+                Document,
+                lambda: self._transcript_bytes(self.talk()),
+                lambda: self._transcript(self.talk()),
+                repeats=True,
+            ),
+        }
+        if not self.lineage.place.namespace:
+            made[SPACE] = self._document(Rewritten, lambda: len(self._space_now()), self._space_now, repeats=True)
+        return made
+
     def _page(
         self, kind: type[Document], size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]
     ) -> Document:
@@ -292,6 +300,12 @@ class Line:
     def _state_now(self) -> bytes:
         self.fresh()
         return documents.state_now(self.lineage)
+
+    def _space_now(self) -> bytes:
+        self.fresh()
+        if self._space[0] != self.version:
+            self._space = self.version, overview.space_tsv(self.lineage)
+        return self._space[1]
 
     def _readme(self, index: LineIndex) -> bytes:
         return overview.readme(index, self.lineage.place)

@@ -9,6 +9,7 @@ checkpoint, once for all of its channels.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -321,6 +322,13 @@ class Lineage:
         return newest.grow(
             mark, self._database.writes_since(self.place, newest.saved.id, newest.mark.last), self._files
         )
+
+    def sizes(self, by: str) -> list[tuple[str, int]]:
+        """Names and sizes of the parts of the thread, as of `Database.weigh`, the largest first."""
+        found: Counter[str] = Counter()
+        for _, name, size in self._database.weigh(by, self.place.thread):
+            found[name] += size
+        return sorted(found.items(), key=lambda item: (-item[1], item[0]))
 
     def newest_id(self) -> str | None:
         return self._database.newest(self.place)

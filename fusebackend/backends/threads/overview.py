@@ -1,7 +1,8 @@
-"""The pages about a line that people read first: `README.md`, `transcript.md` and `checkpoints.tsv`.
+"""The pages about a line that people read first: `README.md`, `transcript.md`, `checkpoints.tsv` and
+`space.tsv`.
 
-All but the sections of the transcript is made of the index alone, so a look reads no checkpoint. What others have
-written is one line where it stands in a line, and can't begin a heading.
+All but the sections of the transcript and the sizes is made of the index alone, so a look reads no checkpoint. What
+others have written is one line where it stands in a line, and can't begin a heading.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fusebackend.backends.threads.conversation import escaped_inline, one_line
 from fusebackend.backends.threads.database.rows import Place
 from fusebackend.backends.threads.index import UNREADABLE, LineIndex, Step
 from fusebackend.backends.threads.json_text import encoded
+from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.message_index import MessageIndex, section_bytes
 
 COLUMNS: Final = (
@@ -95,6 +97,14 @@ def checkpoints_tsv(index: LineIndex) -> bytes:
             ", ".join(step.next),
         )
         lines.append("\t".join(one_line(field, MAX_FIELD_CHARS) for field in fields))
+    return encoded("\n".join(lines) + "\n")
+
+
+def space_tsv(lineage: Lineage) -> bytes:
+    """The bytes that a thread takes in the database, by channel, step and namespace; the largest first."""
+    lines = ["by\tname\tbytes"]
+    for by in ("channel", "step", "namespace"):
+        lines += [f"{by}\t{one_line(name, MAX_FIELD_CHARS)}\t{size}" for name, size in lineage.sizes(by)]
     return encoded("\n".join(lines) + "\n")
 
 

@@ -26,9 +26,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from fusebackend.backends.threads.database.activity import INTERRUPT
-from fusebackend.backends.threads.database.rows import Outline, Place, Portion, time_ns_of
+from fusebackend.backends.threads.database.rows import Damaged, Outline, Place, Portion, time_ns_of
 from fusebackend.backends.threads.database.sql import SaverTables
-from fusebackend.base.errors import oserror
 from fusebackend.protocol import PrunedThread, ThreadSize
 
 YOUNG_NS: Final = 600 * 10**9
@@ -213,14 +212,12 @@ def prune(
             that go.
 
     Raises:
-        OSError: ENOENT, there is no such thread; EROFS; EBUSY, others keep going on from what is to go.
-        Damaged: a checkpoint can't be read, such as an encrypted one. Nothing was deleted.
+        OSError: ENOENT, there is no such thread; EROFS; EBUSY, others keep going on from what is to go; EIO, a
+            checkpoint can't be read, such as an encrypted one, and nothing was deleted.
     """
     done = freed = 0
     for _ in range(MOST_PLANS):
-        lines = database.outline(thread)
-        if not any(lines.values()):
-            raise oserror(errno.ENOENT)
+        lines = _lines(database, thread)
         going = plan(lines, keep, now_ns())
         last = {place: max(row.id for row in rows) for place, rows in lines.items() if rows}
         total, stale = done + going.checkpoints, False
@@ -247,6 +244,16 @@ def prune(
     raise OSError(errno.EBUSY, f"others go on from checkpoints of thread {thread!r} that are to go")
 
 
+def _lines(database: SaverTables, thread: str) -> Mapping[Place, Sequence[Outline]]:
+    try:
+        lines = database.outline(thread)
+    except Damaged as error:
+        raise OSError(errno.EIO, f"thread '{thread}' was left as it is: {error}") from None
+    if not any(lines.values()):
+        raise OSError(errno.ENOENT, f"there is no thread '{thread}'")
+    return lines
+
+
 def remove(
     database: SaverTables, thread: str, checkpoint: str | None = None, now_ns: Callable[[], int] = time.time_ns
 ) -> None:
@@ -255,7 +262,7 @@ def remove(
     Raises:
         OSError: as `prune`; EBUSY, something of it has to stay.
     """
-    lines = database.outline(thread)
+    lines = _lines(database, thread)
     own = {row.id for row in lines.get(Place(thread, ""), ())}
     keep = Keep(0) if checkpoint is None else Keep(1, steps=frozenset(own - {checkpoint}))
     going = plan(lines, keep, now_ns())

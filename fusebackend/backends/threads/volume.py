@@ -87,7 +87,8 @@ class ThreadsVolume(NativeVolume):
             self._tree.root.mode |= stat.S_IWUSR
         self._feed = Feed(self)
         used = self.lock, self._tree, self._feed
-        self._locked, self._known, self._asked = _Locked(self.lock), _Known(*used), _Asked(*used)
+        self._locked, self._known = _Entered(*used, uses=False), _Entered(*used, uses=True)
+        self._asked = _Entered(*used, uses=True, polls=True)
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -146,11 +147,8 @@ class ThreadsVolume(NativeVolume):
             if not self.features.prunable or not (is_step or isinstance(node, ThreadDirectory)):
                 raise oserror(errno.EROFS, name)
         place = node.line.lineage.place if isinstance(node, Checkpoint) else cast("ThreadDirectory", node).place
-        try:
-            with contextlib.closing(self.tables()) as tables:
-                remove(tables, place.thread, node.checkpoint if isinstance(node, Checkpoint) else None)
-        except Damaged as error:
-            raise OSError(errno.EIO, str(error)) from None
+        with contextlib.closing(self.tables()) as tables:
+            remove(tables, place.thread, node.checkpoint if isinstance(node, Checkpoint) else None)
         self.pruned()
 
     # -- data --------------------------------------------------------------------------------------------------
@@ -253,59 +251,40 @@ class ThreadsVolume(NativeVolume):
                 self._tree.cache.close()
 
 
-class _Locked:
-    """With the volume's lock held; `Damaged` becomes EIO. One object for all calls."""
+class _Entered:
+    """With the volume's lock held; `Damaged` becomes EIO. One object for all calls of a kind.
 
-    __slots__ = ("_lock",)
+    Args:
+        tree, feed: of the volume. The feed publishes soon what a call has found to be changed.
+        uses: values are kept a while longer for it.
+        polls: the database is queried for news first.
+    """
 
-    def __init__(self, lock: waiting.Lock) -> None:
-        self._lock = lock
+    __slots__ = ("_feed", "_lock", "_polls", "_tree", "_uses")
+
+    def __init__(self, lock: waiting.Lock, tree: Tree, feed: Feed, *, uses: bool, polls: bool = False) -> None:
+        self._lock, self._tree, self._feed = lock, tree, feed
+        self._uses, self._polls = uses, polls
 
     def __enter__(self) -> None:
         self._lock.__enter__()
+        if self._uses:
+            self._tree.used_at = time.monotonic()
+        if self._polls:
+            try:
+                self._tree.poll()
+            except BaseException as error:
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._uses and self._tree.found:
+            self._feed.hurry()
         self._lock.__exit__()
         if isinstance(error, Damaged):
             raise OSError(errno.EIO, str(error)) from None
-
-
-class _Known(_Locked):
-    """As `_Locked`. The feed publishes soon what the call has found to be changed."""
-
-    __slots__ = ("_feed", "_tree")
-
-    def __init__(self, lock: waiting.Lock, tree: Tree, feed: Feed) -> None:
-        super().__init__(lock)
-        self._tree = tree
-        self._feed = feed
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        self._tree.used_at = time.monotonic()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._tree.found:
-            self._feed.hurry()
-        super().__exit__(kind, error, trace)
-
-
-class _Asked(_Known):
-    """As `_Known`, after a query for news."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        try:
-            self._tree.poll()
-        except BaseException as error:
-            super().__exit__(type(error), error, error.__traceback__)
-            raise
 
 
 class Feed:

@@ -68,7 +68,10 @@ class Pairs:
             self._to_branch[ours], self._from_branch[theirs] = theirs, ours
             self.kept.append((ours, theirs))
             before, after = self._names(ours, theirs)
-            for name in sorted(before.keys() | after.keys(), reverse=True):
+            names = before.keys() | after.keys()
+            if theirs.node and not theirs.tree.has_own_names(theirs.node):
+                names = before.keys() & after.keys()  # others have come or gone while the two were listed
+            for name in sorted(names, reverse=True):
                 old, new = before.get(name), after.get(name)
                 if old is not None and name in self._apart:
                     self.left += [new] if new is not None and self._may_differ(new) else []

@@ -26,21 +26,18 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal, NamedTuple, TypeAlias
 
-from fusebackend.base.merge_lines import merge_lines
+from fusebackend.base.merge_lines import MERGED_BYTES, merge_lines
 from fusebackend.base.paths import AgentPath
 from fusebackend.base.relative_paths import is_below
 from fusebackend.protocol import Attr, Features, SnapshotVolume, UndoConflict
 from fusebackend.trees.merge.pairs import Pairs
-from fusebackend.trees.merge.tree import Item, MergeTree, same_bytes
+from fusebackend.trees.merge.tree import Item, MergeTree, same_contents
 from fusebackend.volumes.placing import State
 
 Side: TypeAlias = Literal["main", "branch"]
 Word: TypeAlias = Literal["make", "link", "replace", "attributes", "move", "park", "remove"]
 
 READ_ONLY = "a change: the route is read-only"
-
-MAX_LINES_BYTES = 16 << 20
-"""A larger file is not merged by lines: it is held in memory three times."""
 
 
 class Stamp(NamedTuple):
@@ -353,7 +350,7 @@ class Planner:
         if there is not None and is_moved_in_main and (there is main or there.key == main.key is not None):
             # It is where the branch has it, maybe by another name as well: a merge that was killed may have renamed it.
             main, moved, is_moved_in_main = there, False, False
-        if not main.is_dir and is_moved_in_main and not self._has_same_bytes(base, branch):
+        if not main.is_dir and is_moved_in_main and not same_contents(base, branch):
             if there is not None and self._is_copy(branch, there):
                 self._made[branch] = there
                 return
@@ -398,7 +395,7 @@ class Planner:
                 return
             wanted = theirs
             is_own = base is None and not main.is_dir and main.nlink > 1  # main's other names keep their attributes
-            bytes_from = "branch" if is_own or not self._has_same_bytes(branch, main) else "main"
+            bytes_from = "branch" if is_own or not same_contents(branch, main) else "main"
         if bytes_from == "main" and self._is_other_file(base, branch, main, is_same=theirs == ours):
             bytes_from = "branch"
         if bytes_from == "branch" or (wanted != ours and bytes_from == "main"):
@@ -409,7 +406,7 @@ class Planner:
         node = branch.prefix, branch.node
         if data is not None:
             self._line_leaders.setdefault(node, (main, data))
-        elif bytes_from == "branch" or (branch.nlink > 1 and self._has_same_bytes(branch, main)):
+        elif bytes_from == "branch" or (branch.nlink > 1 and same_contents(branch, main)):
             self._leaders.setdefault(node, main)
 
     def _update(
@@ -436,12 +433,12 @@ class Planner:
         """Return where the bytes come from; with merged lines, them, also where main has them already."""
         if branch.is_dir:
             return "main", None
-        if base is not None and self._has_same_bytes(base, main):  # as a rule known without a read
-            return ("main" if self._has_same_bytes(base, branch) else "branch"), None
-        if self._has_same_bytes(branch, main) or (base is not None and self._has_same_bytes(base, branch)):
+        if base is not None and same_contents(base, main):  # as a rule known without a read
+            return ("main" if same_contents(base, branch) else "branch"), None
+        if same_contents(branch, main) or (base is not None and same_contents(base, branch)):
             return "main", None
         sizes = [item.size for item in (base, branch, main) if item is not None]
-        if self._lines and branch.is_file and base is not None and max(sizes) <= MAX_LINES_BYTES:
+        if self._lines and branch.is_file and base is not None and max(sizes) <= MERGED_BYTES:
             data, clean = merge_lines(base.read(), main.read(), branch.read())
             if clean:
                 return ("main" if data == main.read() else "lines"), data
@@ -461,17 +458,7 @@ class Planner:
         else:
             can_join = is_same and self._features(main).links
             is_other = main.key == base.key != branch.key and (main.nlink > 1 or can_join)
-        return is_other and self._has_same_bytes(branch, main)
-
-    @staticmethod
-    def _has_same_bytes(one: Item, other: Item) -> bool:
-        if one.is_file:
-            return same_bytes(one, other)
-        if stat.S_ISLNK(one.mode):
-            return one.state.target == other.state.target
-        if stat.S_ISCHR(one.mode) or stat.S_ISBLK(one.mode):
-            return one.rdev == other.rdev
-        return True
+        return is_other and same_contents(branch, main)
 
     def _decide_move(self, branch: Item, main: Item, *, is_moved_in_main: bool) -> None:
         if is_moved_in_main:
@@ -618,7 +605,7 @@ class Planner:
         known = features or self._features(other)
         if self._fields(one, known) != self._fields(other, known):
             return False
-        return one.is_dir or self._has_same_bytes(one, other)
+        return one.is_dir or same_contents(one, other)
 
     # -- steps -------------------------------------------------------------------------------------------------
 

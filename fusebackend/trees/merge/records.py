@@ -6,17 +6,13 @@ A failure to record is logged, and the merge goes on (`Recorder.failed`).
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import OpenCall
-from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, Kept, Recorder
+from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import RecordKind
 from fusebackend.protocol import Attr, Volume
-from fusebackend.volumes.placing import state_of
-
-_OWN: Final[dict[RecordKind, int]] = {"create": MADE, "content": CONTENT, "attributes": ATTRIBUTES}
-"""What a change has its call own of a file."""
 
 
 class MergeRecords:
@@ -44,30 +40,14 @@ class MergeRecords:
         path: bytes,
         node: int,
         before: Attr | None = None,
-        *,
-        gone: int = 0,
         **fields: Any,
     ) -> None:
-        """Record a change: after a name was made or renamed, before anything else.
-
-        Args:
-            node: of the file.
-            before: of a file that goes, or whose bytes or attributes are changed in place.
-            gone: how many of the file's names are only set aside, and removed when all is done.
-        """
-        recorder, call, kept = self._recorder, self._call, None
+        """Record a change, as `Recorder.add_step`: after a name was made or renamed, before anything else."""
+        recorder, call = self._recorder, self._call
         if recorder is None or call is None:
             return
         try:
-            if kind == "attributes" and before is not None:
-                kept = Kept(node, state_of(volume, before), None, 0, recorder.identity(volume, before))
-            elif before is not None:
-                kept = recorder.keep(call, volume, before)
-            if kind == "remove" and kept is not None:
-                kept, fields["linked"] = kept.less(gone), kept.is_linked
-            if kind in _OWN:
-                recorder.of(volume).own(call, node, _OWN[kind])
-            self._made.append(recorder.add(call, prefix, kind, path, kept, **{"node": node, **fields}))
+            self._made.append(recorder.add_step(call, prefix, kind, volume, path, node, before, **fields))
         except Exception as error:
             recorder.failed(error, "a change of a merge was not recorded", call)
 

@@ -32,7 +32,6 @@ from typing import Any, Final
 from fusebackend.base.durable import replace_file, sync_directory
 from fusebackend.base.errors import VANISHED, oserror, unless
 from fusebackend.base.paths import AgentPath, split, to_name, to_text
-from fusebackend.base.relative_paths import split as split_path
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import CallKind, RecordKind
 from fusebackend.protocol import (
@@ -55,7 +54,7 @@ from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.volumes import placing
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.placing import BytesSource, KeptSource, Name, Source
-from fusebackend.volumes.walk import directory_at, entries
+from fusebackend.volumes.walk import Directories, entries
 
 STAGING: Final = b".fusebackend-merge-"
 """The name of the server's directory in the root of a route begins so; the branch's name follows."""
@@ -219,7 +218,7 @@ class Merge:
 
     def dry_run(self) -> Outcome:
         """Return what `run` would do."""
-        plan = self._plan()
+        plan = self._planned()
         return Outcome(plan, plan.steps, self._written(plan))
 
     def run(self) -> Outcome:
@@ -232,7 +231,7 @@ class Merge:
         self.tidy()
         outcome = Outcome(MergePlan())
         for attempt in range(ATTEMPTS):
-            outcome.plan = self._plan()
+            outcome.plan = self._planned()
             outcome.open_paths = self._written(outcome.plan)
             if outcome.is_refused:
                 return outcome
@@ -259,6 +258,11 @@ class Merge:
                 volume.sync()
         self.tidy()
         return outcome
+
+    def _planned(self) -> MergePlan:
+        """Return a plan. What goes while it is made has it made again."""
+        plans = (unless(VANISHED, self._plan) for _ in range(ATTEMPTS - 1))
+        return next(filter(None, plans), None) or self._plan()
 
     def _written(self, plan: MergePlan) -> list[AgentPath]:
         found: list[AgentPath] = []
@@ -355,7 +359,7 @@ class _ChangingRoute:
         self.volume = volume
         self.staging_name = staging
         self._skip = len(split(prefix))
-        self._known = {b"": ROOT_NODE}  # directories by their paths in the volume
+        self.directories = Directories(volume)
         self.staging_node = 0
 
     def inner(self, path: bytes) -> str:
@@ -372,16 +376,11 @@ class _ChangingRoute:
             return b"/" + STAGING + b"%x-%s" % (self._number, path[len(PARKED) :])
         return to_name(self.inner(path))
 
-    def directory(self, path: bytes) -> int:
-        """Return the node of a directory. ENOENT, ENOTDIR."""
-        return directory_at(self.volume, to_name(self.inner(path)).rstrip(b"/"), self._known)
-
     def place(self, path: bytes) -> tuple[int, bytes]:
         """Return the directory and the name of a path; of a parked one, those in the staging directory."""
         if path.startswith(PARKED):
             return self.staging(), b"parked-" + path[len(PARKED) :]
-        above, name = split_path(path)
-        return self.directory(above), name
+        return self.directories.place(to_name(self.inner(path)))
 
     def find(self, path: bytes) -> Attr | None:
         """Return the attributes of what is at a path."""
@@ -400,10 +399,6 @@ class _ChangingRoute:
     def has(self, path: bytes) -> bool:
         """Return True if there is something at a path."""
         return unless(_ABSENT, self.find, path) is not None
-
-    def forget(self) -> None:
-        """A directory was moved or removed."""
-        self._known = {b"": ROOT_NODE}
 
     def staging(self) -> int:
         """Return the staging directory, which is made when it is first needed."""
@@ -452,6 +447,7 @@ class _ChangingRoute:
                 if self.find(parked) is None:
                     continue
             with recording() as records, placing.changing(self.volume) as changes:
+                self.directories.look_again()
                 attr = self.find(parked)
                 if attr is None:
                     continue
@@ -469,7 +465,7 @@ class _ChangingRoute:
                 old, new = self.recorded(parked), self.recorded(to_path)
                 records.add("rename", self.prefix, self.volume, old, node, to_path=new)
                 made.append((parked, to_path))
-        self.forget()
+        self.directories.forget()
         return made
 
     def clear(self) -> None:
@@ -626,14 +622,14 @@ class _RouteSteps:
                 raise MainChangedError(self.route.shown(step.path)) from None
             raise
         if attr.is_dir:
-            self.route.forget()
+            self.route.directories.forget()
 
     def move(self, step: Step, attr: Attr, changes: Changes) -> None:
         old, new = (Name(*self.route.place(path), self._inner(path)) for path in _ends(step))
         node, is_dir = attr.node, attr.is_dir
         placing.rename(self.volume, old, new, attr, changes, RENAME_NOREPLACE)
         if is_dir:
-            self.route.forget()
+            self.route.directories.forget()
         path, to_path = _ends(step)
         self.record("rename", path, node, to_path=self.route.recorded(to_path))
 
@@ -687,6 +683,7 @@ class _OneByOne(_RouteSteps):
         if is_staged:
             self.stage(step, name)
         with placing.changing(self.volume) as changes:
+            self.route.directories.look_again()
             attr = self.check(step)
             if is_staged:  # the lock was free since: the node may have another number
                 self.staged[name] = self.volume.lookup(self.route.staging(), name).node
@@ -722,7 +719,7 @@ class _AtOnce(_RouteSteps):
     def _commit(self, changes: Changes) -> None:
         self._back.clear()
         self.set_aside.clear()
-        self.route.forget()
+        self.route.directories.forget()
         mark = self.records.mark()
         try:
             for index, step in enumerate(self.steps):
@@ -763,7 +760,7 @@ class _AtOnce(_RouteSteps):
         changes += [Change(node=parent), Change(node, parent, name, "deleted", path)]
         self._undo_by(self._rename_back, there, step.path)
         if is_dir:
-            self.route.forget()
+            self.route.directories.forget()
 
     def put(self, step: Step, name: bytes, attr: Attr | None, changes: Changes) -> None:
         self._require_removable(step, attr)
@@ -792,13 +789,13 @@ class _AtOnce(_RouteSteps):
         parent, name = self.route.place(path)
         attr = self.volume.lookup(parent, name)
         placing.remove(self.volume, parent, name, attr, changes, self.route.inner(path))
-        self.route.forget()
+        self.route.directories.forget()
 
     def _reset(self, changes: Changes, node: int, before: placing.State) -> None:
         placing.set_attributes(self.volume, node, before, changes)
 
     def _rename_back(self, changes: Changes, there: tuple[int, bytes], path: bytes) -> None:
-        self.route.forget()
+        self.route.directories.forget()
         parent, name = self.route.place(path)
         self.volume.rename(*there, parent, name, RENAME_NOREPLACE)
         changes += [Change(node=there[0]), Change(node=parent), Change(parent=there[0], name=there[1]),

@@ -91,17 +91,15 @@ class BranchBase(Volume):
                 listed = unless(gone, self._lower.listing, node, after, limit)
                 return [(name, self._as_it_was(attr)) for name, attr in listed or ()]
             entries = self._branch.lower_entries(node)
-            return [
-                (name, self._entry(entries[name].node, entries[name].mode, entries[name].stamp))
-                for name in sorted(entries)
-                if name > after
-            ][:limit]
+            return [(name, self._entry(entries[name])) for name in sorted(entries) if name > after][:limit]
 
-    def _entry(self, node: int, mode: int, stamp: tuple[int, int, int, int]) -> Attr:
+    def _entry(self, noted: Attr) -> Attr:
         """Return the attributes of an entry that was noted: what a listing does not have is as it is now."""
+        node, mode = noted.node, noted.mode
         origin = self._branch.kept_bytes(node)
         now = unless(_GONE, self._lower.attr_of, node) or Attr(node, mode)
-        attr = self._noted[node] = self._with_kept(now, mode, stamp if origin is None else origin.stamp)
+        stamp = noted.fingerprint if origin is None else origin.stamp
+        attr = self._noted[node] = self._with_kept(now, mode, stamp)
         return attr
 
     def getattr(self, node: int) -> Attr:
@@ -167,26 +165,25 @@ def trees_of(
     view = BranchBase(branch)
     frozen_ns = min((route.time_ns for route in branch.routes if route.snapshot is not None), default=0)
     base = MergeTree({ROOT: view}, volumes, key, frozen_ns, view.is_unknown)
-    theirs = MergeTree({ROOT: branch}, volumes, key)
+    theirs = MergeTree({ROOT: branch}, volumes, key, has_own_names=branch.has_own_names)
     main = MergeTree(volumes, volumes, main_key)
     return base, theirs, main, _may_differ(branch, base)
 
 
 def _may_differ(branch: BranchVolume, base: MergeTree) -> Callable[[Item], bool]:
-    """Everything that has something of its own, and the directories that lead there. All, where a way is not known, or
-    where a file has other names as well."""
+    """Everything that has something of its own, and the directories that lead there: all of them where a way is not
+    known, or where a file has other names as well."""
     nodes: set[int] = set()
+    everywhere = False
     for origin in branch.origins():
-        if origin.path is None or not _has_one_name(branch, origin.node):
-            return lambda item: True
+        everywhere = everywhere or origin.path is None or not _has_one_name(branch, origin.node)
         item: Item | None = base.root
-        nodes.add(base.root.node)
+        nodes |= {base.root.node, origin.node}
         for name in origin.path.split(b"/") if origin.path else ():
             item = item.child(name) if item is not None else None
             if item is not None:
                 nodes.add(item.node)
-        nodes.add(origin.node)
-    return lambda item: item.node >= FIRST_OWN or item.node in nodes or not item.node
+    return lambda item: item.node >= FIRST_OWN or item.node in nodes or not item.node or (everywhere and item.is_dir)
 
 
 def _has_one_name(branch: BranchVolume, node: int) -> bool:

@@ -21,7 +21,7 @@ from fusebackend.base.errors import unless
 from fusebackend.base.paths import ROOT, AgentPath, in_route, split, to_text
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import WAY, Place, Places
-from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, opened
+from fusebackend.volumes.contents import filled, same_pieces
 from fusebackend.volumes.placing import NodeSource, State, state_of
 from fusebackend.volumes.walk import entries, known
 
@@ -178,15 +178,11 @@ class Item:
 
     def source(self, state: State | None = None) -> NodeSource:
         """Its bytes, with its own attributes or others."""
-        return NodeSource(self.volume, self.node, self.state if state is None else state)
+        return NodeSource(self.volume, self.present, self.state if state is None else state)
 
     def read(self) -> bytes:
-        """Return the bytes of a regular file."""
-        data = bytearray()
-        for offset, piece in data_pieces(self.volume, self.present):
-            data += bytes(offset - len(data))
-            data += piece
-        return bytes(data)
+        """Return the bytes of a regular file. ENOENT as above."""
+        return b"".join(filled(self.pieces()))
 
     def names(self) -> dict[bytes, Item]:
         """Return the items in a directory; nothing for a file. The dict is the directory's own."""
@@ -238,6 +234,7 @@ class MergeTree:
         key_of: gives keys; None where nodes of the volumes mean nothing in other trees.
         time_ns: when the tree was frozen; 0 for one that changes.
         is_unknown: says of a node that its bytes are not those that the tree had, which nobody has kept.
+        has_own_names: says of a directory's node that its names may be other ones than in the tree it is compared with.
     """
 
     def __init__(
@@ -247,8 +244,10 @@ class MergeTree:
         key_of: KeyOf | None = None,
         time_ns: int = 0,
         is_unknown: Callable[[int], bool] = lambda node: False,
+        has_own_names: Callable[[int], bool] = lambda node: True,
     ) -> None:
         self.is_unknown = is_unknown
+        self.has_own_names = has_own_names
         self.volumes = volumes
         self.key_of: KeyOf = key_of or (lambda prefix, node: None)
         self.time_ns = time_ns
@@ -314,7 +313,16 @@ def _found(item: Item) -> Iterator[None]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), to_text(item.path)) from None
 
 
-def same_bytes(one: Item, other: Item) -> bool:
+def same_contents(one: Item, other: Item) -> bool:
+    """Compare the bytes of two files of the same type, the targets of links, the numbers of devices."""
+    if stat.S_ISLNK(one.mode):
+        return one.target == other.target
+    if stat.S_ISCHR(one.mode) or stat.S_ISBLK(one.mode):
+        return one.rdev == other.rdev
+    return not one.is_file or _same_bytes(one, other)
+
+
+def _same_bytes(one: Item, other: Item) -> bool:
     """Return True if two regular files hold the same bytes. Files that one snapshot and its volume have in common are
     not read."""
     if one.size != other.size or one.tree.is_unknown(one.node) or other.tree.is_unknown(other.node):
@@ -323,25 +331,7 @@ def same_bytes(one: Item, other: Item) -> bool:
         return True
     if _is_untouched(one, other) or _is_untouched(other, one):
         return True
-    of_one, of_other = opened(one.volume, one.present, os.O_RDONLY), opened(other.volume, other.present, os.O_RDONLY)
-    with of_one as mine, of_other as theirs:
-        offset = 0
-        while offset < one.size:
-            if one.size > PIECE_BYTES:  # holes that both have are not read
-                data = min(_next_data(one.volume, mine, offset), _next_data(other.volume, theirs, offset))
-                offset = max(offset, data - data % PIECE_BYTES)
-            piece = one.volume.read(mine, offset, PIECE_BYTES)
-            if piece != other.volume.read(theirs, offset, PIECE_BYTES):
-                return False
-            if not piece:
-                return True
-            offset += len(piece)
-    return True
-
-
-def _next_data(volume: Volume, node: int, offset: int) -> int:
-    found = volume.next_data(node, offset)
-    return 1 << 62 if found is None else found
+    return same_pieces(one.pieces(), other.pieces())
 
 
 def _is_untouched(frozen: Item, live: Item) -> bool:

@@ -148,6 +148,8 @@ SECOND_WALK_S = 2.0
 MAX_WALKS = 1_000
 """Threads whose second walk is waited for; it takes a millisecond."""
 
+_NO_WALK: tuple[int, frozenset[int], float] = (0, frozenset(), 0.0)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -242,7 +244,7 @@ class Revalidation:
 
     def _is_second_walk(self, inode: int) -> bool:
         """True if this thread is on its second walk, and has reached this inode."""
-        refused, reached, at = self.walks.get(request.current().thread, (0, frozenset[int](), 0.0))
+        refused, reached, at = self.walks.get(request.current().thread, _NO_WALK)
         return inode in (reached or (refused,)) and time.monotonic() < at + SECOND_WALK_S
 
     # -- names -------------------------------------------------------------------------------------------------

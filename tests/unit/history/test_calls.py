@@ -111,6 +111,10 @@ def test_a_request_is_by_its_thread_or_on_behalf_of_the_opener(calls):
     assert current(opener) is current(asked)
     ended = asked._replace(author=calls.author(asked._replace(thread=0)))
     assert current(ended) is not current(asked)
+    session, named = current(asked), calls.name(own.pid, "edit", Actor())
+    assert current(asked) is named
+    calls.end(named)
+    assert current(asked) is session
 
 
 def test_a_verb_is_a_call_and_has_what_is_made_in_it(calls, history):
@@ -205,8 +209,7 @@ def test_a_session_that_is_never_quiet_ends_in_time(calls, clock, history):
 
 
 @pytest.fixture
-def processes(monkeypatch):
-    monkeypatch.setattr(module, "FRESH_S", 0.0)
+def processes():
     processes = Processes()
     yield processes
     processes.close()

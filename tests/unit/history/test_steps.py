@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +14,13 @@ from replayed import Replay, shown, tree_of
 from together import together
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.steps import PathLocks, Steps
 from fusebackend.history.undo import Undo
+from fusebackend.protocol import STEP
 from fusebackend.vfs.door import Door
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -135,6 +137,27 @@ def test_a_change_by_another_call_meanwhile_is_a_conflict_for_both(place):
     assert last.image.place == "lost"
 
 
+@pytest.mark.parametrize("arguments", [("write", "/new/file", "x"), ("move", "/d/file", "/new/place")])
+def test_a_commit_without_an_answer_is_recorded_once(place, arguments):
+    """The names are there after the verb, which has failed; later the volume says that the records are, too."""
+    memory = place.backend.default
+    memory.write("/d/file", "one\n")
+    place.recorder.logged = {ROOT}
+
+    def cut_off():
+        answer = getattr(memory, arguments[0])(*arguments[1:])
+        STEP.get().rows(memory.volume)
+        return replace(answer, error="the connection was lost")
+
+    kind, named = ("put", ["/new/file"]) if arguments[0] == "write" else ("move", ["/d/file", "/new/place"])
+    place.steps.verb(arguments[0], kind, named, cut_off, worked)
+    place.history.settle(place.history.doubtful())
+    assert place.changes() == [
+        ("create", ROOT, b"/new"),
+        ("create", ROOT, b"/new/file") if kind == "put" else ("rename", ROOT, b"/d/file"),
+    ]
+
+
 def test_verbs_on_one_path_wait_for_each_other():
     locks, held = PathLocks(), threading.Event()
     with locks.held(["/b", "/a", "/a"]):
@@ -156,6 +179,18 @@ def test_a_failure_to_record_hinders_no_verb(place, caplog, monkeypatch):
     assert caplog.text.count("the history is incomplete") == 1
     assert place.recorder.incomplete is not None
     place.recorder.incomplete = None
+
+
+def test_a_tree_that_is_deeper_than_a_path_comes_back(place):
+    """`cd` and `mkdir` again and again: 5,120 bytes. Its deletion was made, and not recorded."""
+    volume, parent = place.volumes[AgentPath("/")], 1
+    for _ in range(20):
+        parent = volume.mkdir(parent, b"d" * 255, 0o755, ME).node
+    before = place.tree()
+    place.do("delete", f"/{'d' * 255}")
+    assert place.tree() != before
+    assert Undo(place.recorder, place.volumes).undo().conflicts == []
+    assert place.tree() == before
 
 
 @pytest.mark.parametrize("prefix", ["/", DISK])

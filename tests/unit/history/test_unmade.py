@@ -20,7 +20,7 @@ from fusebackend.backends import SqliteBackend
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.undo import Undo
 from fusebackend.history.unmade import drop_unmade
-from fusebackend.protocol import Actor
+from fusebackend.protocol import Actor, AttrChanges
 
 
 class Scene:
@@ -52,8 +52,7 @@ class Scene:
             shutil.copy(each, self._directory)
         self._open()
         self.place.history.was_killed = True
-        if logged:
-            self.place.history.interrupted = [self.place.history.calls(1)[0].number]
+        self.place.history.interrupted = [each.number for each in self.place.history.calls(2)]
         return drop_unmade(self.place.history, self.place.images, {ROOT: self.place.volume}, logged)
 
     def close(self) -> None:
@@ -110,6 +109,56 @@ def test_what_was_made_stays(scene: Scene) -> None:
     scene.keep()
     assert scene.kill() == 0
     assert len(scene.kinds()) == 5
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [("write", "/file", 0, b"second"), ("write", "/file", 0, b"the third")],
+        [("write", "/file", 0, b"second"), ("chmod",), ("write", "/file", 0, b"the third"), ("chmod",)],
+        [("rename", b"file", b"there"), ("rename", b"there", b"file")],
+        [("rename", b"file", b"there"), ("write", "/there", 0, b"second"), ("rename", b"there", b"file")],
+    ],
+)
+def test_changes_of_one_file_by_several_calls_that_were_not_made(scene: Scene, steps: list[tuple[Any, ...]]) -> None:
+    """The state before the last one is not that of the tree: also the changes before it were not made."""
+    place = scene.place
+    place.make(1, b"file", b"first")
+    place.recorder.calls.close()
+    scene.keep()
+    with place.by("one"):
+        place.make(1, b"new")
+    for number, (what, *arguments) in enumerate(steps):
+        with place.by(f"call {number}"):
+            if what == "write":
+                place.write(*arguments)
+            elif what == "rename":
+                place.door.rename(1, arguments[0], 1, arguments[1])
+            else:
+                place.door.setattr(place.node("/file"), AttrChanges(mode=0o600 + number))
+    place.recorder.calls.close()
+    assert scene.kill() == 1 + len(steps)
+    assert scene.kinds() == [("create", b"/file")]
+
+
+def test_what_a_verb_was_about_to_do_is_no_change_though_a_later_one_was_made(scene: Scene) -> None:
+    place = scene.place
+    for name in (b"removed", b"stays", b"changed"):
+        place.make(1, name, name)
+    place.recorder.calls.close()
+    history, recorder = place.history, place.recorder
+    with recorder.calls.inside("verb", "delete /removed and 2 more", Actor(agent="one")) as call:
+        for name, kind in ((b"removed", "remove"), (b"stays", "remove"), (b"changed", "content")):
+            kept = recorder.keep(call, place.volume, place.volume.lookup(1, name))
+            recorder.add(call, ROOT, kind, b"/" + name, kept)
+        place.volume.unlink(1, b"removed")
+        with place.by("two"):
+            place.make(1, b"new")
+    history.flush()
+    scene.keep()
+    assert scene.kill() == 2
+    assert scene.kinds()[3:] == [("remove", b"/removed"), ("create", b"/new")]
+    assert scene.place.history.verify().problems == []
 
 
 def test_a_clean_end_is_not_looked_at(tmp_path: Path) -> None:

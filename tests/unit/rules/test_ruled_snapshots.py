@@ -103,7 +103,7 @@ def test_what_is_hidden_now_is_in_no_snapshot(below: SnapshotVolume) -> None:
     ):
         refused(errno.ENOENT, taken.lookup, parent, name)
     shown = taken.lookup(taken.lookup(ROOT_NODE, b"sub").node, b"x")
-    assert (shown.node, shown.nlink) == (linked, 1), "it has one name, and its own number"
+    assert (shown.node, shown.shown_nlink) == (linked, 1), "it has one name, and its own number"
     assert taken.getattr(ROOT_NODE).nlink == 1, "no count of what is hidden"
     assert taken is volume.snapshot("before the rule")
     assert [each.name for each in volume.snapshots()] == ["before the rule"]

@@ -22,13 +22,13 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.linux.holes import data_ranges
 from fusebackend.testing.posix.case import fails
 from fusebackend.trees import diff_output
-from fusebackend.trees.diff import RACY_NS, Differences, differences, filled, same_pieces
+from fusebackend.trees.diff import RACY_NS, Differences, differences
 from fusebackend.trees.diff_output import as_objects, name_status, stat_lines, stat_rows
 from fusebackend.trees.merge.tree import Item
 from fusebackend.trees.refs import MAIN_REF, Ref
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.trees.states import States
-from fusebackend.volumes.contents import PIECE_BYTES
+from fusebackend.volumes.contents import PIECE_BYTES, filled, same_pieces
 
 Pieces: TypeAlias = "list[tuple[int, bytes]]"
 

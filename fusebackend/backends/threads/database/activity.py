@@ -27,6 +27,8 @@ INTERRUPT: Final = "__interrupt__"
 RESUME: Final = "__resume__"
 ERROR: Final = "__error__"
 HANDLED: Final = "__error_source_node__"
+PRUNED_NEXT: Final = "pruned_next"
+"""In the metadata of a link: the next nodes, by which its children have their names in `history/`."""
 _CONTROL: Final = frozenset({INTERRUPT, RESUME, ERROR, HANDLED, "__scheduled__"})
 """Channels with events of a task, and not its output."""
 
@@ -80,6 +82,8 @@ def standing(saved: Saved, writes: Sequence[Write]) -> Standing:
 
 def next_nodes(saved: Saved) -> tuple[str, ...]:
     """The nodes that run after a checkpoint, each as often as it will."""
+    if isinstance(known := saved.metadata.get(PRUNED_NEXT), list):
+        return tuple(map(str, known))
     sent = saved.values.get(_TASKS)
     nodes = [_sent_to(item) for item in sent] if isinstance(sent, (list, tuple)) else []
     triggered = []

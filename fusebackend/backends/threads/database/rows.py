@@ -232,6 +232,10 @@ class Database(abc.ABC):
     @abc.abstractmethod
     def saved(self, place: Place, checkpoint: str) -> Saved: ...
 
+    def weigh(self, by: str, thread: str | None = None) -> list[tuple[str, str, int]]:
+        """The sizes of what is kept, as far as they are known, see `SaverTables`."""
+        return []
+
     @abc.abstractmethod
     def exclusive(self) -> AbstractContextManager[Append]:
         """Keep other writers out until the block ends. An error undoes all that was appended in it.

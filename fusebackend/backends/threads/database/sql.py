@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
+from fusebackend.backends.threads.database.activity import PRUNED_NEXT, next_nodes
 from fusebackend.backends.threads.database.rows import (
     NULL_TASK,
     CheckpointMark,
@@ -153,7 +154,7 @@ class Statements:
         kept += [("checkpoint_blobs", write_size, "channel")] if "checkpoint_blobs" in dialect.tables else []
         self.weigh = {
             by: [
-                f"SELECT thread_id, {name}, sum({size}) FROM {table} GROUP BY 1, 2"
+                f"SELECT thread_id, {name}, sum({size}) FROM {table} {{where}} GROUP BY 1, 2"
                 for table, size, channel in kept
                 for name in [
                     {
@@ -426,7 +427,8 @@ class SaverTables(Database):
                 PRUNED: lost,
             }
             stripped = self._stripped(data, kind, left, parts)
-            about = json.dumps({**_metadata(metadata), PRUNED: lost})
+            following = next_nodes(self.saved(place, portion.id))
+            about = json.dumps({**_metadata(metadata), PRUNED: lost, PRUNED_NEXT: following})
             execute(self._sql.strip, **at, document=stripped, metadata=about)
             for channel in portion.writes:
                 execute(self._sql.remove_writes, **at, channel=channel)
@@ -451,12 +453,14 @@ class SaverTables(Database):
     def vacuum(self) -> None:
         """Give free space back to the disk. Meanwhile nobody can write, and the database is there twice."""
 
-    def weigh(self, by: str) -> list[tuple[str, str, int]]:
-        """Thread, name and bytes of all that is kept; `by` is a thread's channel, step or namespace.
+    def weigh(self, by: str, thread: str | None = None) -> list[tuple[str, str, int]]:
+        """Thread, name and bytes of all that is kept, or of a thread; `by` is a thread's channel, step or namespace.
 
         In SQLite a checkpoint holds its channels' values, and is not taken apart: these are `(checkpoints)`.
         """
-        rows = [row for statement in self._sql.weigh[by] for row in self._ask(statement)]
+        where = "" if thread is None else self.dialect.placeholders("WHERE thread_id = :thread")
+        given = {} if thread is None else {"thread": thread}
+        rows = [row for statement in self._sql.weigh[by] for row in self._ask(statement.format(where=where), **given)]
         return [row for row in rows if isinstance(row[0], str) and isinstance(row[1], str)]
 
 

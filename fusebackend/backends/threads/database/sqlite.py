@@ -339,11 +339,12 @@ class SqliteDatabase(SaverTables):
             return {}
         return {name: len(part) for name, part in parts_of(kind, parts_of(kind, data)["channel_values"]).items()}
 
-    def _stripped(self, data: Any, kind: Any, left: Collection[str], parts: Mapping[str, Any]) -> bytes:
+    def _stripped(self, data: Any, kind: Any, left: Collection[str], parts: Mapping[str, Any]) -> bytes | str:
         document = parts_of(kind, data)
         values = parts_of(kind, document["channel_values"]) if "channel_values" in document else {}
         kept = {name: part for name, part in values.items() if name in left}
-        return joined(kind, {**document, **parts, "channel_values": kept})
+        stripped = joined(kind, {**document, **parts, "channel_values": kept})
+        return stripped.decode() if isinstance(data, str) else stripped
 
     def _append(self, connection: sqlite3.Connection, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
         """After the present ones: savers number the writes of a task from 0 and never replace one."""

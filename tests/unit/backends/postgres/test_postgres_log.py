@@ -31,11 +31,13 @@ class History:
         self.needed = 1
         self.in_doubt: list[int] = []
         self.settled: list[int] = []
+        self.lost: list[int] = []
         self.commits = 0
 
     @property
     def log(self) -> CommitLog:
-        return CommitLog(self.id, lambda: self.needed, lambda: self.in_doubt, self.settled.extend)
+        settled, lost = self.settled.extend, self.lost.extend
+        return CommitLog(self.id, lambda: self.needed, lambda: self.in_doubt, settled, lambda: self.in_doubt, lost)
 
     def rows(self, result: Any) -> Sequence[LogRow]:
         self.given.append((next(self.numbers), result))

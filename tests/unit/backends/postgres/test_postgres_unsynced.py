@@ -15,6 +15,7 @@ from eventually import eventually
 from postgres_hosts import ME
 from profiles import amount
 from services.postgres import Server, running
+from test_postgres_log import History
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import unsynced
@@ -117,6 +118,34 @@ def test_a_write_that_follows_the_crash_does_not_hide_the_loss(server: Server, v
     volume.write(node, 5, b" and more")
     fails(volume.fsync, node)
     assert volume.read(node, 0, 100) == b"first and more"
+
+
+def test_a_history_is_told_once_which_of_its_rows_a_crash_has_taken(server: Server, volume: PostgresVolume) -> None:
+    history = History()
+    volume.keep_log(history.log)
+
+    def make_directories(*names: bytes) -> None:
+        for name in names:
+            with history.noting():
+                volume.mkdir(ROOT_NODE, name, 0o755, ME)
+
+    make_directories(b"1")
+    volume._each_period()  # no row goes yet
+    hold_back(server)
+    make_directories(b"2", b"3")
+    history.in_doubt = [3]
+    crash(server, volume)
+    make_directories(b"4")
+    for history.in_doubt, lost in (([3], [2]), ([], [2, 3]), ([], [2, 3])):
+        volume._each_period()
+        assert history.lost == lost
+    make_directories(b"5")
+    history.needed = 6
+    volume._each_period()  # the rows go, with their changes on the disk
+    crash(server, volume)
+    volume._each_period()
+    assert history.lost == [2, 3]
+    assert [name for name, _ in volume.readdir(ROOT_NODE, b"", 9)] == [b"1", b"4", b"5"]
 
 
 def test_a_write_that_was_recovered_is_no_loss(server: Server, volume: PostgresVolume) -> None:

@@ -125,11 +125,11 @@ def test_a_namespace_of_a_subagent_is_told(b: Bench, listener: Listener) -> None
     agent = graphs.deep_agent(b.saver, [say("hello")])
     agent.invoke(user("hi"), thread("t"))
     b.backend.volume.follow()
-    assert len(b.backend.ls("/t").entries or []) == 9
+    assert len(b.backend.ls("/t").entries or []) == 10
     agent.model.script = [use(graphs.delegate("work")), use(write("/s.txt", "s")), say("sub"), say("ok")]
     agent.invoke(user("go"), thread("t"))
     listener.wait(lambda: "/t/subgraphs/" in listener.paths("created"))
-    assert len(b.backend.ls("/t").entries or []) == 10
+    assert len(b.backend.ls("/t").entries or []) == 11
 
 
 def test_a_deleted_thread_is_gone(b: Bench, listener: Listener) -> None:
@@ -488,5 +488,5 @@ def test_checkpoints_are_read_in_a_thread(tmp_path: Path) -> None:
             with pytest.raises(WouldWait):
                 at_once(lambda: volume.lookup(line.node, b"README.md"))
             assert volume.lookup(line.node, b"README.md").size > 0
-            assert len(at_once(lambda: volume.readdir(line.node, b"", 100))) == 9
+            assert len(at_once(lambda: volume.readdir(line.node, b"", 100))) == 10
             agent.invoke(user("more"), thread("plain"))

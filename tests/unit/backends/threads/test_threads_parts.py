@@ -684,6 +684,10 @@ class TestFiles:
         assert json.loads(text.split("```json\n")[1].split("\n```")[0]) == block
         assert text in section(1, human([block]), 0)
 
+    def test_an_offloaded_medium_names_its_file(self) -> None:
+        block = {"type": "image", "mime_type": "image/png", "deepagents_blob": "5e" * 32}
+        assert files_of(1, human([block]))[0].data.decode() == f"image: blobs/{'5e' * 32}\n\n"
+
     def test_citations_follow_their_text(self) -> None:
         text = {
             "type": "text",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import itertools
@@ -15,22 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import graphs
+import msgspec
 import pytest
 import threadcases
 from click.testing import CliRunner
 from graphs import say, thread, use, user, write
 from hypothesis import given, settings
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from live import live
 from profiles import amount
-from test_threads_model import DEEDS, after_each, b
+from test_threads_model import DEEDS, after_each, b, delta_graph
 from threadcases import Bench, bench
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads import prune as prune_module
 from fusebackend.backends.threads.database import sqlite
-from fusebackend.backends.threads.database.rows import CheckpointMark, Outline, Place
+from fusebackend.backends.threads.database.rows import CheckpointMark, Damaged, Outline, Place
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, plan, prune
 from fusebackend.cli.main import main
@@ -228,6 +233,8 @@ def row(id_: str, parent: str | None = None, **more: Any) -> Outline:
 FILES = {"versions": {"files": "1"}}
 SEED = {**FILES, "values": {"files": 0}, "deltas": frozenset({"files"})}
 BOTH = {"versions": {"files": "1", "messages": "1"}, "deltas": frozenset({"files", "messages"})}
+TASKS = {"writes": {"__pregel_tasks": 0}}
+PART: Any = {"is_partial": True}
 LINE = [row("1"), row("2", "1"), row("3", "2")]
 
 
@@ -235,15 +242,28 @@ LINE = [row("1"), row("2", "1"), row("3", "2")]
     ("lines", "whole", "links"),
     [
         ({"": LINE}, "3", ""),
-        ({"": [row("1", **SEED), row("2", "1", **FILES), row("3", "2", **FILES)]}, "3", "1 2"),
-        ({"": [row("1"), row("2", "1", **SEED), row("3", "2", **FILES)]}, "3", "2"),
+        ({"": [row("1", **SEED), row("2", "1", **FILES), row("3", "2", **FILES)]}, "3", "1:files 2:files"),
+        ({"": [row("1"), row("2", "1", **SEED), row("3", "2", **FILES)]}, "3", "2:files"),
         ({"": [row("1"), row("2", "1", **FILES), row("3", "2", **SEED)]}, "3", ""),
-        ({"": [row("1"), row("2", "1", **BOTH), row("3", "2", **BOTH)]}, "3", "1 2"),
-        ({"": [row("1", **SEED), row("2", "1", **BOTH, values={"messages": 0}), row("3", "2", **BOTH)]}, "3", "1 2"),
+        ({"": [row("1"), row("2", "1", **BOTH), row("3", "2", **BOTH)]}, "3", "1:files+messages 2:files+messages"),
+        (
+            {"": [row("1", **SEED), row("2", "1", **BOTH, values={"messages": 0}), row("3", "2", **BOTH)]},
+            "3",
+            "1:files 2:files+messages",
+        ),
+        (
+            {"": [row("1", **PART, **SEED), row("2", "1", **FILES), row("3", "2", **PART)]},
+            "2",
+            "1:files",
+        ),
         ({"": [row("1", **SEED), row("2", "1"), row("3", "2")]}, "3", ""),
         ({"": [row("1"), row("2", "1"), row("3", "2", version=3)]}, "3", ""),
-        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks": 0}), row("3", "2", version=3)]}, "3", "2"),
-        ({"": [row("1"), row("2", "1", writes={"__pregel_tasks": 0}), row("3", "2")]}, "3", ""),
+        (
+            {"": [row("1"), row("2", "1", **TASKS), row("3", "2", version=3)]},
+            "3",
+            "2:__pregel_tasks",
+        ),
+        ({"": [row("1"), row("2", "1", **TASKS), row("3", "2")]}, "3", ""),
         ({"": [row("1"), row("2", "1", writes={"__interrupt__": 0}), row("3", "1")]}, "2 3", ""),
         ({"": [row("1"), row("2", "1", writes={"__interrupt__": 0}), row("3", "2")]}, "3", ""),
         ({"": [*LINE[:2], row("3", "2", ts="2020-01-02T00:00:00+00:00")], "sub": LINE}, "3 sub.3", ""),
@@ -267,7 +287,8 @@ def test_a_plan(lines: dict[str, list[Outline]], whole: str, links: str) -> None
         return " ".join(sorted(f"{namespace}.{id_}".removeprefix(".") for namespace, id_ in keys))
 
     going = plan({Place("t", namespace): rows for namespace, rows in lines.items()}, NEWEST, time.time_ns())
-    assert (shown(going.whole), shown(going.links)) == (whole, links)
+    found = {f"{shown([key])}:{'+'.join(sorted(channels))}" for key, channels in going.links.items()}
+    assert (shown(going.whole), " ".join(sorted(found))) == (whole, links)
     kept = {*going.whole, *going.links}
     gone = [
         (place.namespace, portion.id)
@@ -278,6 +299,17 @@ def test_a_plan(lines: dict[str, list[Outline]], whole: str, links: str) -> None
     if whole:
         assert {*gone, *kept} == {(namespace, row.id) for namespace, rows in lines.items() for row in rows}
         assert not kept.intersection(gone)
+
+
+def test_a_link_loses_what_nothing_follows_from() -> None:
+    sized: Any = {"values": {"files": 5, "messages": 7}, "writes": {"files": 1, "messages": 2, "other": 4}}
+    line = [row("1", **BOTH, **sized, blobs={"messages": 9}, bytes=100), row("2", "1", **BOTH, values={"messages": 3})]
+    going = plan({Place("t", ""): line}, NEWEST, time.time_ns())
+    ((_, (portion,)),) = going.portions
+    assert portion == ("1", {"files"}, ["messages", "other"], [], [], 13)
+    assert (going.checkpoints, going.bytes, going.held_bytes) == (0, 13, 87)
+    line[0] = row("1", **{**sized, "values": {"files": 5}, "writes": {"files": 1}}, versions={"files": "1"})
+    assert plan({Place("t", ""): line}, NEWEST, time.time_ns()).portions == []  # it has lost that already
 
 
 def test_blobs_go_with_the_last_checkpoint_that_has_them() -> None:
@@ -296,11 +328,38 @@ def test_blobs_go_with_the_last_checkpoint_that_has_them() -> None:
     ]
 
 
-def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench) -> None:
-    agent = threadcases.old(fresh.saver)
-    before, base = seen(agent, "old"), database(fresh)
-    copy(fresh, "old", "whole")
-    pruned(fresh, "whole")
+def deltas(saver: Any, name: str = "deltas") -> Any:
+    """Few checkpoints with a delta channel, whose value is stored at every third."""
+    graph = delta_graph(saver, 3)
+    for number in range(8):
+        graph.update_state(thread(name), {"files": {f"/{number}": threadcases.record("x")}, "todo": []}, as_node="next")
+    return graph
+
+
+@pytest.mark.parametrize("kind", threadcases.KINDS)
+def test_sizes_are_exact_where_links_lose_channels_and_nothing_goes(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    where = threadcases.where_of(request, kind, tmp_path)
+    with bench(kind, where) as b:
+        threadcases.plain(b.saver)
+        before = b.tree("/plain/history")
+        gone = pruned(b, "plain")
+        assert gone.checkpoints == 0 < gone.links
+        after = b.tree("/plain/history")
+        assert before.keys() == after.keys()
+        assert before != after
+        with threadcases.reader(kind, where) as later:
+            assert Bench(b.saver, later).tree("/plain/history") == after
+
+
+@pytest.mark.parametrize("story", [threadcases.old, deltas])
+def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench, story: Any) -> None:
+    name = story.__name__
+    agent = story(fresh.saver)
+    before, base = seen(agent, name), database(fresh)
+    copy(fresh, name, "whole")
+    assert (pruned(fresh, "whole").links > 0) is (story is deltas)
     changing = base.changing
 
     @contextlib.contextmanager
@@ -319,14 +378,51 @@ def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench) -> Non
         for last in range(1000):
             executed = itertools.count()
             try:
-                pruned(fresh, "old")
+                pruned(fresh, name)
             except KeyboardInterrupt:
-                assert seen(agent, "old") == before, last
+                assert seen(agent, name) == before, last
             else:
                 break
     assert last > 5
-    assert seen(agent, "old") == before
-    assert rows(fresh, "old") == rows(fresh, "whole")
+    assert seen(agent, name) == before
+    assert rows(fresh, name) == rows(fresh, "whole")
+
+
+@pytest.mark.parametrize("kind", threadcases.KINDS)
+@pytest.mark.parametrize("story", [*STORIES, deltas])
+def test_asynchronous_savers_find_the_same(
+    request: pytest.FixtureRequest, tmp_path: Path, story: Any, kind: str
+) -> None:
+    name, where = story.__name__, threadcases.where_of(request, kind, tmp_path)
+    with bench(kind, where) as b:
+        agent = story(b.saver)
+        ids = graphs.checkpoint_ids(agent, thread(name))[-3:]
+        before = [agent.get_state(thread(name, checkpoint_ns="", checkpoint_id=id_)).values for id_ in ids]
+        pruned(b, name, Keep(3))
+
+    async def found() -> list[Any]:
+        opened = AsyncSqliteSaver if kind == "sqlite" else AsyncPostgresSaver
+        async with opened.from_conn_string(where) as saver:
+            agent.checkpointer = saver
+            at = [thread(name, checkpoint_ns="", checkpoint_id=id_) for id_ in ids]
+            return [(await agent.aget_state(config)).values for config in at]
+
+    assert asyncio.run(found()) == before
+
+
+@pytest.mark.parametrize("kind", ["json", "msgpack"])
+def test_a_document_keeps_some_channels_by_their_very_bytes(tmp_path: Path, kind: str) -> None:
+    """LangGraph.js stores checkpoints as JSON."""
+    codec: Any = msgspec.json if kind == "json" else msgspec.msgpack
+    document = {"v": 4, "id": "1", "channel_values": {"a": 1.0, "b": [1]}, "channel_versions": {"a": 2, "b": 3}}
+    with contextlib.closing(sqlite3.connect(tmp_path / "threads.db")) as connection:
+        SqliteSaver(connection).setup()
+    with contextlib.closing(sqlite.SqliteDatabase(str(tmp_path / "threads.db"))) as base:
+        left = base._stripped(codec.encode(document), kind, {"b"}, {"channel_versions": {"b": 3}})
+        assert codec.decode(left) == {**document, "channel_values": {"b": [1]}, "channel_versions": {"b": 3}}
+        assert codec.encode([1]) in left
+        with pytest.raises(Damaged, match="taken apart"):
+            base._stripped(b"\xff", kind, {"b"}, {})
 
 
 def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(fresh: Bench) -> None:
@@ -380,20 +476,40 @@ def test_agents_write_all_the_while_and_two_prune_at_once(fresh: Bench, tmp_path
     assert len(graphs.checkpoint_ids(agent, thread("writer"))) == 20
 
 
-def test_the_disk_has_its_space_back_after_a_vacuum(tmp_path: Path) -> None:
+def large_files(saver: Any) -> None:
+    """Snapshots and versions of the files take nearly all."""
+    script = [use(write(f"/{number}.txt", "many words " * 400)) for number in range(80)]
+    graphs.deep_agent(saver, [*script, say("done")]).invoke(user("go"), thread("long"))
+
+
+def busy(saver: Any) -> None:
+    """443 checkpoints. Half of what stays is the conversation, which the newest one needs."""
+    graphs.deep_agent(saver, graphs.long_script(219)).invoke(user("go"), thread("long"))
+
+
+def whole_values(saver: Any) -> None:
+    """441 checkpoints as of deepagents up to 0.5: each has all."""
+    agent = graphs.old_agent(saver)
+    for number in range(147):
+        written = graphs.old_record("some words of a file\n" * 20 + str(number))
+        agent.invoke(user(f"go {number}", updates=[{f"/{number % 30}.txt": written}]), thread("long"))
+
+
+@pytest.mark.parametrize(("make", "share"), [(large_files, 1 / 2), (busy, 1 / 6), (whole_values, 1 / 20)])
+def test_the_disk_has_its_space_back_after_a_vacuum(tmp_path: Path, make: Any, share: float) -> None:
     path = tmp_path / "threads.db"
     with bench("sqlite", str(path)) as b:
-        script = [use(write(f"/{number}.txt", "many words " * 400)) for number in range(80)]
-        agent = graphs.deep_agent(b.saver, [*script, say("done")])
-        agent.invoke(user("go"), thread("long"))
-        before = b.tree("/long/head")
+        make(b.saver)
+        shown = ["/long/head", *b.history("/long")[-9:]]
+        before = [b.tree(directory) for directory in shown]
         b.saver.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         size = path.stat().st_size
         gone = pruned(b, "long", Keep(10)).bytes
         database(b).vacuum()
         b.backend.volume.follow()
-        assert b.tree("/long/head") == before
+        assert [b.tree(directory) for directory in shown] == before
         assert size - path.stat().st_size > 0.9 * gone > 0
+        assert path.stat().st_size <= share * size
         with contextlib.closing(sqlite3.connect(path)) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
@@ -402,6 +518,11 @@ def test_the_disk_has_its_space_back_after_a_vacuum(tmp_path: Path) -> None:
 def test_sizes_are_the_same_however_a_thread_is_taken_apart(fresh: Bench, by: str) -> None:
     threadcases.a_subagent(fresh.saver)
     weighed = {way: database(fresh).weigh(way) for way in (by, "step")}
+    told = [line.split("\t") for line in (fresh.get("/a_subagent/space.tsv") or b"").decode().splitlines()[1:]]
+    assert {(name, int(size)) for way, name, size in told if way == by} == {
+        (one.name, one.bytes) for one in prune_module.weighed(database(fresh), ["a_subagent"], by)
+    }
+    assert fresh.backend.ls("/a_subagent/subgraphs").entries
     assert {thread_id for thread_id, _, _ in weighed[by]} == {"a_subagent"}
     assert len({sum(size for _, _, size in rows) for rows in weighed.values()}) == 1
 
@@ -457,6 +578,7 @@ def test_a_mount_weighs_and_prunes_its_threads_and_says_so_in_its_log(
             ([], {"keep": 1}, ValueError),
             (["/threads"], {}, ValueError),
             (["/threads"], {"keep": 1, "older": "30d"}, ValueError),
+            (["/threads"], {"keep": 0}, ValueError),
             (["/threads"], {"older": "soon"}, ValueError),
             (["/threads/one/head"], {"keep": 1}, ValueError),
             (["/threads/three"], {"keep": 1}, FileNotFoundError),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from for_each import for_each
 from merging import Step, Three, chmod, link, links, make, mkdir, remove, rename, replace, shown, write
 
+from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import AttrChanges, Volume
 from fusebackend.trees.merge.plan import MergePlan, Side, plan
@@ -435,7 +437,11 @@ def test_main_that_changes_meanwhile_is_planned_again(trees: Three, tmp_path: Pa
     write(trees.branch, b"a", b"branch\n")
     left = [b"main\n"]
 
+    gone = [errno.ENOENT, errno.ESTALE]
+
     def changing_plan() -> MergePlan:
+        if gone:  # it was listed, and is not there any more
+            raise oserror(gone.pop())
         found = planned(trees)
         if left:
             write(trees.main, b"a", left.pop())

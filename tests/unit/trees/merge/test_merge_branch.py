@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import subprocess
@@ -24,6 +25,7 @@ from merging import (
     at,
     chmod,
     content,
+    link,
     links,
     mkdir,
     remove,
@@ -200,6 +202,55 @@ def test_only_changed_directories_are_read(branched: Any, monkeypatch: pytest.Mo
     )
     assert len(trees.plan().steps) == 1
     assert set(listed) == {b"", b"d7"}
+
+
+def test_a_directory_that_main_moves_between_two_steps_is_not_changed_by_its_old_path(
+    branched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = branched("dir")
+    for path in (b"d/x", b"d/y"):
+        write(trees.branch, path, b"of the branch\n")
+    run = run_module._OneByOne._run
+
+    def moving(steps: Any, step: Any, name: bytes) -> None:
+        run(steps, step, name)
+        if b"e" not in shown(trees.main):
+            rename(trees.main, b"d", b"e")
+            mkdir(trees.main, b"d")
+            write(trees.main, b"d/x", b"of main\n")
+            write(trees.main, b"d/y", b"of main\n")
+
+    monkeypatch.setattr(run_module._OneByOne, "_run", moving)
+    outcome = trees.merge()
+    found = shown(trees.main)
+    assert outcome.is_refused
+    assert [found[path].data for path in (b"d/x", b"d/y", b"e/y")] == [b"of main\n", b"of main\n", b"y\n"]
+
+
+def test_names_that_come_and_go_meanwhile_are_no_changes_of_the_branch(
+    branched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file with two names has all directories compared: what the branch has not changed was a conflict, or a file
+    that it had made or deleted."""
+    place = branched("dir")
+    link(place.main, b"a", b"a2")
+    write(place.branch, b"a", b"changed\n")
+    listing, times = place.main.readdir, itertools.count()
+
+    def changing(node: int, after: bytes, limit: int) -> Any:
+        if node == place.main.lookup(ROOT_NODE, b"d").node and not after:
+            write(place.main, b"d/x", b"%d\n" % next(times))
+            with contextlib.suppress(FileNotFoundError):
+                remove(place.main, b"d/y")
+            if next(times) // 2 % 2:
+                write(place.main, b"d/y", b"y\n")
+        return listing(node, after, limit)
+
+    monkeypatch.setattr(place.main, "readdir", changing)
+    found = place.plan()
+    assert next(times) > 4, "it was listed"
+    assert found.conflicts == []
+    assert {step.path for step in found.steps} == {b"a", b"a2"}
 
 
 def test_bytes_that_main_has_deleted_are_named(branched: Any) -> None:
