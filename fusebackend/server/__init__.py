@@ -9,6 +9,7 @@ recording.py  the history of its calls: recorders of kernel and verbs, and reten
 history.py    its calls: the log, what a call did, undo
 log_files.py  the log as files of the trees directory
 forget.py     contents that leave everything kept of the past
+threads.py    the space of checkpoint databases: weighed, pruned
 metrics.py    what Prometheus can know of it
 approvals.py  changes that wait for an approval, and the decisions
 asking.py     what a verb asks for, and how it is made once it is approved

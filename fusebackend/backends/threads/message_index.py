@@ -13,8 +13,10 @@ ended are not in it.
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads import documents
@@ -145,7 +147,8 @@ class MessageIndex:
 
     def _unread(self) -> None:
         self._conversation: Mapping[str, Message] | None = None  # that was added last …
-        self._read: list[_LastMessage] = []  # … and its messages
+        self._read: list[_LastMessage] = []  # … its messages …
+        self._used: set[int] = set()  # … and their numbers
 
     @property
     def title(self) -> str:
@@ -235,8 +238,9 @@ class MessageIndex:
         place, messages = len(self.said), list(conversation.values())
         same = self._same(messages)
         self._date(place - 1, same)
-        read = self._read = self._read[:same]
-        used = {one.number for one in read}
+        read, used = self._read, self._used
+        used.difference_update(one.number for one in read[same:])
+        del read[same:]
         size = read[-1].end if read else 0
         tools: dict[str, None] = {}
         for position in range(same, len(messages)):
@@ -255,13 +259,9 @@ class MessageIndex:
         return list(tools)
 
     def _same(self, messages: Sequence[Message]) -> int:
-        """How many messages at the beginning are those of the conversation added last."""
-        same = 0
-        for one, now in zip(self._read, messages, strict=False):
-            if one.message is not now:
-                break
-            same += 1
-        return same
+        """How many messages at the beginning are those of the conversation added last. It takes no step of Python for
+        each message: at each checkpoint of a long thread all are compared."""
+        return sum(takewhile(bool, map(operator.is_, map(operator.itemgetter(0), self._read), messages)))
 
     def _date(self, place: int, start: int) -> None:
         """This place is the newest with the messages of the conversation added last, from position `start` on."""
