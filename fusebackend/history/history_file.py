@@ -761,8 +761,7 @@ class HistoryFile:
         is_main, values = self._main()
         if wanted.paths:
             is_main, values = "1", []
-        chosen = [self._at(path) for path in wanted.paths]
-        of_paths = f"calls.number IN (SELECT call FROM records WHERE {' OR '.join(at for at, _ in chosen)})"
+        of_paths = [self._calls_at(wanted.paths)] if wanted.paths else []
         by = sqlite.bound(wanted.by)
         ended = wanted.ended_after_ns is not None
         conditions = [
@@ -773,7 +772,7 @@ class HistoryFile:
             (wanted.since_ns is not None, "coalesce(ended_ns, ?) >= ?", [1 << 62, wanted.since_ns]),
             (wanted.until_ns is not None, "began_ns < ?", [wanted.until_ns]),
             (wanted.before is not None, "calls.number < ?", [wanted.before]),
-            (wanted.paths, of_paths, [value for _, of_path in chosen for value in of_path]),
+            (wanted.paths, "calls.number IN (SELECT value FROM json_each(?))", of_paths),
             (ended, "end_ns > ? AND end_ns = ended_ns", [wanted.ended_after_ns]),
             (wanted.ended_before_ns is not None, "ended_ns < ?", [wanted.ended_before_ns]),
         ]
@@ -794,11 +793,25 @@ class HistoryFile:
         """Return the condition of records that are not of branches."""
         return ("1", []) if self.apart is None else ("NOT (route > ? AND route < ?)", [*_below(to_name(self.apart))])
 
-    def _at(self, path: AgentPath) -> tuple[str, list[Any]]:
-        """Return the condition of records at or below a path of the mount. Branches are not below its root."""
+    def _calls_at(self, paths: Iterable[AgentPath]) -> str:
+        """Return the calls that changed something at or below these paths, as JSON. A statement for each path: one for
+        all would be too deep for SQLite beyond some 330."""
+        found: set[int] = set()
+        for condition, values in self._at(paths):
+            calls = self._found(f"SELECT DISTINCT call FROM records WHERE {condition}", values)
+            found.update(number for (number,) in calls)
+        return json.dumps(sorted(found))
+
+    def _at(self, paths: Iterable[AgentPath]) -> Iterator[tuple[str, list[Any]]]:
+        """Yield for each path of the mount the condition of records at or below it. Branches are not below its root."""
+        routes = self._read("SELECT DISTINCT route FROM records", ())
+        for path in paths:
+            yield self._below_path(path, [stored for (stored,) in routes])
+
+    def _below_path(self, path: AgentPath, routes: Iterable[bytes]) -> tuple[str, list[Any]]:
         conditions: list[str] = ["0"]
         values: list[Any] = []
-        for (stored,) in self._read("SELECT DISTINCT route FROM records", ()):
+        for stored in routes:
             prefix = AgentPath(os.fsdecode(stored))
             if path == ROOT and self.apart is not None and is_below(prefix, self.apart):
                 continue
@@ -1150,7 +1163,7 @@ class HistoryFile:
 
     def at(self, path: AgentPath) -> list[Record]:
         """Return the records of changes at or below a path of the mount."""
-        condition, values = self._at(path)
+        ((condition, values),) = self._at([path])
         return self._records(f"WHERE {condition} ORDER BY number", values)
 
     def forget_contents(self, paths: Iterable[AgentPath], nodes: Mapping[AgentPath, Iterable[int]]) -> None:
@@ -1161,8 +1174,8 @@ class HistoryFile:
             nodes: of files, by the prefix of their route.
         """
         paths = list(paths)
-        for path in paths:
-            self._forget_contents(*self._at(path))
+        for condition, values in self._at(paths):
+            self._forget_contents(condition, values)
         for prefix, numbers in nodes.items():
             for node in numbers:
                 self._forget_contents("route = ? AND (node = ? OR image_node = ?)", (to_name(prefix), node, node))

@@ -22,6 +22,7 @@ import logging
 import os
 import stat
 import threading
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -155,14 +156,11 @@ class Recorder:
         self.logged: set[AgentPath] = set()
         """The routes whose volumes keep a log."""
         self._routes: dict[AgentPath, Route] = {}
-        self._volumes: dict[int, VolumeRecords] = {}
+        self._volumes: defaultdict[int, VolumeRecords] = defaultdict(VolumeRecords)
 
     def of(self, volume: Volume) -> VolumeRecords:
         """Return what is recorded of a volume."""
-        found = self._volumes.get(id(volume))
-        if found is None:
-            found = self._volumes[id(volume)] = VolumeRecords()
-        return found
+        return self._volumes[id(volume)]
 
     def follow(self, routes: list[Route]) -> None:
         """Record the changes of these routes."""

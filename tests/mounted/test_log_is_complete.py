@@ -354,7 +354,7 @@ def killed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
     """A URL, how many agents make verbs, and what ends the server beside them and other writers: a kill; or a crash of
     PostgreSQL, and an unmount after it."""
     if request.param == "sqlite":
-        yield f"sqlite:{tmp_path}/volume.db", 1, lambda server, writers: server.kill()
+        yield f"sqlite:{tmp_path}/volume.db", 0, lambda server, writers: server.kill()
     elif request.param == "postgres":
         yield f"postgres:{request.getfixturevalue('postgres_dsn')}?volume=v", 1, lambda server, writers: server.kill()
     else:

@@ -152,12 +152,9 @@ def _program(command: list[str]) -> Iterator[None]:
         process.wait()
 
 
-def _system_python() -> str:
-    """Find an interpreter that every user may execute."""
-    found = shutil.which("python3", path="/usr/bin:/bin")
-    if found is None:
-        raise RuntimeError("needs a python3 of the system's")
-    return found
+def system_python() -> str | None:
+    """Find an interpreter that every user may execute, for the packages of this one."""
+    return shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/bin")
 
 
 @contextlib.contextmanager
@@ -169,7 +166,7 @@ def by_mount(mountpoint: Path, files: Path | None, names: tuple[str, ...]) -> It
 @contextlib.contextmanager
 def by_another_user(mountpoint: Path, files: Path | None, names: tuple[str, ...]) -> Iterator[None]:
     drop = ["setpriv", f"--reuid={PLAIN_UID}", f"--regid={PLAIN_UID}", "--clear-groups", "--"]
-    with _program([*drop, _system_python(), "-c", SWAPPER, str(mountpoint), *names]):
+    with _program([*drop, system_python() or "python3", "-c", SWAPPER, str(mountpoint), *names]):
         yield
 
 
@@ -296,7 +293,7 @@ def as_plain_user(place: Path, default: str, actor: str, seconds: float, names: 
         "setpriv", f"--reuid={PLAIN_UID}", f"--regid={PLAIN_UID}", "--clear-groups", "--",
         "env", "-i", f"PATH={os.environ['PATH']}", f"PYTHONPATH={module_path}", f"HOME={mine}",
         f"TMPDIR={mine}",
-        _system_python(), "-B", str(Path(__file__)), str(mine / "race"), default, actor, str(seconds), *names,
+        str(system_python()), "-B", str(Path(__file__)), str(mine / "race"), default, actor, str(seconds), *names,
     ]  # fmt: skip
     script = f"mount --bind {shlex.quote(str(node))} /dev/fuse && exec {shlex.join(inside)}"
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)

@@ -13,6 +13,7 @@ row is deleted before the server's disk has it; after a crash the history is tol
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -58,6 +59,7 @@ class KeptLog:
         self._volume = volume
         self._log = log
         self._incarnation = incarnation
+        self._sweeping = threading.Lock()
         self._before = ""  # the incarnation of the last sweep
         self._unsafe: set[int] = set()  # rows that a crash may take
         self._suspects: set[int] = set()  # … and one may have taken
@@ -91,16 +93,17 @@ class KeptLog:
     def sweep(self, connection: Connection[Any]) -> None:
         """Delete the rows that the history does not need. Those whose commit had no answer are looked for first, and
         those that a crash may have taken."""
-        began_s = time.monotonic()
-        doubtful = list(self._log.doubtful())
-        if doubtful:
-            self._log.settle(self._there(connection, doubtful))
-        self._look_for_lost(connection)
-        written, unsafe = self._log.written(), self._unsafe.copy()
-        send(connection, [BEGIN, WAIT_FOR_DISK, COMMIT])
-        self._unsafe.difference_update(number for number in unsafe if number < written)
-        self._ask(connection, f"DELETE FROM fusebackend.logged WHERE {_OWN} AND number < %s", written)
-        self._swept_at_s = began_s
+        with self._sweeping:  # else what another thread deletes seems to be lost
+            began_s = time.monotonic()
+            doubtful = list(self._log.doubtful())
+            if doubtful:
+                self._log.settle(self._there(connection, doubtful))
+            self._look_for_lost(connection)
+            written, unsafe = self._log.written(), self._unsafe.copy()
+            send(connection, [BEGIN, WAIT_FOR_DISK, COMMIT])
+            self._unsafe.difference_update(number for number in unsafe if number < written)
+            self._ask(connection, f"DELETE FROM fusebackend.logged WHERE {_OWN} AND number < %s", written)
+            self._swept_at_s = began_s
 
     def _look_for_lost(self, connection: Connection[Any]) -> None:
         incarnation = self._incarnation(connection)

@@ -204,15 +204,14 @@ class Limiter:
             has = place in self.taken[place.kind]
             if has and kind is place.kind:
                 return
-            is_free = has and kind.works and self.left[kind] > 0
-            if is_free:  # it is the same thread, so its time is counted on
+            if has and kind.works and self.left[kind] > 0:  # in the same thread, so its time is counted on
                 self._remove(place)
                 place.kind = kind
                 self._add(place)
-        if not is_free:
-            self.leave(place)
-            place.kind = kind
-            self.take(place)
+                return
+        self.leave(place)
+        place.kind = kind
+        self.take(place)
 
     def leave(self, place: Place) -> None:
         """More than once does no harm."""

@@ -196,6 +196,7 @@ def test_calls_come_newest_first_and_by_their_actor_path_and_time(history):
             *(({"paths": (AgentPath(path),)}, [second]) for path in ("/memories/dir", "/memories/dir/b", "/memories")),
             ({"paths": (AgentPath("/memories/di"),)}, []),
             ({"paths": (ROOT,)}, [third, second, first]),
+            ({"paths": (*(AgentPath(f"/none/{n}") for n in range(1_000)), AgentPath("/c"))}, [third]),
             ({"before": third}, [second, first]),
             ({"since_ns": began_ns}, [third, second]),
             ({"until_ns": began_ns}, [first]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -177,6 +178,28 @@ def test_rows_go_when_the_history_has_them(volume: PostgresVolume, history: Hist
     with history.noting():
         volume.mkdir(ROOT_NODE, b"three", 0o755, ME)
     assert numbers(database) == []
+
+
+def test_rows_that_go_at_the_same_time_are_not_lost(
+    volume: PostgresVolume, history: History, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with history.noting():
+        volume.mkdir(ROOT_NODE, b"one", 0o755, ME)
+    history.needed = 2
+    monkeypatch.setattr(volume._log, "_before", "before a crash")
+    other = threading.Thread(target=volume._each_period)
+    there = commit_log.KeptLog._there
+
+    def meanwhile(*arguments: Any) -> list[int]:
+        if other.ident is None:
+            other.start()
+            other.join(1)
+        return there(*arguments)
+
+    monkeypatch.setattr(commit_log.KeptLog, "_there", meanwhile)
+    volume._each_period()
+    other.join()
+    assert (history.lost, numbers(database)) == ([], [])
 
 
 def test_hosts_have_rows_of_their_own(
