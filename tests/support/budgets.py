@@ -52,6 +52,7 @@ LONGER: dict[str, int] = {
     "tests/unit/backends/threads/test_threads_for_people.py": 50,  # 33 conversations in three databases
     "tests/unit/backends/threads/test_threads_head.py": 35,  # agents that run, and a suite on heads in three forms
     "tests/unit/backends/threads/test_threads_model.py": 45,  # LangGraph's own answer at each of 2,000 checkpoints
+    "tests/unit/backends/threads/test_threads_prune.py": 60,  # random histories and their twins, and 440 checkpoints
     "tests/unit/integrations/test_deepagents_roundtrip.py": 35,  # 150 random scripts for both libraries
     "tests/unit/integrations/test_fsspec_filesystem.py": 35,  # fsspec's own suite
     "tests/unit/testing/test_search_matrix.py": 50,  # each search on each kind of backend
