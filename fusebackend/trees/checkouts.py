@@ -86,7 +86,10 @@ class Checkouts:
             is_new = not os.path.isdir(real)
             if held is None:
                 self._require_free(real)
-                os.makedirs(real, 0o700, exist_ok=True)
+                try:
+                    os.makedirs(real, 0o700, exist_ok=True)
+                except OSError as error:
+                    raise OSError(error.errno, f"'{real}' can't be made: {error.strerror}") from None
             elif held.branch not in (None, name):
                 raise OSError(errno.EBUSY, f"'{real}' holds branch '{held.branch}'; delete that one first")
             if held is not None and held.branch == name:

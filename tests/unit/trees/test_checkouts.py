@@ -136,7 +136,12 @@ class TestRefused:
         (tmp_path / "full").mkdir()
         (tmp_path / "full/mine").write_text("mine")
         (tmp_path / "file").write_text("mine")
-        for place, says in (("full", "is not empty"), ("file", "is not a directory")):
+        wrong = (
+            ("full", "is not empty"),
+            ("file", "is not a directory"),
+            ("/proc/none", "'/proc/none' can't be made: No such file"),
+        )
+        for place, says in wrong:
             with pytest.raises(OSError, match=says):
                 files.create_branch(name, directory=tmp_path / place)
         assert (tmp_path / "full/mine").read_text() == "mine" == (tmp_path / "file").read_text()

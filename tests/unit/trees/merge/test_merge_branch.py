@@ -204,29 +204,6 @@ def test_only_changed_directories_are_read(branched: Any, monkeypatch: pytest.Mo
     assert set(listed) == {b"", b"d7"}
 
 
-def test_a_directory_that_main_moves_between_two_steps_is_not_changed_by_its_old_path(
-    branched: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trees = branched("dir")
-    for path in (b"d/x", b"d/y"):
-        write(trees.branch, path, b"of the branch\n")
-    run = run_module._OneByOne._run
-
-    def moving(steps: Any, step: Any, name: bytes) -> None:
-        run(steps, step, name)
-        if b"e" not in shown(trees.main):
-            rename(trees.main, b"d", b"e")
-            mkdir(trees.main, b"d")
-            write(trees.main, b"d/x", b"of main\n")
-            write(trees.main, b"d/y", b"of main\n")
-
-    monkeypatch.setattr(run_module._OneByOne, "_run", moving)
-    outcome = trees.merge()
-    found = shown(trees.main)
-    assert outcome.is_refused
-    assert [found[path].data for path in (b"d/x", b"d/y", b"e/y")] == [b"of main\n", b"of main\n", b"y\n"]
-
-
 def test_names_that_come_and_go_meanwhile_are_no_changes_of_the_branch(
     branched: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +228,29 @@ def test_names_that_come_and_go_meanwhile_are_no_changes_of_the_branch(
     assert next(times) > 4, "it was listed"
     assert found.conflicts == []
     assert {step.path for step in found.steps} == {b"a", b"a2"}
+
+
+def test_a_directory_that_main_moves_between_two_steps_is_not_changed_by_its_old_path(
+    branched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = branched("dir")
+    for path in (b"d/x", b"d/y"):
+        write(trees.branch, path, b"of the branch\n")
+    run = run_module._OneByOne._run
+
+    def moving(steps: Any, step: Any, name: bytes) -> None:
+        run(steps, step, name)
+        if b"e" not in shown(trees.main):
+            rename(trees.main, b"d", b"e")
+            mkdir(trees.main, b"d")
+            write(trees.main, b"d/x", b"of main\n")
+            write(trees.main, b"d/y", b"of main\n")
+
+    monkeypatch.setattr(run_module._OneByOne, "_run", moving)
+    outcome = trees.merge()
+    found = shown(trees.main)
+    assert outcome.is_refused
+    assert [found[path].data for path in (b"d/x", b"d/y", b"e/y")] == [b"of main\n", b"of main\n", b"y\n"]
 
 
 def test_bytes_that_main_has_deleted_are_named(branched: Any) -> None:
