@@ -20,7 +20,7 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.paths import AgentPath, to_name, to_text
 from fusebackend.protocol import (
     BLOCK_BYTES,
@@ -219,8 +219,11 @@ class SnapshotTrees(NativeVolume):
 
     def _top(self, parts: Parts) -> Attr:
         """Return the attributes of a snapshot's root. ENOENT if it was deleted meanwhile."""
-        tree = self._tree(parts)
-        return tree.attr(tree.at(0, ROOT_NODE))
+        try:
+            tree = self._tree(parts)
+            return tree.attr(tree.at(0, ROOT_NODE))
+        except OSError as error:
+            raise oserror(errno.ENOENT, to_name(parts.name)) if error.errno in VANISHED else error from None
 
     # -- the kernel face ---------------------------------------------------------------------------------------
 

@@ -339,6 +339,20 @@ def test_a_snapshot_taken_and_deleted_by_the_volume_itself_is_noticed() -> None:
     assert listing(trees, ROOT_NODE) == [b"one"], "others can't be names of directories"
 
 
+def test_one_that_is_deleted_while_it_is_listed_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    volumes, snapshots, trees = made()
+    for name in ("one", "two"):
+        snapshots.create(name)
+    assert listing(trees, ROOT_NODE) == [b"one", b"two"]
+    everything, one = snapshots.all(), snapshots.find("one")
+    volumes[ROOT].delete_snapshot("one")
+    monkeypatch.setattr(snapshots, "all", lambda: everything)
+    monkeypatch.setattr(snapshots, "find", lambda name: one)
+    assert [name for name, _ in trees.readdir(ROOT_NODE, b"", 10)] == [b"two"]
+    with fails(errno.ENOENT):
+        trees.lookup(ROOT_NODE, b"one")
+
+
 def test_kernel_caches_are_told() -> None:
     _, snapshots, trees = made()
     told: list[Change] = []
