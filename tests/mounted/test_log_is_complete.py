@@ -347,7 +347,8 @@ End = Callable[[Mounted, list["subprocess.Popen[str]"]], None]
     params=[
         "sqlite",
         pytest.param("postgres", marks=pytest.mark.services),
-        pytest.param("crash", marks=pytest.mark.services),
+        # A record of what the crash took stays in one of some ten crashes: SEMANTICS says that it may.
+        pytest.param("crash", marks=[pytest.mark.services, pytest.mark.night]),
     ]
 )
 def killed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, int, End]]:
