@@ -94,7 +94,7 @@ RETURNED: Final = b">"
 OF_RECORD: Final = "#"
 """The name of an image in its record begins so; the number of the record follows."""
 
-_WITH_BYTES: Final = events.WIDTHS[-1] - events.NUMBER - 1
+_WITH_BYTES: Final = len(events.COLUMNS) - events.NUMBER - 1
 """So long is what follows the number of a record with bytes."""
 
 _LOST: Final = frozenset({"change", "left", "returned"})

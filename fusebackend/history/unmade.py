@@ -5,12 +5,12 @@ so after a kill the history may know of more than there is: what it has more are
 these become durable in their order. An undo would find them in its way, and a log would show them as done.
 
 The records are looked at from the last to the first. The first one that was made ends that. One that the tree shows as
-not made was not, and with it all later ones; nor was one of a file that is as it was before an earlier change. One that
-the tree may show in both cases, such as a rename back, or the removal of a file that is not there, waits for an earlier
-one to decide; until then, so do those that touch its paths. A file that has the bytes and attributes from before its
-record is no change, made or not: nothing follows from it for others. Renames that have files change places (`mv a t; mv
-b a; mv t b`) are looked at together, for each alone says nothing. Then each record is looked at by itself that is there
-before the change: of what a verb, an undo or a merge was about to do, while others made theirs.
+not made was not, and with it all later ones; nor was one of a file that is as it was before an earlier change. A record
+that the tree may show in both cases, such as a rename back, or the removal of a file that is not there, waits for an
+earlier one to decide; until then, so do those that touch its paths. A file that has the bytes and attributes from
+before its record is no change, made or not: nothing follows from it for others. Renames that have files change places
+(`mv a t; mv b a; mv t b`) are looked at together, for each alone says nothing. Then each record is looked at by itself
+that is there before the change: of what a verb, an undo or a merge was about to do, while others made theirs.
 
 A volume that keeps a log (`SnapshotVolume.keep_log`) has a record of each change that was made, whatever others have
 done since, and a change that was made says nothing of those before it. So only the latter are looked at. A crash of its

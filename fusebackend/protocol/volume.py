@@ -136,8 +136,8 @@ class Attr:
 
 
 class UncountedAttr(Attr):
-    """Of a file that may have names which nobody is shown: programs are told of one. `nlink` counts all, for whoever
-    removes or restores one of them."""
+    """Of a file that may have hidden names: `stat` of programs counts one. `nlink` counts all, as the removal or the
+    restore of a name needs it."""
 
     __slots__ = ()
 

@@ -537,8 +537,8 @@ class ListedTree(KeyedTree):
         return self._deep.get(node.key, node.key)
 
     def key(self, path: AgentPath) -> str | None:
-        """The key of the file at a path; None where there is no file. One that is a directory as well is found by its
-        key, too, as deepagents' backends find it."""
+        """The key of the file at a path; None where there is no file. A file that is a directory as well is found by
+        its key, too, as deepagents' backends find it."""
         node = self.find(path)
         if node is not None and not node.is_dir:
             return self.key_of(node)

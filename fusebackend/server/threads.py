@@ -55,7 +55,7 @@ def prune_threads(
     on_progress: OnProgress,
 ) -> list[PrunedThread]:
     """See `MountProtocol.prune_threads`."""
-    if (keep is None) == (older is None) or keep == 0:
+    if (keep is None) == (older is None) or (keep is not None and keep < 1):
         raise ValueError("give one of 'keep', at least 1, and 'older'")
     chosen = Keep(keep or 1, None if older is None else time_ns(older), frozenset(keep_steps))
     recorder, found = None if dry_run else recorder, []

@@ -111,7 +111,7 @@ class AutomaticSnapshots:
         self.keep: Callable[[], Collection[str]] = frozenset
         """Returns the names of those that are not deleted because of their age: the history needs them."""
         self.is_read: Callable[[str], bool] = lambda name: False
-        """Returns True for one that an undo or a restore reads now, whose own changes may fill the disk."""
+        """Returns True for a snapshot that an undo or a restore reads now: its own changes may fill the disk."""
         self._ending = threading.Event()
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="fusebackend-snapshots", daemon=True)

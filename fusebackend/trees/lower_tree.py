@@ -3,7 +3,7 @@
 Every file has a number that stays: of a frozen route, its node and the route in the bits of one number; of a live one,
 whose nodes do not outlive the session, a number that is given when the file is first seen. The path of a live file is
 kept with its number (`keep`) as soon as a branch has stored the number: it is then found by that path, also after
-another file has taken its place there, and is ESTALE while there is none. One that was moved away between two sessions
+another file has taken its place there, and is ESTALE while there is none. A file that was moved away between sessions
 is found by what its volume says of it for longer (`moved`). A branch stores the numbers of all entries of a live
 directory before it stores anything of one of them, so no other number is ever given to a kept path.
 

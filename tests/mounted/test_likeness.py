@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import mounts
 import pytest
+import trees
 from hypothesis.stateful import run_state_machine_as_test
 from kinds import KINDS, NATIVE_BY_DAY
 from profiles import amount, examples
@@ -35,11 +35,7 @@ class TestSharedMemory(LikenessCases):
     @pytest.fixture(scope="class")
     @classmethod
     def root(cls) -> Iterator[Path]:
-        home = Path("/dev/shm")
-        if not home.is_dir():
-            pytest.skip("no /dev/shm here")
-        with tempfile.TemporaryDirectory(dir=home) as directory:
-            yield Path(directory)
+        yield from trees.in_shared_memory()
 
 
 class Mounted(LikenessCases):

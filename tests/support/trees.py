@@ -8,12 +8,23 @@ import random
 import shutil
 import stat
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 RUN_LIMIT_S = 300.0
+
+
+def in_shared_memory() -> Iterator[Path]:
+    """A directory on tmpfs, for a fixture."""
+    home = Path("/dev/shm")
+    if not home.is_dir():
+        pytest.skip("no /dev/shm here")
+    with tempfile.TemporaryDirectory(dir=home) as directory:
+        yield Path(directory)
 
 
 class Entry(NamedTuple):

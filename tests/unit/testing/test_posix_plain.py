@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trees
 
 from fusebackend.testing.posix import Limits, PosixCases
 
@@ -31,8 +31,4 @@ class TestSharedMemory(PosixCases):
     @pytest.fixture(scope="class")
     @classmethod
     def root(cls) -> Iterator[Path]:
-        home = Path("/dev/shm")
-        if not home.is_dir():
-            pytest.skip("no /dev/shm here")
-        with tempfile.TemporaryDirectory(dir=home) as directory:
-            yield Path(directory)
+        yield from trees.in_shared_memory()

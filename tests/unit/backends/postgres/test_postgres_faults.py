@@ -313,7 +313,7 @@ def disk() -> Iterator[Path]:
 @pytest.fixture
 def small_database(server: Server, disk: Path) -> Iterator[str]:
     """Its tables are on the small disk, and the server's log is not: without room for that, no server runs. The server
-    is this module's, for one that can't write what it holds of a database makes and drops no other either."""
+    is this module's: while a server can't write its pages of one database, it can make and drop no other either."""
     server.execute(f"CREATE TABLESPACE small LOCATION '{disk}/space'")
     try:
         server.execute("CREATE DATABASE small TABLESPACE small")

@@ -580,6 +580,7 @@ def test_a_mount_weighs_and_prunes_its_threads_and_says_so_in_its_log(
             (["/threads"], {}, ValueError),
             (["/threads"], {"keep": 1, "older": "30d"}, ValueError),
             (["/threads"], {"keep": 0}, ValueError),
+            (["/threads"], {"keep": -1}, ValueError),
             (["/threads"], {"older": "soon"}, ValueError),
             (["/threads/one/head"], {"keep": 1}, ValueError),
             (["/threads/three"], {"keep": 1}, FileNotFoundError),
