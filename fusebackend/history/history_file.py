@@ -926,18 +926,16 @@ class HistoryFile:
         )
         return bool(rows)
 
-    def later(self, number: int, prefix: AgentPath, path: bytes, *, with_undone: bool = False) -> list[Record]:
+    def later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
         """Return the records of other calls after a record that touch a path of its route, in their order: at it, below
         it, or of a directory above that was made, moved or removed.
 
         An undone change counts as never made: records of undone calls are left out, and so are those of undos that took
-        back this call or later ones. `with_undone` returns these as well.
+        back this call or later ones. `since` has these as well.
         """
         row = next(iter(self._read("SELECT call FROM records WHERE number = ?", (number,))), None)
         call = 0 if row is None else row[0]
         chosen, values = _touching(number, prefix, path)
-        if with_undone:
-            return self._records(f"WHERE number IN ({chosen}) AND call != ? ORDER BY number", (*values, call))
         return self._records(
             f"WHERE number IN ({chosen}) AND call != ? AND {_STANDS.format('?')} ORDER BY number",
             (*values, call, call),
