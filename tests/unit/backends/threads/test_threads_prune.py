@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import graphs
 import msgspec
@@ -660,3 +660,37 @@ def test_a_saver_object_has_no_tables_to_prune(tmp_path: Path) -> None:
     backend = ThreadsBackend.from_saver(InMemorySaver())
     with live(tmp_path, backend) as made, made.connect() as files, pytest.raises(OSError, match="of a saver object"):
         files.weigh_threads("/")
+
+
+JS: Final = Path(threadcases.__file__).parent / "langgraph_js"
+"""Rows of the JavaScript saver, and what LangGraph.js 1.7.3 says of each checkpoint; `make.mjs` has made both."""
+
+
+@pytest.mark.parametrize("keep", [None, 2])
+def test_rows_of_langgraph_js_are_as_it_finds_them_also_when_pruned(tmp_path: Path, keep: int | None) -> None:
+    path = str(tmp_path / "threads.db")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript((JS / "threads.sql").read_text())
+    states = [json.loads(line) for line in (JS / "states.jsonl").read_text().splitlines()]
+    with threadcases.reader("sqlite", path) as backend:
+        b = Bench(None, backend)
+        for name in ("delta", "whole"):
+            expected = {id_: said for thread_id, id_, *said in states if thread_id == name}
+            if keep is not None:
+                with contextlib.closing(backend.volume.tables()) as tables:
+                    whole = plan(tables.outline(name), Keep(keep), time.time_ns() + HOUR_NS).whole
+                    assert prune(tables, name, Keep(keep), now_ns=lambda: time.time_ns() + HOUR_NS).checkpoints > 5
+                backend.volume.follow()
+                expected = {id_: said for id_, said in expected.items() if ("", id_) in whole}
+            found = {}
+            for directory in b.history(f"/{name}"):
+                state = json.loads(b.get(f"{directory}.state.json") or b"")
+                if state["checkpoint_id"] in expected:
+                    files = {path: data.decode() for path, data in b.tree(directory).items()}
+                    talk = [json.loads(line) for line in (b.get(f"{directory}.messages.jsonl") or b"").splitlines()]
+                    said = [[message["type"], message["id"], message["content"]] for message in talk]
+                    found[state["checkpoint_id"]] = [state["next"], files, said]
+            assert found == expected
+            now = json.loads(b.get(f"/{name}/state.json") or b"")
+            assert [asked["value"] for asked in now["interrupts"]] == ["go on?"]
+            assert b.tree(f"/{name}/head") == {path: text.encode() for path, text in expected[max(expected)][1].items()}
