@@ -22,6 +22,7 @@ import threadcases
 from click.testing import CliRunner
 from graphs import say, thread, use, user, write
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -79,17 +80,18 @@ def copy(b: Bench, name: str, twin: str) -> None:
             execute(base.dialect.placeholders(copied), twin=twin, name=name)
 
 
-def seen(graph: Any, name: str, checkpoint: str | None = None) -> Any:
-    """All that LangGraph says of a checkpoint."""
-    config = thread(name) if checkpoint is None else thread(name, checkpoint_ns="", checkpoint_id=checkpoint)
-    state = graph.get_state(config, subgraphs=True)
-    return state.values, state.next, [item.value for item in state.interrupts], state.metadata, state.created_at
+def seen(graph: Any, name: str, checkpoint: str | None = None, namespace: str = "") -> Any:
+    """All that LangGraph says of a checkpoint, and the writes to it."""
+    config = thread(name) if checkpoint is None else thread(name, checkpoint_ns=namespace, checkpoint_id=checkpoint)
+    state, saved = graph.get_state(config, subgraphs=True), graph.checkpointer.get_tuple(config)
+    waiting = [item.value for item in state.interrupts]
+    return state.values, state.next, waiting, state.metadata, state.created_at, saved and saved.pending_writes
 
 
 def check_links(graph: Any, name: str, before: dict[str, Any]) -> None:
     """LangGraph finds of a link what it found before, or nothing, and its metadata names what is lost."""
     for id_ in graphs.checkpoint_ids(graph, thread(name)):
-        values, _, _, metadata, _ = seen(graph, name, id_)
+        values, _, _, metadata, *_ = seen(graph, name, id_)
         lost = metadata.get("pruned", ())
         assert values == {
             channel: type(value)() if channel in lost else value
@@ -99,13 +101,18 @@ def check_links(graph: Any, name: str, before: dict[str, Any]) -> None:
 
 
 def goes_on(graph: Any, name: str) -> Any:
-    """Five more steps, and what they end in. Ids and times differ."""
+    """Five more steps, some of sub-graphs, and what they end in. Ids and times differ."""
+    found = []
     for number in range(5):
+        update = {"files": {f"/{number}": threadcases.record("x")}, "todo": []}
         with contextlib.suppress(RuntimeError):
-            graph.update_state(
-                thread(name), {"files": {f"/{number}": threadcases.record("x")}, "todo": []}, as_node="next"
-            )
-    return graph.get_state(thread(name)).values
+            graph.update_state(thread(name), update, as_node="next")
+        with contextlib.suppress(RuntimeError):
+            graph.invoke({"todo": [[["own", "ask"], ["inherits", {f"/{number}": None}]]]}, thread(name))
+        state = graph.get_state(thread(name), subgraphs=True)
+        inside = [task.state.values for task in state.tasks if task.state is not None]
+        found.append((state.values, state.next, [item.value for item in state.interrupts], inside))
+    return found
 
 
 def history(b: Bench, graph: Any, name: str) -> dict[str, tuple[dict[str, bytes], bytes | None]]:
@@ -134,25 +141,25 @@ def check_kept(before: Any, after: Any, whole: set[tuple[str, str]]) -> int:
 
 @pytest.mark.parametrize("b", threadcases.KINDS, indirect=True)  # a saver of its own has no rows
 @settings(max_examples=amount("FUSEBACKEND_PRUNED_HISTORIES", day=15, night=300))
-@given(deeds=DEEDS)
-def test_what_stays_of_any_history_reads_as_before_and_goes_on(b: Bench, deeds: list[Any]) -> None:
+@given(deeds=DEEDS, keep=st.integers(1, 4))
+def test_what_stays_of_any_history_reads_as_before_and_goes_on(b: Bench, deeds: list[Any], keep: int) -> None:
     name, twin = uuid.uuid4().hex, uuid.uuid4().hex
     *_, graph = after_each(b, name, deeds)
     if not graphs.checkpoint_ids(graph, thread(name)):
         return
     copy(b, name, twin)
-    going = plan(database(b).outline(name), Keep(2), later())
-    whole = [id_ for namespace, id_ in going.whole if namespace == ""]
-    before = {checkpoint: seen(graph, name, checkpoint) for checkpoint in [*whole, None]}
+    going = plan(database(b).outline(name), Keep(keep), later())
+    before = {key: seen(graph, name, key[1], key[0]) for key in [*going.whole, ("", None)]}
     every = {checkpoint: seen(graph, name, checkpoint) for checkpoint in graphs.checkpoint_ids(graph, thread(name))}
     shown = history(b, graph, name)
-    assert pruned(b, name, Keep(2)).checkpoints == going.checkpoints
-    assert set(graphs.checkpoint_ids(graph, thread(name))) == {id_ for _, id_ in {*going.whole, *going.links}}
-    assert {checkpoint: seen(graph, name, checkpoint) for checkpoint in before} == before
+    assert pruned(b, name, Keep(keep)).checkpoints == going.checkpoints
+    left = {id_ for namespace, id_ in {*going.whole, *going.links} if namespace == ""}
+    assert set(graphs.checkpoint_ids(graph, thread(name))) == left
+    assert {key: seen(graph, name, key[1], key[0]) for key in before} == before
     check_links(graph, name, every)
     check_kept(shown, history(b, graph, name), going.whole)
     assert b.tree(f"/{name}/head") == threadcases.shown(graphs.state_at(graph, thread(name)).get("files"))
-    assert pruned(b, name, Keep(2)).checkpoints == 0
+    assert pruned(b, name, Keep(keep)).checkpoints == 0
     assert goes_on(graph, name) == goes_on(graph, twin)
 
 
