@@ -111,7 +111,7 @@ def test_a_request_is_by_its_thread_or_on_behalf_of_the_opener(calls):
     assert current(opener) is current(asked)
     ended = asked._replace(author=calls.author(asked._replace(thread=0)))
     assert current(ended) is not current(asked)
-    session, named = current(asked), calls.name(own.pid, "edit", Actor())
+    session, named = current(asked), calls.name(own.pid, "edit", Actor(), "one")
     assert current(asked) is named
     calls.end(named)
     assert current(asked) is session
