@@ -584,11 +584,6 @@ class DirectoryVolume(NativeVolume):
             _, at = self._places.directory(node)
             return dirfd.open_names(at)
 
-    def names(self, node: int) -> list[bytes]:
-        """All names of a directory, in no order, without looking any of them up."""
-        opened = self.open_directory(node)
-        return [os.fsencode(name) for name in os.listdir(opened.fd)]
-
     def twin(self, other: DirectoryVolume, node: int | None) -> int | None:
         """The number here of the file that is `node` in another volume, None if one of them does not know it."""
         with self.lock:

@@ -17,7 +17,6 @@ from nodes import ME, put, whole
 
 from fusebackend.backends import FilesystemBackend
 from fusebackend.backends.directory import dirfd, nodes
-from fusebackend.backends.directory.dirfd import DescriptorCache
 from fusebackend.backends.directory.volume import LISTINGS, PAGE_ENTRIES, DirectoryVolume
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
@@ -642,10 +641,3 @@ def test_closing_gives_every_descriptor_back(tmp_path):
     assert open_descriptors() == before
     with fails(errno.EBADF):
         volume.lookup(ROOT_NODE, b"d1")
-
-
-def test_the_cache_of_descriptors_follows_the_limit_of_the_process(monkeypatch):
-    monkeypatch.setattr("resource.getrlimit", lambda _: (100, 100))
-    assert DescriptorCache()._limit == 25
-    monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
-    assert DescriptorCache()._limit == 1024

@@ -107,20 +107,6 @@ def test_a_server_that_is_away_is_an_error_within_a_bound(
     volume.release(node, os.O_RDWR)
 
 
-def test_after_a_long_absence_the_server_is_asked_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres, "PATIENCE_S", 0.5)
-    volume = PostgresVolume(server.dsn(), "absence")
-    server.stop()
-    try:
-        for _ in range(3):
-            with pytest.raises(OSError, match="PostgreSQL"):
-                volume.getattr(ROOT_NODE)
-    finally:
-        server.start()
-    eventually(lambda: volume.getattr(ROOT_NODE))
-    eventually(volume.close)
-
-
 def test_a_restart_between_two_operations_is_not_noticed(server: Server, volume: PostgresVolume) -> None:
     """All connections are dead, and nothing has been begun on them: another one will do."""
     node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
