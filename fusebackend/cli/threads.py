@@ -51,7 +51,8 @@ def du(database: str, names: Sequence[str], by: str | None, blobs: str | None, a
     Media that several threads name count for each. What no message names is listed at the end: the thread was pruned,
     or a run is about to name it. It is never deleted here.
     """
-    output, unnamed = Output(), {}
+    output = Output()
+    unnamed: dict[str, int] = {}
     with _opened(database) as opened:
         sizes = weighed(opened, names, by)
         if blobs is not None:
