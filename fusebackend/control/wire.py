@@ -101,10 +101,10 @@ class Incoming(msgspec.Struct):
 class WireError(Exception):
     """A message that can't be taken, as a JSON-RPC error."""
 
-    def __init__(self, code: int, message: str, *, call: CallId = None, data: dict[str, Any] | None = None) -> None:
+    def __init__(self, code: int, message: str, *, call: CallId = None) -> None:
         super().__init__(message)
         self.call = call
-        self.error = ErrorObject(code, message, data)
+        self.error = ErrorObject(code, message)
 
 
 class Closed(ConnectionError):
@@ -180,14 +180,9 @@ def _raw_again(message: dict[str, Any]) -> None:
             message[key] = msgspec.Raw(json.dumps(message[key]).encode("ascii"))
 
 
-def decode_as(kind: Any, found: msgspec.Raw) -> Any:
-    """A part of a message that has been kept as it came."""
-    return _decoder(kind)(found)
-
-
 def convert(found: Any, kind: type[T]) -> T:
     """A part of a message that has been decoded as anything. Raises `msgspec.ValidationError` for another shape."""
-    _decoder(kind)
+    decoder(kind)
     return msgspec.convert(found, kind)
 
 
@@ -195,7 +190,7 @@ _decoders: dict[Any, Decoder] = {}
 _making = threading.Lock()
 
 
-def _decoder(kind: Any) -> Decoder:
+def decoder(kind: Any) -> Decoder:
     """The decoder of a type, made by one thread at a time.
 
     msgspec keeps what it has found out of a class in the class, and there before it is complete: a second thread that
@@ -259,7 +254,7 @@ def parse_params(request: Request, kind: type[Params]) -> Params:
     """Raises `WireError` for parameters that are not the verb's."""
     call = None if request.id is msgspec.UNSET else request.id
     try:
-        found: Params = _decoder(kind)(request.params)
+        found: Params = decoder(kind)(request.params)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         message = f"{request.method}: {error}".replace("`", "'")
         if bytes(request.params).lstrip().startswith(b"["):

@@ -215,22 +215,10 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
         answer = self.client.fetch([path], take)[0]
         _require(path, answer.error)
 
-    def _send(self, path: str, file: IO[bytes]) -> None:
+    def _send(self, path: str, file: IO[bytes], *, if_absent: bool = False) -> None:
         file.seek(0)
-        _require(path, self.client.send(path, _pieces(file)).error)
-
-    def _create(self, path: str, file: IO[bytes]) -> None:
-        """Store a file where nothing is. `write` makes an empty one there or refuses, in one step."""
-        self._require_absent(path)  # a backend with on_exists=replace would not refuse
-        error = self.client.write(path, "").error
-        if error is not None:
-            self._require_absent(path)
-            raise OSError(errno.EIO, error, path)
-        try:
-            self._send(path, file)
-        except BaseException:
-            self.client.delete(path)
-            raise
+        error = self.client.send(path, _pieces(file), if_absent=if_absent).error
+        _require(path, os.strerror(errno.EEXIST) if error == "changed" else error)
 
     def _require_absent(self, path: str) -> None:
         if self.lexists(path):
@@ -248,12 +236,12 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
         self, lpath: Any, rpath: str, callback: Any = DEFAULT_CALLBACK, mode: str = "overwrite", **options: Any
     ) -> None:
         """Send a file of this machine, in one call."""
-        if mode == "create" or os.path.isdir(lpath):
+        if os.path.isdir(lpath):
             super().put_file(lpath, rpath, callback=callback, mode=mode, **options)
             return
         with open(lpath, "rb") as file:
             callback.set_size(os.fstat(file.fileno()).st_size)
-            self._send(self._strip_protocol(rpath), file)
+            self._send(self._strip_protocol(rpath), file, if_absent=mode == "create")
             callback.absolute_update(file.tell())
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
@@ -410,10 +398,8 @@ class _Writing(io.IOBase):
                 file.seek(0)
                 with _naming(self.path):
                     self.fs.client.append(self.path, _pieces(file))
-            elif self.mode == "xb":
-                self.fs._create(self.path, file)
             else:
-                self.fs._send(self.path, file)
+                self.fs._send(self.path, file, if_absent=self.mode == "xb")
 
     def discard(self) -> None:
         """Drop what was written, and what is written until it is closed."""

@@ -296,7 +296,6 @@ async def diff(
     cursor: Cursor = 0,
 ) -> Iterable[str]:
     """Show what a call did, as a git patch."""
-    call = call
     if call is None:
         last = await files.alog(limit=1)
         if not last:

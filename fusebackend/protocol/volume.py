@@ -557,11 +557,11 @@ class Volume(abc.ABC):
         """
         return lambda: None
 
-    def observe(self, callback: Callable[[Sequence[Change]], Callable[[], None]]) -> Callable[[], None]:
+    def observe(self, callback: Observer) -> Callable[[], None]:
         """Call `callback` with changes of paths not made through the kernel face; returns the function that ends that.
 
-        Called with the lock held, so in the order of the changes; it must not wait. The function that it returns is
-        called after the subscribers, with no lock held: from then on both faces show the change.
+        Called with the lock held, so in the order of the changes; it must not wait. The function that it returns, if
+        any, is called after the subscribers, with no lock held: from then on both faces show the change.
         """
         return lambda: None
 
@@ -594,7 +594,7 @@ def unsupported(what: str) -> OSError:
 # A volume that reports changes by its agent face and by others to caches and watchers.
 
 
-Observer: TypeAlias = Callable[[Sequence[Change]], Callable[[], None]]
+Observer: TypeAlias = Callable[[Sequence[Change]], Callable[[], None] | None]
 """See `Volume.observe`."""
 
 Guard: TypeAlias = Callable[[int], Callable[[], None]]

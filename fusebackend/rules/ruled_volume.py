@@ -673,9 +673,9 @@ class RuledVolume(NativeVolume):
     # -- changes, which the volume below reports ---------------------------------------------------------------
 
     def observe(self, callback: Observer) -> Callable[[], None]:
-        def visible(changes: Sequence[Change]) -> Callable[[], None]:
+        def visible(changes: Sequence[Change]) -> Callable[[], None] | None:
             seen = [shown for change in changes for shown in self._visible(change)]
-            return callback(seen) if seen else lambda: None
+            return callback(seen) if seen else None
 
         return self.below.observe(visible if self.view.hides else callback)
 

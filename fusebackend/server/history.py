@@ -166,7 +166,7 @@ class MountHistory:
             OSError: ENOENT, there is no such call, or it has not changed one of the paths.
         """
         found = self.call(call)
-        before, after = sides(self._file.records(found.number), Past(self._everywhere, self._later, self._source))
+        before, after = sides(self._file.records(found.number), Past(self._everywhere, self._file.since, self._source))
         inner = [os.fsencode(paths.normalise(each)).strip(b"/") for each in given] or [b""]
         try:
             result = differences(before, after, inner)
@@ -265,9 +265,6 @@ class MountHistory:
     def verify(self) -> VerifyResult:
         """Check that the history is as it was written."""
         return self._file.verify()
-
-    def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
-        return self._file.later(number, prefix, path, with_undone=True)
 
     def _source(self, record: Record) -> ImageSource:
         """Return the bytes of a record's image. Raises OSError."""

@@ -16,8 +16,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fusebackend.base.durable import put_in_place
 from fusebackend.base.paths import ROOT, AgentPath, to_text
@@ -30,6 +30,9 @@ from fusebackend.trees.lower_tree import LowerTree
 from fusebackend.trees.refs import Ref, Refs, Taken, nanoseconds
 from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name
 from fusebackend.volumes.native import NativeVolume
+
+if TYPE_CHECKING:
+    from fusebackend.trees.restore import Restores
 
 log = logging.getLogger(__name__)
 
@@ -69,23 +72,6 @@ MAX_BRANCHES: Final = 256
 """Each has a connection, a thread, and some MiB of caches."""
 
 
-class EarlierStates(Protocol):
-    """What knows states before the present: `MountedBackend`."""
-
-    @property
-    def is_kept(self) -> bool:
-        """True if there is a history."""
-
-    def began_ns(self, call: str) -> int:
-        """Return when a call began. OSError: there is none of that name, or no history."""
-
-    def branch_of(self, call: str) -> str | None:
-        """Return the branch whose state the one before a call is; None for that of the mount."""
-
-    def put_back(self, ref: Ref, prefixes: Collection[AgentPath], base: BranchVolume) -> None:
-        """Make routes of a branch's base what they were in a state. See `Restores.put_back`."""
-
-
 class Shown(Protocol):
     """A directory that shows volumes: `RoutesDirectory` in `vfs/mounted_tree.py`."""
 
@@ -119,7 +105,7 @@ class Branches:
         self._open: dict[str, BranchVolume] = {}
         self._broken: dict[str, str] = {}
         self._needs: dict[str, frozenset[str]] = {}  # branch → the snapshots below it
-        self.past: EarlierStates | None = None
+        self.past: Restores | None = None
         """Knows states before the present; None while nothing does."""
         self.compare: Callable[[str], tuple[int, int]] | None = None
         """Returns how many files of a branch have changed in the mount as well, and how many changes a merge would

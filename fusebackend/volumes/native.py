@@ -198,7 +198,8 @@ class NativeVolume(ObservableVolume):
         if seen and not _silent.get():
             for observer in tuple(self._observers):
                 try:
-                    answers.callback(observer(seen))
+                    if (shown := observer(seen)) is not None:
+                        answers.callback(shown)
                 except Exception:  # as in `tell`
                     log.exception("an observer failed on %r", seen[:3])
         return answers.close

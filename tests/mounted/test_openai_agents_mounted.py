@@ -1,4 +1,4 @@
-"""An agent of OpenAI's SDK on a mount: the log knows its calls, commands see its files, a view holds."""
+"""An agent of OpenAI's SDK on a mount: the log knows its calls, and commands see its files."""
 
 from __future__ import annotations
 
@@ -28,21 +28,11 @@ from openai.types.responses import (
 
 from fusebackend.integrations.openai_agents import file_tools, patch_tool, shell_tool
 
-VIEW = """\
-[views.reader]
-rules = [
-    { operations = ["read", "write"], paths = ["/secret", "/secret/**"], mode = "hide" },
-    { operations = ["write"], paths = ["/fixed", "/fixed/**"], mode = "deny" },
-]
-"""
-
 
 @pytest.fixture(scope="module")
 def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
     set_trace_processors([])  # else a thread would send them to OpenAI
-    directory = tmp_path_factory.mktemp("openai")
-    (directory / "mount.toml").write_text(VIEW)
-    with mounts.mounted(directory / "mnt", "memory:", config=directory / "mount.toml") as server:
+    with mounts.mounted(tmp_path_factory.mktemp("openai") / "mnt", "memory:") as server:
         yield server
 
 

@@ -103,6 +103,26 @@ def has(program: str) -> bool:
     return subprocess.run(["sh", "-c", f"command -v {program}"], capture_output=True).returncode == 0
 
 
+def test_du_and_ls_say_what_a_thread_takes_in_the_database(database: Database, serve: Serve, tmp_path: Path) -> None:
+    """And a file with one block is no hole for `tar --sparse`."""
+    url, saver = database
+    with saver() as opened:
+        threadcases.a_subagent(opened)
+    (weighed,) = json.loads(run(sys.executable, "-m", "fusebackend", "threads", "du", url, "--json"))
+    root = serve("memory:", routes={"/threads/": url}).path / "threads" / "a_subagent"
+    blocks = -(-weighed["bytes"] // 512)
+    files = [path for path in root.rglob("*") if path.is_file() and path.name != "space.tsv"]
+    long = [path for path in files if path.stat().st_size >= 512]
+    total = run("ls", "-s", "--block-size=512", root).splitlines()[0]
+    assert total == f"total {blocks + sum(path.parent == root for path in long)}"
+    assert run("du", "-s", "--block-size=512", root).split()[0] == str(blocks + len(long))
+    archive, copy = tmp_path / "sparse.tar", tmp_path / "copy"
+    copy.mkdir()
+    run("tar", "--sparse", "-C", root, "-cf", archive, ".")
+    run("tar", "-C", copy, "-xf", archive)
+    assert below(copy) == below(root)
+
+
 def test_rmdir_deletes_where_that_is_allowed(tmp_path: Path, serve: Serve) -> None:
     with graphs.sqlite_saver(tmp_path / "threads.db") as saver:
         for name in ("gone", "old"):

@@ -30,10 +30,8 @@ from fusebackend.protocol import ExecuteResponse
 REQUEST_TIMEOUT_S = 60
 """For one request; a pull and an attached socket are not limited by it."""
 
-POOLS = 256
-"""The SDK keeps a pool of connections for each URL, 25 pools by default, and each command has URLs of its own. It
-closes the least recently used pool, and a request under way over that one ends with an AttributeError (urllib3's
-`_put_conn`): a hundred searches at once closed a pool in use."""
+CONNECTIONS = 64
+"""Kept to the engine at most; one more is closed after its request."""
 
 
 def connect(base_url: str | None = None) -> Any:
@@ -51,13 +49,29 @@ def connect(base_url: str | None = None) -> Any:
     _require_socket(where)
     with engine_errors(where):
         named = docker.utils.kwargs_from_env() if base_url is None else {"base_url": base_url}
-        client = docker.DockerClient(timeout=REQUEST_TIMEOUT_S, num_pools=POOLS, **named)
+        client = docker.DockerClient(timeout=REQUEST_TIMEOUT_S, max_pool_size=CONNECTIONS, **named)
         try:
+            _share_connections(client.api)
             client.ping()
         except BaseException:
             client.close()
             raise
     return client
+
+
+def _share_connections(api: Any) -> None:
+    """Have all requests over a Unix socket use one pool of connections.
+
+    The SDK keeps a pool for each URL, and each command has URLs of its own. Of more than 25 (`num_pools` is ignored but
+    for SSH) it closes the one that was used least recently, and a request that is under way over it may end with an
+    AttributeError (`_put_conn` of urllib3): fifty searches at once were enough.
+    """
+    from docker.transport import UnixHTTPAdapter  # type: ignore[import-untyped]
+
+    adapter = api.get_adapter(api.base_url)
+    if isinstance(adapter, UnixHTTPAdapter):
+        one = adapter.get_connection(api.base_url)
+        adapter.get_connection = lambda url, proxies=None: one
 
 
 def _require_socket(url: str) -> None:

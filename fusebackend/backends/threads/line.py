@@ -55,6 +55,7 @@ from fusebackend.backends.threads.nodes import (
     TextFile,
     TreeDifference,
 )
+from fusebackend.backends.threads.overview import Space
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
@@ -147,7 +148,7 @@ class Line:
         self.shared = shared
         self._talk: MessageIndex | None = None
         self._index: LineIndex | None = None
-        self._space = (-1, b"")  # a version, and `space.tsv` then
+        self._space = (-1, Space(b"", 0))  # a version, and what was weighed then
         self._talked, self._indexed = -1, -1  # the versions that these have seen
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
         self._directory = directory
@@ -248,17 +249,23 @@ class Line:
     # -- documents ---------------------------------------------------------------------------------------------
 
     def _document(
-        self, kind: type[Document], size: Callable[[], int], make: Callable[[], bytes], *, repeats: bool = False
+        self,
+        kind: type[Document],
+        size: Callable[[], int],
+        make: Callable[[], bytes],
+        *,
+        repeats: bool = False,
+        stored_bytes: Callable[[], int] = lambda: 0,
     ) -> Document:
         """A document whose size is worked out once for each version of the line."""
-        measured = (-1, 0)  # a version, and the size then
+        measured = (-1, Look(0, 0))  # a version, and the attributes then
 
         def look() -> Look:
             nonlocal measured
             self.fresh()
             if measured[0] != self.version:
-                measured = self.version, size()
-            return Look(measured[1], self.time_ns)
+                measured = self.version, Look(size(), self.time_ns, stored_bytes())
+            return measured[1]
 
         return kind(self.nodes, look, make, repeats=repeats)
 
@@ -278,7 +285,13 @@ class Line:
             ),
         }
         if not self.lineage.place.namespace:
-            made[SPACE] = self._document(Rewritten, lambda: len(self._space_now()), self._space_now, repeats=True)
+            made[SPACE] = self._document(
+                Rewritten,
+                lambda: len(self._space_now().tsv),
+                lambda: self._space_now().tsv,
+                repeats=True,
+                stored_bytes=lambda: self._space_now().bytes,
+            )
         return made
 
     def _page(
@@ -301,10 +314,10 @@ class Line:
         self.fresh()
         return documents.state_now(self.lineage)
 
-    def _space_now(self) -> bytes:
+    def _space_now(self) -> Space:
         self.fresh()
         if self._space[0] != self.version:
-            self._space = self.version, overview.space_tsv(self.lineage)
+            self._space = self.version, overview.weighed(self.lineage)
         return self._space[1]
 
     def _readme(self, index: LineIndex) -> bytes:

@@ -28,6 +28,7 @@ from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.head import HeadFiles
 from fusebackend.backends.threads.line import HEAD, Checkpoint, Head, Line
+from fusebackend.backends.threads.nodes import blocks_of
 from fusebackend.backends.threads.prune import remove
 from fusebackend.backends.threads.tree import LineDirectory, ThreadDirectory, Tree
 from fusebackend.base import errors, heap, paths, waiting
@@ -394,7 +395,7 @@ class WritableHead:
             uid=attr.uid,
             gid=attr.gid,
             size=attr.size,
-            blocks=attr.blocks,
+            blocks=0 if attr.is_dir else blocks_of(attr.size),
             atime_ns=attr.atime_ns,
             mtime_ns=attr.mtime_ns,
             ctime_ns=attr.ctime_ns,

@@ -254,12 +254,12 @@ class Client(MountProtocol):
         except Failures as error:
             return [FileUploadResponse(item["path"], str(error)) for item in batch]
 
-    def send(self, path: str, pieces: Iterable[bytes]) -> FileUploadResponse:
+    def send(self, path: str, pieces: Iterable[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file that comes in pieces, each taken when the one before it is sent.
 
         They go over one connection: staged content belongs to it. The file changes when all of them have arrived.
         """
-        return finished(self._now._send(path, pieces))
+        return finished(self._now._send(path, pieces, **when))
 
     async def _send(self, path: str, pieces: Iterable[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         def params(token: str) -> Mapping[str, Any]:

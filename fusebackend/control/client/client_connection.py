@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
@@ -117,7 +118,7 @@ class Connection:
         self._process = os.getpid()
         self._ids = itertools.count(1)
         self._stream = stream
-        self._lines = MessageLines(self._received, MAX_ANSWER_BYTES)
+        self._lines = MessageLines(partial(stream.recv, wire.RECEIVE_BYTES, socket.MSG_DONTWAIT), MAX_ANSWER_BYTES)
 
     @classmethod
     async def made(
@@ -262,9 +263,6 @@ class Connection:
             raise self._strange(error) from None
         return message
 
-    def _received(self) -> bytes:
-        return self._stream.recv(wire.RECEIVE_BYTES, socket.MSG_DONTWAIT)
-
     def result(self, kind: type[T], message: Incoming) -> T:
         """Return the result in an answer, as `kind`; raise its error."""
         if message.error is not None:
@@ -276,7 +274,7 @@ class Connection:
         if message.result is msgspec.UNSET:
             raise self._strange("no result")
         try:
-            result: T = wire.decode_as(kind, message.result)
+            result: T = wire.decoder(kind)(message.result)
         except msgspec.DecodeError as error:
             raise self._strange(error) from None
         return result

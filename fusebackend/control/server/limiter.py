@@ -25,7 +25,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fusebackend.control.limits import (
@@ -108,10 +108,10 @@ class LimitedClient:
 
 
 class Place:
-    """A place, which a call has until the end of a block, or from `Limiter.take` to `leave`.
+    """A place, which a call has until the end of `Limiter.at_work`, or from `take` to `leave`.
 
     Attributes:
-        next: the kind that it is of from the beginning of a block.
+        next: the kind that it is of in the block of `at_work`.
 
     Args:
         stands_still: called while others wait. It returns True when this has ended, to make room.
@@ -130,12 +130,6 @@ class Place:
         self._limiter = limiter
         self.thread = 0
         self._worked_s = 0.0
-
-    def __enter__(self) -> None:
-        self._limiter.go_on(self)
-
-    def __exit__(self, *exception: object) -> None:
-        self._limiter.leave(self)
 
     def rest(self) -> None:
         """Let others go first, if any wait and this has worked for a while. No lock may be held.
@@ -197,21 +191,27 @@ class Limiter:
                 self.queues[kind].remove(place)
                 raise NoRoom(f"too many {kind.what} are under way; try again")
 
-    def go_on(self, place: Place) -> None:
-        """Have a call go on in a place of the next kind; where it has to wait for that, it leaves the one it has."""
+    @contextlib.contextmanager
+    def at_work(self, place: Place) -> Iterator[None]:
+        """Have a call go on in a place of the next kind, for the length of a block; where it has to wait for that, it
+        leaves the one it has."""
         kind = place.next
         with self._guard:
             has = place in self.taken[place.kind]
-            if has and kind is place.kind:
-                return
-            if has and kind.works and self.left[kind] > 0:  # in the same thread, so its time is counted on
+            stays = has and kind is place.kind
+            if has and not stays and kind.works and self.left[kind] > 0:  # in the same thread: its time is counted on
                 self._remove(place)
                 place.kind = kind
                 self._add(place)
-                return
-        self.leave(place)
-        place.kind = kind
-        self.take(place)
+                stays = True
+        if not stays:
+            self.leave(place)
+            place.kind = kind
+            self.take(place)
+        try:
+            yield
+        finally:
+            self.leave(place)
 
     def leave(self, place: Place) -> None:
         """More than once does no harm."""

@@ -481,9 +481,10 @@ class RunningCall:
     def carry_out(self) -> bool:
         """Run the verb, and send the answer. Returns False when the client is gone."""
         answer: bytes | bytearray = b""
+        at_work = self.connection.server.limiter.at_work(self.place)
         try:
             try:
-                with self.place, budget.limited(None, cancelled=self.cancelled, host=self), acting(self._actor):
+                with at_work, budget.limited(None, cancelled=self.cancelled, host=self), acting(self._actor):
                     if self.verb.changes and self.connection.server.read_only:
                         raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
                     result = self.verb.run(self, self._params)

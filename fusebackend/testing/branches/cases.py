@@ -16,12 +16,13 @@ import pytest
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, MergeResult, SnapshotVolume, Volume
 from fusebackend.testing.branches.branched import Branched
-from fusebackend.testing.branches.by_path import (
+from fusebackend.testing.by_path import (
     at,
     chmod,
     content,
     link,
     mkdir,
+    overwrite,
     place,
     remove,
     rename,
@@ -32,7 +33,7 @@ from fusebackend.testing.branches.by_path import (
 )
 from fusebackend.testing.posix.case import refused
 from fusebackend.testing.snapshots.copy import Copied, but_atimes, copy_of, read_once
-from fusebackend.testing.snapshots.scene import make_scene, overwrite, wreck_scene
+from fusebackend.testing.snapshots.scene import make_scene, wreck_scene
 from fusebackend.trees.branch_volume import BranchVolume
 
 LARGE = bytes(range(256)) * 800

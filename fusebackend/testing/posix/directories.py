@@ -71,11 +71,6 @@ class Listing:
 
 
 class DirectoryCases(Case):
-    def test_a_new_directory_is_empty(self, d: Path) -> None:
-        assert os.listdir(d) == []
-        with Listing(d) as listing:
-            assert listing.next() is None
-
     def test_entries_carry_type_and_inode(self, d: Path, file: Path) -> None:
         (d / "dir").mkdir()
         with os.scandir(d) as entries:

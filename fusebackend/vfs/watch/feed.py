@@ -312,15 +312,17 @@ class ChangeFeed:
         else:
             kernel.invalidate_entry(inode, NO_NAME)  # does nothing, as soon as it has the directory's lock
 
-    def _changed_by_others(self, routes: list[Route], changes: Sequence[Change]) -> Callable[[], None]:
+    def _changed_by_others(self, routes: list[Route], changes: Sequence[Change]) -> Callable[[], None] | None:
         """Queue changes that an agent, or another host, has made to the volume of these routes."""
-        watches = self._watches
-        gate = ChangeGate(watches)
         for change in changes:
             if change.moved_from is not None:
                 self._names.adopt(routes, change.node, change.moved_from, change.path)
-            if watches:
-                self._emit(routes, change, change.source, watches, gate)
+        watches = self._watches
+        if not watches:
+            return None
+        gate = ChangeGate(watches)
+        for change in changes:
+            self._emit(routes, change, change.source, watches, gate)
         return gate.open
 
     def _emit(

@@ -806,7 +806,7 @@ for number in range(50):
 
     def read():
         barrier.wait()
-        found.append(wire.decode_as(kind, msgspec.Raw(b'{"field29": [{"field9": 1}]}')).field29[0].field9)
+        found.append(wire.decoder(kind)(msgspec.Raw(b'{"field29": [{"field9": 1}]}')).field29[0].field9)
         found.append(wire.convert({"field29": [{"field9": 1}]}, kind).field29[0].field9)
 
     threads = [threading.Thread(target=read) for _ in range(4)]

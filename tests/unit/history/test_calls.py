@@ -172,10 +172,9 @@ def test_a_named_call_has_a_process_and_its_descendants(calls, history):
         number = changed(calls, call)
         inner = calls.name(child.pid, "Bash test", Actor(call="toolu_4"))
         assert calls.of_process(below, 5) is inner
-        assert calls.end_named("toolu_4")
+        calls.end(inner)
         assert calls.of_process(below, 5) is call
-        assert calls.end_named(f"c{number}")
-        assert not calls.end_named(f"c{number}")
+        calls.end(call)
         assert calls.of_process(below, 5) is not call
         assert history.call(number).actor.agent == "claude"
     finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import threading
 import time
 
@@ -68,7 +70,10 @@ def test_with_one_the_kernels_changes_are_recorded_in_every_tree(recording, file
 
 
 def test_a_volumes_commit_comes_after_the_records(recording, backend):
-    assert backend.volume.before_commit == recording.history.flush
+    recording.recorder.add(recording.calls.current(), ROOT, "create", b"/file")
+    backend.volume.before_commit()
+    with contextlib.closing(sqlite3.connect(recording.history.path)) as other:
+        assert other.execute("SELECT count(*) FROM events WHERE event = 'change'").fetchone() == (1,)
     recording.close()
     assert backend.volume.before_commit is None
     assert not recording.is_open

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import time
 from functools import partial
@@ -14,6 +16,7 @@ from for_each import for_each
 from together import beside, together
 
 from fusebackend.backends import CompositeBackend, DockerBackend, InMemoryBackend
+from fusebackend.backends.sandbox.docker_exec import connect, engine_errors
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +140,16 @@ def test_commands_and_verbs_at_the_same_time(backend):
             assert backend.write(f"/{number}.txt", "x").error is None
     assert results == {number: f"{number}\n" for number in range(4)}
     assert backend.execute("rm *.txt; ls").output == "<no output>"
+
+
+def test_all_requests_share_their_connections(docker_engine):
+    """The SDK's own pools, one for each URL, hold one each, and are closed while they are in use."""
+    with contextlib.closing(connect(docker_engine.url)) as client:
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(20):
+            with pytest.raises(FileNotFoundError), engine_errors():
+                client.api.inspect_container(f"none-{number}")
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
 def test_scripts_leave_no_trace_in_the_environment(backend):
