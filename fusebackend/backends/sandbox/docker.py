@@ -10,11 +10,11 @@ opens a `docker:` backend on this machine. A container that runs already is neve
 servers may share it.
 
 Commands and file verbs are each an `exec` of the engine (`docker_exec.py`), some seventy milliseconds, and several run
-at a time where they are asked for at the same time. Large files come by an `exec`, too, and go by the engine's archive
-calls, which take many at once. When a container is gone, stopped or paused, or the engine is, a verb says so in one
-line, and the next one tries again.
+at a time where they are asked for at the same time. Large files come and go by an `exec`, too, not by the engine's
+archives, which do not see what is mounted in the container. When a container is gone, stopped or paused, or the engine
+is, a verb says so in one line, and the next one tries again.
 
-The image needs `sh` and the usual tools, GNU's or busybox's, see `BaseSandbox`.
+The image needs `sh` and the usual tools, GNU's or busybox's, see `BaseSandbox`, and their dd.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from fusebackend.backends.sandbox import docker_exec
 from fusebackend.backends.sandbox.base import BaseSandbox
-from fusebackend.backends.sandbox.docker_container import DockerContainer, put_files
+from fusebackend.backends.sandbox.docker_container import DockerContainer
 from fusebackend.backends.sandbox.docker_exec import connect, engine_errors
 from fusebackend.backends.sandbox.scripts import Script, failure, status_of
 from fusebackend.base import budget, paths
@@ -217,16 +217,10 @@ class DockerBackend(BaseSandbox):
         return answer
 
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
-        uid, gid = map(int, self.ask(Script().call("fb_owner"), self.script_timeout_s).split()[:2])
-        container = self.container.running()
         try:
-            put_files(self.container.api, container, files, (uid, gid))
+            docker_exec.send_to(self.container.api, self.container.running(), files)
         except OSError as error:
             raise self.container.lost(error) from error
-        arrived = self.statuses(Script().call("fb_arrived", *(path for path, _ in files)))
-        for (path, data), status in zip(files, arrived, strict=True):
-            if status != "ok":  # the engine has put it underneath what is mounted there
-                docker_exec.send_to(self.container.api, container, path, data)
 
     def fetch(self, path: str) -> bytes:
         try:

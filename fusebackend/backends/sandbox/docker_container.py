@@ -12,16 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import logging
 import os
-import tarfile
-import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Mapping
 from typing import Any
 
 from fusebackend.backends.sandbox.docker_exec import ask, connect, engine_errors
@@ -276,39 +271,6 @@ def remove_left(client: Any) -> None:
                     client.api.remove_container(container["Id"], force=True, v=True)
             except OSError as error:
                 log.info("container %s: %s", container["Id"][:12], error.strerror)
-
-
-# -- files -----------------------------------------------------------------------------------------------------
-#
-# Many files go into a container by one archive. The engine sees the container's layers and volumes, but no file system
-# that is mounted only inside of it (a tmpfs), so after `put_files` the file must be checked.
-
-FILE_MODE = 0o644
-
-MEMORY_BYTES = 8 << 20
-"""A larger archive is put together on the disk."""
-
-
-def put_files(api: Any, container: str, files: Iterable[tuple[str, bytes]], owner: tuple[int, int]) -> None:
-    """Put files at absolute paths in existing directories, one request for each directory. OSError."""
-    split = sorted((*path.rpartition("/")[::2], data) for path, data in files)
-    for directory, group in groupby(split, itemgetter(0)):
-        with tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES) as file:
-            with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape") as archive:
-                for _, name, data in group:
-                    archive.addfile(_member(name, len(data), owner), io.BytesIO(data))
-            file.seek(0)
-            with engine_errors():
-                api.put_archive(container, directory or "/", file)
-
-
-def _member(name: str, size: int, owner: tuple[int, int]) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.size = size
-    member.mode = FILE_MODE
-    member.uid, member.gid = owner
-    member.mtime = int(time.time())
-    return member
 
 
 # -- owners ---------------------------------------------------------------------------------------------------

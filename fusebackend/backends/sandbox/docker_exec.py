@@ -18,7 +18,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -411,20 +411,44 @@ def kill_script(process: str) -> Script:
     return Script().call("fb_kill", process)
 
 
-TAKE: Final = 'cat >"$1" && echo ok || cat >/dev/null'
-"""Write what is read to a file; and read on where that fails, for its sender waits until it is read."""
+TAKE: Final = """
+while [ $# -gt 1 ]; do
+  fb_w=$(dd bs=$2 count=$3 iflag=fullblock of="$1" 2>&1) || { echo "$fb_w"; exec cat >/dev/null; }
+  shift 3
+done
+cat >"$1" && echo ok || cat >/dev/null
+"""
+"""Write what is read to files, each with its size and whether it has any bytes, and the last one without; and read on
+where that fails, for its sender waits until all is read."""
+
+TOGETHER_BYTES = 8 << 20
+"""Larger files are each sent by themselves: dd holds a file in memory, cat does not."""
 
 
-def send_to(api: Any, container: str, path: str, data: bytes) -> None:
-    """Write a file through a command: where the engine's archives do not reach. OSError."""
-    with DockerExec(api, container, ["sh", "-c", TAKE, "sh", path]) as made:
-        made.send(data, SEND_S)
-        said = b""
+def send_to(api: Any, container: str, files: Sequence[tuple[str, bytes]]) -> None:
+    """Write files, as commands see them: also in what is mounted in the container. OSError."""
+    small: list[tuple[str, bytes]] = []
+    for path, data in files:
+        if len(data) > TOGETHER_BYTES:
+            _send(api, container, [(path, data)])
+        else:
+            small.append((path, data))
+    if small:
+        _send(api, container, small)
+
+
+def _send(api: Any, container: str, files: Sequence[tuple[str, bytes]]) -> None:
+    words: list[str] = []
+    for path, data in files[:-1]:
+        words += [path, str(len(data) or 1), "1" if data else "0"]  # dd wants a size above 0
+    said = b""
+    with DockerExec(api, container, ["sh", "-c", TAKE, "sh", *words, files[-1][0]]) as made:
+        made.send(b"".join(data for _, data in files), SEND_S)
         while piece := made.receive(time.monotonic() + SEND_S)[1]:
             said += piece
     if said != b"ok\n":
-        words = said.decode("utf-8", "replace").strip().partition("\n")[0]
-        raise failure(f"! {words or 'the file was not taken'}")
+        reason = said.decode("utf-8", "replace").strip().partition("\n")[0]
+        raise failure(f"! {reason or 'the file was not taken'}")
 
 
 GIVE: Final = 'if [ -f "$1" ]; then cat "$1" && echo ok >&2; else echo n >&2; fi'

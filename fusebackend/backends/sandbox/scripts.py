@@ -193,11 +193,6 @@ fb_real() {
   done
 }
 
-# Who this shell is: the numbers of its user and its group.
-fb_owner() {
-  while read -r fb_k fb_v fb_a; do case $fb_k in Uid: | Gid:) echo "$fb_v" ;; esac; done </proc/self/status
-}
-
 # A name for the file to come, beside it, or elsewhere where only the file itself may be written.
 fb_temporary() {
   fb_d=${fb_p%/*}
