@@ -17,6 +17,7 @@ import errno
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -102,6 +103,7 @@ class Calls:
         self._named: dict[tuple[int, int], list[OpenCall]] = {}  # (pid, began) → calls named for it, the newest last
         self._found: dict[tuple[int, int], OpenCall | None] = {}  # process → the named call it belongs to, cached
         self._late: list[OpenCall] = []  # with a first change after their end
+        self._running: Counter[OpenCall] = Counter()  # blocks of `inside` that have not ended, but for commands
         self.opened = threading.Event()
         """Set while there may be calls for `end_quiet`."""
 
@@ -195,8 +197,10 @@ class Calls:
             yield outer
             return
         call = self._tool(who, title) if who.call and not own else OpenCall(kind, title, who, undoes)
+        counted = kind != "command"  # its processes change nothing any more once the mount is gone
         with self._guard:
             call.users += 1
+            self._running[call] += counted
         token = _inside.set(call)
         try:
             yield call
@@ -204,6 +208,9 @@ class Calls:
             _inside.reset(token)
             with self._guard:
                 call.users -= 1
+                self._running[call] -= counted
+                if not self._running[call]:
+                    del self._running[call]
                 call.last_s = self._now_s()
             if call.kind != "tool":
                 self.end(call)
@@ -314,6 +321,11 @@ class Calls:
             found = [*self._sessions.values(), *self._tools.values(), *self._by_namespace.values()]
             found += [*self._by_session.values(), *(call for calls in self._named.values() for call in calls)]
         return [call for call in dict.fromkeys(found) if call.number and not call.ended]
+
+    def running(self) -> list[OpenCall]:
+        """Return the calls that are making something in this process, but for commands."""
+        with self._guard:
+            return list(self._running)
 
     def end_quiet(self) -> None:
         """End the calls of process sessions and of tools that were quiet for long enough. Called now and then."""
