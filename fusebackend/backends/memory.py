@@ -26,7 +26,7 @@ from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Scheme
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.chunks import Chunk, allocated_blocks
 from fusebackend.volumes.frozen import FrozenTree
-from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume
+from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume, is_access_noted
 from fusebackend.volumes.quota import Limits, Quota
 from fusebackend.volumes.storage import Inode
 
@@ -40,54 +40,33 @@ Bytes = dict[int, bytes]
 
 
 class EarlierValues(Generic[T]):
-    """Earlier values of a table: one for each node and snapshot, where the table has another one by now.
+    """Earlier values of a table: of each node those that snapshots have, and the table has no more.
 
     A value that is kept after a snapshot serves the earlier ones too, back to the last one with a value of its own.
-    Rules change a value where it is, and say so afterwards. So it is copied when it is first touched after a snapshot,
-    and the copy is kept once it is known to differ; what was only read leaves nothing behind at the next snapshot.
 
-    Attributes:
-        done: nodes of which nothing need be kept for the newest snapshot any more, new ones among them.
-        touched: copies of values that are still what they were.
+    Args:
+        copy: returns a copy of the value that a node has now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, copy: Callable[[int], T]) -> None:
+        self._copy = copy
         self._values: dict[int, list[tuple[int, T]]] = {}  # by node: number of a snapshot, value; ascending
-        self._nodes: dict[int, set[int]] = {}  # by number of a snapshot
-        self._newest = 0
-        self.done: set[int] = set()
-        self.touched: dict[int, T] = {}
+        self._newest = self._first_new = 0
 
-    def begin(self, number: int) -> None:
-        """A snapshot with a higher number is taken."""
-        self._newest = number
-        self.done = self._nodes[number] = set()
-        self.touched = {}
+    def begin(self, newest: int, first_new: int) -> None:
+        """From now on this is the newest snapshot, 0 for none; nodes from `first_new` on are not in it."""
+        self._newest, self._first_new = newest, first_new
 
-    def changed(self, node: int) -> None:
-        """Keep the copy of a value that has changed, if there is one."""
-        value = self.touched.pop(node, None)
-        if value is not None:
-            self.keep(node, value)
-
-    def keep(self, node: int, value: T) -> None:
-        """Keep the value that a node has had since the newest snapshot."""
-        self._values.setdefault(node, []).append((self._newest, value))
-        self.done.add(node)
+    def keep(self, node: int) -> None:
+        """A node's value is about to change: keep it, unless that was done since the newest snapshot."""
+        if node < self._first_new:
+            values = self._values.setdefault(node, [])
+            if not values or values[-1][0] != self._newest:
+                values.append((self._newest, self._copy(node)))
 
     def values(self) -> Iterator[tuple[int, T]]:
         """Every value that is kept, with the number of the newest snapshot that has it."""
         return itertools.chain.from_iterable(self._values.values())
-
-    def replace(self, node: int, value: T) -> None:
-        """Have the newest snapshot keep this value, unless it has another one than the table already."""
-        self.touched.pop(node, None)
-        if node not in self.done:
-            self.keep(node, value)
-
-    def of(self, node: int) -> Sequence[tuple[int, T]]:
-        """The values of a node."""
-        return self._values.get(node, ())
 
     def map(self, change: Callable[[int, T], T]) -> None:
         """Give each value another one."""
@@ -100,23 +79,18 @@ class EarlierValues(Generic[T]):
         place = bisect.bisect_left(values, number, key=lambda kept: kept[0])
         return values[place][1] if place < len(values) else None
 
-    def drop(self, number: int, before: int) -> None:
+    def drop(self, number: int, before: int, first_new: int) -> None:
         """Drop a snapshot. The one before it, if that is not 0, takes over the values that it has none for."""
-        for node in self._nodes.pop(number):
-            values = self._values.get(node, [])
+        for node, values in list(self._values.items()):
             place = bisect.bisect_left(values, number, key=lambda kept: kept[0])
-            has_value = place < len(values) and values[place][0] == number
-            if before and node not in self._nodes[before]:
-                self._nodes[before].add(node)
-                if has_value:
-                    values[place] = (before, values[place][1])
-            elif has_value:
+            if place == len(values) or values[place][0] != number:
+                continue
+            if node < first_new and (place == 0 or values[place - 1][0] < before):
+                values[place] = (before, values[place][1])
+            elif len(values) > 1:
                 del values[place]
-                if not values:
-                    del self._values[node]
-        if number == self._newest:
-            self.touched = {}
-            self._newest, self.done = before, self._nodes[before] if before else set()
+            else:
+                del self._values[node]
 
 
 class InMemoryVolume(TreeVolume, SnapshotVolume):
@@ -137,9 +111,9 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
         self._taken = 0  # snapshots, ever
         self._newest_ns = 0  # the time of the newest
         self._unsnapped = True  # something has changed since
-        self._old_inodes: EarlierValues[Inode] = EarlierValues()
-        self._old_names: EarlierValues[Names] = EarlierValues()
-        self._old_chunks: EarlierValues[Bytes] = EarlierValues()
+        self._old_inodes = EarlierValues(lambda node: _copy(self._inodes[node]))
+        self._old_names = EarlierValues(lambda node: sorted(self._names.get(node, {}).items()))
+        self._old_chunks = EarlierValues(self._shared_chunks)
         root = self._new_inode(stat.S_IFDIR | 0o755, ROOT_NODE)
         root.nlink, root.size, root.blocks = 2, DIRECTORY_BYTES, allocated_blocks(DIRECTORY_BYTES)
         root.uid, root.gid = os.geteuid(), os.getegid()
@@ -156,38 +130,33 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
 
     def _inode(self, node: int) -> Inode:
         try:
-            inode = self._inodes[node]
+            return self._inodes[node]
         except KeyError:
             raise oserror(errno.ESTALE) from None
-        if self._snapshots:
-            old = self._old_inodes
-            if node not in old.done and node not in old.touched:
-                old.touched[node] = _copy(inode)
-        return inode
 
     def _new_inode(self, mode: int, parent: int) -> Inode:
         node = next(self._numbers)
         inode = self._inodes[node] = Inode(node, mode, parent=parent)
         if stat.S_ISDIR(mode):
             self._names[node] = {}
-        if self._snapshots:
-            for history in (self._old_inodes, self._old_names, self._old_chunks):
-                history.done.add(node)
         return inode
+
+    def _prepare(self, inode: Inode, names: bool = False) -> None:
+        self._old_inodes.keep(inode.node)
+
+    def _accessed(self, inode: Inode) -> None:
+        if is_access_noted(inode):
+            self._old_inodes.keep(inode.node)
+        super()._accessed(inode)
 
     def _changed(self, inode: Inode) -> None:
         """Inodes are changed where they are kept."""
-        if self._snapshots:
-            self._old_inodes.changed(inode.node)
         if not self._unsnapped:
             self._unsnapped = inode.ctime_ns >= self._newest_ns
 
     def _drop(self, inode: Inode) -> None:
-        if self._snapshots:
-            self._keep_names(inode.node)
-            self._keep_chunks(inode.node)
-            self._old_chunks.changed(inode.node)
-            self._old_inodes.changed(inode.node)
+        for history in (self._old_inodes, self._old_names, self._old_chunks):
+            history.keep(inode.node)
         for table in (self._inodes, self._names, self._sorted, self._chunks):
             table.pop(inode.node, None)
 
@@ -196,9 +165,8 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
         return None if names is None else names.get(name)
 
     def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
-        if self._snapshots:
-            self._keep_names(parent)
-            self._unsnapped = True
+        self._old_names.keep(parent)
+        self._unsnapped = True
         names = self._names[parent]
         in_order = self._sorted.get(parent)
         if node is None:
@@ -222,8 +190,6 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
         return [(name, names[name]) for name in in_order[start : start + limit]]
 
     def _chunk(self, node: int, index: int) -> Chunk | None:
-        if self._snapshots:
-            self._keep_chunks(node)
         chunks = self._chunks.get(node)
         return None if chunks is None else chunks.get(index)
 
@@ -232,21 +198,22 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
         return index if index in chunks else min((other for other in chunks if other > index), default=None)
 
     def _new_chunk(self, node: int, index: int) -> Chunk:
-        if self._snapshots:
-            self._keep_chunks(node)
-            self._old_chunks.changed(node)
         chunk = self._chunks.setdefault(node, {})[index] = Chunk()
         return chunk
 
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
         """Chunks are changed where they are kept."""
-        if self._snapshots:
-            self._old_chunks.changed(node)
+
+    def _put(self, inode: Inode, offset: int, data: bytes) -> None:
+        self._old_inodes.keep(inode.node)
+        self._old_chunks.keep(inode.node)
+        super()._put(inode, offset, data)
+
+    def _resize(self, inode: Inode, size: int) -> None:
+        self._old_chunks.keep(inode.node)
+        super()._resize(inode, size)
 
     def _drop_chunks(self, node: int, first: int) -> int:
-        if self._snapshots:
-            self._keep_chunks(node)
-            self._old_chunks.changed(node)
         chunks = self._chunks.get(node, {})
         gone = [index for index in chunks if index >= first]
         return sum(allocated_blocks(len(chunks.pop(index).data)) for index in gone)
@@ -280,38 +247,44 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
             if name in self._snapshots:
                 raise oserror(errno.EEXIST, name)
             self._taken += 1
-            for history in (self._old_inodes, self._old_names, self._old_chunks):
-                history.begin(self._taken)
             CLOCK.saw_all()  # so that this is later than all changes in it, by their own clock
             self._newest_ns = now_ns()
             CLOCK.saw(self._newest_ns)
             self._unsnapped = False
             taken = Snapshot(name, self._taken, self._newest_ns)
             self._snapshots[name] = InMemorySnapshot(self, taken, next(self._numbers))
+            self._keep_for_newest()
             return taken
+
+    def _keep_for_newest(self) -> None:
+        """Have the histories keep what the newest snapshot has."""
+        newest = next(reversed(self._snapshots.values()), None)
+        for history in (self._old_inodes, self._old_names, self._old_chunks):
+            history.begin(*((0, 0) if newest is None else newest.mark))
 
     def delete_snapshot(self, name: str) -> None:
         with self.lock:
             gone = self.snapshot(name)
             gone.deleted = True
-            before = max((each.number for each in self.snapshots() if each.number < gone.taken.number), default=0)
+            number = gone.taken.number
+            before = max((each.mark for each in self._snapshots.values() if each.taken.number < number), default=(0, 0))
             del self._snapshots[name]
             for history in (self._old_inodes, self._old_names, self._old_chunks):
-                history.drop(gone.taken.number, before)
+                history.drop(number, *before)
+            self._keep_for_newest()
 
     def forget_versions(self, nodes: Collection[int]) -> list[str]:
         going = set(nodes)
         with self.lock:
             for parent in [parent for parent, names in self._names.items() if not going.isdisjoint(names.values())]:
-                if self._snapshots:
-                    self._keep_names(parent)
-            for node in going & self._inodes.keys() if self._snapshots else ():
-                self._old_chunks.replace(node, {})
-                self._old_inodes.replace(node, _copy(self._inodes[node]))
+                self._old_names.keep(parent)
+            for node in going & self._inodes.keys():
+                self._old_chunks.keep(node)
+                self._old_inodes.keep(node)
             self._old_names.map(lambda parent, names: [each for each in names if each[1] not in going])
             self._old_chunks.map(lambda node, chunks: {} if node in going else chunks)
-            for node in going:
-                for _, inode in self._old_inodes.of(node):
+            for _, inode in self._old_inodes.values():
+                if inode.node in going:
                     inode.xattrs = {}
         return []
 
@@ -321,19 +294,13 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
         except KeyError:
             raise oserror(errno.ENOENT, name) from None
 
-    def _keep_names(self, node: int) -> None:
-        if node not in self._old_names.done:
-            self._old_names.keep(node, sorted(self._names.get(node, {}).items()))
-
-    def _keep_chunks(self, node: int) -> None:
-        """From now on, `Chunk.put` copies the bytes of these chunks: they are no bytearray any more."""
-        if node in self._old_chunks.done or node in self._old_chunks.touched:
-            return
+    def _shared_chunks(self, node: int) -> Bytes:
+        """The chunks of a file. From now on, `Chunk.put` copies their bytes: they are no bytearray any more."""
         chunks = self._chunks.get(node, {})
         for chunk in chunks.values():
             if isinstance(chunk.data, bytearray):
                 chunk.data = cast("bytes", memoryview(chunk.data))
-        self._old_chunks.touched[node] = {index: cast("bytes", chunk.data) for index, chunk in chunks.items()}
+        return {index: cast("bytes", chunk.data) for index, chunk in chunks.items()}
 
 
 def _copy(inode: Inode) -> Inode:
@@ -351,6 +318,9 @@ class InMemorySnapshot(FrozenTree):
         live: the volume.
         taken: its name and number.
         first_new: the first node that the volume had not made yet.
+
+    Attributes:
+        mark: its number, and `first_new`.
     """
 
     features = replace(InMemoryVolume.features, read_only=True)
@@ -361,7 +331,7 @@ class InMemorySnapshot(FrozenTree):
         self.taken = taken
         self.deleted = False
         self._live = live
-        self._first_new = first_new
+        self.mark = taken.number, first_new
 
     def statfs(self) -> StatFs:
         with self.lock:
@@ -370,7 +340,7 @@ class InMemorySnapshot(FrozenTree):
 
     def _check(self, node: int) -> None:
         """Raise ESTALE for a node that the volume had not made then, and for all of a deleted snapshot."""
-        if self.deleted or node >= self._first_new:
+        if self.deleted or node >= self.mark[1]:
             raise oserror(errno.ESTALE)
 
     def _inode(self, node: int) -> Inode:

@@ -45,7 +45,7 @@ from fusebackend.databases import sqlite
 from fusebackend.history import events, requests
 from fusebackend.history.events import Row, decode, encode, row_of
 from fusebackend.history.masking import LogOptions, kept
-from fusebackend.history.overlaps import Touch, overlapping
+from fusebackend.history.overlaps import IS_MOVE, Touch, overlapping, tables_of_overlaps
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.history.requests import Request
 from fusebackend.protocol import Actor, CommitLog, LogRow, VerifyResult
@@ -132,8 +132,6 @@ _SHOWN: Final = f"({_CHANGED} OR kind IN ({', '.join(map(repr, requests.LOGGED))
 
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, 0, sqlite3.SQLITE_ERROR})
 
-_PATHS: Final = ("path", "to_path")
-_INDEXES: Final = {"path": "records_of_path", "to_path": "records_to_path"}
 _STANDING: Final = (
     "NOT EXISTS (SELECT 1 FROM calls WHERE calls.number = records.call AND undone_by IS NOT NULL) "
     "AND NOT EXISTS (SELECT 1 FROM undoes WHERE undo = records.call GROUP BY undo HAVING min({0}) {1})"
@@ -674,6 +672,11 @@ class HistoryFile:
                 trouble = self._file.trouble  # SQLite goes on with a file that was moved or deleted
                 self.failed = None if trouble is None else trouble[1]
 
+    def before_commit(self) -> tuple[str, int]:
+        """Write what was added; returns what `SnapshotVolume.before_commit` does."""
+        self.flush()
+        return self.id, self._record
+
     def _write(self, rows: Sequence[_Statement], numbers: tuple[int, int]) -> None:
         """Write rows and the last numbers in one transaction. With the writer's lock.
 
@@ -928,18 +931,16 @@ class HistoryFile:
         )
         return bool(rows)
 
-    def later(self, number: int, prefix: AgentPath, path: bytes, *, with_undone: bool = False) -> list[Record]:
+    def later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
         """Return the records of other calls after a record that touch a path of its route, in their order: at it, below
         it, or of a directory above that was made, moved or removed.
 
         An undone change counts as never made: records of undone calls are left out, and so are those of undos that took
-        back this call or later ones. `with_undone` returns these as well.
+        back this call or later ones. `since` has these as well.
         """
         row = next(iter(self._read("SELECT call FROM records WHERE number = ?", (number,))), None)
         call = 0 if row is None else row[0]
         chosen, values = _touching(number, prefix, path)
-        if with_undone:
-            return self._records(f"WHERE number IN ({chosen}) AND call != ? ORDER BY number", (*values, call))
         return self._records(
             f"WHERE number IN ({chosen}) AND call != ? AND {_STANDS.format('?')} ORDER BY number",
             (*values, call, call),
@@ -1060,49 +1061,11 @@ class HistoryFile:
         later = f"SELECT 1 FROM records WHERE number > {first} AND call NOT IN ({marks}) LIMIT 1"
         if not self._read(later, (*calls, *calls)):
             return {}
-        # For each record of the calls, an index finds the others. Left to itself, SQLite makes an index of prefixes.
-        others = " UNION ".join(
-            f"SELECT o.number FROM {chosen} CROSS JOIN events o INDEXED BY {_INDEXES[theirs]} "
-            f"WHERE {condition.format(f'o.{theirs}')} AND o.number > (SELECT min(number) FROM mine)"
-            for theirs in _PATHS
-            for chosen, condition in (
-                ("mine m", "{} = m.path"), ("mine m", "{} = m.to_path"), ("tops m", "{0} > m.low AND {0} < m.high"),
-            )
-        )  # fmt: skip
-        # A change of the same file by another of its names. Its node says so, or its identity where nodes don't last.
-        both = "m.kind IN ('content', 'attributes') AND o.kind IN ('content', 'attributes') AND +o.route = m.route"
-        same = f"o.node = m.node AND m.identity IS NULL AND {both}"
-        pair = "SELECT m.number AS mine, o.number AS other FROM mine m CROSS JOIN"
-        pairs = (
-            f"{pair} events o INDEXED BY records_of_links WHERE o.nlink > 1 AND o.number > m.number AND {same} UNION "
-            f"{pair} records o WHERE m.nlink > 1 AND +o.number > m.number AND {same} UNION "
-            f"{pair} events o INDEXED BY records_of_files WHERE o.identity = m.identity AND o.number > m.number"
-            f" AND (m.nlink > 1 OR o.nlink > 1) AND {both}"
-        )
-        is_dir = f"& {stat.S_IFMT(0xFFFF)} = {stat.S_IFDIR}"
-        is_move = f"(kind = 'exchange' OR kind = 'rename' AND stamp_mode {is_dir})"
-        spans = " UNION ALL ".join(
-            f"SELECT CAST({path} || '/' AS BLOB) AS low, CAST({path} || '0' AS BLOB) AS high FROM mine "
-            f"WHERE is_whole AND {path} NOTNULL"
-            for path in _PATHS
-        )
-        tables = (
-            "WITH mine AS MATERIALIZED (SELECT number, call, route, path, to_path, kind, node, identity, "
-            f"CASE WHEN mode {is_dir} THEN 1 ELSE nlink END AS nlink, "
-            "kind IN ('create', 'remove', 'rename', 'exchange') AS is_whole "
-            f"FROM records WHERE call IN ({marks})), "
-            # Spans lie in each other or apart: one that begins before the end of another is in it.
-            "tops AS MATERIALIZED (SELECT low, high FROM (SELECT low, high, max(high) OVER "
-            f"(ORDER BY low ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before FROM ({spans})) "
-            "WHERE before ISNULL OR before <= low), "
-            f"pairs AS MATERIALIZED ({pairs}), "
-            f"others AS MATERIALIZED ({others} UNION SELECT other FROM pairs UNION SELECT number FROM records "
-            f"WHERE number > (SELECT min(number) FROM mine) AND {is_move})"
-        )
+        tables = tables_of_overlaps(marks)
         ours = self._read(f"{tables} SELECT number, call, route, path, to_path, is_whole FROM mine", calls)
         theirs = self._read(
             f"{tables} SELECT records.number, coalesce((SELECT min(call) FROM undoes WHERE undo = records.call), 0), "
-            f"route, path, to_path, {is_move} "
+            f"route, path, to_path, {IS_MOVE} "
             "FROM others CROSS JOIN records ON records.number = others.number "
             f"WHERE records.call NOT IN ({marks}) AND NOT EXISTS "
             "(SELECT 1 FROM calls WHERE calls.number = records.call AND undone_by NOTNULL)",
@@ -1240,6 +1203,17 @@ class HistoryFile:
         first = "number IN (SELECT call FROM events WHERE event = 'end' AND number < ? AND path ISNULL)"
         found = f"SELECT number FROM calls WHERE {first} AND ended_ns < ? ORDER BY number"
         return [number for (number,) in self._read(found, (time_ns, time_ns))]
+
+    def going_on(self, number: int) -> list[int]:
+        """Return the calls that had changed something when the record of this number was the last one, and that ended
+        later."""
+        last = "SELECT link FROM events WHERE number <= ? AND path NOTNULL ORDER BY number DESC LIMIT 1"
+        rows = self._read(
+            f"SELECT call FROM events AS ends WHERE event = 'end' AND path ISNULL AND link > coalesce(({last}), 0) "
+            "AND EXISTS (SELECT 1 FROM records WHERE records.call = ends.call AND number <= ?)",
+            (number, number),
+        )
+        return [call for (call,) in rows]
 
     def bind(self, backends: Mapping[AgentPath, str | None]) -> None:
         """Delete the calls that changed a route which another backend has now: an undo would change the wrong files. Of

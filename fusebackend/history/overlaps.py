@@ -1,4 +1,5 @@
-"""`overlapping`: which records of others stand in the way of those that an undo takes back.
+"""`overlapping`: which records of others stand in the way of those that an undo takes back. `tables_of_overlaps` finds
+them in the history.
 
 For each record of a call, these do: later ones at its paths; where it has made, moved or removed a name, later ones of
 what is below; moves of a directory above, since when the path leads to another file, or to none.
@@ -10,11 +11,57 @@ square of a path's depth.
 from __future__ import annotations
 
 import itertools
+import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fusebackend.base.relative_paths import above
+
+_IS_DIR: Final = f"& {stat.S_IFMT(0xFFFF)} = {stat.S_IFDIR}"
+
+IS_MOVE: Final = f"(kind = 'exchange' OR kind = 'rename' AND stamp_mode {_IS_DIR})"
+"""A record may have moved a directory."""
+
+_MINE: Final = (
+    "SELECT number, call, route, path, to_path, kind, node, identity, "
+    f"CASE WHEN mode {_IS_DIR} THEN 1 ELSE nlink END AS nlink, "
+    "kind IN ('create', 'remove', 'rename', 'exchange') AS is_whole FROM records WHERE call IN ({marks})"
+)
+
+_SPANS: Final = " UNION ALL ".join(
+    f"SELECT CAST({path} || '/' AS BLOB) AS low, CAST({path} || '0' AS BLOB) AS high FROM mine "
+    f"WHERE is_whole AND {path} NOTNULL"
+    for path in ("path", "to_path")
+)
+_TOPS: Final = (
+    "SELECT low, high FROM (SELECT low, high, max(high) OVER "
+    f"(ORDER BY low ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before FROM ({_SPANS})) "
+    "WHERE before ISNULL OR before <= low"
+)
+"""What is below the paths of `mine`. Spans lie in each other or apart: one that begins before the end of another is in
+it."""
+
+_BOTH: Final = "m.kind IN ('content', 'attributes') AND o.kind IN ('content', 'attributes') AND +o.route = m.route"
+_SAME: Final = f"o.node = m.node AND m.identity IS NULL AND {_BOTH}"
+_PAIR: Final = "SELECT m.number AS mine, o.number AS other FROM mine m CROSS JOIN"
+_PAIRS: Final = (
+    f"{_PAIR} events o INDEXED BY records_of_links WHERE o.nlink > 1 AND o.number > m.number AND {_SAME} UNION "
+    f"{_PAIR} records o WHERE m.nlink > 1 AND +o.number > m.number AND {_SAME} UNION "
+    f"{_PAIR} events o INDEXED BY records_of_files WHERE o.identity = m.identity AND o.number > m.number"
+    f" AND (m.nlink > 1 OR o.nlink > 1) AND {_BOTH}"
+)
+"""Changes of the same file by another of its names. Its node says so, or its identity where nodes don't last."""
+
+_OTHERS: Final = " UNION ".join(
+    f"SELECT o.number FROM {mine} m CROSS JOIN events o INDEXED BY {index} "
+    f"WHERE {condition.format(f'o.{path}')} AND o.number > (SELECT min(number) FROM mine)"
+    for path, index in (("path", "records_of_path"), ("to_path", "records_to_path"))
+    for mine, condition in (
+        ("mine", "{} = m.path"), ("mine", "{} = m.to_path"), ("tops", "{0} > m.low AND {0} < m.high"),
+    )
+)  # fmt: skip
+"""For each record of the calls, an index finds the others. Left to itself, SQLite makes an index of prefixes."""
 
 
 class Touch(NamedTuple):
@@ -29,6 +76,20 @@ class Touch(NamedTuple):
     to_path: bytes | None
     is_whole: bool
     """All below its paths is changed with them. Of another's: a directory was moved."""
+
+
+def tables_of_overlaps(marks: str) -> str:
+    """Return the SQL of the tables `mine`, the records of some calls; `others`, those that may be in their way; and
+    `pairs`, one of each, by numbers.
+
+    Args:
+        marks: as many question marks as there are calls.
+    """
+    return (
+        f"WITH mine AS MATERIALIZED ({_MINE.format(marks=marks)}), tops AS MATERIALIZED ({_TOPS}), "
+        f"pairs AS MATERIALIZED ({_PAIRS}), others AS MATERIALIZED ({_OTHERS} UNION SELECT other FROM pairs UNION "
+        f"SELECT number FROM records WHERE number > (SELECT min(number) FROM mine) AND {IS_MOVE})"
+    )
 
 
 def overlapping(

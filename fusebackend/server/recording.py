@@ -43,6 +43,9 @@ LOOK_S: Final = 0.5
 CLEAN_S: Final = 60.0
 """How often old ones are deleted."""
 
+RUNNING_S: Final = 1.0
+"""How long the end of a mount waits for changes that still run in threads."""
+
 GONE_AT_ONCE: Final = 100
 """Calls that go at a time when the bytes are too many, the oldest first."""
 
@@ -147,7 +150,7 @@ class Recording:
         for route in routes:
             route.undo = "none" if route.volume.features.read_only else "copies"
             if isinstance(route.volume, SnapshotVolume):
-                route.volume.before_commit = self.history.flush
+                route.volume.before_commit = partial(self.steps.before_commit, route.volume)
                 if self._automatic is not None and not route.volume.features.read_only:
                     route.undo = "instant"
         if self._automatic is not None:
@@ -171,7 +174,7 @@ class Recording:
         except OSError as error:
             self.recorder.failed(error, f"changes in '{route.prefix}' are not recorded")
             return False
-        volume.before_commit = self.history.flush
+        volume.before_commit = partial(self.steps.before_commit, volume)
         route.undo = "copies"
         self.recorder.attach(route)
         return True
@@ -222,6 +225,7 @@ class Recording:
         for route in self._filesystem.tree.routes:
             if isinstance(route.volume, SnapshotVolume):
                 route.volume.before_commit = None
+        self.recorder.end(RUNNING_S)
         self.calls.close()
         self.history.flush()
         for route in self._filesystem.tree.routes:

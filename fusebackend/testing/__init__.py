@@ -7,6 +7,7 @@ model/           random operations against a model
 snapshots/       snapshots of a volume
 branches/        branches over a volume
 exerciser.py     random I/O on one file
+by_path.py       files of a volume by their paths
 each.py          the cases of one test, in a loop that names those that failed
 
 They need pytest (`model`, `snapshots` and `branches` also hypothesis), and test code outside of this package as well.

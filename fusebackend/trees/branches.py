@@ -16,8 +16,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fusebackend.base.durable import put_in_place
 from fusebackend.base.paths import ROOT, AgentPath, to_text
@@ -30,6 +30,9 @@ from fusebackend.trees.lower_tree import LowerTree
 from fusebackend.trees.refs import Ref, Refs, Taken, nanoseconds
 from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name
 from fusebackend.volumes.native import NativeVolume
+
+if TYPE_CHECKING:
+    from fusebackend.trees.restore import Restores
 
 log = logging.getLogger(__name__)
 
@@ -69,23 +72,6 @@ MAX_BRANCHES: Final = 256
 """Each has a connection, a thread, and some MiB of caches."""
 
 
-class EarlierStates(Protocol):
-    """What knows states before the present: `MountedBackend`."""
-
-    @property
-    def is_kept(self) -> bool:
-        """True if there is a history."""
-
-    def began_ns(self, call: str) -> int:
-        """Return when a call began. OSError: there is none of that name, or no history."""
-
-    def branch_of(self, call: str) -> str | None:
-        """Return the branch whose state the one before a call is; None for that of the mount."""
-
-    def put_back(self, ref: Ref, prefixes: Collection[AgentPath], base: BranchVolume) -> None:
-        """Make routes of a branch's base what they were in a state. See `Restores.put_back`."""
-
-
 class Shown(Protocol):
     """A directory that shows volumes: `RoutesDirectory` in `vfs/mounted_tree.py`."""
 
@@ -119,7 +105,7 @@ class Branches:
         self._open: dict[str, BranchVolume] = {}
         self._broken: dict[str, str] = {}
         self._needs: dict[str, frozenset[str]] = {}  # branch → the snapshots below it
-        self.past: EarlierStates | None = None
+        self.past: Restores | None = None
         """Knows states before the present; None while nothing does."""
         self.compare: Callable[[str], tuple[int, int]] | None = None
         """Returns how many files of a branch have changed in the mount as well, and how many changes a merge would
@@ -157,14 +143,9 @@ class Branches:
             return []
         return [to_text(file[: -len(SUFFIX)]) for file in files if file.endswith(SUFFIX.encode())]
 
-    def _path(self, name: str) -> str:
-        return os.path.join(self._directory, name + SUFFIX)
-
-    def _base(self, name: str) -> str:
-        return os.path.join(self._directory, name + BASE)
-
-    def _taking(self, name: str) -> str:
-        return os.path.join(self._directory, name + TAKING)
+    def _path(self, name: str, ending: str = SUFFIX) -> str:
+        """Return the path of a branch's file: of its changes, or of its base."""
+        return os.path.join(self._directory, name + ending)
 
     def _remove_unfinished(self) -> None:
         """Remove what a killed server has left of branches that it has not made: a branch's own file comes last."""
@@ -209,9 +190,9 @@ class Branches:
         if base_to_make is not None:
             return BranchVolume(base_to_make, lower, routes)
         is_merging = os.path.exists(self.journal(name))
-        if not os.path.exists(self._base(name)):
+        if not os.path.exists(self._path(name, BASE)):
             return BranchVolume(path or self._path(name), lower, routes, is_merging=is_merging)
-        base = BranchVolume(self._base(name), lower, routes, is_merging=is_merging)
+        base = BranchVolume(self._path(name, BASE), lower, routes, is_merging=is_merging)
         try:
             return BranchVolume(path or self._path(name), BaseTree(base), routes, is_merging=is_merging)
         except BaseException:
@@ -283,7 +264,7 @@ class Branches:
         if frozen is None and self._snapshots.volumes:
             owned = frozen = f"{OWNED}{name}-{secrets.token_hex(4)}"
             # Not synced: after a power cut the snapshot may stay, and costs space.
-            with open(self._taking(name), "w", encoding="utf-8", errors="surrogateescape") as taking:
+            with open(self._path(name, TAKING), "w", encoding="utf-8", errors="surrogateescape") as taking:
                 taking.write(owned)
         try:
             if owned is not None:
@@ -300,7 +281,7 @@ class Branches:
             raise
         finally:
             if owned is not None:
-                os.unlink(self._taking(name))
+                os.unlink(self._path(name, TAKING))
 
     @property
     def bases(self) -> dict[str, BranchVolume]:
@@ -317,7 +298,7 @@ class Branches:
         volume = self.volume(source)
         try:
             if isinstance(volume.lower, BaseTree):
-                volume.lower.base.copy_to(self._base(name))
+                volume.lower.base.copy_to(self._path(name, BASE))
             if past is None:
                 volume.copy_to(self._path(name))
             else:
@@ -347,7 +328,7 @@ class Branches:
     def _make_base(self, name: str, routes: Sequence[BranchRoute], past: Ref) -> None:
         """Make the base of a branch: routes that a snapshot has stay as they are, if that is of the same moment."""
         assert self.past is not None, "it knows the state"
-        base = self._opened(name, routes, self._base(name))
+        base = self._opened(name, routes, self._path(name, BASE))
         try:
             chosen = {route.prefix for route in routes if past.is_call or route.snapshot is None}
             self.past.put_back(past, chosen, base)
@@ -419,9 +400,11 @@ class Branches:
             if snapshot.startswith(OWNED) and self._snapshots.holder(snapshot) is None:
                 self._snapshots.drop(snapshot)
 
+    def _files(self, name: str) -> list[str]:
+        return [self._path(name, kind + ending) for kind in (SUFFIX, BASE) for ending in _BESIDE]
+
     def _remove_files(self, name: str) -> None:
-        files = (self._path(name), self._base(name))
-        for path in (*(file + ending for file in files for ending in _BESIDE), self.journal(name)):
+        for path in (*self._files(name), self.journal(name)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
@@ -499,11 +482,11 @@ class Branches:
 
     def journal(self, name: str) -> str:
         """Return the path of the journal of a branch's merge."""
-        return os.path.join(self._directory, name + JOURNAL)
+        return self._path(name, JOURNAL)
 
     def _size_bytes(self, name: str) -> int:
         size = 0
-        for path in (file + ending for file in (self._path(name), self._base(name)) for ending in _BESIDE):
+        for path in self._files(name):
             with contextlib.suppress(FileNotFoundError):
                 size += os.stat(path).st_blocks * 512
         return size

@@ -9,6 +9,7 @@ steers a terminal.
 from __future__ import annotations
 
 import bisect
+import errno
 import os
 import re
 import stat
@@ -17,11 +18,11 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from fusebackend.base.git_patch import EXECUTABLE_MODE, FILE_MODE, LINK_MODE, Side, edited_lines, file_patch, quoted
-from fusebackend.base.relative_paths import above, is_below, join, split
+from fusebackend.base.relative_paths import above, is_below
 from fusebackend.trees.diff import Difference, Differences, type_of
-from fusebackend.trees.merge.tree import Item, MergeTree
+from fusebackend.trees.merge.tree import Item
 from fusebackend.volumes.contents import filled
-from fusebackend.volumes.walk import LINKS_MAX
+from fusebackend.volumes.walk import resolve
 
 MAX_PATCHED_BYTES: Final = 128 << 20
 """Of one file on one side; a larger one is a comment below the patch. Both sides, and both deflated, are in memory at
@@ -129,8 +130,13 @@ class _PatchParts:
         """
         if each.before is None or each.after is None:
             return False
-        is_in_the_way = stat.S_ISLNK(each.before.mode) and each.after.is_dir
-        return is_in_the_way and _never_ends(self._result.before, each.path)
+        if not stat.S_ISLNK(each.before.mode) or not each.after.is_dir:
+            return False
+        try:
+            resolve(each.before.volume, each.before.inner)
+        except OSError as error:
+            return error.errno == errno.ELOOP
+        return False
 
     def _is_blocked(self, path: bytes) -> bool:
         """Return True if a path can't be created because of something that the patch does not delete."""
@@ -271,29 +277,6 @@ def side(entry: Item | None) -> Side | None:
     if stat.S_ISLNK(entry.mode):
         return Side(entry.target, LINK_MODE)
     return Side(b"".join(filled(entry.pieces())), git_mode(entry))
-
-
-def _never_ends(tree: MergeTree, path: bytes) -> bool:
-    """Return True for a symbolic link that can't be followed for more than `LINKS_MAX` others on the way (ELOOP)."""
-    here, left, links = b"", path.split(b"/"), 0
-    while left:
-        name = left.pop(0)
-        if name in (b"", b"."):
-            continue
-        if name == b"..":
-            if not here:
-                return False  # out of the tree
-            here = split(here)[0]
-            continue
-        entry = tree.find(join(here, name))
-        if entry is None or not stat.S_ISLNK(entry.mode):
-            here = join(here, name)
-            continue
-        target, links = entry.target, links + 1
-        if target.startswith(b"/") or links > LINKS_MAX:
-            return links > LINKS_MAX
-        left = target.split(b"/") + left
-    return False
 
 
 def _xattrs(entry: Item) -> dict[str, bytes]:

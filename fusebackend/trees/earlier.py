@@ -71,12 +71,12 @@ class Past(NamedTuple):
 
     Attributes:
         volumes: of the routes, by prefix.
-        later: returns the records of other calls after a record that touch a path of its route, undone ones, too.
+        since: returns the records after a number that touch a path of a route, undone ones, too.
         source: returns the bytes of a record's image.
     """
 
     volumes: Mapping[AgentPath, Volume]
-    later: Callable[[int, AgentPath, bytes], Iterable[Record]]
+    since: Callable[[int, AgentPath, bytes], Iterable[Record]]
     source: Callable[[Record], ImageSource]
 
 
@@ -446,7 +446,7 @@ def sides(records: Sequence[Record], past: Past) -> tuple[MergeTree, MergeTree]:
         own = [record for record in records if record.prefix == prefix]
         last = own[-1].number
         paths = {path for each in own for path in _paths_of(each)}
-        later = _touching(paths, partial(past.later, last, prefix))
+        later = _touching(paths, partial(past.since, last, prefix))
         since = [later[number] for number in sorted(later, reverse=True)]
         after[prefix] = _SideOfCall(past, prefix, since, own)
         before[prefix] = _SideOfCall(past, prefix, [*since, *reversed(own)], own)

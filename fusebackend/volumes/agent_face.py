@@ -602,10 +602,7 @@ class VolumeBackend(BackendProtocol):
         doomed = self.volume.change_as_one(delete, path, removes=True)
         if doomed is not None:
             self.volume.require_removable(doomed.path)
-            self._delete_tree(doomed)
-
-    def _delete_tree(self, top: Doomed) -> None:
-        remove_tree(self.volume, top)
+            remove_tree(self.volume, doomed)
 
     @contextlib.contextmanager
     def _parents(self, place: Place, changes: Changes) -> Iterator[int]:

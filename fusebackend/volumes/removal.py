@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import functools
+from collections.abc import Sequence
 
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import ROOT_NODE, Change, Changes, Volume
+from fusebackend.protocol import ROOT_NODE, Attr, Change, Changes, Volume
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import CHECKED_LEVELS, vanishing
 
@@ -17,9 +18,13 @@ view looks all of them up in each portion."""
 
 
 class Doomed:
-    """A directory that is being deleted, where it was found, and the one above that is being deleted as well."""
+    """A directory that is being deleted, where it was found, and the one above that is being deleted as well.
 
-    __slots__ = ("above", "name", "node", "parent", "path")
+    Attributes:
+        after: the last name of its listing that was deleted; empty where the next listing is a new one.
+    """
+
+    __slots__ = ("above", "after", "name", "node", "parent", "path")
 
     def __init__(self, parent: int, name: bytes, node: int, path: AgentPath, above: Doomed | None = None) -> None:
         self.parent = parent
@@ -27,6 +32,16 @@ class Doomed:
         self.node = node
         self.path = path
         self.above = above
+        self.after = b""
+
+    def listed(self, volume: Volume) -> Sequence[tuple[bytes, Attr]]:
+        """The next names in it. A listing goes on after those before: each new one of a directory on disk reads all of
+        its names. Names of before, which others have made meanwhile, are in the one after its end."""
+        page = volume.readdir(self.node, self.after, REMOVED_AT_ONCE)
+        if not page and self.after:
+            page = volume.readdir(self.node, b"", REMOVED_AT_ONCE)
+        self.after = page[-1][0] if len(page) == REMOVED_AT_ONCE else b""
+        return page
 
     def below(self, name: bytes, node: int) -> Doomed:
         return Doomed(self.node, name, node, paths.join(self.path, paths.to_text(name)), self)
@@ -94,10 +109,14 @@ def _empty(
     children: list[tuple[bytes, int, bool]] = []
     with vanishing():
         if doomed.is_there(volume, found):
-            page = volume.readdir(doomed.node, b"", REMOVED_AT_ONCE)
-            children = [(name, attr.node, attr.is_dir) for name, attr in page]
+            children = [(name, attr.node, attr.is_dir) for name, attr in doomed.listed(volume)]
             if not children:
-                volume.rmdir(doomed.parent, doomed.name)
+                try:
+                    volume.rmdir(doomed.parent, doomed.name)
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY or not volume.readdir(doomed.node, b"", 1):
+                        raise
+                    return []  # others have put something there
                 gone = Change(doomed.node, doomed.parent, doomed.name, "deleted", doomed.path + "/")
                 changes += [Change(node=doomed.parent), gone]
     if not children:
@@ -111,7 +130,7 @@ def _empty(
             below.append(doomed.below(name, node))
             continue
         gone = Change(node, doomed.node, name)
-        with vanishing():
+        with vanishing(errno.EISDIR):
             volume.unlink(doomed.node, name)
             gone = gone._replace(kind="deleted", path=paths.join(doomed.path, paths.to_text(name)))
         changes.append(gone)

@@ -119,10 +119,11 @@ def grep_files(
     max_count: int | None,
     max_bytes: int,
     walk: MakeWalk = FileWalk,
+    read: Read = read_with,
 ) -> GrepResult:
     """`grep`; raises as `glob_files`. Files larger than `max_bytes` are passed over, and `truncated` is set."""
     search = FileSearch(volume, path, compile_glob(glob) if glob else None, walk)
-    result = grep_found(volume, pattern, search, max_count, max_bytes)
+    result = grep_found(volume, pattern, search, max_count, max_bytes, read)
     result.truncated |= search.unreadable
     return result
 
@@ -133,7 +134,7 @@ def grep_found(
     files: Iterable[tuple[str, Attr]],
     max_count: int | None,
     max_bytes: int,
-    read: Read | None = None,
+    read: Read,
 ) -> GrepResult:
     """The matches in these files, in their order; raises as `grep_files`."""
     limit = None if max_count is None else max(0, max_count)
@@ -148,7 +149,7 @@ def grep_found(
             wanted = None if limit is None else limit + 1 - len(matches)
             take = functools.partial(_grep_metered, left, pattern, wanted)
             try:
-                lines = (read or read_with)(volume, attr, max_bytes, take)
+                lines = read(volume, attr, max_bytes, take)
             except OSError as error:
                 if error.errno not in PASSED_OVER | UNREADABLE | {errno.EFBIG}:
                     raise

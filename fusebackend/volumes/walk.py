@@ -329,12 +329,12 @@ def prefix_of(
 
 
 @contextlib.contextmanager
-def vanishing() -> Iterator[None]:
-    """Pass over a file that another caller has removed first."""
+def vanishing(*passed: int) -> Iterator[None]:
+    """Pass over a file that another caller has removed first, and errors with these numbers."""
     try:
         yield
     except OSError as error:
-        if error.errno not in VANISHED:
+        if error.errno not in VANISHED and error.errno not in passed:
             raise
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from eventually import eventually
@@ -181,18 +181,18 @@ class Program(Author):
             self.files.end_call(call)
 
 
-def records(files: Client, after: int = 0) -> Iterator[ChangeInfo]:
-    """The log after a record, in its order."""
-    while page := files.changes(after=after):
+def records(files: Client, after: int = 0, branch: str | None = None) -> Iterator[ChangeInfo]:
+    """The log after a record, in its order; of the mount, or of a branch."""
+    while page := files.changes(after=after, branch=branch):
         yield from page
         after = page[-1].number
 
 
-def calls(files: Client) -> dict[str, Actor]:
+def calls(files: Client, branch: str | None = None) -> dict[str, Actor]:
     """The actors of all calls by the calls' names."""
     found: dict[str, Actor] = {}
     before = None
-    while page := files.log(before=before):
+    while page := files.log(before=before, branch=branch):
         found |= {each.call: each.actor for each in page}
         before = page[-1].call
     return found
@@ -343,21 +343,39 @@ with fusebackend.connect(mount) as files, fusebackend.acting(fusebackend.Actor(a
 End = Callable[[Mounted, list["subprocess.Popen[str]"]], None]
 
 
+class Killed(NamedTuple):
+    """What is killed: a server of a URL, by `end`, beside writers and as many `agents`; all of them in a branch, if one
+    is named."""
+
+    url: str
+    end: End
+    agents: int = 1
+    branch: str | None = None
+
+    @property
+    def top(self) -> str:
+        return "" if self.branch is None else f"/.fusebackend/branches/{self.branch}"
+
+
 @pytest.fixture(
     params=[
         "sqlite",
+        "branch",
         pytest.param("postgres", marks=pytest.mark.services),
         # A record of what the crash took stays in one of some ten crashes: SEMANTICS says that it may.
         pytest.param("crash", marks=[pytest.mark.services, pytest.mark.night]),
     ]
 )
-def killed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, int, End]]:
-    """A URL, how many agents make verbs, and what ends the server beside them and other writers: a kill; or a crash of
-    PostgreSQL, and an unmount after it."""
-    if request.param == "sqlite":
-        yield f"sqlite:{tmp_path}/volume.db", 0, lambda server, writers: server.kill()
+def killed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Killed]:
+    """By a SIGKILL, or a crash of PostgreSQL and an unmount after it."""
+
+    def kill(server: Mounted, writers: list[subprocess.Popen[str]]) -> None:
+        server.kill()
+
+    if request.param in ("sqlite", "branch"):
+        yield Killed(f"sqlite:{tmp_path}/volume.db", kill, branch="idea" if request.param == "branch" else None)
     elif request.param == "postgres":
-        yield f"postgres:{request.getfixturevalue('postgres_dsn')}?volume=v", 1, lambda server, writers: server.kill()
+        yield Killed(f"postgres:{request.getfixturevalue('postgres_dsn')}?volume=v", kill)
     else:
         with running(durable=True) as postgres:
 
@@ -373,19 +391,23 @@ def killed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
                 server.process.wait(60)
                 server.kill()
 
-            yield f"postgres:{postgres.dsn()}?volume=v", 0, crash
+            yield Killed(f"postgres:{postgres.dsn()}?volume=v", crash, agents=0)
 
 
 def test_a_kill_leaves_no_durable_change_without_its_record(
-    killed: tuple[str, int, End], serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    killed: Killed, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each kill the log explains the tree: its names are those of the records, and each file has bytes of a call
     that has a record of that file."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    url, verbs, end = killed
-    chance = random.Random(11)
-    server = serve(url, at="mnt", options=["history=on"])
-    (server.path / "home").mkdir()
+    for name in ("XDG_STATE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    branch, chance = killed.branch, random.Random(11)
+    server = serve(killed.url, at="mnt", options=["history=on"])
+    if branch is not None:
+        with fusebackend.connect(server.path) as files:
+            files.create_branch(branch)
+    top = server.path / killed.top[1:]
+    (top / "home").mkdir()
     everything: list[ChangeInfo] = []
     replay: set[str] = set()
     for number in range(KILLS):
@@ -393,12 +415,13 @@ def test_a_kill_leaves_no_durable_change_without_its_record(
             writers, agents = [], []
             for writer in range(2):
                 call = f"{uuid.uuid4().hex}-{writer}"
-                words = [sys.executable, "-c", WRITER, str(server.path / "home"), call]
+                words = [sys.executable, "-c", WRITER, str(top / "home"), call]
                 process = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                 files.begin_call("write", pid=process.pid, id=call, agent=f"writer{writer}")
                 writers.append(process)
-            for _ in range(verbs):
-                words = [sys.executable, "-c", AGENT, str(server.path), "/agent", f"{uuid.uuid4().hex}-agent"]
+            for _ in range(killed.agents):
+                call = f"{uuid.uuid4().hex}-agent"
+                words = [sys.executable, "-c", AGENT, str(server.path), f"{killed.top}/agent", call]
                 process = subprocess.Popen(
                     words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
                 )
@@ -411,30 +434,30 @@ def test_a_kill_leaves_no_durable_change_without_its_record(
             process.stdin.flush()
         with contextlib.suppress(subprocess.TimeoutExpired):
             writers[0].wait(chance.uniform(0.05, 0.6))
-        end(server, writers + agents)
+        killed.end(server, writers + agents)
         for process in agents:
             process.kill()  # it would look for the server for some seconds
             process.communicate(timeout=60)
         for process in writers:
             _, said = process.communicate(timeout=60)
             assert process.returncode in (0, -signal.SIGKILL), said
-        server = serve(url, at="mnt", options=["history=on"])
+        server = serve(killed.url, at="mnt", options=["history=on"])
         server.expected_log = "PostgreSQL has crashed"  # at the unmount before
         with fusebackend.connect(server.path) as files:
-            new = list(records(files, everything[-1].number if everything else 0))
+            new = list(records(files, everything[-1].number if everything else 0, branch))
             everything += new
             replay = replayed(new, replay)
-            actors, there = calls(files), tree(server.path)
+            actors, there = calls(files, branch), tree(top)
             wrong = sorted(there ^ replay)[:5]
             told = [each for each in everything if each.path in wrong or each.to_path in wrong]
             assert wrong == [], (
                 f"kill {number}: {wrong} of {len(there)} differ, {len(there - replay)} unrecorded: {told}"
             )
-            for path in (path for path in there if (server.path / path[1:]).is_file()):
-                call = (server.path / path[1:]).read_text()
+            for path in (path for path in there if (top / path[1:]).is_file()):
+                call = (top / path[1:]).read_text()
                 assert not call or wrote(everything, actors, call, path), (number, path, call)
     with fusebackend.connect(server.path) as files:
-        assert [each.number for each in records(files)] == [each.number for each in everything]
+        assert [each.number for each in records(files, branch=branch)] == [each.number for each in everything]
         problems = files.verify_log().problems
         assert problems == [], problems[:20]
     assert len(everything) > 5 * KILLS

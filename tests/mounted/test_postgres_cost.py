@@ -76,20 +76,6 @@ def late(taken: Counter[str]) -> int:
     return lookups
 
 
-def test_a_change_takes_two_round_trips_of_a_few_statements(counted: Counted) -> None:
-    directory = counted.path
-    (directory / "first").mkdir()
-    for work, most in (
-        (lambda: (directory / "dir").mkdir(), 12),
-        # On a busy machine a name's entry timeout ends before the next step, which is one lookup more: 15 was seen.
-        (lambda: (directory / "dir").rename(directory / "moved"), 17),
-        (lambda: (directory / "moved").rmdir(), 16),
-    ):
-        taken = counted.statements(work)
-        assert taken["BEGIN"] == taken["COMMIT"] == 1, taken
-        assert 4 <= taken.total() <= most, taken
-
-
 def test_a_file_of_an_archive_takes_two_transactions(counted: Counted, tmp_path: Path) -> None:
     """It took five, and 43 statements: create, write, times, owner and mode, each for itself."""
     files = 20

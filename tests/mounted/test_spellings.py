@@ -23,7 +23,7 @@ from nodes import ME, names, node_at, put
 import fusebackend
 from fusebackend import Client
 from fusebackend.backends.directory import dirfd
-from fusebackend.backends.directory.agent_face import DirectoryFace
+from fusebackend.backends.directory.backend import DirectoryFace
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE
 from fusebackend.testing.each import each

@@ -37,39 +37,6 @@ def test_a_path_is_a_key_below_the_prefix(backend, bucket):
     assert "from another tool" in backend.read("/theirs.txt")
 
 
-def test_read_is_numbered_and_has_pages(backend):
-    backend.write("/a.txt", "one\ntwo\nthree\n")
-    assert str(backend.read("/a.txt")) == "     1\tone\n     2\ttwo\n     3\tthree"
-    assert str(backend.read("/a.txt", offset=1, limit=1)) == "     2\ttwo"
-
-
-def test_a_missing_file_is_an_error_in_the_seeds_words(backend):
-    assert str(backend.read("/none.txt")) == "Error: File '/none.txt' not found"
-
-
-def test_an_existing_file_is_not_written_again(backend):
-    """The sample asked first and put afterwards, so that the last of two won; here the put itself is refused."""
-    assert backend.write("/a.txt", "first").error is None
-    assert backend.write("/a.txt", "second").error.startswith("Cannot write to /a.txt because it already exists.")
-    assert "first" in backend.read("/a.txt")
-
-
-def test_ls_info_has_directories_once_and_files_with_sizes(backend):
-    """The sample listed a directory without its slash, and the keys of `/`'s own prefix with two."""
-    for path in ("/b.txt", "/d/one", "/d/two"):
-        backend.write(path, "text")
-    infos = backend.ls_info("/")
-    assert [(info["path"], info["is_dir"], info["size"]) for info in infos] == [("/b.txt", False, 4), ("/d/", True, 0)]
-    assert all("T" in info["modified_at"] for info in infos)
-
-
-def test_edit_grep_and_glob_which_the_sample_left_to_its_reader(backend):
-    backend.write("/d/a.py", "import os\n")
-    assert backend.edit("/d/a.py", "os", "sys").occurrences == 1
-    assert [(match["path"], match["line"]) for match in backend.grep_raw("import sys")] == [("/d/a.py", 1)]
-    assert [info["path"] for info in backend.glob_info("**/*.py")] == ["/d/a.py"]
-
-
 def test_a_route_in_a_composite(bucket, environment):
     with S3Backend(bucket=bucket.name) as s3:
         composite = CompositeBackend(default=StateBackend(), routes={"/s3/": s3})

@@ -14,7 +14,7 @@ import stores
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
 
-from fusebackend.backends import CompositeBackend, LocalShellBackend, StateBackend, StoreBackend
+from fusebackend.backends import CompositeBackend, StateBackend, StoreBackend
 
 NAMESPACE = ("memories",)
 
@@ -34,17 +34,6 @@ def test_q1_1_a_factory_with_a_namespace(runtime):
     assert runtime.store.get(NAMESPACE, "/AGENTS.md").value["content"] == "# Memory"
 
 
-def test_q1_1_the_verbs_of_an_operating_environment(runtime):
-    backend = StoreBackend(runtime, namespace=lambda ctx: NAMESPACE)
-    backend.write("/notes/a.md", "one\n")
-    assert "one" in backend.read("/notes/a.md")
-    assert backend.edit("/notes/a.md", "one", "two").occurrences == 1
-    assert [info["path"] for info in backend.ls_info("/")] == ["/notes/"]
-    assert [info["path"] for info in backend.glob_info("**/*.md")] == ["/notes/a.md"]
-    assert [match["text"] for match in backend.grep_raw("two")] == ["two"]
-    assert not hasattr(backend, "execute")
-
-
 @pytest.mark.parametrize("kind", stores.KINDS)
 def test_q1_3_values_by_namespace_and_key(kind, tmp_path, request):
     """The store's own `put` and `get`; what of it is no file is a value, and shown as one."""
@@ -54,21 +43,6 @@ def test_q1_3_values_by_namespace_and_key(kind, tmp_path, request):
             (info,) = backend.ls("/").entries
             assert info["path"] == "/prefs.json"
             assert json.loads(backend.download_files(["/prefs.json"])[0].content) == {"colour": "#FD5108"}
-
-
-def test_q2_2_what_a_file_is_in_the_store(runtime):
-    store = runtime.store
-    store.put(
-        namespace=("memories",),
-        key="/memories/AGENTS.md",
-        value={
-            "content": ["line1", "line2"],
-            "created_at": "2025-01-01T00:00:00",
-            "modified_at": "2025-01-01T00:00:00",
-        },
-    )
-    backend = StoreBackend(runtime, namespace=lambda ctx: ("memories",))
-    assert str(backend.read("/memories/AGENTS.md")) == "     1\tline1\n     2\tline2"
 
 
 def test_q2_2_a_write_is_kept_at_once_and_has_no_update(runtime):
@@ -92,14 +66,6 @@ def test_q2_2_all_threads_and_every_start_share_it(tmp_path):
                     assert content in backend.read("/a.md")
     with SqliteStore.from_conn_string(path) as store, StoreBackend(store, namespace="memories") as backend:
         assert "of the second" in backend.read("/a.md")
-
-
-def test_q2_3_writing_and_reading_compared(runtime):
-    state, store = StateBackend(runtime), StoreBackend(runtime)
-    new = state.write("/a.md", "x")
-    assert new.files_update["/a.md"]["content"] == "x"
-    assert store.write("/a.md", "x").files_update is None
-    assert state.read("/a.md").file_data["content"] == store.read("/a.md").file_data["content"] == "x"
 
 
 def test_q2_4_a_sqlite_store(tmp_path):
@@ -219,29 +185,6 @@ def test_composite_9_1_classes_as_routes(runtime):
     assert backend.write("/note.txt", "x").error is None
     assert runtime.store.get(("filesystem",), "/SKILL.md") is not None
     assert list(runtime.state["files"]) == ["/note.txt"]
-
-
-def test_composite_9_2_development_and_production(runtime):
-    development = CompositeBackend(default=StateBackend)(runtime)
-    production = CompositeBackend(default=StateBackend, routes={"/data/": StoreBackend})(runtime)
-    assert development.write("/data/a", "1").error is None
-    assert production.write("/data/a", "2").error is None
-    assert runtime.state["files"]["/data/a"]["content"] == "1"
-    assert runtime.store.get(("filesystem",), "/a").value["content"] == "2"
-
-
-def test_composite_9_3_a_shell_beside_memories(runtime, tmp_path):
-    backend = CompositeBackend(
-        default=LocalShellBackend(root_dir=str(tmp_path), virtual_mode=True),
-        routes={
-            "/memories/": StoreBackend,
-        },
-    )(runtime)
-    (tmp_path / "file.txt").write_text("x")
-    assert "file.txt" in backend.execute("ls -la").output
-    assert backend.write("/memories/note.txt", "persistent").error is None
-    assert runtime.store.get(("filesystem",), "/note.txt").value["content"] == "persistent"
-    assert not (tmp_path / "memories").exists()
 
 
 def test_composite_11_tenants_apart(runtime):

@@ -10,7 +10,7 @@ from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import ROOT_NODE, SnapshotVolume, Volume
 from fusebackend.testing.branches import branched
-from fusebackend.testing.branches.by_path import (
+from fusebackend.testing.by_path import (
     OWNER,
     File,
     Shown,

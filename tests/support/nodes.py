@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 
-from fusebackend.protocol import ROOT_NODE, Caller, Volume
+from fusebackend.protocol import ROOT_NODE, Volume
+from fusebackend.testing.by_path import OWNER, overwrite
 from fusebackend.volumes.contents import opened
 
-ME = Caller(os.geteuid(), os.getegid())
+__all__ = ["ME", "names", "node_at", "overwrite", "put", "whole"]
+
+ME = OWNER
 
 
 def put(volume: Volume, name: bytes, data: bytes = b"", parent: int = ROOT_NODE, mode: int = 0o644) -> int:
@@ -24,11 +27,6 @@ def whole(volume: Volume, node: int) -> bytes:
     """Return all bytes of a file of up to 1 MiB."""
     with opened(volume, node, os.O_RDONLY):
         return volume.read(node, 0, 1 << 20)
-
-
-def overwrite(volume: Volume, node: int, offset: int, data: bytes) -> None:
-    with opened(volume, node, os.O_RDWR):
-        volume.write(node, offset, data)
 
 
 def node_at(volume: Volume, path: str | bytes) -> int:

@@ -24,7 +24,7 @@ from fusebackend.protocol import (
     Caller,
     Volume,
 )
-from fusebackend.testing.branches.by_path import walk
+from fusebackend.testing.by_path import walk
 from fusebackend.trees.automatic import is_automatic, name_at
 from fusebackend.vfs.junctions import Route
 from fusebackend.vfs.mounted_tree import FileSystem

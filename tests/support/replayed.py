@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fusebackend.history.history_file import OF_RECORD, HistoryFile
 from fusebackend.history.records import Image, Record, State
 from fusebackend.protocol import ROOT_NODE, SnapshotVolume, Volume
-from fusebackend.testing.branches.by_path import content, walk
+from fusebackend.testing.by_path import content, walk
 from fusebackend.volumes.contents import opened
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fusebackend.protocol import Volume
-from fusebackend.testing.branches.by_path import at, content, walk
+from fusebackend.testing.by_path import at, content, walk
 from fusebackend.volumes.placing import State, state_of
 
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self, TypeVar, Unpack
 
-from fusebackend.backends.directory.agent_face import DirectoryFace
+from fusebackend.backends.directory.search import LocalWalk, SievedWalk, read_local
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import paths
 from fusebackend.base.paths import PathError
@@ -53,6 +53,8 @@ from fusebackend.protocol import (
     verbs,
 )
 from fusebackend.protocol.scheme import COMMANDS, MAX_FILE_SIZE, ON_EXISTS, Scheme, Url, UrlError
+from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.search import glob_files, grep_files
 
 R = TypeVar("R")
 Item = TypeVar("Item", FileUploadResponse, FileDownloadResponse)
@@ -71,6 +73,31 @@ class HostVolume(DirectoryVolume):
             if not target.startswith(b"/"):
                 return target
             return b"../" * self._nodes.depth(node) + target.lstrip(b"/")
+
+
+class DirectoryFace(VolumeBackend):
+    """The agent's verbs over a `DirectoryVolume`, with searches that make no nodes.
+
+    Args:
+        volume: the directory.
+        max_search_bytes: larger files are passed over by `grep`, with and without ripgrep; the answer then says
+            `truncated`.
+    """
+
+    volume: DirectoryVolume
+
+    def __init__(self, volume: DirectoryVolume, *, max_search_bytes: int, on_exists: OnExists = "error") -> None:
+        super().__init__(volume, on_exists=on_exists)
+        self.max_search_bytes = max_search_bytes
+
+    def _glob_files(self, pattern: str, path: str) -> GlobResult:
+        return glob_files(self.volume, pattern, path, LocalWalk)
+
+    def _grep_files(
+        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
+    ) -> GrepResult:
+        walk = partial(SievedWalk, pattern, max_bytes)
+        return grep_files(self.volume, pattern, path, glob, max_count, max_bytes, walk, read_local)
 
 
 class FilesystemBackend(BackendProtocol):

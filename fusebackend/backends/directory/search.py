@@ -1,4 +1,4 @@
-"""Searches: `LocalTree` walks the files below a directory, and `find_candidates` has ripgrep sort out most of them.
+"""Searches: `LocalWalk` walks the files below a directory, and `find_candidates` has ripgrep sort out most of them.
 
 A walk makes no nodes: a hundred thousand files would push every other node out of a volume's table. As in the volume,
 each step is one `openat` with O_NOFOLLOW from the directory above, so a swapped directory leads nowhere else. No lock
@@ -13,14 +13,17 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar, cast
 
 from fusebackend.backends.directory.dirfd import FILE_FLAGS, LIST_FLAGS, Descriptor
+from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import budget, paths
 from fusebackend.base.budget import Budget
 from fusebackend.base.errors import VANISHED, oserror
-from fusebackend.volumes.walk import LISTED_BYTES, UNREADABLE
+from fusebackend.protocol import Attr, Volume
+from fusebackend.volumes.contents import LOCKED_BYTES, PIECE_BYTES, read_with
+from fusebackend.volumes.walk import LISTED_BYTES, UNREADABLE, FileWalk
 
 OPEN_LEVELS = 64
 """Directories of one walk that are open at a time; those above are opened again on the way back."""
@@ -28,15 +31,22 @@ OPEN_LEVELS = 64
 SWAPPED = VANISHED | {errno.ELOOP}
 """Errors in a walk when a file that it has just seen is gone, or is a link or something else now."""
 
+T = TypeVar("T")
 
-class LocalFile(NamedTuple):
-    """A regular file as the walk saw it."""
 
-    path: str
-    """Relative to where the walk started."""
-    name: str
-    status: os.stat_result
-    directory: Descriptor
+class LocalFile(Attr):
+    """A regular file as the walk saw it, without a node.
+
+    Args:
+        name: its name in the directory.
+    """
+
+    __slots__ = ("directory", "name")
+
+    def __init__(self, name: str, status: os.stat_result, directory: Descriptor) -> None:
+        super().__init__(0, status.st_mode, size=status.st_size, mtime_ns=status.st_mtime_ns)
+        self.name = name
+        self.directory = directory
 
     def open(self) -> Descriptor:
         """Open it for reading. ENOENT when it is no regular file any more."""
@@ -63,54 +73,38 @@ class _Level:
         self.held = len(listing) * LISTED_BYTES
 
 
-class LocalTree:
-    """The files below a directory, in the order of their paths as text.
+class LocalWalk(FileWalk):
+    """A `FileWalk` of a `DirectoryVolume`. See the module's docstring."""
 
-    The budget (`budget.current`) is asked for each directory and file; `Spent` ends the walk.
-
-    Attributes:
-        unreadable: something could not be looked into, so the walk is not complete.
-    """
-
-    def __init__(self, root: Descriptor, *, below: Sequence[str] = (), depth: int | None = None) -> None:
-        """
-        Args:
-            root: the directory, open for reading its names.
-            below: go down these plain names first and see nothing else.
-            depth: how many segments a file's path has at most, `below` included.
-        """
-        self._root = root
-        self._below = tuple(below)
-        self._depth = depth
-        self._budget = budget.current()
-        self.unreadable = False
-
-    def start(self) -> Descriptor | None:
-        """The directory at the end of `below`, None when it is not there or may not be read."""
-        return self._open(self._root, self._below)
-
-    def __iter__(self) -> Iterator[LocalFile]:
-        """Files that vanish meanwhile are passed over."""
-        start = self.start()
+    def __iter__(self) -> Iterator[tuple[str, LocalFile]]:
+        start = self._start()
         if start is None:
             return
-        prefix = "".join(f"{name}/" for name in self._below)
-        levels = [_Level("", prefix, start, self._listing(start))]
+        prefix, node = start
+        try:
+            root = cast("DirectoryVolume", self._volume).open_directory(node)
+        except OSError as error:
+            self._pass_over(error)
+            return
+        yield from self._files(root, prefix)
+
+    def _files(self, root: Descriptor, prefix: str) -> Iterator[tuple[str, LocalFile]]:
+        levels = [_Level("", prefix, root, self._names(root))]
         while levels:
             level = levels[-1]
-            directory = level.directory or self._reopen(levels)
+            directory = level.directory or self._reopen(root, levels)
             below = None
             for shown, name in level.listing if directory is not None else ():
                 assert directory is not None
                 self._budget.require()
                 if not shown.endswith("/"):
-                    found = self._file(level.prefix + shown, name, directory)
+                    found = self._file(name, directory)
                     if found is not None:
-                        yield found
+                        yield level.prefix + shown, found
                 elif self._depth is None or len(levels) + len(self._below) < self._depth:
-                    inner = self._open(directory, (name,))
+                    inner = self._open(directory, name)
                     if inner is not None:
-                        below = _Level(name, level.prefix + shown, inner, self._listing(inner))
+                        below = _Level(name, level.prefix + shown, inner, self._names(inner))
                         break
             if below is None:
                 self._budget.hold(-levels.pop().held)
@@ -119,25 +113,23 @@ class LocalTree:
             if len(levels) > OPEN_LEVELS:
                 levels[-OPEN_LEVELS - 1].directory = None
 
-    def _reopen(self, levels: list[_Level]) -> Descriptor | None:
+    def _reopen(self, root: Descriptor, levels: list[_Level]) -> Descriptor | None:
         """The directory of the last level, and of half a window above it: the next ones on the way back."""
-        found = self.start()
+        found: Descriptor | None = root
         for number, level in enumerate(levels):
             if found is not None and number > 0:
-                found = self._open(found, (level.name,))
+                found = self._open(found, level.name)
             level.directory = found if number >= len(levels) - OPEN_LEVELS // 2 else None
         return found
 
-    def _open(self, directory: Descriptor, names: Sequence[str]) -> Descriptor | None:
-        for name in names:
-            try:
-                directory = Descriptor(os.open(name, LIST_FLAGS, dir_fd=directory.fd))
-            except (OSError, UnicodeEncodeError) as error:
-                self._pass_over(error)
-                return None
-        return directory
+    def _open(self, directory: Descriptor, name: str) -> Descriptor | None:
+        try:
+            return Descriptor(os.open(name, LIST_FLAGS, dir_fd=directory.fd))
+        except OSError as error:
+            self._pass_over(error)
+            return None
 
-    def _listing(self, directory: Descriptor) -> list[tuple[str, str]]:
+    def _names(self, directory: Descriptor) -> list[tuple[str, str]]:
         """Regular files and directories, as text and as the system's name. `/` ends the text of a directory, which
         makes the order that of paths."""
         listing: list[tuple[str, str]] = []
@@ -154,20 +146,75 @@ class LocalTree:
         listing.sort()
         return listing
 
-    def _file(self, path: str, name: str, directory: Descriptor) -> LocalFile | None:
+    def _file(self, name: str, directory: Descriptor) -> LocalFile | None:
         try:
             status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
         except OSError as error:
             self._pass_over(error)
             return None
-        return LocalFile(path, name, status, directory) if stat.S_ISREG(status.st_mode) else None
+        return LocalFile(name, status, directory) if stat.S_ISREG(status.st_mode) else None
 
     def _pass_over(self, error: OSError | UnicodeEncodeError) -> None:
-        number = error.errno if isinstance(error, OSError) else errno.ENOENT
-        if number in UNREADABLE:
-            self.unreadable = True
-        elif number not in SWAPPED and number != errno.ENAMETOOLONG:
-            raise error
+        if not (isinstance(error, OSError) and error.errno == errno.ELOOP):  # a link is in its place now
+            super()._pass_over(error)
+
+
+class SievedWalk(LocalWalk):
+    """A `LocalWalk` of the files that may hold a pattern, by ripgrep. Those that can't be read are among them: reading
+    them will say why not.
+
+    Args:
+        max_bytes: larger files are not looked at by ripgrep.
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        max_bytes: int,
+        volume: DirectoryVolume,
+        directory: int,
+        *,
+        below: Sequence[str] = (),
+        depth: int | None = None,
+    ) -> None:
+        super().__init__(volume, directory, below=below, depth=depth)
+        self._pattern = pattern
+        self._max_bytes = max_bytes
+
+    def _files(self, root: Descriptor, prefix: str) -> Iterator[tuple[str, LocalFile]]:
+        found = find_candidates(root.fd, self._pattern, self._max_bytes)
+        if found is None:
+            yield from super()._files(root, prefix)
+            return
+        self.unreadable |= not found.complete
+        for path, file in super()._files(root, prefix):
+            is_large = file.size > self._max_bytes
+            if is_large or path.removeprefix(prefix) in found.files or (found.denied and not file.readable()):
+                yield path, file
+
+
+def read_local(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
+    """As `contents.read_with`, also for a file without a node."""
+    if not isinstance(attr, LocalFile):
+        return read_with(volume, attr, max_bytes, take)
+    if attr.size > max_bytes:
+        raise oserror(errno.EFBIG)
+    return take(_pieces(volume, attr, max_bytes))
+
+
+def _pieces(volume: Volume, file: LocalFile, max_bytes: int) -> Iterator[bytes]:
+    """The bytes of a file. A small one is read in one go, with no write of a mount in between; a larger one may show
+    lines of before and after a change."""
+    opened = file.open()
+    with volume.lock:
+        piece = os.pread(opened.fd, min(LOCKED_BYTES, max_bytes + 1), 0)
+    offset = len(piece)
+    while piece:
+        if offset > max_bytes:
+            raise oserror(errno.EFBIG)  # it has grown, or is a file of /proc, which has no size
+        yield piece
+        piece = os.pread(opened.fd, PIECE_BYTES, offset)
+        offset += len(piece)
 
 
 # -- ripgrep --------------------------------------------------------------------------------------------------

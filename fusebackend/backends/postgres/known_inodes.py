@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from fusebackend.backends.postgres.statements import FIELDS, StoredInode
+from fusebackend.base.recent import Recent
 from fusebackend.databases.pipeline import Rows
 from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.damage import is_in_range
@@ -80,7 +81,7 @@ class KnownInodes:
         self._changes: dict[int, int] = {}  # when a node last changed; all others did at `_floor` or before
         self._floor = 0
         self._sent: dict[int, int] = {}  # versions of bytes that the kernel has been given
-        self._ends: dict[int, tuple[bytes, int]] = {}  # the last name of a directory, and since when
+        self._ends: Recent[int, tuple[bytes, int]] = Recent(MAX_INODES)  # the last name of a directory, and since when
         self._aged: dict[int, StoredInode] = {}  # rows of directories that others have changed since
 
     @property
@@ -132,10 +133,7 @@ class KnownInodes:
     def ended(self, moment: int, directory: int, name: bytes) -> None:
         """A listing has ended with this name."""
         with self._lock:
-            self._ends.pop(directory, None)
             self._ends[directory] = name, moment
-            while len(self._ends) > MAX_INODES:
-                del self._ends[next(iter(self._ends))]
 
     def found(self, moment: int, inode: StoredInode, data: bytes | None = None) -> None:
         """A row was read, and perhaps all bytes of the file."""

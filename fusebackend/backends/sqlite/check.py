@@ -1,7 +1,5 @@
 """Checks a volume file against `schema.py`: `check(path)` returns one line for each problem.
 
-    python -m fusebackend.backends.sqlite.check FILE        exits with 0 when all is well, else with 1
-
 It only reads, in one transaction, and claims nothing: a volume may be checked while it is mounted, as of the last
 flush. Every rule is one query whose rows break it, so the file may be of any size; memory has the problems only, up to
 `MAX_PROBLEMS`. The trigram index is checked against all texts (`drift`).
@@ -13,7 +11,6 @@ import errno
 import os
 import sqlite3
 import stat
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -359,23 +356,3 @@ def _index_again(db: sqlite3.Connection) -> None:
         if text is not None:
             for entry in trigram.entries(trigram.words(text) - common):
                 db.execute("INSERT INTO temp.wanted (rowid, words) VALUES (?, ?)", (node, entry))
-
-
-def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m fusebackend.backends.sqlite.check FILE\n")
-        return 1
-    try:
-        problems = check(arguments[0])
-    except schema.VolumeFileError as error:
-        sys.stderr.write(f"error: {error.strerror}\n")
-        return 1
-    for problem in problems:
-        sys.stdout.write(problem + "\n")
-    if not problems:
-        sys.stdout.write("the volume is sound\n")
-    return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

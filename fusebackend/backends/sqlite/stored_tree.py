@@ -20,6 +20,7 @@ from fusebackend.backends.sqlite.schema import LAST_NODE
 from fusebackend.backends.sqlite.unlogged import Delta, Patch, row_of
 from fusebackend.base import heap
 from fusebackend.base.errors import oserror
+from fusebackend.base.recent import Recent
 from fusebackend.databases.sqlite import errno_of
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, ChunkCache, allocated_blocks
 from fusebackend.volumes.damage import Damage, is_sound
@@ -202,7 +203,7 @@ class SqliteTree(TreeVolume):
         self._unlogged = Delta()
         self._inodes: OrderedDict[int, Inode] = OrderedDict()
         # None for a name that the file does not have: the kernel looks before it creates.
-        self._names: OrderedDict[tuple[int, bytes], int | None] = OrderedDict()
+        self._names: Recent[tuple[int, bytes], int | None] = Recent(CACHE_NAMES)
         self._chunks = self.byte_cache = ChunkCache(CACHE_BYTES)
         self._unstored: set[int] = set()  # nodes the file has no row for yet
         self._leaving: set[int] = set()  # nodes to be dropped from memory after the next flush
@@ -329,8 +330,6 @@ class SqliteTree(TreeVolume):
             row = self._db.execute("SELECT node FROM dentry WHERE parent = ? AND name = ?", key).fetchone()
         node = None if row is None else self._sound_entry(parent, name, row[0])
         self._names[key] = node
-        if len(self._names) > CACHE_NAMES:
-            self._names.popitem(last=False)
         return node
 
     def _sound_entry(self, parent: int, name: bytes, node: int) -> int:
@@ -555,8 +554,6 @@ class SqliteTree(TreeVolume):
             self._chunks.put(key, chunk)
         for parent, names in dirty.names.items():
             self._names.update({(parent, name): node for name, node in names.items()})
-        while len(self._names) > CACHE_NAMES:
-            self._names.popitem(last=False)
         self._unstored.clear()
         self._stored_next_node = self._next_node
         self._dirty = self._new_buffer()

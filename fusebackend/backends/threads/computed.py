@@ -23,6 +23,7 @@ from fusebackend.backends.threads.nodes import (
 )
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
+from fusebackend.protocol import BLOCK_BYTES
 
 QUICK_BYTES: Final = 32 << 10
 """Making a longer document takes over a millisecond, which other routes would wait for."""
@@ -36,6 +37,8 @@ class Look(NamedTuple):
 
     size: int
     mtime_ns: int
+    stored_bytes: int = 0
+    """In the database, that it stands for."""
 
 
 class Document(FileNode):
@@ -59,8 +62,10 @@ class Document(FileNode):
         self._is_open = False
 
     def settle(self) -> Document:
-        size, mtime_ns = self._look()
+        size, mtime_ns, stored_bytes = self._look()
         self.resize(size)
+        if stored_bytes:
+            self.blocks = -(-stored_bytes // BLOCK_BYTES)
         self.date(mtime_ns)
         return self
 

@@ -7,6 +7,7 @@
     head/…                                         the files now
     history/NAME/…                                 the files at a checkpoint; beside it NAME.state.json and
                                                    NAME.messages.jsonl
+    blobs                                          a link to where deepagents keeps media
     history/@latest  @previous  @first             links to checkpoints and, with the same endings, to their
                                                    documents: found when named, and not listed
 
@@ -38,7 +39,7 @@ from fusebackend.backends.threads.computed import (
     Names,
     Rewritten,
 )
-from fusebackend.backends.threads.conversation import files_of
+from fusebackend.backends.threads.conversation import BLOBS, files_of
 from fusebackend.backends.threads.database.rows import Damaged, time_ns_of
 from fusebackend.backends.threads.index import LineIndex, Step
 from fusebackend.backends.threads.index_cache import IndexCache
@@ -55,6 +56,7 @@ from fusebackend.backends.threads.nodes import (
     TextFile,
     TreeDifference,
 )
+from fusebackend.backends.threads.overview import Space
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
@@ -131,6 +133,8 @@ class Shared(NamedTuple):
     cache: IndexCache | None
     conversations: Conversations
     files: RecentFiles
+    blobs: bytes | None
+    """The target of a thread's link `blobs`."""
 
 
 class Line:
@@ -147,7 +151,7 @@ class Line:
         self.shared = shared
         self._talk: MessageIndex | None = None
         self._index: LineIndex | None = None
-        self._space = (-1, b"")  # a version, and `space.tsv` then
+        self._space = (-1, Space(b"", 0))  # a version, and what was weighed then
         self._talked, self._indexed = -1, -1  # the versions that these have seen
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
         self._directory = directory
@@ -161,8 +165,12 @@ class Line:
         )
         self._documents = self._all_documents()
         computed = {directory.name: directory for directory in self._computed}
-        self._entries: Mapping[bytes, Node] = {HEAD: self.head, **computed, **self._documents}
+        self._entries: dict[bytes, Node] = {HEAD: self.head, **computed, **self._documents}
         self._date()
+        if shared.blobs is not None:
+            name = BLOBS.encode()
+            target = b"../../" + name if lineage.place.namespace else shared.blobs
+            self._entries[name] = Link(shared.nodes, target, self.time_ns)
 
     def entries(self) -> Mapping[bytes, Node]:
         return self._entries
@@ -248,17 +256,23 @@ class Line:
     # -- documents ---------------------------------------------------------------------------------------------
 
     def _document(
-        self, kind: type[Document], size: Callable[[], int], make: Callable[[], bytes], *, repeats: bool = False
+        self,
+        kind: type[Document],
+        size: Callable[[], int],
+        make: Callable[[], bytes],
+        *,
+        repeats: bool = False,
+        stored_bytes: Callable[[], int] = lambda: 0,
     ) -> Document:
         """A document whose size is worked out once for each version of the line."""
-        measured = (-1, 0)  # a version, and the size then
+        measured = (-1, Look(0, 0))  # a version, and the attributes then
 
         def look() -> Look:
             nonlocal measured
             self.fresh()
             if measured[0] != self.version:
-                measured = self.version, size()
-            return Look(measured[1], self.time_ns)
+                measured = self.version, Look(size(), self.time_ns, stored_bytes())
+            return measured[1]
 
         return kind(self.nodes, look, make, repeats=repeats)
 
@@ -278,7 +292,13 @@ class Line:
             ),
         }
         if not self.lineage.place.namespace:
-            made[SPACE] = self._document(Rewritten, lambda: len(self._space_now()), self._space_now, repeats=True)
+            made[SPACE] = self._document(
+                Rewritten,
+                lambda: len(self._space_now().tsv),
+                lambda: self._space_now().tsv,
+                repeats=True,
+                stored_bytes=lambda: self._space_now().bytes,
+            )
         return made
 
     def _page(
@@ -301,10 +321,10 @@ class Line:
         self.fresh()
         return documents.state_now(self.lineage)
 
-    def _space_now(self) -> bytes:
+    def _space_now(self) -> Space:
         self.fresh()
         if self._space[0] != self.version:
-            self._space = self.version, overview.space_tsv(self.lineage)
+            self._space = self.version, overview.weighed(self.lineage)
         return self._space[1]
 
     def _readme(self, index: LineIndex) -> bytes:

@@ -144,6 +144,15 @@ class Nodes:
             node.unload()
 
 
+def blocks_of(size: int) -> int:
+    """The blocks of a file that takes no space of its own: `space.tsv` has those of its thread.
+
+    One says that it is no hole. GNU tar's `--sparse` stores nothing but zeros for a file of a block and more that has
+    none, as in `/sys`.
+    """
+    return min(size // BLOCK_BYTES, 1)
+
+
 class Node(Attr):
     """A file or directory. `settle` updates its attributes before they are shown."""
 
@@ -163,7 +172,7 @@ class Node(Attr):
 
     def resize(self, size: int) -> None:
         self.size = size
-        self.blocks = -(-size // BLOCK_BYTES)
+        self.blocks = blocks_of(size)
 
     def settle(self) -> Node:
         """This node, with current attributes."""
@@ -228,7 +237,7 @@ class DirectoryNode(Node):
         super().__init__(nodes, DIRECTORY_MODE, mtime_ns)  # a link count of 1: subdirectories are not counted
         self.parent = parent
         self.name = name
-        self.resize(DIRECTORY_BYTES)
+        self.size = DIRECTORY_BYTES
 
     def entries(self) -> Mapping[bytes, Node]:
         """The current entries."""

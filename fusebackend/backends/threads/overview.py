@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads.conversation import escaped_inline, one_line
 from fusebackend.backends.threads.database.rows import Place
@@ -100,12 +100,21 @@ def checkpoints_tsv(index: LineIndex) -> bytes:
     return encoded("\n".join(lines) + "\n")
 
 
-def space_tsv(lineage: Lineage) -> bytes:
-    """The bytes that a thread takes in the database, by channel, step and namespace; the largest first."""
-    lines = ["by\tname\tbytes"]
+class Space(NamedTuple):
+    """The bytes that a thread takes in the database."""
+
+    tsv: bytes
+    """By channel, step and namespace, the largest first: `space.tsv`."""
+    bytes: int
+
+
+def weighed(lineage: Lineage) -> Space:
+    """The space of a thread."""
+    lines, sizes = ["by\tname\tbytes"], []
     for by in ("channel", "step", "namespace"):
-        lines += [f"{by}\t{one_line(name, MAX_FIELD_CHARS)}\t{size}" for name, size in lineage.sizes(by)]
-    return encoded("\n".join(lines) + "\n")
+        sizes = lineage.sizes(by)
+        lines += [f"{by}\t{one_line(name, MAX_FIELD_CHARS)}\t{size}" for name, size in sizes]
+    return Space(encoded("\n".join(lines) + "\n"), sum(size for _, size in sizes))
 
 
 def _title(talk: MessageIndex) -> str:

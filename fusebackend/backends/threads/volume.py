@@ -28,6 +28,7 @@ from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.head import HeadFiles
 from fusebackend.backends.threads.line import HEAD, Checkpoint, Head, Line
+from fusebackend.backends.threads.nodes import blocks_of
 from fusebackend.backends.threads.prune import remove
 from fusebackend.backends.threads.tree import LineDirectory, ThreadDirectory, Tree
 from fusebackend.base import errors, heap, paths, waiting
@@ -66,7 +67,9 @@ class ThreadsVolume(NativeVolume):
     at_once = frozenset({"flush", "open", "release"})
     most_nodes = MOST_NODES
 
-    def __init__(self, database: Database, *, cache: bool = True, may_prune: bool = False) -> None:
+    def __init__(
+        self, database: Database, *, cache: bool = True, blobs: bytes | None = None, may_prune: bool = False
+    ) -> None:
         super().__init__()
         self.features = Features(
             rename=False,
@@ -81,7 +84,7 @@ class ThreadsVolume(NativeVolume):
         )
         self.lock = waiting.Lock()
         self._database = database
-        self._tree = Tree(database, cache=cache)
+        self._tree = Tree(database, cache=cache, blobs=blobs)
         if may_prune:
             self._tree.nodes.prunable = stat.S_IWUSR
             self._tree.root.mode |= stat.S_IWUSR
@@ -394,7 +397,7 @@ class WritableHead:
             uid=attr.uid,
             gid=attr.gid,
             size=attr.size,
-            blocks=attr.blocks,
+            blocks=0 if attr.is_dir else blocks_of(attr.size),
             atime_ns=attr.atime_ns,
             mtime_ns=attr.mtime_ns,
             ctime_ns=attr.ctime_ns,
@@ -415,10 +418,8 @@ class WritableThreadsVolume(ThreadsVolume):
         quiet_s: after how many seconds without a sign of life a run counts as ended.
     """
 
-    def __init__(
-        self, database: Database, quiet_s: float = QUIET_S, *, cache: bool = True, may_prune: bool = False
-    ) -> None:
-        super().__init__(database, cache=cache, may_prune=may_prune)
+    def __init__(self, database: Database, quiet_s: float = QUIET_S, **options: Any) -> None:
+        super().__init__(database, **options)
         self.database = database
         self.features = replace(self.features, random_writes=False, change_feed=False, read_only=False)
         self._quiet_s = quiet_s

@@ -89,7 +89,8 @@ class AnsweredError(UserError):
         if self.code == wire.INVALID_PARAMS:
             return InvalidCall(str(self))
         if self.code == wire.SYSTEM_ERROR:
-            return errors.about(OSError(self.data.get("errno", errno.EIO), str(self)), path)
+            named = [self.data["path"]] if "path" in self.data else []
+            return errors.about(OSError(self.data.get("errno", errno.EIO), str(self), *named), path)
         return FailedCall(str(self))
 
 

@@ -22,7 +22,6 @@ own, and the volume must not change any more. A `SnapshotVolume` is branched off
 cases.py      contents, what is below, life, merges
 machine.py    random operations
 branched.py   a branch without a mount
-by_path.py    files by their paths
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import Volume
-from fusebackend.testing.branches.by_path import Shown, shown
+from fusebackend.testing.by_path import Shown, shown
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.merges import Merges

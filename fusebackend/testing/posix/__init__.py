@@ -12,6 +12,10 @@ A plain directory passes them, which proves the cases before they accuse a file 
         def root(cls):
             yield pathlib.Path("/mnt/mine")
 
+A case is about an answer of the file system. What the kernel answers by itself, whatever the file system would say, has
+none: a path through a file, a target of another kind, the offset and the flags of a descriptor, the checks of modes
+that `default_permissions` leaves to it. `fusebackend.testing.likeness` compares such calls with a plain directory.
+
 The class declares the differences that POSIX allows between file systems; `case.Limits` lists them. Cases that need
 another user run only as root, and with `limits.other_users`.
 

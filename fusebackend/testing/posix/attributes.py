@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from pathlib import Path
 
 from fusebackend.testing.each import each, needs
-from fusebackend.testing.posix.case import Case, fresh, opened, refused
+from fusebackend.testing.posix.case import Case, fresh, opened
 
 
 class AttributeCases(Case):
@@ -35,16 +34,6 @@ class AttributeCases(Case):
             assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o751
         assert stat.S_IMODE((d / "file").stat().st_mode) == 0o751
 
-    @needs("persistent_modes", "symlinks")
-    def test_chmod_follows_a_symlink(self, d: Path, file: Path) -> None:
-        os.symlink("file", d / "link")
-        os.chmod(d / "link", 0o600)
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert stat.S_IMODE((d / "link").lstat().st_mode) == 0o777
-
-    def test_chmod_of_what_is_missing(self, d: Path) -> None:
-        refused(errno.ENOENT, os.chmod, d / "missing", 0o644)
-
     @needs("persistent_modes", "links")
     def test_chmod_is_seen_through_every_link(self, d: Path) -> None:
         (d / "one").write_bytes(b"x")
@@ -61,19 +50,6 @@ class AttributeCases(Case):
         after = (d / "file").stat()
         assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
         assert (d / "file").read_bytes() == b"data"
-
-    def test_access_answers(self, d: Path, file: Path) -> None:
-        assert os.access(file, os.F_OK | os.R_OK | os.W_OK)
-        assert not os.access(d / "missing", os.F_OK)
-        assert os.access(d, os.R_OK | os.W_OK | os.X_OK)
-
-    @needs("persistent_modes")
-    def test_nobody_executes_a_file_without_x(self, d: Path) -> None:
-        (d / "script").write_text("#!/bin/sh\nexit 7\n")
-        assert not os.access(d / "script", os.X_OK)
-        refused(errno.EACCES, os.execv, d / "script", ["script"])
-        os.chmod(d / "script", 0o755)
-        assert os.waitstatus_to_exitcode(os.system(f"'{d}/script'")) == 7
 
     def test_statvfs_is_plausible(self, d: Path) -> None:
         status = os.statvfs(d)

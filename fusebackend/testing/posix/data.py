@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from pathlib import Path
 
 from fusebackend.testing.each import each, needs
-from fusebackend.testing.posix.case import Case, all_refused, fresh, opened, refused
+from fusebackend.testing.posix.case import Case, fresh, opened, refused
 
 RDWR_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
@@ -22,34 +21,11 @@ class DataCases(Case):
                 assert (own / "file").stat().st_size == size
                 assert (own / "file").read_bytes() == data
 
-    def test_read_at_the_end_is_empty(self, d: Path) -> None:
-        (d / "file").write_bytes(b"abc")
-        with opened(d / "file", os.O_RDONLY) as fd:
-            assert os.read(fd, 100) == b"abc"
-            assert os.read(fd, 100) == b""
-            assert os.pread(fd, 1, 3) == b""
-
     def test_pread_far_beyond_the_end_is_empty(self, d: Path) -> None:
         (d / "file").write_bytes(b"abc")
         with opened(d / "file", os.O_RDONLY) as fd:
             for offset in (4, 4096, 1 << 31, 1 << 40, (1 << 62) - 1):
                 assert os.pread(fd, 100, offset) == b""
-
-    def test_pread_and_pwrite_leave_the_offset(self, fd: int) -> None:
-        os.write(fd, b"abcdef")
-        os.pwrite(fd, b"XY", 1)
-        assert os.pread(fd, 3, 1) == b"XYd"
-        assert os.lseek(fd, 0, os.SEEK_CUR) == 6
-
-    def test_a_write_of_nothing_changes_nothing(self, d: Path) -> None:
-        (d / "file").write_bytes(b"abc")
-        before = (d / "file").stat()
-        with opened(d / "file", os.O_RDWR) as fd:
-            assert os.write(fd, b"") == 0
-            assert os.pwrite(fd, b"", 1000) == 0
-            assert os.read(fd, 0) == b""
-        after = (d / "file").stat()
-        assert (after.st_size, after.st_mtime_ns) == (3, before.st_mtime_ns)
 
     def test_overwriting_in_the_middle(self, d: Path) -> None:
         data = bytearray(os.urandom(300_000))
@@ -97,11 +73,6 @@ class DataCases(Case):
             assert (d / "file").stat().st_size == size
             assert (d / "file").read_bytes() == b"x" * size
 
-    def test_truncate_extends_with_zeros(self, d: Path) -> None:
-        (d / "file").write_bytes(b"abc")
-        os.truncate(d / "file", 300_000)
-        assert (d / "file").read_bytes() == b"abc" + bytes(299_997)
-
     def test_what_was_cut_does_not_come_back(self, d: Path) -> None:
         for case in each((3, 4096, 100_000, 131_072)):
             with case as cut, fresh(d) as own, opened(own / "file", RDWR_NEW) as fd:
@@ -113,21 +84,6 @@ class DataCases(Case):
                 os.ftruncate(fd, cut)
                 os.pwrite(fd, b"end", 199_997)
                 assert os.pread(fd, 200_001, 0) == b"s" * cut + bytes(199_997 - cut) + b"end"
-
-    def test_ftruncate_leaves_the_offset(self, d: Path) -> None:
-        with opened(d / "file", RDWR_NEW) as fd:
-            os.write(fd, b"abcdef")
-            os.ftruncate(fd, 2)
-            os.write(fd, b"X")
-        assert (d / "file").read_bytes() == b"ab" + bytes(4) + b"X"
-
-    def test_truncate_errors(self, d: Path, file: Path) -> None:
-        all_refused(
-            (errno.ENOENT, os.truncate, d / "missing", 0),
-            (errno.EISDIR, os.truncate, d, 0),
-            (errno.EINVAL, os.truncate, file, -1),
-            (errno.ENOTDIR, os.truncate, file / "below", 0),
-        )
 
     def test_truncate_to_the_same_size_keeps_the_data(self, d: Path) -> None:
         (d / "file").write_bytes(b"abc")
@@ -177,27 +133,6 @@ class DataCases(Case):
             os.truncate(d / "file", 3)
         assert (d / "file").read_bytes() == b"abc"
 
-    def test_negative_offsets_are_einval(self, d: Path) -> None:
-        (d / "file").write_bytes(b"abc")
-        with opened(d / "file", os.O_RDWR) as fd:
-            all_refused(
-                (errno.EINVAL, os.pread, fd, 1, -1),
-                (errno.EINVAL, os.pwrite, fd, b"x", -1),
-                (errno.EINVAL, os.lseek, fd, -1, os.SEEK_SET),
-                (errno.EINVAL, os.lseek, fd, -4, os.SEEK_END),
-            )
-
-    def test_lseek_moves_as_told(self, d: Path) -> None:
-        (d / "file").write_bytes(b"abcdef")
-        with opened(d / "file", os.O_RDWR) as fd:
-            assert os.lseek(fd, 2, os.SEEK_SET) == 2
-            assert os.read(fd, 1) == b"c"
-            assert os.lseek(fd, 1, os.SEEK_CUR) == 4
-            assert os.lseek(fd, -1, os.SEEK_END) == 5
-            assert os.lseek(fd, 100, os.SEEK_SET) == 100
-            assert os.read(fd, 1) == b""
-            assert os.fstat(fd).st_size == 6
-
     def test_seek_end_knows_what_another_handle_wrote(self, d: Path) -> None:
         with opened(d / "file", RDWR_NEW) as first, opened(d / "file", os.O_RDWR) as second:
             os.write(first, b"x" * 5000)
@@ -215,13 +150,6 @@ class DataCases(Case):
         assert (2 << 20) + 65536 <= hole <= size
         refused(errno.ENXIO, os.lseek, fd, size, os.SEEK_DATA)
         refused(errno.ENXIO, os.lseek, fd, size + 1, os.SEEK_HOLE)
-
-    def test_vectors_are_written_and_read_in_order(self, fd: int) -> None:
-        assert os.writev(fd, [b"ab", b"", b"cde", b"f" * 5000]) == 5005
-        first, second = bytearray(3), bytearray(6000)
-        assert os.preadv(fd, [first, second], 0) == 5005
-        assert bytes(first) == b"abc"
-        assert bytes(second[:5002]) == b"de" + b"f" * 5000
 
     @needs("random_writes")
     def test_fallocate_makes_room(self, fd: int) -> None:
@@ -242,13 +170,6 @@ class DataCases(Case):
             assert os.sendfile(target, source, offset, 10) == 0
         assert (d / "target").read_bytes() == data
 
-    def test_sendfile_to_a_socket(self, d: Path) -> None:
-        (d / "source").write_bytes(b"over the wire")
-        left, right = socket.socketpair()
-        with left, right, opened(d / "source", os.O_RDONLY) as source:
-            assert os.sendfile(left.fileno(), source, 5, 100) == 8
-            assert right.recv(100) == b"the wire"
-
     def test_copy_file_range_copies(self, d: Path) -> None:
         data = os.urandom(400_000)
         (d / "source").write_bytes(data)
@@ -260,14 +181,6 @@ class DataCases(Case):
                 copied += step
             assert os.copy_file_range(source, target, 10) == 0
         assert (d / "target").read_bytes() == data
-
-    @needs("random_writes")
-    def test_copy_file_range_within_one_file(self, d: Path) -> None:
-        with opened(d / "file", RDWR_NEW) as fd:
-            os.write(fd, b"abcdefghij")
-            assert os.copy_file_range(fd, fd, 3, offset_src=0, offset_dst=5) == 3
-            refused(errno.EINVAL, os.copy_file_range, fd, fd, 5, offset_src=0, offset_dst=2)
-        assert (d / "file").read_bytes() == b"abcdeabcij"
 
     def test_fsync_of_a_file_and_its_directory(self, d: Path) -> None:
         with opened(d / "file", RDWR_NEW) as fd:
@@ -289,10 +202,6 @@ class DataCases(Case):
             for number in range(5):
                 os.write(fd, b"%d" % number)
         assert (d / "file").read_bytes() == b"01234"
-
-    def test_sync_returns(self, file: Path) -> None:
-        os.sync()
-        assert file.read_bytes() == b"x"
 
     @needs("random_writes")
     def test_many_small_writes_out_of_order(self, d: Path) -> None:

@@ -7,7 +7,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from fusebackend.testing.posix.case import Case, fails, fork, in_child, opened, refused
+from fusebackend.testing.posix.case import Case, fork, in_child, opened, refused
 
 BUSY = (errno.EAGAIN, errno.EACCES)
 WAITERS = 20
@@ -21,24 +21,6 @@ class LockCases(Case):
             refused(errno.EAGAIN, fcntl.flock, second, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(first, fcntl.LOCK_UN)
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def test_flock_is_shared_by_readers(self, d: Path) -> None:
-        with opened(d / "file", os.O_RDWR | os.O_CREAT) as first, opened(d / "file", os.O_RDWR) as second:
-            fcntl.flock(first, fcntl.LOCK_SH)
-            fcntl.flock(second, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            refused(errno.EAGAIN, fcntl.flock, second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def test_flock_ends_with_its_handle(self, d: Path) -> None:
-        with opened(d / "file", os.O_RDWR | os.O_CREAT) as second:
-            with opened(d / "file", os.O_RDWR) as first:
-                fcntl.flock(first, fcntl.LOCK_EX)
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def test_flock_ends_with_its_process(self, d: Path) -> None:
-        (d / "file").touch()
-        in_child(lambda: fcntl.flock(os.open(d / "file", os.O_RDWR), fcntl.LOCK_EX))
-        with opened(d / "file", os.O_RDWR) as fd:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def test_twenty_waiters_on_one_flock(self, d: Path) -> None:
         (d / "lock").touch()
@@ -74,58 +56,11 @@ class LockCases(Case):
             fcntl.lockf(fd, fcntl.LOCK_UN, 10, 0)
             assert in_child(attempt) == [True, True, True, True]
 
-    def test_record_locks_are_shared_by_readers(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x" * 100)
 
-        def attempt() -> tuple[bool, bool]:
-            with opened(d / "file", os.O_RDWR) as fd:
-                return _try_lock(fd, 0, 10, fcntl.LOCK_SH), _try_lock(fd, 0, 10, fcntl.LOCK_EX)
-
-        with opened(d / "file", os.O_RDWR) as fd:
-            fcntl.lockf(fd, fcntl.LOCK_SH, 10, 0)
-            assert in_child(attempt) == (True, False)
-
-    def test_record_locks_need_a_fitting_handle(self, d: Path) -> None:
-        (d / "file").touch()
-        with opened(d / "file", os.O_RDONLY) as fd, fails(errno.EBADF):
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with opened(d / "file", os.O_WRONLY) as fd, fails(errno.EBADF):
-            fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-    def test_record_locks_end_when_any_handle_closes(self, d: Path) -> None:
-        (d / "file").touch()
-
-        def attempt() -> bool:
-            with opened(d / "file", os.O_RDWR) as fd:
-                return _try_lock(fd, 0, 0)
-
-        with opened(d / "file", os.O_RDWR) as fd:
-            fcntl.lockf(fd, fcntl.LOCK_EX)
-            assert in_child(attempt) is False
-            os.close(os.open(d / "file", os.O_RDONLY))
-            assert in_child(attempt) is True
-
-    def test_waiters_on_a_record_lock_get_it_in_turn(self, d: Path) -> None:
-        (d / "file").write_text("0")
-
-        def count_up() -> None:
-            with opened(d / "file", os.O_RDWR) as fd:
-                for _ in range(10):
-                    fcntl.lockf(fd, fcntl.LOCK_EX)
-                    value = int(os.pread(fd, 20, 0))
-                    os.pwrite(fd, str(value + 1).encode(), 0)
-                    fcntl.lockf(fd, fcntl.LOCK_UN)
-
-        children = [fork(count_up) for _ in range(5)]
-        for child in children:
-            child.result()
-        assert (d / "file").read_text() == "50"
-
-
-def _try_lock(fd: int, start: int, length: int, kind: int = fcntl.LOCK_EX) -> bool:
+def _try_lock(fd: int, start: int, length: int) -> bool:
     """Return whether this process can take the lock; release it at once."""
     try:
-        fcntl.lockf(fd, kind | fcntl.LOCK_NB, length, start)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
     except OSError as error:
         assert error.errno in BUSY
         return False

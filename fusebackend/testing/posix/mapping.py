@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from fusebackend.testing.each import needs
-from fusebackend.testing.posix.case import Case, in_child, opened
+from fusebackend.testing.posix.case import Case, opened
 
 PAGE = mmap.PAGESIZE
 
@@ -21,15 +21,6 @@ class MappingCases(Case):
             mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as memory,
         ):
             assert memory[:] == data
-
-    def test_a_private_mapping_does_not_write_the_file(self, d: Path) -> None:
-        (d / "file").write_bytes(b"a" * PAGE)
-        with (
-            opened(d / "file", os.O_RDONLY) as fd,
-            mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as memory,
-        ):
-            memory[0:4] = b"mine"
-        assert (d / "file").read_bytes() == b"a" * PAGE
 
     @needs("random_writes")
     def test_a_shared_mapping_writes_the_file(self, d: Path) -> None:
@@ -47,18 +38,6 @@ class MappingCases(Case):
             assert os.pread(fd, 4, 0) == b"mmap"
             os.pwrite(fd, b"call", 8)
             assert memory[8:12] == b"call"
-
-    @needs("random_writes")
-    def test_two_processes_share_a_mapping(self, d: Path) -> None:
-        (d / "file").write_bytes(bytes(PAGE))
-        with opened(d / "file", os.O_RDWR) as fd, mmap.mmap(fd, 0) as memory:
-
-            def child() -> None:
-                with opened(d / "file", os.O_RDWR) as other, mmap.mmap(other, 0) as theirs:
-                    theirs[100:105] = b"child"
-
-            in_child(child)
-            assert memory[100:105] == b"child"
 
     @needs("random_writes")
     def test_a_mapping_outlives_its_handle_and_its_name(self, d: Path) -> None:

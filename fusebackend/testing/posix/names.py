@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from fusebackend.testing.each import each, needs
-from fusebackend.testing.posix.case import Case, all_refused, fails, fresh, opened, refused, umask
+from fusebackend.testing.posix.case import Case, all_refused, fresh, opened, refused, umask
 
 ODD_NAMES = {
     "newline": b"two\nlines",
@@ -103,22 +103,6 @@ class NameCases(Case):
                 refused(errno.ENAMETOOLONG, os.stat, d / ("n" * size))
                 refused(errno.ENAMETOOLONG, os.mkdir, d / ("n" * size))
 
-    def test_a_path_of_4095_bytes_works_and_4096_does_not(self, d: Path, file: Path) -> None:
-        path = os.fsencode(file)
-        # Repeated slashes lengthen the path without another directory.
-        start, end = os.fsencode(d), b"file"
-        longest = start + b"/" * (4095 - len(start) - len(end)) + end
-        assert len(longest) == 4095 and os.stat(longest).st_ino == os.stat(path).st_ino
-        with fails(errno.ENAMETOOLONG):
-            os.stat(longest.replace(b"/file", b"//file"))
-
-    def test_a_path_of_4096_bytes_of_names_is_enametoolong(self, d: Path) -> None:
-        path = os.fsencode(d)
-        while len(path) < 4096:
-            path += b"/" + b"n" * 200
-        refused(errno.ENAMETOOLONG, os.mkdir, path)
-        refused(errno.ENAMETOOLONG, os.open, path, os.O_RDONLY)
-
     def test_a_tree_of_200_levels(self, d: Path) -> None:
         name = "level-" + "x" * 24  # 200 levels of it are a path longer than PATH_MAX
         handles = [os.open(d, os.O_RDONLY | os.O_DIRECTORY)]
@@ -140,27 +124,6 @@ class NameCases(Case):
                 os.close(fd)
         assert os.listdir(d) == []
 
-    def test_dot_and_dot_dot(self, d: Path) -> None:
-        (d / "a").mkdir()
-        (d / "a" / "b").mkdir()
-        assert os.stat(f"{d}/a/b/..").st_ino == os.stat(d / "a").st_ino
-        assert os.stat(f"{d}/a/b/../../a/.").st_ino == os.stat(d / "a").st_ino
-        refused(errno.EEXIST, os.mkdir, f"{d}/a/.")
-        refused(errno.EEXIST, os.mkdir, f"{d}/a/..")
-
-    def test_a_trailing_slash_means_a_directory(self, d: Path, file: Path) -> None:
-        (d / "dir").mkdir()
-        assert os.stat(f"{d}/dir/").st_ino == os.stat(d / "dir").st_ino
-        refused(errno.ENOTDIR, os.stat, f"{d}/file/")
-        refused(errno.EISDIR, os.open, f"{d}/new/", os.O_WRONLY | os.O_CREAT)
-        os.mkdir(f"{d}/other/")
-        assert sorted(os.listdir(d)) == ["dir", "file", "other"]
-
-    def test_an_empty_path_is_enoent(self, d: Path) -> None:
-        refused(errno.ENOENT, os.stat, "")
-        with opened(d, os.O_RDONLY | os.O_DIRECTORY) as fd, fails(errno.ENOENT):
-            os.mkdir("", dir_fd=fd)
-
     def test_names_that_differ_in_case_differ(self, d: Path) -> None:
         for name in ("name", "Name", "NAME"):
             (d / name).write_text(name)
@@ -175,20 +138,6 @@ class NameCases(Case):
             os.unlink(d / f"name-{number}")
             assert not (d / f"name-{number}").exists()
 
-    def test_mkdir_errors(self, d: Path, file: Path) -> None:
-        (d / "dir").mkdir()
-        all_refused(
-            (errno.EEXIST, os.mkdir, d / "dir"),
-            (errno.EEXIST, os.mkdir, file),
-            (errno.ENOENT, os.mkdir, d / "missing" / "below"),
-            (errno.ENOTDIR, os.mkdir, file / "below"),
-        )
-
-    @needs("symlinks")
-    def test_mkdir_over_a_dangling_symlink_is_eexist(self, d: Path) -> None:
-        os.symlink("nowhere", d / "link")
-        refused(errno.EEXIST, os.mkdir, d / "link")
-
     def test_rmdir_errors(self, d: Path) -> None:
         (d / "full" / "below").mkdir(parents=True)
         (d / "file").write_bytes(b"x")
@@ -200,22 +149,6 @@ class NameCases(Case):
             ((errno.ENOTEMPTY, errno.EEXIST), os.rmdir, f"{d}/full/below/.."),
         )
         assert sorted(os.listdir(d)) == ["file", "full"]
-
-    @needs("symlinks")
-    def test_rmdir_of_a_symlink_is_enotdir(self, d: Path) -> None:
-        (d / "dir").mkdir()
-        os.symlink("dir", d / "link")
-        refused(errno.ENOTDIR, os.rmdir, d / "link")
-
-    def test_unlink_errors(self, d: Path, file: Path) -> None:
-        (d / "dir").mkdir()
-        all_refused(
-            ((errno.EISDIR, errno.EPERM), os.unlink, d / "dir"),
-            (errno.ENOENT, os.unlink, d / "missing"),
-            (errno.ENOTDIR, os.unlink, file / "below"),
-            (errno.ENOTDIR, os.unlink, f"{d}/file/"),
-        )
-        assert sorted(os.listdir(d)) == ["dir", "file"]
 
     @needs("persistent_modes")
     def test_mkdir_applies_the_umask(self, d: Path) -> None:

@@ -10,25 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from fusebackend.testing.each import each, needs
-from fusebackend.testing.posix.case import Case, as_user, fails, fork, fresh, opened, refused, umask
+from fusebackend.testing.posix.case import Case, fork, fresh, opened, refused, umask
 
 
 class OpenCases(Case):
-    def test_open_missing_is_enoent(self, d: Path) -> None:
-        for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_DIRECTORY):
-            refused(errno.ENOENT, os.open, d / "missing", flags)
-
-    def test_open_through_a_file_is_enotdir(self, file: Path) -> None:
-        refused(errno.ENOTDIR, os.open, file / "below", os.O_RDONLY)
-        refused(errno.ENOTDIR, os.open, file / "below", os.O_WRONLY | os.O_CREAT)
-
-    def test_open_directory_for_writing_is_eisdir(self, d: Path) -> None:
-        for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_CREAT, os.O_RDWR | os.O_TRUNC):
-            refused(errno.EISDIR, os.open, d, flags)
-
-    def test_o_directory_on_a_file_is_enotdir(self, file: Path) -> None:
-        refused(errno.ENOTDIR, os.open, file, os.O_RDONLY | os.O_DIRECTORY)
-
     @needs("persistent_modes")
     def test_creat_applies_the_umask(self, d: Path) -> None:
         with umask(0o027), opened(d / "file", os.O_WRONLY | os.O_CREAT, 0o666) as fd:
@@ -50,32 +35,12 @@ class OpenCases(Case):
         after = (d / "file").stat()
         assert (after.st_ino, after.st_mode, after.st_size) == (before.st_ino, before.st_mode, 4)
 
-    def test_o_excl_refuses_an_existing_file(self, d: Path) -> None:
-        (d / "file").write_bytes(b"kept")
-        refused(errno.EEXIST, os.open, d / "file", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        assert (d / "file").read_bytes() == b"kept"
-
-    def test_o_excl_refuses_a_directory(self, d: Path) -> None:
-        (d / "dir").mkdir()
-        refused(errno.EEXIST, os.open, d / "dir", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-
-    @needs("symlinks")
-    def test_o_excl_does_not_follow_a_dangling_symlink(self, d: Path) -> None:
-        os.symlink("target", d / "link")
-        refused(errno.EEXIST, os.open, d / "link", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        assert not (d / "target").exists()
-
     @needs("symlinks")
     def test_o_creat_follows_a_dangling_symlink(self, d: Path) -> None:
         os.symlink("target", d / "link")
         with opened(d / "link", os.O_WRONLY | os.O_CREAT) as fd:
             os.write(fd, b"through")
         assert (d / "target").read_bytes() == b"through"
-
-    @needs("symlinks")
-    def test_o_nofollow_refuses_a_symlink(self, d: Path, file: Path) -> None:
-        os.symlink("file", d / "link")
-        refused(errno.ELOOP, os.open, d / "link", os.O_RDONLY | os.O_NOFOLLOW)
 
     def test_o_excl_lets_one_of_many_win(self, d: Path) -> None:
         def attempt() -> int:
@@ -91,12 +56,6 @@ class OpenCases(Case):
         children = [fork(attempt) for _ in range(4)]
         assert sum(child.result() for child in children) == 20
         assert len(os.listdir(d)) == 20
-
-    def test_o_trunc_empties_the_file(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x" * 10_000)
-        with opened(d / "file", os.O_WRONLY | os.O_TRUNC) as fd:
-            assert os.fstat(fd).st_size == 0
-        assert (d / "file").read_bytes() == b""
 
     def test_o_trunc_is_seen_by_another_open_handle(self, d: Path) -> None:
         (d / "file").write_bytes(b"x" * 10_000)
@@ -179,35 +138,6 @@ class OpenCases(Case):
                     assert os.fstat(fd).st_atime_ns == 10**18
                 assert (own / "file").stat().st_atime_ns == 10**18
 
-    @needs("root", "persistent_modes", "other_users")
-    def test_o_noatime_is_for_the_owner(self, d: Path, file: Path) -> None:
-        with fails(errno.EPERM):
-            as_user(d, lambda: os.open("file", os.O_RDONLY | os.O_NOATIME))
-
-    def test_read_on_a_handle_opened_write_only_is_ebadf(self, d: Path) -> None:
-        (d / "file").write_bytes(b"secret")
-        with opened(d / "file", os.O_WRONLY) as fd:
-            refused(errno.EBADF, os.read, fd, 4)
-            refused(errno.EBADF, os.pread, fd, 4, 0)
-
-    def test_write_on_a_handle_opened_read_only_is_ebadf(self, d: Path) -> None:
-        (d / "file").write_bytes(b"kept")
-        with opened(d / "file", os.O_RDONLY) as fd:
-            refused(errno.EBADF, os.write, fd, b"lost")
-            refused((errno.EINVAL, errno.EBADF), os.ftruncate, fd, 0)
-        assert (d / "file").read_bytes() == b"kept"
-
-    def test_read_of_a_directory_is_eisdir(self, d: Path) -> None:
-        with opened(d, os.O_RDONLY) as fd, fails(errno.EISDIR):
-            os.read(fd, 4)
-
-    def test_two_handles_have_two_offsets(self, d: Path) -> None:
-        (d / "file").write_bytes(b"abcdef")
-        with opened(d / "file", os.O_RDONLY) as first, opened(d / "file", os.O_RDONLY) as second:
-            assert os.read(first, 3) == b"abc"
-            assert os.read(second, 2) == b"ab"
-            assert os.read(first, 3) == b"def"
-
     def test_a_write_is_read_by_another_handle_at_once(self, d: Path) -> None:
         with opened(d / "file", os.O_RDWR | os.O_CREAT) as writer, opened(d / "file", os.O_RDONLY) as reader:
             for number in range(20):
@@ -265,34 +195,6 @@ class OpenCases(Case):
         finally:
             for fd in handles:
                 os.close(fd)
-
-    def test_a_duplicate_shares_the_offset(self, d: Path) -> None:
-        (d / "file").write_bytes(b"abcdef")
-        with opened(d / "file", os.O_RDONLY) as fd:
-            twin = os.dup(fd)
-            try:
-                os.read(fd, 2)
-                assert os.read(twin, 2) == b"cd"
-            finally:
-                os.close(twin)
-
-    def test_o_path_gives_a_handle_for_names_only(self, file: Path) -> None:
-        with opened(file, os.O_PATH) as fd:
-            assert os.fstat(fd).st_size == 1
-            refused(errno.EBADF, os.read, fd, 1)
-
-    def test_o_tmpfile_works_or_says_it_cannot(self, d: Path) -> None:
-        try:
-            fd = os.open(d, os.O_TMPFILE | os.O_RDWR, 0o600)
-        except OSError as error:
-            assert error.errno in (errno.EOPNOTSUPP, errno.EISDIR)
-            assert os.listdir(d) == []
-            return
-        try:
-            assert os.write(fd, b"no name") == 7
-            assert (os.fstat(fd).st_nlink, os.listdir(d)) == (0, [])
-        finally:
-            os.close(fd)
 
     @needs("random_writes")
     def test_o_direct_of_odd_sizes(self, d: Path) -> None:

@@ -14,7 +14,6 @@ from fusebackend.testing.each import each, needs
 from fusebackend.testing.posix.case import (
     NOBODY,
     Case,
-    all_refused,
     as_user,
     drop_capabilities,
     fresh,
@@ -162,62 +161,6 @@ class OwnershipCases(Case):
         as_user(d, try_all)
 
     @needs("root", "persistent_modes", "other_users")
-    def test_another_user_may_not_change_what_is_not_its_own(self, d: Path, file: Path) -> None:
-        os.chmod(file, 0o666)
-
-        def try_all() -> None:
-            all_refused(
-                (errno.EPERM, os.chmod, "file", 0o777),
-                (errno.EPERM, os.chown, "file", NOBODY, -1),
-                (errno.EPERM, partial(os.utime, "file", ns=(1, 1))),
-            )
-            os.utime("file")  # the time of now: write permission is enough
-            os.truncate("file", 0)
-
-        as_user(d, try_all)
-        assert (file.stat().st_uid, file.stat().st_size) == (0, 0)
-
-    @needs("root", "persistent_modes", "other_users")
-    def test_a_user_may_give_its_file_to_its_own_group_only(self, d: Path) -> None:
-        os.chmod(d, 0o777)
-
-        def try_all() -> None:
-            os.close(os.open("file", os.O_WRONLY | os.O_CREAT))
-            os.chown("file", -1, OTHER)
-            refused(errno.EPERM, os.chown, "file", -1, OTHER + 1)
-            refused(errno.EPERM, os.chown, "file", 0, -1)
-
-        as_user(d, try_all, groups=(OTHER,))
-        assert ((d / "file").stat().st_uid, (d / "file").stat().st_gid) == (NOBODY, OTHER)
-
-    @needs("root", "persistent_modes", "other_users")
-    def test_a_sticky_directory_protects_names(self, d: Path) -> None:
-        os.chmod(d, 0o1777)
-        (d / "file").write_bytes(b"x")
-
-        def try_all() -> None:
-            refused((errno.EPERM, errno.EACCES), os.unlink, "file")
-            refused((errno.EPERM, errno.EACCES), os.rename, "file", "other")
-            os.close(os.open("mine", os.O_WRONLY | os.O_CREAT))
-            os.unlink("mine")
-
-        as_user(d, try_all)
-        assert os.listdir(d) == ["file"]
-
-    @needs("root", "persistent_modes", "other_users")
-    def test_a_write_by_its_owner_clears_set_user_id(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x" * 100)
-        os.chown(d / "file", NOBODY, NOBODY)
-        os.chmod(d / "file", 0o4755)
-
-        def write() -> None:
-            with opened("file", os.O_WRONLY) as fd:
-                os.write(fd, b"patched")
-
-        as_user(d, write)
-        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
-
-    @needs("root", "persistent_modes", "other_users")
     def test_changing_contents_without_privileges_clears_the_bits(self, d: Path) -> None:
         """POSIX, write() and truncate(). Linux keeps a set-group-ID bit without group execute permission."""
         bits = ((0o4755, 0o755), (0o2755, 0o755), (0o6755, 0o755), (0o6745, 0o2745), (0o644, 0o644))
@@ -295,22 +238,3 @@ class OwnershipCases(Case):
         os.chown(d / "dir", OTHER, OTHER)
         os.chown(d / "dir", -1, -1)
         assert stat.S_IMODE((d / "dir").stat().st_mode) == 0o6755
-
-    @needs("root", "persistent_modes", "other_users")
-    def test_setgid_is_dropped_for_a_group_one_is_not_in(self, d: Path, file: Path) -> None:
-        os.chown(file, NOBODY, OTHER)
-        as_user(d, lambda: os.chmod("file", 0o2755))
-        assert stat.S_IMODE(file.stat().st_mode) == 0o755
-
-    @needs("root", "persistent_modes", "other_users")
-    def test_group_members_get_the_group_mode(self, d: Path) -> None:
-        (d / "file").write_bytes(b"for the group")
-        os.chown(d / "file", 0, OTHER)
-        os.chmod(d / "file", 0o640)
-
-        def read() -> bytes:
-            with opened("file", os.O_RDONLY) as fd:
-                return os.read(fd, 100)
-
-        assert as_user(d, read, groups=(OTHER,)) == b"for the group"
-        refused(errno.EACCES, as_user, d, read)

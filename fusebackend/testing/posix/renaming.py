@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
 from fusebackend.testing.each import needs
-from fusebackend.testing.posix.case import Case, all_refused, fork, opened, refused, renameat2
+from fusebackend.testing.posix.case import Case, fork, opened, refused, renameat2
 
 
 class RenameCases(Case):
@@ -83,37 +83,6 @@ class RenameCases(Case):
         assert (d / "target" / "file").read_bytes() == b"kept"
         assert sorted(os.listdir(d)) == ["old", "target"]
 
-    def test_rename_of_one_kind_over_the_other(self, d: Path, file: Path) -> None:
-        (d / "dir").mkdir()
-        refused(errno.EISDIR, os.rename, file, d / "dir")
-        refused(errno.ENOTDIR, os.rename, d / "dir", file)
-        assert sorted(os.listdir(d)) == ["dir", "file"]
-
-    def test_rename_of_a_directory_into_itself_is_einval(self, d: Path) -> None:
-        (d / "dir" / "below").mkdir(parents=True)
-        all_refused(
-            (errno.EINVAL, os.rename, d / "dir", d / "dir" / "below" / "dir"),
-            (errno.EINVAL, os.rename, d / "dir", d / "dir" / "new"),
-            ((errno.ENOTEMPTY, errno.EEXIST), os.rename, d / "dir" / "below", d / "dir"),
-        )
-        assert os.listdir(d / "dir") == ["below"]
-
-    def test_rename_onto_itself_does_nothing(self, d: Path, file: Path) -> None:
-        (d / "dir").mkdir()
-        os.rename(file, file)
-        os.rename(d / "dir", d / "dir")
-        assert sorted(os.listdir(d)) == ["dir", "file"]
-        assert file.read_bytes() == b"x"
-
-    def test_rename_errors(self, d: Path, file: Path) -> None:
-        all_refused(
-            (errno.ENOENT, os.rename, d / "missing", d / "new"),
-            (errno.ENOENT, os.rename, file, d / "missing" / "new"),
-            (errno.ENOTDIR, os.rename, file, file / "below"),
-            ((errno.EBUSY, errno.EINVAL), os.rename, f"{d}/.", d / "new"),
-        )
-        assert os.listdir(d) == ["file"]
-
     @needs("symlinks")
     def test_rename_moves_a_symlink_and_not_its_target(self, d: Path, file: Path) -> None:
         os.symlink("file", d / "link")
@@ -124,14 +93,6 @@ class RenameCases(Case):
         assert sorted(os.listdir(d)) == ["file", "moved"]
         assert file.read_bytes() == b"x"
         assert not (d / "moved").is_symlink()
-
-    @needs("links")
-    def test_rename_between_two_names_of_one_file_does_nothing(self, d: Path) -> None:
-        (d / "one").write_bytes(b"x")
-        os.link(d / "one", d / "two")
-        os.rename(d / "one", d / "two")
-        assert sorted(os.listdir(d)) == ["one", "two"]
-        assert (d / "one").stat().st_nlink == 2
 
     @needs("rename")
     def test_the_target_of_a_rename_is_never_missing(self, d: Path) -> None:
@@ -181,14 +142,3 @@ class RenameCases(Case):
         assert os.stat(f"{d}/file/..").st_ino == d.stat().st_ino
         if counts[0] > 1:
             assert (d.stat().st_nlink, (d / "a").stat().st_nlink) == (counts[0] + 1, counts[1] - 1)
-
-    @needs("rename")
-    def test_exchange_errors(self, d: Path) -> None:
-        (d / "dir" / "below").mkdir(parents=True)
-        all_refused(
-            (errno.ENOENT, renameat2, d / "dir", d / "missing", RENAME_EXCHANGE),
-            (errno.EINVAL, renameat2, d / "dir", d / "dir" / "below", RENAME_EXCHANGE),
-            (errno.EINVAL, renameat2, d / "dir" / "below", d / "dir", RENAME_EXCHANGE),
-            (errno.EINVAL, renameat2, d / "dir", d / "other", RENAME_EXCHANGE | RENAME_NOREPLACE),
-            (errno.EINVAL, renameat2, d / "dir", d / "other", 1 << 20),
-        )

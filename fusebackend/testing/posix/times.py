@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from fusebackend.base.stamps import now_ns
 from fusebackend.testing.each import each, needs
-from fusebackend.testing.posix.case import Case, all_refused, fresh, opened, refused
+from fusebackend.testing.posix.case import Case, fresh, opened
 
 UTIME_NOW = (1 << 30) - 1
 UTIME_OMIT = (1 << 30) - 2
@@ -95,10 +94,6 @@ class TimeCases(Case):
         assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (OLD_NS, 5 * SECOND_NS + 6)
         utimensat(file, (7, 8), (0, UTIME_OMIT))
         assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (7 * SECOND_NS + 8, 5 * SECOND_NS + 6)
-
-    def test_utime_errors(self, d: Path, file: Path) -> None:
-        refused(errno.EINVAL, utimensat, file, (0, SECOND_NS), (0, 0))
-        refused(errno.ENOENT, os.utime, d / "missing")
 
     @needs("persistent_modes", "wide_times")
     def test_times_before_1970_and_after_2038(self, d: Path) -> None:
@@ -201,15 +196,6 @@ class TimeCases(Case):
             os.unlink(file)
         with changes(d):
             os.rmdir(d / "dir")
-
-    @needs("persistent_modes")
-    def test_a_failed_call_changes_no_directory(self, d: Path, file: Path) -> None:
-        with leaves(d):
-            all_refused(
-                (errno.EEXIST, os.mkdir, d / "file"),
-                (errno.ENOTDIR, os.rmdir, d / "file"),
-                (errno.ENOENT, os.unlink, d / "none"),
-            )
 
     @needs("persistent_modes", "links")
     def test_link_changes_the_file_and_the_directory(self, d: Path, file: Path) -> None:

@@ -11,18 +11,21 @@ import stat
 
 import pytest
 
-from fusebackend.protocol import ROOT_NODE, AttrChanges, SnapshotVolume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, SnapshotVolume, Volume
+from fusebackend.testing.by_path import OWNER, at, content, overwrite, remove, write
 from fusebackend.testing.posix.case import all_refused, refused
 from fusebackend.testing.snapshots.copy import copy_of, read_once
-from fusebackend.testing.snapshots.scene import (
-    ME,
-    content_of,
-    make_file,
-    make_scene,
-    overwrite,
-    remove_all,
-    wreck_scene,
-)
+from fusebackend.testing.snapshots.scene import make_scene, wreck_scene
+from fusebackend.volumes.walk import entries
+
+
+def _content(volume: Volume) -> bytes:
+    return content(volume, at(volume, b"file"))
+
+
+def _remove_all(volume: Volume) -> None:
+    for name, _ in list(entries(volume, ROOT_NODE)):
+        remove(volume, name)
 
 
 class SnapshotCases:
@@ -41,7 +44,7 @@ class SnapshotCases:
         after = copy_of(volume)
         volume.take_snapshot("after")
         assert before.keys() != after.keys()
-        remove_all(volume)
+        _remove_all(volume)
         assert read_once(volume.snapshot("before")) == before
         assert read_once(volume.snapshot("after")) == after
 
@@ -71,7 +74,7 @@ class SnapshotCases:
         live = copy_of(volume)
         volume.take_snapshot("three")
         volume.delete_snapshot("one")
-        remove_all(volume)
+        _remove_all(volume)
         assert copy_of(volume.snapshot("two")) == kept["two"]
         assert copy_of(volume.snapshot("three")) == live
 
@@ -127,10 +130,10 @@ class SnapshotCases:
         directory = frozen.lookup(ROOT_NODE, b"directory").node
         small = frozen.lookup(ROOT_NODE, b"small").node
         all_refused(
-            (errno.EROFS, frozen.mknod, directory, b"new", stat.S_IFREG | 0o600, 0, ME),
-            (errno.EROFS, frozen.create, directory, b"new", 0o600, os.O_RDWR, ME),
-            (errno.EROFS, frozen.mkdir, directory, b"new", 0o700, ME),
-            (errno.EROFS, frozen.symlink, directory, b"new", b"x", ME),
+            (errno.EROFS, frozen.mknod, directory, b"new", stat.S_IFREG | 0o600, 0, OWNER),
+            (errno.EROFS, frozen.create, directory, b"new", 0o600, os.O_RDWR, OWNER),
+            (errno.EROFS, frozen.mkdir, directory, b"new", 0o700, OWNER),
+            (errno.EROFS, frozen.symlink, directory, b"new", b"x", OWNER),
             (errno.EROFS, frozen.link, small, directory, b"new"),
             (errno.EROFS, frozen.unlink, ROOT_NODE, b"small"),
             (errno.EROFS, frozen.rmdir, directory, b"below"),
@@ -145,20 +148,20 @@ class SnapshotCases:
         assert read_once(frozen) == before
 
     def test_reads_move_no_access_times(self, volume: SnapshotVolume) -> None:
-        file = make_file(volume, b"file", b"content")
+        file = write(volume, b"file", b"content")
         volume.setattr(file, AttrChanges(atime_ns=1, mtime_ns=2))
         volume.take_snapshot("fixed")
         frozen = volume.snapshot("fixed")
         for _ in range(2):
-            assert content_of(frozen, b"file") == b"content"
+            assert _content(frozen) == b"content"
             assert frozen.getattr(file).atime_ns == 1 and not frozen.access_due(frozen.getattr(file))
-        assert content_of(volume, b"file") == b"content"
+        assert _content(volume) == b"content"
         assert volume.getattr(file).atime_ns > 1, "the volume itself notes its reads"
         assert frozen.getattr(file).atime_ns == 1
 
     def test_errors_of_a_snapshot_are_those_of_a_volume(self, scene: None, volume: SnapshotVolume) -> None:
         volume.take_snapshot("fixed")
-        later = make_file(volume, b"later", b"")
+        later = write(volume, b"later", b"")
         frozen = volume.snapshot("fixed")
         small = frozen.lookup(ROOT_NODE, b"small").node
         all_refused(
@@ -188,20 +191,20 @@ class SnapshotCases:
         assert volume.snapshot("gone").getattr(small).size == 5
 
     def test_an_unlinked_file_stays_in_it(self, volume: SnapshotVolume) -> None:
-        file = make_file(volume, b"file", b"before")
+        file = write(volume, b"file", b"before")
         volume.take_snapshot("fixed")
         volume.open(file, os.O_RDWR)
         volume.unlink(ROOT_NODE, b"file")
         volume.write(file, 0, b"nameless")
         assert volume.read(file, 0, 100) == b"nameless"
-        assert content_of(volume.snapshot("fixed"), b"file") == b"before"
+        assert _content(volume.snapshot("fixed")) == b"before"
         volume.release(file, os.O_RDWR)
         volume.forget([file])
-        assert content_of(volume.snapshot("fixed"), b"file") == b"before"
+        assert _content(volume.snapshot("fixed")) == b"before"
         assert volume.snapshot("fixed").getattr(file).nlink == 1
 
     def test_a_file_without_a_name_lives_on(self, volume: SnapshotVolume) -> None:
-        file = make_file(volume, b"file", b"content")
+        file = write(volume, b"file", b"content")
         volume.open(file, os.O_RDWR)
         volume.unlink(ROOT_NODE, b"file")
         volume.take_snapshot("fixed")
@@ -215,7 +218,7 @@ class SnapshotCases:
 
     def test_snapshots_of_every_state_of_a_file(self, volume: SnapshotVolume) -> None:
         """Each change of one file between two snapshots, which are then deleted in an order that mixes both ends."""
-        file = make_file(volume, b"file", b"")
+        file = write(volume, b"file", b"")
         states = []
         for number in range(12):
             if number % 4 == 3:

@@ -6,51 +6,29 @@ import os
 import stat
 
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Volume
+from fusebackend.testing.by_path import OWNER, overwrite, write
 
-ME = Caller(0, 0)
 CHUNK = 1 << 16
-
-
-def make_file(volume: Volume, name: bytes, content: bytes, parent: int = ROOT_NODE) -> int:
-    """Make a file, and return its node, which is not open."""
-    node = volume.create(parent, name, 0o644, os.O_RDWR, ME).node
-    volume.write(node, 0, content)
-    volume.release(node, os.O_RDWR)
-    return node
-
-
-def overwrite(volume: Volume, node: int, offset: int, content: bytes) -> None:
-    volume.open(node, os.O_RDWR)
-    volume.write(node, offset, content)
-    volume.release(node, os.O_RDWR)
-
-
-def content_of(volume: Volume, name: bytes, parent: int = ROOT_NODE) -> bytes:
-    attr = volume.lookup(parent, name)
-    volume.open(attr.node, os.O_RDONLY)
-    content = volume.read(attr.node, 0, attr.size + 1)
-    volume.release(attr.node, os.O_RDONLY)
-    return content
 
 
 def make_scene(volume: Volume) -> None:
     """Make some of everything."""
-    directory = volume.mkdir(ROOT_NODE, b"directory", 0o2755, ME).node
-    below = volume.mkdir(directory, b"below", 0o700, Caller(1000, 1000)).node
-    make_file(volume, b"small", b"small")
-    large = make_file(volume, b"large", bytes(range(256)) * 1024, below)
-    holes = make_file(volume, b"holes", b"first")
+    directory = volume.mkdir(ROOT_NODE, b"directory", 0o2755, OWNER).node
+    volume.mkdir(directory, b"below", 0o700, Caller(1000, 1000))
+    write(volume, b"small", b"small")
+    large = write(volume, b"directory/below/large", bytes(range(256)) * 1024)
+    holes = write(volume, b"holes", b"first")
     overwrite(volume, holes, 5 * CHUNK + 7, b"last")
     volume.setattr(large, AttrChanges(mode=0o4755, uid=1000, gid=1001, mtime_ns=-5, atime_ns=10**18))
     volume.setxattr(large, b"user.name", b"value")
     volume.setxattr(directory, b"user.directory", b"")
     volume.link(large, ROOT_NODE, b"other name of large")
-    volume.symlink(directory, b"link", b"../somewhere \xff", ME)
-    volume.mknod(directory, b"fifo", stat.S_IFIFO | 0o600, 0, ME)
-    volume.mknod(directory, b"device", stat.S_IFCHR | 0o600, os.makedev(1, 3), ME)
+    volume.symlink(directory, b"link", b"../somewhere \xff", OWNER)
+    volume.mknod(directory, b"fifo", stat.S_IFIFO | 0o600, 0, OWNER)
+    volume.mknod(directory, b"device", stat.S_IFCHR | 0o600, os.makedev(1, 3), OWNER)
     for number in range(30):
-        make_file(volume, b"%02d" % number, b"x" * number, directory)
-    make_file(volume, b"odd \xff\n\\name" * 10, b"", below)
+        write(volume, b"directory/%02d" % number, b"x" * number)
+    write(volume, b"directory/below/" + b"odd \xff\n\\name" * 10, b"")
 
 
 def wreck_scene(volume: Volume) -> None:
@@ -72,22 +50,7 @@ def wreck_scene(volume: Volume) -> None:
     volume.rename(directory, b"00", directory, b"01")
     volume.rename(directory, b"02", directory, b"03", RENAME_EXCHANGE)
     volume.rename(directory, b"below", ROOT_NODE, b"above")
-    volume.symlink(directory, b"below", b"above", ME)
+    volume.symlink(directory, b"below", b"above", OWNER)
     for number in range(10, 30):
         volume.unlink(directory, b"%02d" % number)
-    make_file(volume, b"new", b"new", directory)
-
-
-def remove_all(volume: Volume) -> None:
-    """Remove everything."""
-
-    def empty(node: int) -> None:
-        while page := volume.readdir(node, b"", 10):
-            for name, is_dir, child in [(name, attr.is_dir, attr.node) for name, attr in page]:
-                if is_dir:
-                    empty(child)
-                    volume.rmdir(node, name)
-                else:
-                    volume.unlink(node, name)
-
-    empty(ROOT_NODE)
+    write(volume, b"directory/new", b"new")

@@ -51,6 +51,11 @@ class MergeRecords:
         except Exception as error:
             recorder.failed(error, "a change of a merge was not recorded", call)
 
+    def flush(self) -> None:
+        """Write what was recorded: a kill does not take it any more."""
+        if self._recorder is not None:
+            self._recorder.history.flush()
+
     def mark(self) -> int:
         """Return a place among the records, for `drop`."""
         return len(self._made)

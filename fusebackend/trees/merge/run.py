@@ -665,6 +665,13 @@ class _OneByOne(_RouteSteps):
         self._journal = journal
         self._done = done
 
+    def record(self, kind: RecordKind, path: bytes, node: int, before: Attr | None = None, **fields: Any) -> None:
+        """Record a change. What a file was is written before it changes: after a kill, a restore of a state before a
+        call takes it for what it was then, and removed the only copy of a file once where it did not know."""
+        super().record(kind, path, node, before, **fields)
+        if before is not None:
+            self.records.flush()
+
     def run(self) -> list[str]:
         for index, step in enumerate(self.steps):
             old, new = _ends(step)

@@ -99,7 +99,7 @@ class Item:
     @property
     def now(self) -> Attr:
         """Its present attributes, see `walk.known`."""
-        return known(self.volume, self.node, "/" + to_text(b"/".join(self.path.split(b"/")[len(split(self.prefix)) :])))
+        return known(self.volume, self.node, self.inner)
 
     @property
     def present(self) -> int:
@@ -139,6 +139,11 @@ class Item:
             names.append(item.name)
             item = item.parent
         return b"/".join(reversed(names))
+
+    @property
+    def inner(self) -> str:
+        """Its path in its volume."""
+        return "/" + to_text(b"/".join(self.path.split(b"/")[len(split(self.prefix)) :]))
 
     @property
     def shown(self) -> AgentPath:

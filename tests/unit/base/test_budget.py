@@ -19,8 +19,8 @@ from for_each import for_each
 from seed_backends import DuckBackend
 
 from fusebackend.backends.composite import CompositeBackend
-from fusebackend.backends.directory import agent_face as directoryface
 from fusebackend.backends.directory import search
+from fusebackend.backends.directory import search as directory_search
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -86,7 +86,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     """/0.txt to /8.txt with two needles each."""
     (tmp_path / "dir").mkdir()
     if request.param == "dir without rg":
-        monkeypatch.setattr(directoryface, "find_candidates", lambda *_: None)
+        monkeypatch.setattr(directory_search, "find_candidates", lambda *_: None)
     backend: BackendProtocol
     if request.param == "memory":
         backend = InMemoryBackend()

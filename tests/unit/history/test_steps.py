@@ -158,6 +158,80 @@ def test_a_commit_without_an_answer_is_recorded_once(place, arguments):
     ]
 
 
+def committed(place):
+    """What is recorded before a commit of the default's volume, by another thread: it may be a kernel's fsync."""
+    found = []
+
+    def commit():
+        volume = place.backend.default.volume
+        with volume.lock:
+            place.steps.before_commit(volume)
+        found.extend((each.kind, each.path) for each in place.history.records_after(0, 100))
+
+    together(commit)
+    return found
+
+
+@pytest.mark.parametrize("arguments", [("write", "/new/file", "x"), ("move", "/d/file", "/new/place")])
+def test_what_a_verb_has_made_is_recorded_before_a_commit_that_has_it(place, arguments):
+    place.backend.default.write("/d/file", "one\n")
+    before = []
+
+    def work():
+        assert committed(place) == []
+        answer = getattr(place.backend, arguments[0])(*arguments[1:])
+        before.extend(committed(place))
+        assert committed(place) == before
+        return answer
+
+    kind, named = ("put", ["/new/file"]) if arguments[0] == "write" else ("move", ["/d/file", "/new/place"])
+    place.steps.verb(arguments[0], kind, named, work, worked)
+    assert before == [("create", b"/new"), ("create", b"/new/file") if kind == "put" else ("rename", b"/d/file")]
+    assert [(each, path) for each, _, path in place.changes()] == before
+
+
+def test_what_a_verb_takes_back_after_a_commit_has_no_record(place):
+    """A file whose bytes don't fit is removed again: in between there was one."""
+    memory = place.backend.default
+
+    def refused():
+        memory.write("/new/file", "x")
+        assert committed(place) == [("create", b"/new"), ("create", b"/new/file")]
+        memory.delete("/new")
+        return replace(memory.read("/new/file"), error="there is no room")
+
+    place.steps.verb("write", "put", ["/new/file"], refused, worked)
+    place.recorder.calls.close()
+    assert place.history.records_after(0, 100) == []
+
+
+@pytest.mark.parametrize("kind", ["put", "move"])
+def test_what_others_make_during_a_verb_is_theirs_alone(place, kind):
+    """The kernel makes the name that the verb is about to make, and the volume commits it."""
+    memory = place.backend.default
+    memory.write("/old", "one\n")
+    made = [("create", b"/file")] if kind == "put" else [("rename", b"/old")]
+
+    def kernel():
+        route = place.filesystem.tree.routes[0]
+        names = SimpleNamespace(below=lambda route, parent, name: b"/" + name, of=lambda route, node: b"/file")
+        door = Door(route, names, [place.recorder.listener(route)])
+        if kind == "move":
+            door.rename(1, b"old", 1, b"file", 0)
+            return
+        node = door.create(1, b"file", 0o644, os.O_WRONLY, ME).node
+        door.write(node, 0, b"kernel")
+        memory.volume.release(node, os.O_WRONLY)
+
+    def work():
+        together(kernel)
+        assert committed(place) == made
+        return replace(memory.read("/file"), error="it is there")
+
+    place.steps.verb(kind, kind, ["/file"] if kind == "put" else ["/old", "/file"], work, worked)
+    assert committed(place) == made
+
+
 def test_verbs_on_one_path_wait_for_each_other():
     locks, held = PathLocks(), threading.Event()
     with locks.held(["/b", "/a", "/a"]):

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from clocks import Clock
 from eventually import tick
-from nodes import ME, names, node_at, put
+from nodes import ME, names, node_at, put, whole
 from profiles import examples
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
 from together import beside, together
@@ -33,6 +33,7 @@ from fusebackend.remote.files import conflict_path
 from fusebackend.remote.tree import SETTLE_S
 from fusebackend.remote.volume import foreign_volume
 from fusebackend.testing.conformance import BackendConformance
+from fusebackend.testing.posix.case import refused
 
 RW = os.O_RDWR
 
@@ -142,20 +143,6 @@ def nothing_kept(monkeypatch):
     monkeypatch.setattr(tree_module, "KEPT_ENTRIES", 0)
 
 
-def read(volume, node):
-    volume.open(node, os.O_RDONLY)
-    try:
-        return volume.read(node, 0, 1 << 30)
-    finally:
-        volume.release(node, os.O_RDONLY)
-
-
-def fails(number, call, *arguments):
-    with pytest.raises(OSError) as failure:
-        call(*arguments)
-    assert failure.value.errno == number, failure.value
-
-
 def test_a_file_is_stored_when_it_is_flushed_and_not_before(volume, duck):
     node = volume.create(ROOT_NODE, b"f", 0o644, RW, ME).node
     volume.write(node, 0, b"hello")
@@ -196,8 +183,8 @@ def test_what_was_not_flushed_is_stored_at_the_last_close(volume, duck):
 def test_mknod_stores_an_empty_file_at_once(volume, duck):
     volume.mknod(ROOT_NODE, b"f", stat.S_IFREG | 0o600, 0, ME)
     assert duck.files == {"/f": b""}
-    fails(errno.EEXIST, volume.mknod, ROOT_NODE, b"f", stat.S_IFREG, 0, ME)
-    fails(errno.EPERM, volume.mknod, ROOT_NODE, b"p", stat.S_IFIFO, 0, ME)
+    refused(errno.EEXIST, volume.mknod, ROOT_NODE, b"f", stat.S_IFREG, 0, ME)
+    refused(errno.EPERM, volume.mknod, ROOT_NODE, b"p", stat.S_IFIFO, 0, ME)
 
 
 def test_truncate_without_a_handle_is_stored_at_once(volume, duck):
@@ -207,24 +194,24 @@ def test_truncate_without_a_handle_is_stored_at_once(volume, duck):
     assert duck.files["/f"] == b"0123"
     volume.setattr(node, AttrChanges(size=6))
     assert duck.files["/f"] == b"0123\0\0"
-    fails(errno.EFBIG, volume.setattr, node, AttrChanges(size=1 << 50))
-    fails(errno.EISDIR, volume.setattr, ROOT_NODE, AttrChanges(size=0))
+    refused(errno.EFBIG, volume.setattr, node, AttrChanges(size=1 << 50))
+    refused(errno.EISDIR, volume.setattr, ROOT_NODE, AttrChanges(size=0))
     duck.failing = {"upload_files"}
-    fails(errno.EIO, volume.setattr, node, AttrChanges(size=0))
+    refused(errno.EIO, volume.setattr, node, AttrChanges(size=0))
     duck.failing = set()
-    assert read(volume, node) == b"0123\0\0", "a truncate that failed has not happened"
+    assert whole(volume, node) == b"0123\0\0", "a truncate that failed has not happened"
 
 
 def test_an_upload_that_fails_is_the_error_of_the_flush_and_is_tried_again(volume, duck, caplog):
     node = volume.create(ROOT_NODE, b"f", 0o644, RW, ME).node
     volume.write(node, 0, b"data")
     duck.failing = {"upload_files"}
-    fails(errno.EIO, volume.flush, node)
-    fails(errno.EIO, volume.fsync, node)
+    refused(errno.EIO, volume.flush, node)
+    refused(errno.EIO, volume.fsync, node)
     volume.release(node, RW)
     assert "/f was closed unsaved" in caplog.text
-    assert names(volume) == [b"f"] and read(volume, node) == b"data"
-    fails(errno.EIO, volume.sync)
+    assert names(volume) == [b"f"] and whole(volume, node) == b"data"
+    refused(errno.EIO, volume.sync)
     duck.failing = set()
     volume.close()
     assert duck.files == {"/f": b"data"}
@@ -237,19 +224,19 @@ def test_errors_of_the_backend_keep_their_code(volume, duck):
     duck.upload_files = lambda files: [answer]
     volume.open(node, RW)
     volume.write(node, 0, b"y")
-    fails(errno.EACCES, volume.flush, node)
+    refused(errno.EACCES, volume.flush, node)
     del duck.upload_files
     volume.flush(node)
     duck.download_files = lambda paths: [answer]
-    fails(errno.EACCES, volume.open, node, RW)
+    refused(errno.EACCES, volume.open, node, RW)
 
 
 def test_open_sees_what_others_have_stored_and_an_open_file_stays_one_file(volume, duck):
     duck.put("/f", b"one")
     node = node_at(volume, "/f")
-    assert read(volume, node) == b"one"
+    assert whole(volume, node) == b"one"
     duck.put("/f", b"other")
-    assert read(volume, node) == b"other"
+    assert whole(volume, node) == b"other"
     assert volume.getattr(node).size == 5
     volume.open(node, RW)
     volume.open(node, RW)
@@ -377,24 +364,24 @@ def test_a_file_that_others_changed_meanwhile_is_a_conflict_that_loses_nothing(v
         del duck.files["/f"]
     else:
         duck.put("/f", theirs)
-    fails(errno.ESTALE, volume.flush, node)
+    refused(errno.ESTALE, volume.flush, node)
     assert duck.files.get("/f") == theirs
     assert list(conflicts(duck).values()) == [b"ours"]
     assert "what was written here is in /f.conflict-" in caplog.text
-    fails(errno.ESTALE, volume.write, node, 0, b"more")
-    fails(errno.ESTALE, volume.read, node, 0, 10)
-    fails(errno.ESTALE, volume.flush, node)  # the first close may be that of a forked child, which nobody hears of
+    refused(errno.ESTALE, volume.write, node, 0, b"more")
+    refused(errno.ESTALE, volume.read, node, 0, 10)
+    refused(errno.ESTALE, volume.flush, node)  # the first close may be that of a forked child, which nobody hears of
     volume.release(node, RW)
     assert len(duck.files) == (1 if theirs is None else 2)
     if theirs is not None:
-        assert read(volume, node_at(volume, "/f")) == theirs
+        assert whole(volume, node_at(volume, "/f")) == theirs
 
 
 def test_a_file_made_by_others_meanwhile_is_a_conflict(volume, duck):
     node = volume.create(ROOT_NODE, b"f", 0o644, RW, ME).node
     volume.write(node, 0, b"ours")
     duck.put("/f", b"theirs")
-    fails(errno.ESTALE, volume.flush, node)
+    refused(errno.ESTALE, volume.flush, node)
     assert duck.files["/f"] == b"theirs" and list(conflicts(duck).values()) == [b"ours"]
 
 
@@ -403,9 +390,9 @@ def test_a_directory_deleted_under_an_open_file_loses_nothing(volume, duck):
     node = node_at(volume, "/d/e/f")
     volume.open(node, RW)
     duck.delete("/d")
-    fails(errno.ENOENT, node_at, volume, "/d")
+    refused(errno.ENOENT, node_at, volume, "/d")
     volume.write(node, 0, b"ours")
-    fails(errno.ESTALE, volume.flush, node)
+    refused(errno.ESTALE, volume.flush, node)
     assert list(conflicts(duck, "/d/e/f").values()) == [b"ours"]
 
 
@@ -438,10 +425,10 @@ def test_a_conflict_that_can_not_be_kept_beside_stays_here(volume, duck):
     volume.write(node, 0, b"ours")
     duck.put("/f", b"theirs")
     duck.failing = {"upload_files"}
-    fails(errno.EIO, volume.flush, node)
+    refused(errno.EIO, volume.flush, node)
     assert volume.read(node, 0, 10) == b"ours"
     duck.failing = set()
-    fails(errno.ESTALE, volume.flush, node)
+    refused(errno.ESTALE, volume.flush, node)
     assert list(conflicts(duck).values()) == [b"ours"]
 
 
@@ -459,10 +446,10 @@ def test_a_directory_others_delete_is_gone(volume, duck):
     directory = node_at(volume, "/d")
     volume.hold(directory)
     duck.delete("/d")
-    fails(errno.ESTALE, volume.getattr, directory)
-    fails(errno.ESTALE, volume.getattr, directory)
-    fails(errno.ENOENT, volume.lookup, ROOT_NODE, b"d")
-    fails(errno.ENOENT, volume.mkdir, directory, b"e", 0o755, ME)
+    refused(errno.ESTALE, volume.getattr, directory)
+    refused(errno.ESTALE, volume.getattr, directory)
+    refused(errno.ENOENT, volume.lookup, ROOT_NODE, b"d")
+    refused(errno.ENOENT, volume.mkdir, directory, b"e", 0o755, ME)
     assert names(volume, directory) == []
     duck.put("/d/f", b"again")
     assert node_at(volume, "/d") != directory
@@ -475,10 +462,10 @@ def test_an_error_is_no_proof_that_a_directory_is_empty(volume, duck):
     volume.unlink(directory, b"g")  # from now on the directory might be here alone
     listing = duck.ls
     duck.ls = lambda path: Answer(error="the line is cut") if path == "/d" else listing(path)
-    fails(errno.EIO, volume.rmdir, ROOT_NODE, b"d")
-    fails(errno.EIO, volume.readdir, directory, b"", 10)
+    refused(errno.EIO, volume.rmdir, ROOT_NODE, b"d")
+    refused(errno.EIO, volume.readdir, directory, b"", 10)
     duck.ls = lambda path: Answer(error="all lines are cut")
-    fails(errno.EIO, volume.rmdir, ROOT_NODE, b"d")
+    refused(errno.EIO, volume.rmdir, ROOT_NODE, b"d")
     duck.ls = listing
     assert duck.files == {"/d/f": b"x"} and names(volume, directory) == [b"f"]
 
@@ -489,7 +476,7 @@ def test_rmdir_of_a_directory_that_is_not_empty_looks_before_it_deletes(duck):
     directory = node_at(volume, "/d")
     volume.unlink(directory, b"f")
     duck.put("/d/theirs", b"new")
-    fails(errno.ENOTEMPTY, volume.rmdir, ROOT_NODE, b"d")
+    refused(errno.ENOTEMPTY, volume.rmdir, ROOT_NODE, b"d")
     assert duck.files == {"/d/theirs": b"new"}
 
 
@@ -546,10 +533,10 @@ def test_a_slow_long_listing_ends():
 
 def test_what_can_not_be_has_a_clear_errno(volume):
     node = put(volume, b"f", b"x")
-    fails(errno.EPERM, volume.symlink, ROOT_NODE, b"s", b"f", ME)
-    fails(errno.EPERM, volume.link, node, ROOT_NODE, b"l")
-    fails(errno.ENOTSUP, volume.setxattr, node, b"user.a", b"")
-    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"f", ROOT_NODE, b"g", RENAME_EXCHANGE)
+    refused(errno.EPERM, volume.symlink, ROOT_NODE, b"s", b"f", ME)
+    refused(errno.EPERM, volume.link, node, ROOT_NODE, b"l")
+    refused(errno.ENOTSUP, volume.setxattr, node, b"user.a", b"")
+    refused(errno.EINVAL, volume.rename, ROOT_NODE, b"f", ROOT_NODE, b"g", RENAME_EXCHANGE)
     assert volume.statfs().blocks_free > 0
     features = volume.features
     assert not (features.random_writes or features.rename or features.links or features.symlinks or features.xattrs)
@@ -563,9 +550,9 @@ def test_a_backend_without_delete_refuses_to_lose_names():
     duck.put("/f", b"x")
     duck.put("/d/f", b"x")
     volume = ForeignVolume(duck, ttl_s=0)
-    fails(errno.ENOTSUP, volume.unlink, ROOT_NODE, b"f")
-    fails(errno.ENOTSUP, volume.rename, ROOT_NODE, b"f", ROOT_NODE, b"g")
-    fails(errno.ENOTSUP, volume.rename, ROOT_NODE, b"d", ROOT_NODE, b"e")
+    refused(errno.ENOTSUP, volume.unlink, ROOT_NODE, b"f")
+    refused(errno.ENOTSUP, volume.rename, ROOT_NODE, b"f", ROOT_NODE, b"g")
+    refused(errno.ENOTSUP, volume.rename, ROOT_NODE, b"d", ROOT_NODE, b"e")
     assert duck.files == {"/f": b"x", "/d/f": b"x"}
     volume.mkdir(ROOT_NODE, b"new", 0o755, ME)
     volume.rename(ROOT_NODE, b"new", ROOT_NODE, b"newer")  # what only this volume has can always go
@@ -613,9 +600,9 @@ def test_a_rename_that_fails_changes_nothing(volume, duck, verb):
     node_at(volume, "/new"), node_at(volume, "/old"), node_at(volume, "/d")
     before = dict(duck.files)
     duck.failing = {verb}
-    fails(errno.EIO, volume.rename, ROOT_NODE, b"new", ROOT_NODE, b"fresh")
-    fails(errno.EIO, volume.rename, ROOT_NODE, b"new", ROOT_NODE, b"old")
-    fails(errno.EIO, volume.rename, ROOT_NODE, b"d", ROOT_NODE, b"e")
+    refused(errno.EIO, volume.rename, ROOT_NODE, b"new", ROOT_NODE, b"fresh")
+    refused(errno.EIO, volume.rename, ROOT_NODE, b"new", ROOT_NODE, b"old")
+    refused(errno.EIO, volume.rename, ROOT_NODE, b"d", ROOT_NODE, b"e")
     duck.failing = set()
     copies = {"/fresh", "/e/f"} if verb == "delete" else set()  # could not be taken back either
     assert {path: data for path, data in duck.files.items() if path not in copies} == before
@@ -628,7 +615,7 @@ def test_a_directory_that_could_only_be_deleted_in_part_keeps_every_byte(volume,
     node_at(volume, "/d")
     delete = duck.delete
     duck.delete = lambda path: delete(path) if path == "/d/a" else Answer(error="stuck")
-    fails(errno.EIO, volume.rename, ROOT_NODE, b"d", ROOT_NODE, b"e")
+    refused(errno.EIO, volume.rename, ROOT_NODE, b"d", ROOT_NODE, b"e")
     assert duck.files == {"/d/b": b"b", "/d/c": b"c", "/e/a": b"a", "/e/b": b"b", "/e/c": b"c"}
 
 
@@ -709,7 +696,7 @@ def test_what_was_listed_and_never_held_goes_too(duck):
     clock.now = 4
     names(volume)
     clock.now = 6
-    fails(errno.ENOENT, volume.lookup, ROOT_NODE, b"none")
+    refused(errno.ENOENT, volume.lookup, ROOT_NODE, b"none")
     assert len(volume._tree) == 1
 
 
@@ -782,7 +769,7 @@ def test_an_answer_on_its_way_to_the_loop_keeps_its_entry(duck):
     volume.forget([node])
     clock.now = SETTLE_S
     names(volume)
-    fails(errno.ESTALE, volume.getattr, node)
+    refused(errno.ESTALE, volume.getattr, node)
 
 
 @pytest.mark.usefixtures("nothing_kept")

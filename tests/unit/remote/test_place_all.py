@@ -25,6 +25,7 @@ from fusebackend.backends.fsspec.remote import FsspecRemote
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges
 from fusebackend.remote.volume import RemoteVolume
+from fusebackend.testing.by_path import content, walk
 from fusebackend.testing.posix.case import fails
 from fusebackend.volumes.native import NewFile
 
@@ -77,18 +78,7 @@ def new(parent: int, name: str, data: bytes, mode: int = 0o640) -> NewFile:
 def tree(volume: RemoteVolume) -> dict[str, bytes]:
     """What is in the remote now."""
     volume.expire()
-    found: dict[str, bytes] = {}
-    left = [("", ROOT_NODE)]
-    while left:
-        above, directory = left.pop()
-        for name, attr in list(volume.readdir(directory, b"", 1000)):
-            if attr.is_dir:
-                left.append((f"{above}{name.decode()}/", attr.node))
-            else:
-                volume.open(attr.node, os.O_RDONLY)
-                found[above + name.decode()] = volume.read(attr.node, 0, attr.size)
-                volume.release(attr.node, os.O_RDONLY)
-    return found
+    return {path.decode(): content(volume, attr) for path, attr in walk(volume) if not attr.is_dir}
 
 
 NAMES = st.sampled_from(["a", "b", "c", "e", "d/a", "d/b", "d/c"])

@@ -1,8 +1,9 @@
-"""`fusebackend serve`, which kills itself at one step of the making of a branch.
+"""`fusebackend serve`, which kills itself at one step of the making of a branch, or of a restore.
 
     python branch_killed.py POINT LOG serve --config FILE
 
-A step is a write of the branch's files, or of the journal beside them. At POINT -1 it only notes the steps in LOG.
+A step is a write of the branch's files, or of the journal beside them, or a record of what a restore changes. At POINT
+-1 it only notes the steps in LOG.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from fusebackend.cli.main import main
 from fusebackend.trees import branch_volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
+from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.merge.run import Journal
+from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
 
 POINT, LOG = int(sys.argv.pop(1)), sys.argv.pop(1)
@@ -80,6 +83,7 @@ for owner, name in (
     (BranchVolume, "rename"),
     (BranchVolume, "unlink"),
     (Branches, "_attach"),
+    (MergeRecords, "add"),
     (os, "replace"),
     (os, "rename"),
     (os, "unlink"),
@@ -87,16 +91,22 @@ for owner, name in (
 ):
     around(owner, name)
 
-create = Branches.create
+
+def killable(owner: Any, name: str) -> None:
+    """Count the steps inside of a function."""
+    function: Callable[..., Any] = getattr(owner, name)
+
+    @functools.wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        _making.depth = 1
+        try:
+            return function(*args, **options)
+        finally:
+            _making.depth = 0
+
+    setattr(owner, name, called)
 
 
-def creating(branches: Branches, *args: Any) -> Any:
-    _making.depth = 1
-    try:
-        return create(branches, *args)
-    finally:
-        _making.depth = 0
-
-
-Branches.create = creating  # type: ignore[method-assign]
+killable(Branches, "create")
+killable(Restores, "restore")
 main()

@@ -1,4 +1,4 @@
-"""A server that is killed while it makes a branch that begins with a state before the present."""
+"""A server that is killed while it makes a branch that begins with a state before the present, or restores one."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ def fill(files: Client) -> str:
     return next(each.call for each in files.log() if each.actor.call == "t1")
 
 
-def shown(files: Client) -> dict[str, str]:
-    at = "/.fusebackend/branches/past"
+def shown(files: Client, at: str = "/.fusebackend/branches/past") -> dict[str, str]:
     paths = [each["path"] for each in files.glob("**/*", at).matches or [] if not each.get("is_dir")]
     found = files.download_files(paths)
     return {each.path[len(at) :]: (each.content or b"").decode() for each in found}
@@ -85,18 +84,29 @@ def left(place: Path) -> list[str]:
     return sorted(each.name for each in (place / "XDG_DATA_HOME").rglob("*.branches/*"))
 
 
-def test_a_branch_is_whole_or_not_there_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, filled = tmp_path / "place", tmp_path / "filled"  # the history belongs to the path of the configuration
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a composite that was filled: its history belongs to the path of the configuration."""
+    place = tmp_path / "place"
     (place / "live").mkdir(parents=True)
     (place / "agent.toml").write_text(CONFIG)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     for name in ("XDG_DATA_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(place / name))
+    return place
+
+
+def steps_of(place: Path) -> list[str]:
+    return (place / "steps").read_text().splitlines()
+
+
+def test_a_branch_is_whole_or_not_there_after_a_kill(place: Path, tmp_path: Path) -> None:
+    filled = tmp_path / "filled"
     with serving(place) as files:
         call = fill(files)
     shutil.copytree(place, filled)
     require_whole(place, call)
-    steps = (place / "steps").read_text().splitlines()
+    steps = steps_of(place)
     assert {"after take", "after _make", "after sync", "a line", "after _attach"} <= set(steps)
     for point in range(0, len(steps), EVERY):
         shutil.rmtree(place)
@@ -104,3 +114,27 @@ def test_a_branch_is_whole_or_not_there_after_a_kill(tmp_path: Path, monkeypatch
         with serving(place, point) as files, pytest.raises(OSError):
             files.create_branch("past", call)
         require_whole(place, call)
+
+
+def test_a_restore_that_was_killed_does_the_rest(place: Path, tmp_path: Path) -> None:
+    """Also where the kill has taken the last records: no file has changed without what it was before."""
+    filled = tmp_path / "filled"
+    with serving(place) as files:
+        call = fill(files)
+    shutil.copytree(place, filled)
+    wanted = {path.removeprefix("/live"): text for path, text in BEFORE.items() if path.startswith("/live")}
+    with serving(place) as files:
+        assert not files.restore(["/live"], call).conflicts
+        assert shown(files, "/live") == wanted
+    steps = steps_of(place)
+    assert {"after add", "a line"} <= set(steps)
+    removed = [point for point, word in enumerate(steps) if word == "after unlink"]
+    for point in range(len(steps)) if EVERY == 1 else removed:
+        shutil.rmtree(place)
+        shutil.copytree(filled, place)
+        with serving(place, point) as files, pytest.raises(OSError):
+            files.restore(["/live"], call)
+        with serving(place) as files:
+            assert not files.restore(["/live"], call).conflicts, (point, steps[point])
+            assert shown(files, "/live") == wanted, (point, steps[point])
+            assert [each for each in (place / "live").iterdir() if each.name.startswith(".")] == []

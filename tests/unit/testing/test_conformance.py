@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
-import fnmatch
 from types import SimpleNamespace
 
 import pytest
+from seed_backends import SeedInMemoryBackend
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.protocol import (
-    BackendProtocol,
     DeleteResult,
-    EditResult,
-    FileDownloadResponse,
-    FileUploadResponse,
     GrepResult,
     MoveResult,
-    WriteResult,
 )
 from fusebackend.testing.conformance import BackendConformance, Case, Probe, SeedConformance
 from fusebackend.testing.each import each
@@ -48,90 +42,10 @@ class TestMemoryThatReplaces(BackendConformance):
             yield backend
 
 
-class SeedBackend(BackendProtocol):
-    """A backend as the seeds teach to write one: a dict of texts, old names, `read` gives numbered text."""
-
-    def __init__(self):
-        self.files = {}
-        self.times = {}
-
-    def ls_info(self, path):
-        prefix = path if path.endswith("/") else path + "/"
-        infos = {}
-        for name, content in self.files.items():
-            if name.startswith(prefix):
-                first, slash, _ = name[len(prefix) :].partition("/")
-                found = prefix + first + slash
-                size = 0 if slash else len(content)
-                infos[found] = {"path": found, "is_dir": bool(slash), "size": size, "modified_at": self.times[name]}
-        return sorted(infos.values(), key=lambda info: info["path"])
-
-    def read(self, file_path, offset=0, limit=2000):
-        if file_path not in self.files:
-            return f"Error: File '{file_path}' not found"
-        lines = self.files[file_path].splitlines()[offset : offset + limit]
-        return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, start=offset + 1))
-
-    def write(self, file_path, content):
-        if file_path in self.files:
-            return WriteResult(error=f"Cannot write to {file_path} because it already exists.")
-        self._keep(file_path, content)
-        return WriteResult(path=file_path)
-
-    def _keep(self, path, content):
-        self.files[path] = content
-        self.times[path] = datetime.datetime.now(datetime.UTC).isoformat()
-
-    def edit(self, file_path, old_string, new_string, replace_all=False):
-        if file_path not in self.files:
-            return EditResult(error=f"Error: File '{file_path}' not found")
-        count = self.files[file_path].count(old_string)
-        if count == 0:
-            return EditResult(error=f"old_string not found in {file_path}")
-        if count > 1 and not replace_all:
-            return EditResult(error=f"old_string found {count} times. Use replace_all=True or provide more context.")
-        self._keep(file_path, self.files[file_path].replace(old_string, new_string))
-        return EditResult(path=file_path, occurrences=count)
-
-    def grep_raw(self, pattern, path=None, glob=None):
-        return [
-            {"path": name, "line": number, "text": line}
-            for name, content in self.files.items()
-            if name.startswith(path or "/") and (not glob or fnmatch.fnmatch(name, glob))
-            for number, line in enumerate(content.splitlines(), start=1)
-            if pattern in line
-        ]
-
-    def glob_info(self, pattern, path="/"):
-        return [
-            {"path": name, "is_dir": False, "size": len(content), "modified_at": self.times[name]}
-            for name, content in self.files.items()
-            if name.startswith(path) and fnmatch.fnmatch(name, pattern)
-        ]
-
-    def upload_files(self, files):
-        responses = []
-        for path, content in files:
-            try:
-                self._keep(path, content.decode("utf-8"))
-                responses.append(FileUploadResponse(path=path))
-            except UnicodeDecodeError as error:
-                responses.append(FileUploadResponse(path=path, error=str(error)))
-        return responses
-
-    def download_files(self, paths):
-        return [
-            FileDownloadResponse(path=path, content=self.files[path].encode("utf-8"))
-            if path in self.files
-            else FileDownloadResponse(path=path, error="file_not_found")
-            for path in paths
-        ]
-
-
 class TestSeed(SeedConformance):
     @pytest.fixture
     def backend(self):
-        return SeedBackend()
+        return SeedInMemoryBackend()
 
 
 # A suite that can't fail proves nothing: each of these backends has one fault, and a case that must find it.
@@ -231,7 +145,7 @@ def test_a_verb_that_is_there_and_declared_missing_is_a_failure():
 def test_a_seed_backend_without_a_verb_is_skipped():
     suite = SeedConformance()
     with pytest.raises(pytest.skip.Exception, match="no delete"):
-        Probe(SeedBackend(), suite).delete("/x")
+        Probe(SeedInMemoryBackend(), suite).delete("/x")
 
 
 def test_a_declared_difference_skips_its_cases():

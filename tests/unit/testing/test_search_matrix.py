@@ -17,7 +17,7 @@ from services.postgres import Postgres
 
 from fusebackend.backends import PostgresBackend, StoreBackend
 from fusebackend.backends.composite import CompositeBackend
-from fusebackend.backends.directory import agent_face as directoryface
+from fusebackend.backends.directory import search as directory_search
 from fusebackend.backends.directory.backend import FilesystemBackend, LocalShellBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -129,7 +129,7 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     corpus = PLAIN | ODD
     with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
         if kind == "dir without rg":
-            patch.setattr(directoryface, "find_candidates", lambda *_: None)
+            patch.setattr(directory_search, "find_candidates", lambda *_: None)
         if kind.startswith("postgres"):
             backend = made_in_postgres(kind, request.getfixturevalue("postgres"), corpus, opened)
         else:

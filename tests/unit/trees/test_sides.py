@@ -111,11 +111,8 @@ class Story:
     def _source(self, record: Record) -> KeptSource:
         return KeptSource(record.before, str(self._images / record.image.name))
 
-    def _later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
-        return self.history.later(number, prefix, path, with_undone=True)
-
     def diff(self, call: int, form: str = "names") -> list[str]:
-        past = Past({self.prefix: self.volume}, self._later, self._source)
+        past = Past({self.prefix: self.volume}, self.history.since, self._source)
         before, after = sides(self.history.records(call), past)
         result = differences(before, after)
         result.emptied.clear()

@@ -358,8 +358,11 @@ def loads(raw: Raw, levels: int = IN_CHANNEL) -> Any:
 
 
 def snapshot(value: Any) -> Any:
-    """The value of a channel: a delta channel's snapshot is unpacked."""
-    return value.parts() if isinstance(value, Ext) and value.code == SNAPSHOT else value
+    """The value of a channel: a delta channel's snapshot is unpacked, also that of LangGraph.js, which is JSON."""
+    if isinstance(value, Ext):
+        return value.parts() if value.code == SNAPSHOT else value
+    is_ours = isinstance(value, Mapping) and value.get("lc") == 2 and value.get("type") == "delta_snapshot"
+    return value["value"] if is_ours and "value" in value else value
 
 
 def shallow(value: Any) -> Any:

@@ -17,11 +17,10 @@ import pytest
 from nodes import ME
 from together import over_and_over
 
-from fusebackend.backends.directory import agent_face as directoryface
-from fusebackend.backends.directory import dirfd
+from fusebackend.backends.directory import dirfd, search
 from fusebackend.backends.directory.backend import FilesystemBackend
-from fusebackend.backends.directory.dirfd import LIST_FLAGS, Descriptor
-from fusebackend.backends.directory.search import LocalTree
+from fusebackend.backends.directory.dirfd import Descriptor
+from fusebackend.backends.directory.search import LocalWalk
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller
 from fusebackend.testing.posix.case import fails
@@ -240,8 +239,8 @@ def test_what_was_just_made_and_is_swapped_keeps_its_owner(scene, monkeypatch):
 
 
 def test_a_file_that_is_swapped_after_the_walk_saw_it(scene):
-    root = Descriptor(os.open(scene.root, LIST_FLAGS))
-    seen = {file.path: file for file in LocalTree(root)}
+    volume = DirectoryVolume(scene.root)
+    seen = dict(LocalWalk(volume, ROOT_NODE))
     (scene.root / "top").unlink()
     os.symlink("../outside/file", scene.root / "top")
     (scene.root / "dir" / "file").unlink()
@@ -252,6 +251,7 @@ def test_a_file_that_is_swapped_after_the_walk_saw_it(scene):
         assert caught.value.errno == number
     opened = seen["dir/sub/file"].open()
     assert os.read(opened.fd, 100) == b"harmless\n"
+    volume.close()
 
 
 # -- races -----------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_searching_in_a_race(race, backend, monkeypatch, ripgrep):
     if ripgrep and shutil.which("rg") is None:
         pytest.skip("ripgrep is not installed")
     if not ripgrep:
-        monkeypatch.setattr(directoryface, "find_candidates", lambda *_: None)
+        monkeypatch.setattr(search, "find_candidates", lambda *_: None)
     good = 0
     for _ in range(60):
         for result in (backend.grep("secret"), backend.grep("secret", "/dir"), backend.grep("secret", "/top")):

@@ -11,7 +11,7 @@ import pytest
 from agentface import get, heard, node_at, put
 from together import together
 
-from fusebackend.backends.directory import agent_face as directoryface
+from fusebackend.backends.directory import search as directory_search
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.protocol import ROOT_NODE, Change
 from fusebackend.testing.conformance import BackendConformance
@@ -36,7 +36,7 @@ class TestDirectory(DirectoryCases):
 class TestWithoutRipgrep(DirectoryCases):
     @pytest.fixture
     def backend(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(directoryface, "find_candidates", lambda *_: None)
+        monkeypatch.setattr(directory_search, "find_candidates", lambda *_: None)
         with FilesystemBackend(tmp_path) as backend:
             yield backend
 
@@ -248,16 +248,16 @@ def test_what_others_put_into_a_tree_that_is_being_deleted_goes_too(backend, tmp
     (tmp_path / "tree" / "sub").mkdir(parents=True)
     (tmp_path / "tree" / "sub" / "file").touch()
     late = iter(["late1", "late2"])
-    names = backend.volume.names
+    readdir = backend.volume.readdir
 
-    def names_then_more(node):
-        found = names(node)
+    def names_then_more(*arguments):
+        found = readdir(*arguments)
         name = next(late, None)
         if name is not None:
             (tmp_path / "tree" / name).touch()
         return found
 
-    monkeypatch.setattr(backend.volume, "names", names_then_more)
+    monkeypatch.setattr(backend.volume, "readdir", names_then_more)
     assert backend.delete("/tree").error is None
     assert os.listdir(tmp_path) == []
 
@@ -275,16 +275,17 @@ def test_two_deletes_of_one_tree(backend, tmp_path):
 
 def test_a_directory_that_was_moved_away_meanwhile_is_left_alone(backend, tmp_path, monkeypatch):
     (tmp_path / "tree" / "sub").mkdir(parents=True)
-    delete_child = backend._face._delete_child
+    rmdir = backend.volume.rmdir
 
-    def move_first(doomed, name, changes):
-        if name == b"sub" and (tmp_path / "tree" / "sub").exists():
+    def move_first(parent, name):
+        if name == b"sub":
             (tmp_path / "tree").rename(tmp_path / "elsewhere")
             (tmp_path / "tree").mkdir()
-        return delete_child(doomed, name, changes)
+        rmdir(parent, name)
 
-    monkeypatch.setattr(backend._face, "_delete_child", move_first)
+    monkeypatch.setattr(backend.volume, "rmdir", move_first)
     backend.delete("/tree")
+    assert (tmp_path / "elsewhere").is_dir()
     assert (tmp_path / "tree").is_dir(), "this is another directory, which nobody asked to be deleted"
 
 
@@ -300,19 +301,19 @@ def test_searches_answer_as_those_of_every_volume(backend, tmp_path):
         target.write_text(f"needle {path}\n")
     os.symlink("a.txt", tmp_path / "link.txt")
     os.symlink("b", tmp_path / "linked")
-    face = backend._face
+    plain = VolumeBackend(backend.volume)
     patterns = ("*", "**/*", "*.txt", "a/*", "/b/**", "b/*/er/*.txt", "{a,b}/*.txt", ".hidden/*", "../x", "", "[", "a/")
     for pattern in patterns:
         for path in (None, "/", "/b", "/linked", "/a.txt", "/none", "/link.txt", "/a.txt/x"):
-            assert backend.glob(pattern, path) == VolumeBackend.glob(face, pattern, path), (pattern, path)
-            assert backend.grep("needle", path, pattern) == VolumeBackend.grep(face, "needle", path, pattern)
+            assert backend.glob(pattern, path) == plain.glob(pattern, path), (pattern, path)
+            assert backend.grep("needle", path, pattern) == plain.grep("needle", path, pattern)
 
 
 def test_a_file_that_grows_past_the_limit_while_it_is_read(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"needle\n")
     grown = b"needle\n" * 200_000
     with FilesystemBackend(tmp_path, max_file_size_mb=1) as backend:
-        monkeypatch.setattr(directoryface, "find_candidates", lambda *_: None)
+        monkeypatch.setattr(directory_search, "find_candidates", lambda *_: None)
         monkeypatch.setattr(os, "pread", lambda fd, size, offset: grown[offset : offset + size])
         answer = backend.grep("needle")
     assert (answer.matches, answer.truncated) == ([], True)

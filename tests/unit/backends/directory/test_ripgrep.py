@@ -17,45 +17,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from fusebackend.backends.directory import agent_face as directoryface
+from fusebackend.backends.directory import search
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.directory.search import Candidates, find_candidates
 from fusebackend.base import budget
 from fusebackend.testing.posix.case import NOBODY, in_child
-from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.search import grep_files
 
 pytestmark = pytest.mark.skipif(shutil.which("rg") is None, reason="ripgrep is not installed")
 
 
 @contextlib.contextmanager
 def without_ripgrep():
-    found = directoryface.find_candidates
-    directoryface.find_candidates = lambda *_, **__: None
+    found = search.find_candidates
+    search.find_candidates = lambda *_, **__: None
     try:
         yield
     finally:
-        directoryface.find_candidates = found
+        search.find_candidates = found
 
 
 def three_ways(backend, *args, **kwargs):
     """The answer with ripgrep, having seen that it was used and that the other ways give the same."""
     used = []
-    found = directoryface.find_candidates
+    found = search.find_candidates
 
     def spy(*spied, **options):
         used.append(found(*spied, **options))
         return used[-1]
 
-    directoryface.find_candidates = spy
+    search.find_candidates = spy
     try:
         answer = backend.grep(*args, **kwargs)
     finally:
-        directoryface.find_candidates = found
+        search.find_candidates = found
     assert used != [None], "ripgrep gave up"
     with without_ripgrep():
         assert backend.grep(*args, **kwargs) == answer
     pattern, path, glob = (*args, None, None)[:3]
-    assert VolumeBackend.grep(backend._face, pattern, path, glob, **kwargs) == answer
+    plain = grep_files(backend.volume, pattern, path or "/", glob, kwargs.get("max_count"), backend.max_file_size_bytes)
+    assert plain == answer
     return answer
 
 
@@ -220,7 +221,7 @@ def test_a_time_out_keeps_what_was_found_and_says_so(tmp_path, monkeypatch):
     with budget.limited(0.5):
         found = candidates(tmp_path / "root", "needle", program=program)
     assert found == Candidates(frozenset({"found"}), complete=False)
-    monkeypatch.setattr(directoryface, "find_candidates", lambda *_: found)
+    monkeypatch.setattr(search, "find_candidates", lambda *_: found)
     with FilesystemBackend(tmp_path / "root") as backend:
         answer = backend.grep("needle")
     assert ([match["path"] for match in answer.matches], answer.truncated) == (["/found"], True)
@@ -250,7 +251,7 @@ def test_many_messages_do_not_block_it(tmp_path):
 
 def test_a_file_wrongly_named_is_found_out(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("nothing here\n")
-    monkeypatch.setattr(directoryface, "find_candidates", lambda *_: Candidates(frozenset({"file", "../etc/passwd"})))
+    monkeypatch.setattr(search, "find_candidates", lambda *_: Candidates(frozenset({"file", "../etc/passwd"})))
     with FilesystemBackend(tmp_path) as backend:
         assert backend.grep("root").matches == []
 

@@ -313,23 +313,6 @@ def buffered():
     remote.close()
 
 
-def test_reads_that_overtake_each_other_fetch_nothing_twice(buffered):
-    fs, reader = buffered
-    step = RANGE_BYTES // 8
-    for number in (1, 0, 3, 2, 4, 6, 5, 7, 3, 0):
-        at = number * step
-        assert reader.read(at, step) == fs.content[at : at + step]
-    assert reader.read(len(fs.content) - 5, 10) == fs.content[-5:]
-    assert fs.fetched == len(fs.content)
-
-
-def test_ranges_grow_with_a_sequential_read(buffered):
-    fs, reader = buffered
-    for at in range(0, len(fs.content), 1000):
-        assert reader.read(at, 1000) == fs.content[at : at + 1000]
-    assert fs.fetched == len(fs.content) and fs.ranges <= 2 * (RANGE_BYTES // UNIT_BYTES).bit_length()
-
-
 def fetching(fs, fetch):
     """A reader of the file by a function that yields its bytes from one offset to another."""
     asking, size = FsAccess(fs), len(fs.content)
@@ -385,26 +368,6 @@ def test_a_socket_that_a_librarys_own_thread_closed_is_a_lost_connection():
     asking = FsAccess(Buffered(skip_instance_cache=True))
     with fails(errno.ECONNRESET), asking.of("file"):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-
-
-def test_a_small_read_fetches_little(buffered):
-    fs, reader = buffered
-    middle = RANGE_BYTES // 2 + 5
-    assert reader.read(middle, 10) == fs.content[middle : middle + 10]
-    assert fs.fetched == UNIT_BYTES
-
-
-def test_an_error_of_reading_ahead_is_told_to_the_read_that_comes_to_it(buffered):
-    fs, reader = buffered
-    for at in range(0, 3 * UNIT_BYTES, UNIT_BYTES):
-        reader.read(at, UNIT_BYTES)
-    fs.broken = True
-    with pytest.raises(OSError, match="Input/output error"):
-        for at in range(3 * UNIT_BYTES, len(fs.content), UNIT_BYTES):
-            reader.read(at, UNIT_BYTES)
-    fs.broken = False
-    last = len(fs.content) - UNIT_BYTES
-    assert reader.read(last, UNIT_BYTES) == fs.content[last:]
 
 
 def test_a_file_that_was_cut_is_stale(buffered):

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import stat
-from collections.abc import Iterator
 
 import pytest
 from eventually import eventually
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 from nodes import put
+from postgres_hosts import ME, Host
 from round_trips import Trips
-from services.postgres import Postgres
 
-from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.known_inodes import MAX_BYTES, MAX_INODES, MAX_NAMES, UNKNOWN, KnownInodes
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Link, WrongLinks
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Link, WrongLinks
 
 NODE = 7
 LIMIT_S = 30.0
-ME = Caller(0, 0)
 
 
 def row(version: int, node: int = NODE) -> StoredInode:
@@ -211,15 +206,7 @@ def test_bounds() -> None:
 # -- in a volume ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def hosts(postgres: Postgres) -> Iterator[tuple[PostgresVolume, PostgresVolume]]:
-    with contextlib.ExitStack() as stack:
-        dsn = stack.enter_context(postgres.database())
-        one, two = (stack.enter_context(PostgresBackend(dsn, "v")).volume for _ in range(2))
-        yield one, two
-
-
-def whole(volume: PostgresVolume, node: int) -> bytes:
+def whole(volume: Host, node: int) -> bytes:
     volume.open(node, os.O_RDONLY)
     try:
         attr = volume.getattr(node)
@@ -230,10 +217,7 @@ def whole(volume: PostgresVolume, node: int) -> bytes:
         volume.release(node, os.O_RDONLY)
 
 
-def test_a_small_file_is_opened_and_read_in_one_round_trip(
-    hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips
-) -> None:
-    one, two = hosts
+def test_a_small_file_is_opened_and_read_in_one_round_trip(one: Host, two: Host, trips: Trips) -> None:
     node = put(one, b"file", b"content")
     eventually(lambda: trips(lambda: whole(two, node)) == 1, LIMIT_S)  # once it is told of all changes
     large = 100_000
@@ -245,9 +229,9 @@ def test_a_small_file_is_opened_and_read_in_one_round_trip(
 
 
 def test_what_was_opened_changes_with_a_change_of_this_host_and_one_that_is_told(
-    hosts: tuple[PostgresVolume, PostgresVolume],
+    one: Host,
+    two: Host,
 ) -> None:
-    one, two = hosts
     node = put(one, b"file", b"before")
     two.open(node, os.O_RDONLY)
     two.open(node, os.O_WRONLY)
@@ -261,10 +245,7 @@ def test_what_was_opened_changes_with_a_change_of_this_host_and_one_that_is_told
     eventually(lambda: two.read(node, 0, 9) == b"" and two.getattr(node).size == 0, LIMIT_S)
 
 
-def test_access_times_are_shown_at_once_and_stored_together(
-    hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips
-) -> None:
-    one, two = hosts
+def test_access_times_are_shown_at_once_and_stored_together(one: Host, two: Host, trips: Trips) -> None:
     node = put(one, b"file", b"content")
     one.setattr(node, AttrChanges(atime_ns=1, mtime_ns=2))
     assert trips(lambda: whole(one, node)) == 1
@@ -283,13 +264,10 @@ def test_access_times_are_shown_at_once_and_stored_together(
     assert trips(lambda: one.unlink(ROOT_NODE, b"file")) == 1, "its row is guessed with that time"
 
 
-def test_a_listing_of_few_names_is_one_round_trip_until_there_are_others(
-    hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips
-) -> None:
-    one, two = hosts
+def test_a_listing_of_few_names_is_one_round_trip_until_there_are_others(one: Host, two: Host, trips: Trips) -> None:
     directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
 
-    def names(volume: PostgresVolume) -> list[bytes]:
+    def names(volume: Host) -> list[bytes]:
         found: list[bytes] = []
         while page := volume.readdir(directory, found[-1] if found else b"", 3):
             found += [name for name, _ in page]
@@ -307,9 +285,8 @@ def test_a_listing_of_few_names_is_one_round_trip_until_there_are_others(
 
 
 def test_the_names_above_are_compared_with_the_change(
-    hosts: tuple[PostgresVolume, PostgresVolume], trips: Trips, monkeypatch: pytest.MonkeyPatch
+    one: Host, two: Host, trips: Trips, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = hosts
     monkeypatch.setattr(KnownInodes, "changed", lambda self, node: None)
     directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
     inner = one.mkdir(directory, b"e", 0o755, ME).node

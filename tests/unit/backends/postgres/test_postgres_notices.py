@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusebackend.backends.postgres.feed import PAYLOAD_BYTES, channel, decode, encode
+from fusebackend.backends.postgres.feed import PAYLOAD_BYTES, decode, encode
 from fusebackend.protocol import MAX_NODE, NAME_MAX_BYTES, Change
 
 NODES = st.integers(1, MAX_NODE)
@@ -44,7 +44,3 @@ def test_what_nobody_of_ours_has_sent_means_something(payload: str) -> None:
 def test_what_makes_no_sense_means_anything() -> None:
     for payload in ("17", "a/b/c", "1/2/3/4", "1/2//", " ", ""):
         assert Change() in decode(["17//", payload])
-
-
-def test_each_volume_has_a_channel() -> None:
-    assert channel(7) == "fusebackend_7"

@@ -44,19 +44,6 @@ def test_what_a_snapshot_sees_all_later_ones_see(taken: list[PgSnapshot]) -> Non
         assert earlier.covers(later) == (seen[0] == seen[1])
 
 
-@given(taken=histories())
-def test_what_is_new_is_after_the_position_or_was_running(taken: list[PgSnapshot]) -> None:
-    for earlier, later in itertools.pairwise(taken):
-        new = {xid for xid in range(50) if later.sees(xid) and not earlier.sees(xid)}
-        assert new == {xid for xid in range(50) if later.sees(xid) and (xid >= earlier.xmax or xid in earlier.running)}
-
-
-@given(taken=histories())
-def test_its_text_is_that_of_the_server(taken: list[PgSnapshot]) -> None:
-    for snapshot in taken:
-        assert PgSnapshot.parse(str(snapshot)) == snapshot
-
-
 def test_what_is_none_is_an_error() -> None:
     for text in ("", "1", "1:2", "a:b:c", "1:2:x"):
         with pytest.raises(ValueError, match=r"unpack|invalid"):

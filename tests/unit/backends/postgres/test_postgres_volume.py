@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import psycopg
 import pytest
 import skewed
 from eventually import eventually
-from postgres_hosts import ME, Host
+from postgres_hosts import ME, Host, sql
 from together import together
 
 from fusebackend.backends.postgres import host_session as session
@@ -29,13 +28,9 @@ def fails(number: int, call: Callable[..., object], *arguments: object) -> None:
 
 def rows_of(volume: Host, node: int) -> list[int]:
     """How many rows the tables have of a node."""
-    with psycopg.connect(volume.conninfo) as connection:
-        return [
-            connection.execute(
-                f"SELECT count(*) FROM fusebackend.{table} WHERE volume = %s AND node = %s", [volume.id, node]
-            ).fetchall()[0][0]
-            for table in ("inode", "chunk", "xattr", "nameless")
-        ]
+    count = "SELECT count(*) FROM fusebackend.{} WHERE volume = %s AND node = %s"
+    tables = ("inode", "chunk", "xattr", "nameless")
+    return [sql(volume.conninfo, count.format(table), volume.id, node)[0][0] for table in tables]
 
 
 # -- names ---------------------------------------------------------------------------------------------------------
@@ -121,24 +116,6 @@ def test_ranges_of_two_writers_merge(one: Host, two: Host) -> None:
         volume.release(node, os.O_RDWR)
 
 
-def test_appends_all_land_at_the_true_end(one: Host, two: Host) -> None:
-    node = one.make(b"log")
-    for volume in (one, two):
-        volume.open(node, os.O_WRONLY | os.O_APPEND)
-
-    def write(volume: Host, name: bytes) -> None:
-        for number in range(60):
-            volume.append(node, b"%s %d\n" % (name, number))
-
-    together(lambda: write(one, b"one"), lambda: write(two, b"two"), lambda: write(two, b"three"))
-    lines = one.content(node).splitlines()
-    assert len(lines) == 180
-    for name in (b"one", b"two", b"three"):
-        assert [line for line in lines if line.startswith(name + b" ")] == [b"%s %d" % (name, n) for n in range(60)]
-    for volume in (one, two):
-        volume.release(node, os.O_WRONLY)
-
-
 def test_a_rewrite_of_what_another_host_has_changed_is_stale(one: Host, two: Host) -> None:
     node = one.make(b"file", b"first")
     one.open(node, os.O_RDWR)
@@ -176,22 +153,6 @@ def test_a_change_of_attributes_alone_is_no_conflict(one: Host, two: Host) -> No
     assert one.lookup(ROOT_NODE, b"file").mode & 0o777 == one.getattr(node).mode & 0o777 == 0o600
 
 
-def test_the_last_writer_wins_where_that_is_wanted(database: str) -> None:
-    one = Host(database, "last", conflict="last-writer")
-    two = Host(database, "last", conflict="last-writer")
-    node = one.make(b"file", b"first")
-    one.open(node, os.O_RDWR)
-    two.open(node, os.O_RDWR)
-    two.write(node, 0, b"other")
-    one.setattr(node, AttrChanges(size=0))
-    two.write(node, 0, b"late")
-    one.write(node, 4, b"r")
-    assert one.content(node) == b"later"
-    for volume in (one, two):
-        volume.release(node, os.O_RDWR)
-        volume.close()
-
-
 def test_times_never_go_back_though_the_clock_of_a_host_does(
     one: Host, two: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,21 +170,6 @@ def test_times_never_go_back_though_the_clock_of_a_host_does(
 
 
 # -- nodes without a name ------------------------------------------------------------------------------------------
-
-
-def test_what_is_open_elsewhere_outlives_its_name(one: Host, two: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "GRACE_S", 3)
-    monkeypatch.setattr(session, "PERIOD_S", 0.2)
-    node = one.make(b"file", b"hello")
-    two.open(node, os.O_RDONLY)
-    one.unlink(ROOT_NODE, b"file")
-    fails(errno.ESTALE, one.getattr, node)
-    time.sleep(4)  # longer than what nobody has open is kept
-    assert two.content(node) == b"hello"
-    assert two.getattr(node).nlink == 0
-    two.release(node, os.O_RDONLY)
-    fails(errno.ESTALE, two.getattr, node)
-    eventually(lambda: rows_of(one, node) == [0, 0, 0, 0])
 
 
 def test_what_a_dead_host_had_open_is_freed(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,6 @@ import re
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -246,22 +244,6 @@ def test_what_is_no_volume_is_an_error(tmp_path: Path, volume_file: Path) -> Non
         with pytest.raises(VolumeFileError, match=why) as caught:
             check(path)
         assert "\n" not in str(caught.value)
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fusebackend.backends.sqlite.check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
-def test_the_command(volume_file: Path) -> None:
-    good = run(str(volume_file))
-    assert (good.returncode, good.stdout, good.stderr) == (0, "the volume is sound\n", "")
-    damage(volume_file, "UPDATE inode SET nlink = 7 WHERE node = 4")
-    bad = run(str(volume_file))
-    assert (bad.returncode, bad.stdout) == (1, "inode 4 has a link count of 7 and 2 names\n")
-    none = run(str(volume_file.parent))
-    assert none.returncode == 1 and none.stdout == "" and none.stderr.startswith("error: ")
-    assert run().returncode == 1
 
 
 def test_links_to_a_volume_and_odd_paths(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Random histories: graphs that write, delete, overwrite, ask, fail, fork, and are written to from outside.
+"""Random histories: graphs that write, delete, overwrite, ask, fail, fork, and are written to from outside, by
+themselves and in sub-graphs.
 
 LangGraph is asked at each checkpoint. The reader lives through all of it, so what it remembers is put to the test too.
 """
@@ -6,6 +7,7 @@ LangGraph is asked at each checkpoint. The reader lives through all of it, so wh
 from __future__ import annotations
 
 import contextlib
+import operator
 import uuid
 from collections.abc import Iterator
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -49,7 +51,8 @@ def delta_graph(saver: Any, frequency: int) -> Any:
 
 
 def compiled(files: Any, saver: Any) -> Any:
-    """A step takes the next thing to do: writes, at once in several tasks, or a question, or a failure."""
+    """A step takes the next thing to do: writes, at once in several tasks, or a question, or a failure. Some of it is
+    done by a sub-graph with checkpoints of each run, or by one that goes on from its last run."""
 
     def plan(state: Any) -> dict[str, Any]:
         return {}
@@ -65,27 +68,39 @@ def compiled(files: Any, saver: Any) -> Any:
     def then(state: Any) -> Any:
         if not state["todo"]:
             return END
-        return [Send("work", task) for task in state["todo"][0]] or "next"
+        sent = [task if isinstance(task, list) else ["work", task] for task in state["todo"][0]]
+        return [Send(node, {"task": task} if node != "work" else task) for node, task in sent] or "next"
 
+    inner = StateGraph(
+        TypedDict("Inner", {"task": Any, "runs": Annotated[int, operator.add], "files": NotRequired[files]})
+    )
+    inner.add_node("begin", lambda state: {"runs": 1, "files": {"/inner": record(str(state["runs"]))}})
+    inner.add_node("do", lambda state: work(state["task"]))
+    inner.add_edge(START, "begin")
+    inner.add_edge("begin", "do")
     graph = StateGraph(TypedDict("State", {"todo": list[Any], "files": NotRequired[files]}))
     graph.add_node("plan", plan)
     graph.add_node("work", work)
+    graph.add_node("inherits", inner.compile())
+    graph.add_node("own", inner.compile(checkpointer=True))
     graph.add_node("next", lambda state: {"todo": state["todo"][1:]})
     graph.add_edge(START, "plan")
-    graph.add_conditional_edges("plan", then, ["work", "next", END])
-    graph.add_edge("work", "next")
+    graph.add_conditional_edges("plan", then, ["work", "inherits", "own", "next", END])
+    for node in ("work", "inherits", "own"):
+        graph.add_edge(node, "next")
     graph.add_edge("next", "plan")
     return graph.compile(checkpointer=saver)
 
 
-def one_overwrite(tasks: list[Any]) -> bool:
-    """LangGraph refuses more than one in a step."""
-    return (
-        sum(isinstance(task, Overwrite) or (isinstance(task, dict) and "__overwrite__" in task) for task in tasks) < 2
-    )
+def is_possible(tasks: list[Any]) -> bool:
+    """LangGraph refuses more than one `Overwrite` in a step, and runs of a sub-graph with one namespace for all."""
+    overwrites = [isinstance(task, Overwrite) or (isinstance(task, dict) and "__overwrite__" in task) for task in tasks]
+    return sum(overwrites) < 2 and sum(isinstance(task, list) and task[0] == "own" for task in tasks) < 2
 
 
-TASKS = st.lists(WRITES | st.sampled_from(["ask", "fail"]), max_size=3).filter(one_overwrite)
+TASK = WRITES | st.sampled_from(["ask", "fail"])
+INNER = st.tuples(st.sampled_from(["inherits", "own"]), TASK).map(list)
+TASKS = st.lists(TASK | INNER, max_size=3).filter(is_possible)
 TODO = st.lists(TASKS, max_size=4)
 DEEDS = st.lists(
     st.one_of(

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import graphs
 import msgspec
@@ -22,6 +22,7 @@ import threadcases
 from click.testing import CliRunner
 from graphs import say, thread, use, user, write
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -79,17 +80,18 @@ def copy(b: Bench, name: str, twin: str) -> None:
             execute(base.dialect.placeholders(copied), twin=twin, name=name)
 
 
-def seen(graph: Any, name: str, checkpoint: str | None = None) -> Any:
-    """All that LangGraph says of a checkpoint."""
-    config = thread(name) if checkpoint is None else thread(name, checkpoint_ns="", checkpoint_id=checkpoint)
-    state = graph.get_state(config, subgraphs=True)
-    return state.values, state.next, [item.value for item in state.interrupts], state.metadata, state.created_at
+def seen(graph: Any, name: str, checkpoint: str | None = None, namespace: str = "") -> Any:
+    """All that LangGraph says of a checkpoint, and the writes to it."""
+    config = thread(name) if checkpoint is None else thread(name, checkpoint_ns=namespace, checkpoint_id=checkpoint)
+    state, saved = graph.get_state(config, subgraphs=True), graph.checkpointer.get_tuple(config)
+    waiting = [item.value for item in state.interrupts]
+    return state.values, state.next, waiting, state.metadata, state.created_at, saved and saved.pending_writes
 
 
 def check_links(graph: Any, name: str, before: dict[str, Any]) -> None:
     """LangGraph finds of a link what it found before, or nothing, and its metadata names what is lost."""
     for id_ in graphs.checkpoint_ids(graph, thread(name)):
-        values, _, _, metadata, _ = seen(graph, name, id_)
+        values, _, _, metadata, *_ = seen(graph, name, id_)
         lost = metadata.get("pruned", ())
         assert values == {
             channel: type(value)() if channel in lost else value
@@ -99,13 +101,18 @@ def check_links(graph: Any, name: str, before: dict[str, Any]) -> None:
 
 
 def goes_on(graph: Any, name: str) -> Any:
-    """Five more steps, and what they end in. Ids and times differ."""
+    """Five more steps, some of sub-graphs, and what they end in. Ids and times differ."""
+    found = []
     for number in range(5):
+        update = {"files": {f"/{number}": threadcases.record("x")}, "todo": []}
         with contextlib.suppress(RuntimeError):
-            graph.update_state(
-                thread(name), {"files": {f"/{number}": threadcases.record("x")}, "todo": []}, as_node="next"
-            )
-    return graph.get_state(thread(name)).values
+            graph.update_state(thread(name), update, as_node="next")
+        with contextlib.suppress(RuntimeError):
+            graph.invoke({"todo": [[["own", "ask"], ["inherits", {f"/{number}": None}]]]}, thread(name))
+        state = graph.get_state(thread(name), subgraphs=True)
+        inside = [task.state.values for task in state.tasks if task.state is not None]
+        found.append((state.values, state.next, [item.value for item in state.interrupts], inside))
+    return found
 
 
 def history(b: Bench, graph: Any, name: str) -> dict[str, tuple[dict[str, bytes], bytes | None]]:
@@ -134,25 +141,25 @@ def check_kept(before: Any, after: Any, whole: set[tuple[str, str]]) -> int:
 
 @pytest.mark.parametrize("b", threadcases.KINDS, indirect=True)  # a saver of its own has no rows
 @settings(max_examples=amount("FUSEBACKEND_PRUNED_HISTORIES", day=15, night=300))
-@given(deeds=DEEDS)
-def test_what_stays_of_any_history_reads_as_before_and_goes_on(b: Bench, deeds: list[Any]) -> None:
+@given(deeds=DEEDS, keep=st.integers(1, 4))
+def test_what_stays_of_any_history_reads_as_before_and_goes_on(b: Bench, deeds: list[Any], keep: int) -> None:
     name, twin = uuid.uuid4().hex, uuid.uuid4().hex
     *_, graph = after_each(b, name, deeds)
     if not graphs.checkpoint_ids(graph, thread(name)):
         return
     copy(b, name, twin)
-    going = plan(database(b).outline(name), Keep(2), later())
-    whole = [id_ for namespace, id_ in going.whole if namespace == ""]
-    before = {checkpoint: seen(graph, name, checkpoint) for checkpoint in [*whole, None]}
+    going = plan(database(b).outline(name), Keep(keep), later())
+    before = {key: seen(graph, name, key[1], key[0]) for key in [*going.whole, ("", None)]}
     every = {checkpoint: seen(graph, name, checkpoint) for checkpoint in graphs.checkpoint_ids(graph, thread(name))}
     shown = history(b, graph, name)
-    assert pruned(b, name, Keep(2)).checkpoints == going.checkpoints
-    assert set(graphs.checkpoint_ids(graph, thread(name))) == {id_ for _, id_ in {*going.whole, *going.links}}
-    assert {checkpoint: seen(graph, name, checkpoint) for checkpoint in before} == before
+    assert pruned(b, name, Keep(keep)).checkpoints == going.checkpoints
+    left = {id_ for namespace, id_ in {*going.whole, *going.links} if namespace == ""}
+    assert set(graphs.checkpoint_ids(graph, thread(name))) == left
+    assert {key: seen(graph, name, key[1], key[0]) for key in before} == before
     check_links(graph, name, every)
     check_kept(shown, history(b, graph, name), going.whole)
     assert b.tree(f"/{name}/head") == threadcases.shown(graphs.state_at(graph, thread(name)).get("files"))
-    assert pruned(b, name, Keep(2)).checkpoints == 0
+    assert pruned(b, name, Keep(keep)).checkpoints == 0
     assert goes_on(graph, name) == goes_on(graph, twin)
 
 
@@ -660,3 +667,37 @@ def test_a_saver_object_has_no_tables_to_prune(tmp_path: Path) -> None:
     backend = ThreadsBackend.from_saver(InMemorySaver())
     with live(tmp_path, backend) as made, made.connect() as files, pytest.raises(OSError, match="of a saver object"):
         files.weigh_threads("/")
+
+
+JS: Final = Path(threadcases.__file__).parent / "langgraph_js"
+"""Rows of the JavaScript saver, and what LangGraph.js 1.7.3 says of each checkpoint; `make.mjs` has made both."""
+
+
+@pytest.mark.parametrize("keep", [None, 2])
+def test_rows_of_langgraph_js_are_as_it_finds_them_also_when_pruned(tmp_path: Path, keep: int | None) -> None:
+    path = str(tmp_path / "threads.db")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript((JS / "threads.sql").read_text())
+    states = [json.loads(line) for line in (JS / "states.jsonl").read_text().splitlines()]
+    with threadcases.reader("sqlite", path) as backend:
+        b = Bench(None, backend)
+        for name in ("delta", "whole"):
+            expected = {id_: said for thread_id, id_, *said in states if thread_id == name}
+            if keep is not None:
+                with contextlib.closing(backend.volume.tables()) as tables:
+                    whole = plan(tables.outline(name), Keep(keep), time.time_ns() + HOUR_NS).whole
+                    assert prune(tables, name, Keep(keep), now_ns=lambda: time.time_ns() + HOUR_NS).checkpoints > 5
+                backend.volume.follow()
+                expected = {id_: said for id_, said in expected.items() if ("", id_) in whole}
+            found = {}
+            for directory in b.history(f"/{name}"):
+                state = json.loads(b.get(f"{directory}.state.json") or b"")
+                if state["checkpoint_id"] in expected:
+                    files = {path: data.decode() for path, data in b.tree(directory).items()}
+                    talk = [json.loads(line) for line in (b.get(f"{directory}.messages.jsonl") or b"").splitlines()]
+                    said = [[message["type"], message["id"], message["content"]] for message in talk]
+                    found[state["checkpoint_id"]] = [state["next"], files, said]
+            assert found == expected
+            now = json.loads(b.get(f"/{name}/state.json") or b"")
+            assert [asked["value"] for asked in now["interrupts"]] == ["go on?"]
+            assert b.tree(f"/{name}/head") == {path: text.encode() for path, text in expected[max(expected)][1].items()}

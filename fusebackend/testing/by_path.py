@@ -80,8 +80,8 @@ def place(volume: Volume, path: bytes) -> tuple[int, bytes]:
     return at(volume, above).node, name
 
 
-def write(volume: Volume, path: bytes, data: bytes, mode: int = 0o644) -> None:
-    """Make a file, or overwrite one in place."""
+def write(volume: Volume, path: bytes, data: bytes, mode: int = 0o644) -> int:
+    """Make a file, or overwrite one in place; its node."""
     parent, name = place(volume, path)
     try:
         node = volume.lookup(parent, name).node
@@ -93,6 +93,13 @@ def write(volume: Volume, path: bytes, data: bytes, mode: int = 0o644) -> None:
             volume.write(handle, 0, data)
         if not volume.features.random_writes:
             volume.flush(handle)
+    return node
+
+
+def overwrite(volume: Volume, node: int, offset: int, data: bytes) -> None:
+    """Write at an offset of a file."""
+    with opened(volume, node, os.O_RDWR):
+        volume.write(node, offset, data)
 
 
 def replace(volume: Volume, path: bytes, data: bytes) -> None:
