@@ -46,12 +46,13 @@ class OpenCall:
     """A call that goes on. `Calls` makes them.
 
     Attributes:
+        id: by which a client that has named it ends it; empty for others.
         number: 0 before its first change.
         files: how the files are recorded that it has changed, by volume (`VolumeRecords`) and node.
     """
 
     __slots__ = (
-        "actor", "began_s", "ended", "files", "kind", "last_s", "number", "title", "undoes", "users",
+        "actor", "began_s", "ended", "files", "id", "kind", "last_s", "number", "title", "undoes", "users",
     )  # fmt: skip
 
     def __init__(self, kind: CallKind, title: str, actor: Actor, undoes: Sequence[int] = ()) -> None:
@@ -59,6 +60,7 @@ class OpenCall:
         self.title = title[:LONGEST_TITLE]
         self.actor = actor
         self.undoes = undoes
+        self.id = ""
         self.number = 0
         self.users = 0
         self.began_s = self.last_s = 0.0
@@ -251,9 +253,12 @@ class Calls:
 
     # -- named by clients ------------------------------------------------------------------------------------------
 
-    def name(self, pid: int, title: str, actor: Actor) -> OpenCall:
+    def name(self, pid: int, title: str, actor: Actor, id: str) -> OpenCall:
         """Make the changes of a process and its descendants one call, until `end` or the next call that is named for
         it.
+
+        Args:
+            id: for `named`.
 
         Raises:
             OSError: ESRCH, there is no such process.
@@ -262,6 +267,7 @@ class Calls:
         if process is None:
             raise OSError(errno.ESRCH, f"there is no process {pid} for which a call could be named")
         call = OpenCall("tool", title, replace(actor, uid=process.uid, pid=process.pid, command=process.command))
+        call.id = id
         call.last_s = self._now_s()
         call.users = 1
         with self._guard:
@@ -271,6 +277,12 @@ class Calls:
                 self._late += self._named.pop(key)
             self._found.clear()
         return call
+
+    def named(self, id: str) -> OpenCall | None:
+        """Return the newest call that was named with this id, if it goes on."""
+        with self._guard:
+            named = [call for calls in self._named.values() for call in calls if call.id == id]
+        return named[-1] if named else None
 
     # -- ends ------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from eventually import eventually
 from hypothesis.stateful import rule
 from nodes import overwrite, put
 from postgres_check import check
+from postgres_hosts import sql
 from profiles import examples
 from test_postgres_suites import PostgresMachine
 from together import together
@@ -54,8 +55,7 @@ def opened(dsn: str, name: str) -> Iterator[PostgresVolume]:
 
 
 def rows(volume: PostgresVolume, query: str, *parameters: object) -> list[tuple[Any, ...]]:
-    with psycopg.connect(volume.conninfo, autocommit=True) as connection:
-        return connection.execute(query.encode(), [volume.id, *parameters]).fetchall()
+    return sql(volume.conninfo, query, volume.id, *parameters)
 
 
 def counts(volume: PostgresVolume) -> dict[str, int]:
