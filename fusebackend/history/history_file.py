@@ -686,17 +686,20 @@ class HistoryFile:
         the mount's loop.
         """
         link, digest = self._chain
+        forgotten: dict[int, int] = {}
         with sqlite.transaction(self._writer):
             for statement, group in itertools.groupby(rows, operator.itemgetter(0)):
                 found = [row for _, row in group]
                 if statement == "forget":
-                    events.forget(self._writer, [call for calls in found for call in calls])
+                    forgotten |= events.forget(self._writer, [call for calls in found for call in calls])
                     continue
                 if statement:
                     self._writer.executemany(statement, found)
                     continue
                 by_columns: dict[tuple[bool, ...], list[Row]] = {}
                 for row in found:
+                    if row[0] == "forget":
+                        row = events.with_rows(row, forgotten)
                     link += 1
                     digest = events.digest(link, digest, row)
                     columns = events.present(row)
