@@ -10,7 +10,7 @@ from dataclasses import asdict
 import click
 
 from fusebackend.backends.threads.database.sql import SaverTables
-from fusebackend.backends.threads.prune import Keep, prune, weighed
+from fusebackend.backends.threads.prune import Keep, media_in, prune, weighed, with_media
 from fusebackend.cli.progress import waiting
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_loss, json_option, note
 from fusebackend.cli.space import size_text
@@ -32,23 +32,39 @@ def threads() -> None:
 @click.argument("database")
 @click.argument("names", nargs=-1, metavar="[THREAD]...")
 @click.option("--by", type=click.Choice(["channel", "step", "namespace"]), help="Take each thread apart.")
-@json_option("an array of {thread, name, bytes}; name is null without --by.")
-def du(database: str, names: Sequence[str], by: str | None, as_json: bool) -> None:
+@click.option(
+    "--blobs",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIRECTORY",
+    help="Count the media that deepagents keeps in this directory 'blobs' as well.",
+)
+@json_option(
+    "an array of {thread, name, bytes}; name is null without --by, and thread for a medium that no message names."
+)
+def du(database: str, names: Sequence[str], by: str | None, blobs: str | None, as_json: bool) -> None:
     """Show the bytes of threads, the largest first: checkpoints, writes, and values that are kept beside them.
 
     In SQLite a checkpoint has the values of all its channels and is not taken apart: with --by channel these are
     '(checkpoints)'. In PostgreSQL a value beside the checkpoints may be of many steps: with --by step these are
     '(blobs)'.
+
+    Media that several threads name count for each. What no message names is listed at the end: the thread was pruned,
+    or a run is about to name it. It is never deleted here.
     """
     output = Output()
+    unnamed: dict[str, int] = {}
     with _opened(database) as opened:
         sizes = weighed(opened, names, by)
+        if blobs is not None:
+            sizes, unnamed = with_media(opened, sizes, by, media_in(blobs))
     if missing := set(names) - {one.thread for one in sizes}:
         raise Failed(f"there is no thread '{sorted(missing)[0]}'")
     if as_json:
-        output.document([asdict(one) for one in sizes])
+        left = [{"thread": None, "name": digest, "bytes": size} for digest, size in unnamed.items()]
+        output.document([asdict(one) for one in sizes] + left)
         return
     shown = [[size_text(one.bytes), output.told(one.thread), output.told(one.name or "")] for one in sizes]
+    shown += [[size_text(size), "(no message)", digest] for digest, size in unnamed.items()]
     for line in aligned(shown):
         output.line(line)
 

@@ -672,6 +672,11 @@ class HistoryFile:
                 trouble = self._file.trouble  # SQLite goes on with a file that was moved or deleted
                 self.failed = None if trouble is None else trouble[1]
 
+    def before_commit(self) -> tuple[str, int]:
+        """Write what was added; returns what `SnapshotVolume.before_commit` does."""
+        self.flush()
+        return self.id, self._record
+
     def _write(self, rows: Sequence[_Statement], numbers: tuple[int, int]) -> None:
         """Write rows and the last numbers in one transaction. With the writer's lock.
 
@@ -1198,6 +1203,17 @@ class HistoryFile:
         first = "number IN (SELECT call FROM events WHERE event = 'end' AND number < ? AND path ISNULL)"
         found = f"SELECT number FROM calls WHERE {first} AND ended_ns < ? ORDER BY number"
         return [number for (number,) in self._read(found, (time_ns, time_ns))]
+
+    def going_on(self, number: int) -> list[int]:
+        """Return the calls that had changed something when the record of this number was the last one, and that ended
+        later."""
+        last = "SELECT link FROM events WHERE number <= ? AND path NOTNULL ORDER BY number DESC LIMIT 1"
+        rows = self._read(
+            f"SELECT call FROM events AS ends WHERE event = 'end' AND path ISNULL AND link > coalesce(({last}), 0) "
+            "AND EXISTS (SELECT 1 FROM records WHERE records.call = ends.call AND number <= ?)",
+            (number, number),
+        )
+        return [call for (call,) in rows]
 
     def bind(self, backends: Mapping[AgentPath, str | None]) -> None:
         """Delete the calls that changed a route which another backend has now: an undo would change the wrong files. Of

@@ -43,6 +43,9 @@ LOOK_S: Final = 0.5
 CLEAN_S: Final = 60.0
 """How often old ones are deleted."""
 
+RUNNING_S: Final = 1.0
+"""How long the end of a mount waits for changes that still run in threads."""
+
 GONE_AT_ONCE: Final = 100
 """Calls that go at a time when the bytes are too many, the oldest first."""
 
@@ -222,6 +225,7 @@ class Recording:
         for route in self._filesystem.tree.routes:
             if isinstance(route.volume, SnapshotVolume):
                 route.volume.before_commit = None
+        self.recorder.end(RUNNING_S)
         self.calls.close()
         self.history.flush()
         for route in self._filesystem.tree.routes:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from fusebackend.backends.threads.line import CHECKPOINTS
-from fusebackend.backends.threads.prune import Keep, prune, weighed
+from fusebackend.backends.threads.prune import Keep, largest_first, prune, weighed
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath, normalise
@@ -39,7 +39,7 @@ def weigh_threads(volumes: Mapping[AgentPath, Volume], given: Sequence[str], by:
     for _, volume, names in _chosen(volumes, given):
         with contextlib.closing(volume.tables()) as tables:
             found += weighed(tables, volume.threads_named(names), by)
-    return sorted(found, key=lambda one: (-one.bytes, one.thread, one.name or ""))
+    return largest_first(found)
 
 
 def prune_threads(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -20,8 +22,12 @@ import graphs
 import mounts
 import pytest
 import threadcases
+from deepagents.backends import FilesystemBackend
+from deepagents.middleware.filesystem import FilesystemMiddleware
 from eventually import eventually
 from graphs import delete, edit, say, thread, use, user, write
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
 from mounts import ROOT, Serve
 from profiles import amount
 from threadcases import APPROVE
@@ -121,6 +127,41 @@ def test_du_and_ls_say_what_a_thread_takes_in_the_database(database: Database, s
     run("tar", "--sparse", "-C", root, "-cf", archive, ".")
     run("tar", "-C", copy, "-xf", archive)
     assert below(copy) == below(root)
+
+
+def test_media_that_deepagents_keeps_are_linked_and_counted(database: Database, serve: Serve, tmp_path: Path) -> None:
+    url, saver = database
+    (tmp_path / "files").mkdir()
+    image = b"\x89PNG " * 300
+    with saver() as opened:
+        for name, more in [("one", ""), ("two", "!"), ("without", None)]:
+            kept = FilesystemMiddleware(backend=FilesystemBackend(tmp_path / "files"), offload_binary_content=True)
+            agent = create_agent(graphs.ScriptedModel(script=[say("I see")]), middleware=[kept], checkpointer=opened)
+            data = base64.b64encode(image + (more or "").encode()).decode()
+            block = {"type": "image", "base64": data, "mime_type": "image/png"}
+            agent.invoke({"messages": [HumanMessage("no image" if more is None else [block])]}, thread(name))
+    blobs = tmp_path / "files" / "blobs"
+    one, other = (hashlib.sha256(image + end).hexdigest() for end in (b"", b"!"))
+    assert sorted(os.listdir(blobs)) == sorted([one, other])
+    root = serve("memory:", routes={"/files/": f"dir:{tmp_path}/files", "/threads/": f"{url}?blobs=../../files/blobs"})
+    for link, page in [("", "transcript.md"), ("..", "messages/0002-human.md")]:  # the first input has it inline
+        text = (root.path / "threads" / "one" / page).read_text()
+        *_, found = re.findall(r"!\[.*\]\((.*)\)", text)
+        assert found == str(Path(link) / "blobs" / one)
+        assert (root.path / "threads" / "one" / page).parent.joinpath(found).read_bytes() == image
+
+    def weighed(*options: str | Path) -> dict[Any, int]:
+        shown = json.loads(run(sys.executable, "-m", "fusebackend", "threads", "du", url, "--json", *options))
+        return {item["thread"] or item["name"]: item["bytes"] for item in shown}
+
+    plain = weighed()
+    assert weighed("--blobs", blobs) == {**plain, "one": plain["one"] + 1500, "two": plain["two"] + 1501}
+    with saver() as opened:
+        opened.delete_thread("two")
+    assert weighed("--blobs", blobs)[other] == 1501
+    assert "(no message)" in run(sys.executable, "-m", "fusebackend", "threads", "du", url, "--blobs", blobs)
+    parts = run(sys.executable, "-m", "fusebackend", "threads", "du", url, "--blobs", blobs, "--by", "step", "--json")
+    assert {"thread": "one", "name": "blobs", "bytes": 1500} in json.loads(parts)
 
 
 def test_rmdir_deletes_where_that_is_allowed(tmp_path: Path, serve: Serve) -> None:

@@ -201,6 +201,8 @@ class Bench:
 def bench(kind: str, where: str, **options: Any) -> Iterator[Bench]:
     opened = graphs.postgres_saver if kind == "postgres" else graphs.sqlite_saver
     with opened(where) as saver, reader(kind, where, **options) as backend:
+        if kind == "sqlite":
+            saver.conn.execute("PRAGMA synchronous = OFF")  # no test of these is about power failures
         yield Bench(saver, backend)
 
 

@@ -27,6 +27,11 @@ from fusebackend.volumes.search import FileSearch, glob_files, grep_found
 from fusebackend.volumes.walk import PAGE_ENTRIES, FileWalk, names_of
 
 PARAMETERS = {
+    "blobs": Parameter(
+        str,
+        "where the agents' deepagents keeps media, the target of the link THREAD/blobs: below the mount, "
+        "such as ../../files/blobs, or absolute",
+    ),
     "cache": Parameter(
         auto_or_off,
         "auto (default): sizes of computed files are kept in the server's cache directory; off: they are not",
@@ -50,6 +55,7 @@ class ThreadsBackend(VolumeBackend):
         database: closed with the backend. `from_sqlite`, `from_postgres` and `from_saver` make one.
         write: `"head"`: a write below `/<thread>/head/` becomes a pending write of the thread, see `head.py`. None:
             nothing can be written.
+        blobs: the target of the link `blobs` in each thread, to which media in messages refer; None: there is no link.
         prune: `"allow"`: rmdir of a thread, or of a checkpoint in its history, deletes it, see `prune.py`.
         quiet_s: seconds without a sign of life after which a run counts as ended, and its head as writable.
         cache: keep the sizes of computed files in a cache file of the server, see `index_cache.py`.
@@ -78,6 +84,7 @@ class ThreadsBackend(VolumeBackend):
         database: Database,
         *,
         write: Literal["head"] | None = None,
+        blobs: str | None = None,
         prune: Literal["allow"] | None = None,
         quiet_s: float = QUIET_S,
         on_exists: OnExists = "error",
@@ -92,7 +99,8 @@ class ThreadsBackend(VolumeBackend):
             raise ValueError(f"write must be 'head' or None, not {write!r}")
         if prune not in (None, "allow"):
             raise ValueError(f"prune must be 'allow' or None, not {prune!r}")
-        options = {"cache": cache, "may_prune": prune == "allow"}
+        target = None if blobs is None else os.fsencode(blobs)
+        options: dict[str, Any] = {"cache": cache, "blobs": target, "may_prune": prune == "allow"}
         volume = (
             ThreadsVolume(database, **options) if write is None else WritableThreadsVolume(database, quiet_s, **options)
         )

@@ -8,6 +8,8 @@
     0007-tool-shot.png      an image, sound or document that came as base64
     0007-tool-shot.artifact.json
 
+A medium that deepagents keeps in a file of its own is linked as `blobs/DIGEST`.
+
 `section` is the same message as a part of `transcript.md`. Long results are cut there, with the name of the whole file.
 
 A message is data of somebody else. Names are made of safe characters only. In Markdown, control characters are shown as
@@ -67,6 +69,11 @@ _SHOWN_FIELDS: Final = frozenset({
 _CALLS: Final = frozenset({"tool_use", "tool_call", "function_call"})
 """Blocks that are calls of tools."""
 
+BLOBS: Final = "blobs"
+"""The directory of media below the `artifacts_root` of deepagents, and the link to it in a thread."""
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
 _MIME_SUFFIXES: Final = {"image/jpeg": ".jpg", "audio/mpeg": ".mp3", "audio/wav": ".wav", "text/plain": ".txt"}
 
 
@@ -85,12 +92,14 @@ class Block(NamedTuple):
         text: the text, or pretty JSON of a block that is not known.
         data: the bytes of a medium, empty where the block only names a URL (in `text`).
         suffix: of a medium's file, with the dot.
+        blob: the digest of a medium that deepagents keeps in a file of its own.
     """
 
     kind: str
     text: str = ""
     data: bytes = b""
     suffix: str = ""
+    blob: str = ""
 
 
 # -- one message ---------------------------------------------------------------------------------------------------
@@ -101,6 +110,7 @@ def files_of(number: int, message: Message) -> list[File]:
     kind, made = _kind(message), calls(message)
     stem, parts = _stem(number, message, kind), _blocks(message, made)
     media = list(_named_media(stem, parts))
+    links = {**dict(media), **_blobs(parts, "../")}
     found = []
     if kind == "tool":
         text = "\n".join(block.text for block in parts if block.kind in ("text", "reasoning"))
@@ -110,9 +120,9 @@ def files_of(number: int, message: Message) -> list[File]:
         if text or not (media or others):
             found.append(File(f"{stem}.txt", encoded(text)))
         if others:
-            found.append(File(f"{stem}.md", encoded(_markdown(others, {}))))
+            found.append(File(f"{stem}.md", encoded(_markdown(others, links))))
     else:
-        found.append(File(f"{stem}.md", encoded(_markdown(parts, dict(media)) + _rest(message))))
+        found.append(File(f"{stem}.md", encoded(_markdown(parts, links) + _rest(message))))
     found += [File(name, block.data) for block, name in media]
     if made:
         found.append(File(f"{stem}.calls.json", encoded(pretty(made) + "\n")))
@@ -130,7 +140,7 @@ def section(number: int, message: Message, time_ns: int, *, directory: str = "me
     """
     kind, made = _kind(message), calls(message)
     stem, parts = _stem(number, message, kind), _blocks(message, made)
-    media = {block: f"{directory}/{name}" for block, name in _named_media(stem, parts)}
+    media = {block: f"{directory}/{name}" for block, name in _named_media(stem, parts)} | _blobs(parts, "")
     out = [f"## {_heading(number, message, kind, time_ns)}\n\n"]
     if kind == "tool":
         text = "\n".join(block.text for block in parts if block.kind in ("text", "reasoning"))
@@ -263,8 +273,9 @@ def _media(block: dict[str, Any]) -> Block | None:
     source: dict[str, Any] = given if isinstance(given, dict) else {}
     url = block.get("image_url")
     url = url.get("url") if isinstance(url, dict) else url or block.get("url") or source.get("url")
-    if isinstance(block.get("deepagents_blob"), str):
-        url = f"blobs/{block['deepagents_blob']}"  # a file below the agent's `artifacts_root`, on any route
+    blob = block.get("deepagents_blob")
+    if isinstance(blob, str) and _DIGEST.fullmatch(blob):
+        return Block("media", blob=blob)
     mime = block.get("mime_type") or block.get("media_type") or source.get("media_type") or ""
     encoded = block.get("base64") or source.get("data") or block.get("data")
     if isinstance(url, str) and url.startswith("data:"):
@@ -290,6 +301,12 @@ def _named_media(stem: str, parts: list[Block]) -> Iterator[tuple[Block, str]]:
         if block.kind == "media" and block.data:
             number += 1
             yield block, f"{stem}{'' if number == 1 else f'-{number}'}{block.suffix}"
+
+
+def _blobs(parts: list[Block], above: str) -> dict[Block, str]:
+    """The paths of media that deepagents keeps, through the link `blobs` of a thread, which is in the directory
+    `above`."""
+    return {block: f"{above}{BLOBS}/{block.blob}" for block in parts if block.blob}
 
 
 def _rest(message: Message) -> str:

@@ -7,6 +7,7 @@
     head/…                                         the files now
     history/NAME/…                                 the files at a checkpoint; beside it NAME.state.json and
                                                    NAME.messages.jsonl
+    blobs                                          a link to where deepagents keeps media
     history/@latest  @previous  @first             links to checkpoints and, with the same endings, to their
                                                    documents: found when named, and not listed
 
@@ -38,7 +39,7 @@ from fusebackend.backends.threads.computed import (
     Names,
     Rewritten,
 )
-from fusebackend.backends.threads.conversation import files_of
+from fusebackend.backends.threads.conversation import BLOBS, files_of
 from fusebackend.backends.threads.database.rows import Damaged, time_ns_of
 from fusebackend.backends.threads.index import LineIndex, Step
 from fusebackend.backends.threads.index_cache import IndexCache
@@ -132,6 +133,8 @@ class Shared(NamedTuple):
     cache: IndexCache | None
     conversations: Conversations
     files: RecentFiles
+    blobs: bytes | None
+    """The target of a thread's link `blobs`."""
 
 
 class Line:
@@ -162,8 +165,12 @@ class Line:
         )
         self._documents = self._all_documents()
         computed = {directory.name: directory for directory in self._computed}
-        self._entries: Mapping[bytes, Node] = {HEAD: self.head, **computed, **self._documents}
+        self._entries: dict[bytes, Node] = {HEAD: self.head, **computed, **self._documents}
         self._date()
+        if shared.blobs is not None:
+            name = BLOBS.encode()
+            target = b"../../" + name if lineage.place.namespace else shared.blobs
+            self._entries[name] = Link(shared.nodes, target, self.time_ns)
 
     def entries(self) -> Mapping[bytes, Node]:
         return self._entries

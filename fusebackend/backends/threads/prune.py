@@ -19,12 +19,14 @@ from is not deleted, but planned again.
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from fusebackend.backends.threads.conversation import BLOBS
 from fusebackend.backends.threads.database.activity import INTERRUPT
 from fusebackend.backends.threads.database.rows import Damaged, Outline, Place, Portion, time_ns_of
 from fusebackend.backends.threads.database.sql import SaverTables
@@ -272,11 +274,40 @@ def remove(
     prune(database, thread, keep, now_ns=now_ns)
 
 
+def media_in(directory: str) -> dict[str, int]:
+    """The sizes of the media that deepagents keeps in a directory, by digest; the largest first."""
+    with os.scandir(directory) as entries:
+        sizes = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    return dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))
+
+
+def with_media(
+    database: SaverTables, sizes: Sequence[ThreadSize], by: str | None, media: Mapping[str, int]
+) -> tuple[list[ThreadSize], dict[str, int]]:
+    """The sizes of threads with the media that each names, as a part of it or, without `by`, in the whole; and those
+    that no thread names."""
+    named = {thread: media.keys() & database.media(thread) for thread, _ in database.threads()}
+    beside = {thread: sum(media[digest] for digest in digests) for thread, digests in named.items()}
+    if by is None:
+        found = [replace(one, bytes=one.bytes + beside.get(one.thread, 0)) for one in sizes]
+    else:
+        found = [
+            *sizes,
+            *(ThreadSize(thread, beside.get(thread, 0), BLOBS) for thread in {one.thread for one in sizes}),
+        ]
+    unnamed = media.keys() - frozenset().union(*named.values())
+    return largest_first(found), {digest: size for digest, size in media.items() if digest in unnamed}
+
+
+def largest_first(sizes: Iterable[ThreadSize]) -> list[ThreadSize]:
+    """Sizes in the order in which they are shown."""
+    return sorted(sizes, key=lambda one: (-one.bytes, one.thread, one.name or ""))
+
+
 def weighed(database: SaverTables, threads: Collection[str], by: str | None) -> list[ThreadSize]:
     """The sizes of threads, of all where none is given, or of the parts of each: the largest first."""
     sizes: Counter[tuple[str, str | None]] = Counter()
     for thread, name, size in database.weigh(by or "namespace"):
         if not threads or thread in threads:
             sizes[thread, name if by else None] += size
-    order = sorted(sizes.items(), key=lambda item: (-item[1], item[0][0], item[0][1] or ""))
-    return [ThreadSize(thread, size, name) for (thread, name), size in order]
+    return largest_first(ThreadSize(thread, size, name) for (thread, name), size in sizes.items())

@@ -47,14 +47,14 @@ WATCHING_SHARE: Final = 1 / 20
 class Tree:
     """See the module's docstring."""
 
-    def __init__(self, database: Database, *, cache: bool = True) -> None:
+    def __init__(self, database: Database, *, cache: bool = True, blobs: bytes | None = None) -> None:
         self.database = database
         self.nodes = Nodes()
         self.records = Records(self.nodes)
         self.found = TreeDifference()
         self.used_at = 0.0  # by a call of the volume; in the seconds of `time.monotonic`
         self.cache = IndexCache(database.identity) if cache and database.identity is not None else None
-        self._shared = Shared(self.nodes, self.found, self.cache, Conversations(), RecentFiles())
+        self._shared = Shared(self.nodes, self.found, self.cache, Conversations(), RecentFiles(), blobs)
         self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[Place, Line] = OrderedDict()
         self.root = Root(self)

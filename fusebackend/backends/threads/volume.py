@@ -67,7 +67,9 @@ class ThreadsVolume(NativeVolume):
     at_once = frozenset({"flush", "open", "release"})
     most_nodes = MOST_NODES
 
-    def __init__(self, database: Database, *, cache: bool = True, may_prune: bool = False) -> None:
+    def __init__(
+        self, database: Database, *, cache: bool = True, blobs: bytes | None = None, may_prune: bool = False
+    ) -> None:
         super().__init__()
         self.features = Features(
             rename=False,
@@ -82,7 +84,7 @@ class ThreadsVolume(NativeVolume):
         )
         self.lock = waiting.Lock()
         self._database = database
-        self._tree = Tree(database, cache=cache)
+        self._tree = Tree(database, cache=cache, blobs=blobs)
         if may_prune:
             self._tree.nodes.prunable = stat.S_IWUSR
             self._tree.root.mode |= stat.S_IWUSR
@@ -416,10 +418,8 @@ class WritableThreadsVolume(ThreadsVolume):
         quiet_s: after how many seconds without a sign of life a run counts as ended.
     """
 
-    def __init__(
-        self, database: Database, quiet_s: float = QUIET_S, *, cache: bool = True, may_prune: bool = False
-    ) -> None:
-        super().__init__(database, cache=cache, may_prune=may_prune)
+    def __init__(self, database: Database, quiet_s: float = QUIET_S, **options: Any) -> None:
+        super().__init__(database, **options)
         self.database = database
         self.features = replace(self.features, random_writes=False, change_feed=False, read_only=False)
         self._quiet_s = quiet_s

@@ -129,6 +129,7 @@ class PostgresDatabase(SaverTables):
         document="NULL, checkpoint",
         placeholders=_placeholders,
         size="pg_column_size({})",
+        contains="position('{0}'::bytea IN {1}) > 0",
         changed="checkpoint = CAST(:document AS jsonb), metadata = CAST(:metadata AS jsonb)",
     )
 

@@ -10,6 +10,7 @@ import abc
 import contextlib
 import errno
 import json
+import re
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
@@ -64,6 +65,8 @@ class SaverDialect(NamedTuple):
     """From `:name` to the driver's placeholders."""
     size: str
     """The bytes of a column `{}`, which is not read for it."""
+    contains: str
+    """A condition that the bytes `{}` are in a column `{}`."""
     changed: str
     """What is set in a checkpoint's row, with `:document` and `:metadata`, so that its mark changes."""
 
@@ -74,6 +77,12 @@ Execute: TypeAlias = Callable[..., list[Any]]
 COUNTERS: Final = "counters_since_delta_snapshot"
 VERSIONED_WRITES: Final = "delta_writes_versioned"
 """Metadata of a graph with delta channels; LangGraph.js has the second only, and does not name the channels."""
+
+MEDIUM: Final = "deepagents_blob"
+"""The key of a medium's digest in a message: deepagents ≥ 0.7.32 keeps it as a file of some route."""
+
+_MEDIA: Final = re.compile(rb"%s[^0-9a-f]{1,4}([0-9a-f]{64})" % MEDIUM.encode())
+"""It with its digest, in MessagePack or JSON."""
 
 PRUNED: Final = "pruned"
 """In a document and its metadata: the channels that a checkpoint has lost. LangGraph shows the latter."""
@@ -151,7 +160,16 @@ class Statements:
         self.remove_writes = f"{self.remove[0]} AND channel = {make(':channel')}"
         self.strip = make(f"UPDATE checkpoints SET {dialect.changed} WHERE {LINE} AND checkpoint_id = :checkpoint")
         kept = [("checkpoints", row_size, "'(checkpoints)'"), (dialect.writes, write_size, "channel")]
-        kept += [("checkpoint_blobs", write_size, "channel")] if "checkpoint_blobs" in dialect.tables else []
+        valued = [(dialect.writes, dialect.value)]
+        if "checkpoint_blobs" in dialect.tables:
+            kept.append(("checkpoint_blobs", write_size, "channel"))
+            valued.append(("checkpoint_blobs", dialect.value))
+        else:
+            valued.append(("checkpoints", "checkpoint"))
+        self.with_media = [
+            make(f"SELECT {column} FROM {table} WHERE {LINE} AND ") + dialect.contains.format(MEDIUM, column)
+            for table, column in valued
+        ]
         self.weigh = {
             by: [
                 f"SELECT thread_id, {name}, sum({size}) FROM {table} {{where}} GROUP BY 1, 2"
@@ -462,6 +480,15 @@ class SaverTables(Database):
         given = {} if thread is None else {"thread": thread}
         rows = [row for statement in self._sql.weigh[by] for row in self._ask(statement.format(where=where), **given)]
         return [row for row in rows if isinstance(row[0], str) and isinstance(row[1], str)]
+
+    def media(self, thread: str) -> set[str]:
+        """The digests of the media that the messages of a thread name, without decoding them."""
+        found: set[bytes] = set()
+        for namespace in self.namespaces(thread):
+            for statement in self._sql.with_media:
+                for (value,) in self._ask(statement, thread=thread, namespace=namespace):
+                    found.update(_MEDIA.findall(value))
+        return {digest.decode() for digest in found}
 
 
 def links_of(rows: Iterable[Any], link_of: Callable[[Any], Link]) -> list[Link]:

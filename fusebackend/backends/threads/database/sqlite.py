@@ -128,6 +128,7 @@ class SqliteDatabase(SaverTables):
         document="type, checkpoint",
         placeholders=_placeholders,
         size="length({})",
+        contains="instr(CAST({1} AS BLOB), CAST('{0}' AS BLOB))",
         changed=(
             "checkpoint = :document, metadata = CAST(:metadata AS BLOB), "
             "rowid = (SELECT max(rowid) + 1 FROM checkpoints)"

@@ -684,9 +684,14 @@ class TestFiles:
         assert json.loads(text.split("```json\n")[1].split("\n```")[0]) == block
         assert text in section(1, human([block]), 0)
 
-    def test_an_offloaded_medium_names_its_file(self) -> None:
-        block = {"type": "image", "mime_type": "image/png", "deepagents_blob": "5e" * 32}
-        assert files_of(1, human([block]))[0].data.decode() == f"image: blobs/{'5e' * 32}\n\n"
+    def test_an_offloaded_medium_is_a_link_to_its_file(self) -> None:
+        digest = "5e" * 32
+        block = {"type": "image", "mime_type": "image/png", "deepagents_blob": digest}
+        for message in (human([block]), {**human([block]), "type": "tool"}):
+            assert files_of(1, message)[0].data.decode() == f"![{digest}](../blobs/{digest})\n\n"
+            assert section(1, message, 0).endswith(f"\n\n![{digest}](blobs/{digest})\n\n")
+        odd = files_of(1, human([{**block, "deepagents_blob": "../" + digest}]))[0].data
+        assert odd.startswith(b"```json")
 
     def test_citations_follow_their_text(self) -> None:
         text = {
