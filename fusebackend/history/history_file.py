@@ -225,6 +225,7 @@ class HistoryFile:
         interrupted: the calls that went on when the last server was killed.
         made: the records of its last changes that volumes say were made.
         was_killed: the last server did not close the file.
+        closed: the number of the last record when a server has closed it last.
         set_aside: where the file went that was damaged or of another version, and why, a line; None if none was.
 
     Raises:
@@ -277,6 +278,7 @@ class HistoryFile:
             self.id, self._call, self._record, closed, *self._chain = found
             self.earlier = self._record
             self.was_killed = closed != self._record
+            self.closed: int = closed or 0
             (self._ended_ns,) = self._writer.execute(_LAST.format("end")).fetchone()
             (self.forgotten_ns,) = self._writer.execute(_LAST.format("forget")).fetchone()
             self._connections = opened.pop_all()

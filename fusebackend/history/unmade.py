@@ -58,7 +58,7 @@ def drop_unmade(
     dropped = 0
     for prefix, volume in volumes.items() if history.was_killed else ():
         if isinstance(volume, SnapshotVolume):
-            for look in (_unlogged,) if prefix in logged else (_unmade, _unlogged):
+            for look in (_before_acting,) if prefix in logged else (_after_commit, _before_acting):
                 found = look(history, images.path, prefix, volume)
                 _drop(history, images, found)
                 dropped += len(found)
@@ -89,23 +89,23 @@ def _drop(history: HistoryFile, images: Images, records: Sequence[Record]) -> No
         images.remove(record.image)
 
 
-def _unmade(
+def _after_commit(
     history: HistoryFile, image_path: Callable[[Image], str], prefix: AgentPath, volume: SnapshotVolume
 ) -> list[Record]:
     """Return the records after the last commit of a volume."""
-    last = volume.committed(history.id)
+    last = _stored(history, volume)
     if last is None:
         return []
     return list(itertools.takewhile(lambda record: record.number > last, _backwards(history, prefix)))
 
 
-def _unlogged(
+def _before_acting(
     history: HistoryFile, image_path: Callable[[Image], str], prefix: AgentPath, volume: SnapshotVolume
 ) -> list[Record]:
-    """Return the records without a change in the calls that the kill has interrupted, and in those that went on at the
-    last commit."""
+    """Return the records that were made before a change which was not: in the calls that the kill has interrupted, and
+    in those that went on at the last commit."""
     doubtful: list[Record] = []
-    for number in {*history.interrupted, *history.going_on(volume.committed(history.id) or 0)}:
+    for number in {*history.interrupted, *history.going_on(_stored(history, volume) or 0)}:
         call = history.call(number)
         if call is not None and call.kind not in ("session", "command"):
             records = [record for record in history.records(number) if record.prefix == prefix]
@@ -124,6 +124,13 @@ def _unlogged(
            for each in history.since(record.number, prefix, path)) and _is_before(volume, left):  # fmt: skip
         unmade |= {each.number: each for each in left}
     return list(unmade.values())
+
+
+def _stored(history: HistoryFile, volume: SnapshotVolume) -> int | None:
+    """Return the number of the last record when a volume has stored its last changes; None where nobody knows it. When
+    a mount ends, the history is closed before the volume."""
+    last = volume.committed(history.id)
+    return None if last is None else max(last, history.closed)
 
 
 def _backwards(history: HistoryFile, prefix: AgentPath) -> Iterator[Record]:

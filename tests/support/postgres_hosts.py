@@ -32,3 +32,12 @@ def sql(dsn: str, query: str, *parameters: object) -> list[tuple[Any, ...]]:
     with psycopg.connect(dsn, autocommit=True) as connection:
         cursor = connection.execute(query.encode(), parameters)
         return cursor.fetchall() if cursor.description else []
+
+
+def cut_feed(volume: PostgresVolume) -> None:
+    """End the connection of a volume's session. Others in other databases have the same name."""
+    cut = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = %s"
+    )
+    assert sql(volume.conninfo, cut, f"fusebackend-feed-{volume.session}") == [(True,)]

@@ -48,19 +48,24 @@ class Scene:
 
     def kill(self, logged: Collection[AgentPath] = ()) -> int:
         """Go on with the kept file, as the server that comes after a kill; returns what `drop_unmade` does."""
+        closed = self.place.history.closed
         self.close()
         for each in self._directory.glob("volume.db*"):
             each.unlink()
         for each in self._kept.iterdir():
             shutil.copy(each, self._directory)
         self._open()
-        self.place.history.was_killed = True
+        self.place.history.was_killed, self.place.history.closed = True, closed
         self.place.history.interrupted = [each.number for each in self.place.history.calls(2)]
         return drop_unmade(self.place.history, self.place.images, {ROOT: self.place.volume}, logged)
 
     def close(self) -> None:
         self.place.close()
         self.backend.close()
+
+    def reopen(self) -> None:
+        self.close()
+        self._open()
 
     def kinds(self) -> list[tuple[str, bytes]]:
         return [(each.kind, each.path) for each in sorted(self.place.records())]
@@ -165,12 +170,23 @@ def test_what_is_synced_beside_the_tables_was_made(scene: Scene) -> None:
     assert scene.kinds() == [("create", b"/" + name) for name in (b"a", b"b", b"c", b"d")]
 
 
+def test_what_an_earlier_server_has_stored_at_its_end_was_made(scene: Scene) -> None:
+    scene.place.make(1, b"file")
+    scene.place.recorder.calls.close()
+    scene.place.volume.before_commit = None  # as when a mount ends
+    scene.reopen()
+    scene.keep()
+    scene.place.make(1, b"other")
+    scene.place.recorder.calls.close()
+    assert scene.kill() == 1
+    assert scene.kinds() == [("create", b"/file")]
+
+
 def test_a_clean_end_is_not_looked_at(tmp_path: Path) -> None:
     scene = Scene(str(tmp_path))
     with scene.place.by("one"):
         scene.place.make(1, b"file", b"first")
-    scene.close()
-    scene._open()
+    scene.reopen()
     assert not scene.place.history.was_killed
     scene.place.door.unlink(1, b"file")
     scene.place.history.flush()

@@ -105,4 +105,5 @@ def test_a_volume_without_a_root_says_so_at_once(
         with pytest.raises(VolumeDatabaseError, match="is damaged: it has no root directory"):
             PostgresBackend(database, volume_of(backend).name)
     finally:
-        damage("UPDATE fusebackend.inode SET mode = 16877 WHERE volume = {V} AND node = 1")
+        undone = "UPDATE fusebackend.inode SET mode = 16877 WHERE volume = %s AND node = 1"
+        sql(database, undone, volume_of(backend).id)

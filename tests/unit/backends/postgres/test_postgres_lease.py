@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from nodes import put, whole
-from postgres_hosts import sql
+from postgres_hosts import cut_feed, sql
 from round_trips import Trips
 from services.postgres import Postgres
 from together import together
@@ -59,15 +59,6 @@ def opened(database: str) -> Iterator[PostgresVolume]:
         yield volume
     finally:
         volume.close()
-
-
-def cut_off(volume: PostgresVolume) -> None:
-    """End the connection of a volume's session. Others in other databases have the same name."""
-    cut = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE application_name = %s AND datname = current_database()"
-    )
-    sql(volume.conninfo, cut, f"fusebackend-feed-{volume.session}")
 
 
 def is_held(volume: PostgresVolume) -> bool:
@@ -142,7 +133,7 @@ def test_many_newcomers_at_once(database: str, one: PostgresVolume) -> None:
 def test_it_ends_with_its_connection(one: PostgresVolume, database: str) -> None:
     node = put(one, b"file", b"0")
     has_lease(one)
-    cut_off(one)
+    cut_feed(one)
     eventually(lambda: not one._lease._has_lock or one._lease._since == lease.NEVER, LIMIT_S)
     assert whole(one, node) == b"0"
     has_lease(one)  # of the next connection
@@ -205,7 +196,7 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
     node = put(one, b"file", b"0")
     connect = one._session._host._connect
     monkeypatch.setattr(one._session._host, "_connect", refuse)
-    cut_off(one)
+    cut_feed(one)
     eventually(lambda: not one._feed.live, LIMIT_S)
     with opened(database) as two:
         assert whole(two, node) == b"0"
