@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads import documents
 from fusebackend.backends.threads.conversation import one_line
-from fusebackend.backends.threads.database.activity import standing
 from fusebackend.backends.threads.database.rows import Damaged, Saved, checkpoint_name
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, plain
@@ -158,8 +157,14 @@ class LineIndex:
         step, source = _of_metadata(saved)
         node = _node(saved, parent, source)
         name = checkpoint_name(moment.id, said.time_ns or None, step, node, self.names)
-        following, waiting = _following(moment, saved)
         files = self._files_at(moment.id, error)  # before its parent's: they may be read anew
+        if saved is not None:
+            state = documents.state(self._lineage, saved, moment.writes, lambda: files or {})
+            state_bytes = len(documents.rendered(state))
+        else:
+            assert isinstance(moment.saved, Damaged)
+            state = {"next": [], "interrupts": []}
+            state_bytes = len(documents.state_error(self._lineage, moment.saved))
         made = Step(
             id=moment.id,
             mark=said.mark,
@@ -169,12 +174,12 @@ class LineIndex:
             source=source,
             node=node,
             time_ns=said.time_ns,
-            next=following,
-            interrupts=waiting,
+            next=state["next"] if isinstance(state["next"], list) else [],  # or an error
+            interrupts=[one_line(_question(value), MAX_NOTE_CHARS) for value in state["interrupts"]],
             messages=said.messages,
             added=said.added,
             messages_bytes=said.messages_bytes,
-            state_bytes=0,
+            state_bytes=state_bytes,
             files=len(files or ()),
             changed=UNREADABLE,
             patch_bytes=0,
@@ -182,12 +187,6 @@ class LineIndex:
             tools=said.tools,
             error=error[0] if error else None,
         )
-        if saved is not None:
-            state = documents.state(self._lineage, saved, moment.writes, lambda: files or {})
-        else:
-            assert isinstance(moment.saved, Damaged)
-            state = documents.state_error(self._lineage, moment.saved)
-        made = made._replace(state_bytes=len(state))
         before = self._before(parent, made)
         if files is not None and before is not None:
             changed = len(_changed(before, files))
@@ -300,18 +299,6 @@ def _node(saved: Saved | None, parent: Step | None, source: str | None) -> str:
     written = saved.metadata.get("writes")
     nodes = list(written) if isinstance(written, Mapping) else parent.next if parent is not None else []
     return "+".join(dict.fromkeys(str(node).strip("_") or "_" for node in nodes)) or source
-
-
-def _following(moment: WholeCheckpoint, saved: Saved | None) -> tuple[list[str], list[str]]:
-    """The next nodes, and the interrupts that wait, a line each."""
-    if saved is None:
-        return [], []
-    try:
-        now = standing(saved, moment.writes)
-        waiting = documents.interrupts(now)
-    except Damaged:
-        return [], []
-    return list(now.next), [one_line(_question(value), MAX_NOTE_CHARS) for value in waiting]
 
 
 def _question(interrupt: Any) -> str:
