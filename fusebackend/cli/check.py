@@ -77,6 +77,8 @@ def check(url: str, repair: bool, compact: bool, as_json: bool) -> None:
 
 
 def _judge(text: str, repair: bool, compact: bool) -> Verdict:
+    if os.path.isdir(text):
+        raise Failed(f"'{text}' is a directory: only the file of a 'sqlite:' volume can be checked")
     try:
         url = urls.for_path("sqlite", os.path.abspath(text)) if os.path.isfile(text) else urls.parse(text)
     except urls.UrlError as error:

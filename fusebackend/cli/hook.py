@@ -4,8 +4,8 @@ Claude Code and Codex run a command before and after each tool call, and give it
 has everything that the agent's process and its descendants change from then on belong to one call of the log, until
 `hook run post`: what its shell does, too. So `log` names the tool call, and `undo` takes it back.
 
-A hook must not disturb its agent: after any error `hook run` prints nothing and ends with status 0, and it takes
-`RUN_TIMEOUT_S` at most.
+A hook must not disturb its agent: after any error `hook run` prints nothing and ends with status 0, and it waits for
+its agent, and for its mount, `RUN_TIMEOUT_S` at most.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -29,8 +29,12 @@ from fusebackend.base.durable import replace_file
 from fusebackend.cli.show import Failed, Output, note
 from fusebackend.linux import proc
 
+if TYPE_CHECKING:
+    from fusebackend.control.client.client import Client
+
 RUN_TIMEOUT_S: Final = 2.0
-"""Of one hook; the agent waits for it."""
+"""How long a hook waits for a mount; the agent waits for the hook. Imports are not in it: on a machine with a load of
+20 they took all of it, and the changes of a tool call were in a call of its session."""
 
 HOOK_TIMEOUT_S: Final = 5
 """What the settings say, for an agent that ends hooks by itself."""
@@ -297,21 +301,22 @@ def _replace(path: Path, text: str, *, like: Path) -> None:
 @click.option("--agent", "agent", default="")
 def run(when: str, agent: str) -> None:
     """Tell mounts of a tool call. The settings of an agent call this, with the agent's JSON on standard input."""
-    with contextlib.suppress(Exception), _limited():
-        told = json.loads(sys.stdin.buffer.read(MAX_INPUT_BYTES))
-        tell(when, agent, told)
+    with contextlib.suppress(Exception, _Late):
+        with _limited():
+            told = json.loads(sys.stdin.buffer.read(MAX_INPUT_BYTES))
+            mountpoints = _mountpoints(str(told.get("cwd") or os.getcwd()))
+        if mountpoints:
+            from fusebackend.control.client.client import Client
+
+            with _limited():
+                _tell(Client, mountpoints, when, agent, told)
 
 
-def tell(when: str, agent: str, told: Mapping[str, Any]) -> None:
+def _tell(client: type[Client], mountpoints: Sequence[str], when: str, agent: str, told: Mapping[str, Any]) -> None:
     """Begin a call, or end it: in the mount of the agent's directory, or in all mounts if that is in none."""
-    mountpoints = _mountpoints(str(told.get("cwd") or os.getcwd()))
-    if not mountpoints:
-        return
-    from fusebackend.control.client.client import Client
-
     name = str(told.get("tool_use_id") or f"{told.get('session_id', '')} {told.get('tool_name', '')}")
     for mountpoint in mountpoints:
-        with contextlib.suppress(Exception), Client(mountpoint, view="") as files:
+        with contextlib.suppress(Exception), client(mountpoint, view="") as files:
             if when == POST:
                 files.end_call(name)
             else:
@@ -343,8 +348,8 @@ def agent_pid() -> int:
     return os.getppid()
 
 
-class _Late(Exception):
-    """`RUN_TIMEOUT_S` is over."""
+class _Late(BaseException):
+    """`RUN_TIMEOUT_S` is over: for all mounts, so what is suppressed for one of them is none of this."""
 
 
 @contextlib.contextmanager

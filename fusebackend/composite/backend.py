@@ -129,6 +129,8 @@ class CompositeBackend(BackendProtocol):
         self._table = table
         self._routing = Routing(table, faces)
         self._tree = TreeSearch(self._routing)
+        self.note_hidden: Callable[[Sequence[AgentPath]], Callable[[], None]] = lambda paths: lambda: None
+        """See `transfer.NoteHidden`; paths are those that an agent sees."""
 
     def _where(self) -> str:
         routes = "".join(f", {prefix}: {backend!r}" for prefix, backend in self.routes.items())
@@ -281,14 +283,18 @@ class CompositeBackend(BackendProtocol):
         self, old: RoutedPath, new: RoutedPath, source: str, destination: str, when: Conditions
     ) -> MoveResult:
         """Conditions are compared before the first copy; what comes later is a conflict of the copy (`transfer.py`)."""
-        from fusebackend.composite.transfer import transfer
+        from fusebackend.composite.transfer import HiddenNames, transfer
+
+        def note(names: HiddenNames) -> Callable[[], None]:
+            given = ((old.prefix, names.source), (new.prefix, names.target))
+            return self.note_hidden([AgentPath((prefix or "") + path) for prefix, path in given if path is not None])
 
         removed: dict[str, Any] = {}
         stored: dict[str, Any] = {}
         refused: MoveResult | None = None
         try:
             old.face.require(old.inner, Condition.of(when.get("if_version")))
-            removed, stored = transfer(old.face, old.inner, new.face, new.inner)
+            removed, stored = transfer(old.face, old.inner, new.face, new.inner, note)
         except FileExistsError as failure:
             lost = Changed(None, is_there=True, of_target=True)
             refused = verbs.MOVE.refused(lost if when.get("if_absent") else failure, source, destination)
@@ -297,6 +303,18 @@ class CompositeBackend(BackendProtocol):
         moved = self._moved(old, new, removed, stored, refused.error if refused is not None else None)
         moved.version = refused.version if refused is not None else None
         return moved
+
+    def remove_hidden(self, path: str) -> str | None:
+        """Remove what a killed move has left under a hidden name, which `note_hidden` was given. Returns why it is
+        still there.
+
+        Raises:
+            OSError: the backend does not answer.
+        """
+        from fusebackend.composite.transfer import remove_hidden
+
+        routed = self._routing.route(path)
+        return routed.words(remove_hidden(routed.face, routed.inner))
 
     def _moved(
         self, old: RoutedPath, new: RoutedPath, removed: dict[str, Any], stored: dict[str, Any], error: str | None

@@ -29,7 +29,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast
 
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.deadline import GivenUp
@@ -97,8 +97,25 @@ class MovedItem(NamedTuple):
         return (self.names, self.mode, self.uid, self.gid, self.nlink, self.size, self.mtime_ns, self.ctime_ns)
 
 
+class HiddenNames(NamedTuple):
+    """The names that a move gives for a while: to what is left of the source, and to the copy that grows. Paths inside
+    the backends; None where one has no such names."""
+
+    source: AgentPath | None
+    target: AgentPath | None
+
+
+NoteHidden: TypeAlias = Callable[[HiddenNames], Callable[[], None]]
+"""Notes such names before they are given, and returns what is called when nothing has them any more. After a kill,
+what has one can be removed: the source is whole, or else the copy."""
+
+
 def transfer(
-    source: AgentFace, source_path: AgentPath, target: AgentFace, target_path: AgentPath
+    source: AgentFace,
+    source_path: AgentPath,
+    target: AgentFace,
+    target_path: AgentPath,
+    note: NoteHidden = lambda names: lambda: None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Move; paths are those inside the backends. Returns the `files_update`s of source and target, if state-backed.
 
@@ -127,36 +144,39 @@ def transfer(
         if there.attr is not None:
             raise errors.oserror(errno.EEXIST)
     copy = _Copy(target, there.path, into, seen)
-    with contextlib.ExitStack() as undoing, collecting() as stored:
-        undoing.callback(copy.undo)
-        for item in items:
-            if budget.current().cancelled:
-                raise errors.oserror(errno.ECANCELED)
-            copy.add(reading, item._replace(node=known(reading, item.node, _below(source_path, item.names)).node))
-        copy.finish(items)
-        if _is_native(volume):
-            try:
-                left = _in_time(source, partial(_set_aside, volume, place, items, ruled), len(items))
-            except GivenUp as error:  # it may be set aside later
-                undoing.pop_all()
-                raise OSError(errno.EIO, f"It was copied, but the source may not be removed: {error}") from error
-        else:
-            _require_unchanged(reading, place, items, copy.digests)
-            left = source_path
-        undoing.pop_all()  # from here on the copy is kept, but where the source is whole again
-    try:
-        deleted = _delete(source, left, silent=left != source_path)
-        if deleted.error is None:
-            return deleted.files_update or {}, stored
-        back = _Copy(source, source_path, volume, volume)
-        _put_back(back, reading, left, items, _guarded(into, target), there.path)
-    except OSError as error:
-        rest = "" if left == source_path else f"; what is left of it is '{paths.parent_and_name(left)[1]}'"
-        text = f"It was copied, but the source could not be removed: {error.strerror}{rest}"
-        raise OSError(errno.EIO, text) from error
-    copy.undo()
-    why = deleted.error.removeprefix(verbs.DELETE.failed.format(left) + ": ")
-    raise OSError(errno.EIO, f"Its source could not be removed, and stays as it was: {why}")
+    aside = _beside(source_path, _hidden(place.name)) if _is_native(volume) else None
+    names = HiddenNames(aside, _beside(there.path, copy.hidden) if _is_native(into) else None)
+    with _noted(note, names, reading, _guarded(into, target)):
+        with contextlib.ExitStack() as undoing, collecting() as stored:
+            undoing.callback(copy.undo)
+            for item in items:
+                if budget.current().cancelled:
+                    raise errors.oserror(errno.ECANCELED)
+                copy.add(reading, item._replace(node=known(reading, item.node, _below(source_path, item.names)).node))
+            copy.finish(items)
+            if aside is not None:
+                try:
+                    left = _in_time(source, partial(_set_aside, volume, place, items, ruled, aside), len(items))
+                except GivenUp as error:  # it may be set aside later
+                    undoing.pop_all()
+                    raise OSError(errno.EIO, f"It was copied, but the source may not be removed: {error}") from error
+            else:
+                _require_unchanged(reading, place, items, copy.digests)
+                left = source_path
+            undoing.pop_all()  # from here on the copy is kept, but where the source is whole again
+        try:
+            deleted = _delete(source, left, silent=left != source_path)
+            if deleted.error is None:
+                return deleted.files_update or {}, stored
+            back = _Copy(source, source_path, volume, volume)
+            _put_back(back, reading, left, items, _guarded(into, target), there.path)
+        except OSError as error:
+            rest = "" if left == source_path else f"; what is left of it is '{paths.parent_and_name(left)[1]}'"
+            text = f"It was copied, but the source could not be removed: {error.strerror}{rest}"
+            raise OSError(errno.EIO, text) from error
+        copy.undo()
+        why = deleted.error.removeprefix(verbs.DELETE.failed.format(left) + ": ")
+        raise OSError(errno.EIO, f"Its source could not be removed, and stays as it was: {why}")
 
 
 def _without_rules(face: AgentFace, volume: Volume) -> AgentFace:
@@ -373,13 +393,13 @@ class _Copy:
         self._seen = seen
         self._caller = Caller(os.geteuid(), os.getegid(), os.getpid())
         self._place = resolve(self._calls, path, follow=False)
-        self._name = self._hidden = _hidden(self._place.name) if _is_native(volume) else self._place.name
+        self._name = self.hidden = _hidden(self._place.name) if _is_native(volume) else self._place.name
         self._made: list[tuple[int, bytes]] = []
         self._parent = self._place.parent
 
     def hide_as(self, name: bytes) -> None:
         """Have another hidden name for the top."""
-        self._name = self._hidden = name
+        self._name = self.hidden = name
 
     def add(self, source: Volume, item: MovedItem) -> None:
         if not item.names:
@@ -425,8 +445,8 @@ class _Copy:
         with placing.changing(self._volume) as changes:
             if self._seen is not self._volume and resolve(self._seen, self._path, follow=False).parent != self._parent:
                 raise OSError(errno.EBUSY, "Its new place was moved meanwhile")
-            if self._hidden != self._place.name:
-                self._volume.rename(self._parent, self._hidden, self._parent, self._place.name, RENAME_NOREPLACE)
+            if self.hidden != self._place.name:
+                self._volume.rename(self._parent, self.hidden, self._parent, self._place.name, RENAME_NOREPLACE)
             self._name = self._place.name
             for parent, name in [*self._made, (self._parent, self._name)]:
                 changes += [Change(node=parent), Change(parent=parent, name=name)]
@@ -451,7 +471,7 @@ class _Copy:
             log.warning("%s: a copy of '%s' could not be removed: %s", self._target.name, self._path, error)
 
     def _remove(self) -> None:
-        was_seen = self._name != self._hidden
+        was_seen = self._name != self.hidden
         left = list(self.nodes)
         for node in self.nodes.values():
             with contextlib.suppress(OSError):  # the mode of its source may let nothing be removed
@@ -476,17 +496,58 @@ def _hidden(name: bytes) -> bytes:
     return b"." + name[:200] + b".moving-" + secrets.token_hex(4).encode()
 
 
+def _beside(path: AgentPath, name: bytes) -> AgentPath:
+    return paths.join(paths.parent_and_name(path)[0], paths.to_text(name))
+
+
+@contextlib.contextmanager
+def _noted(note: NoteHidden, names: HiddenNames, volume: Volume, into: Volume) -> Iterator[None]:
+    """Have hidden names noted for as long as something has them, or may get them after a call that was given up."""
+    ended = note(names)
+    is_over = True
+    try:
+        yield
+    except OSError as error:
+        is_over = not isinstance(error.__cause__, GivenUp)
+        raise
+    finally:
+        if is_over and not _has_any(names, volume, into):
+            ended()
+
+
+def _has_any(names: HiddenNames, volume: Volume, into: Volume) -> bool:
+    try:
+        return any(
+            path is not None and find(each, path) is not None
+            for each, path in ((volume, names.source), (into, names.target))
+        )
+    except Exception:
+        return True  # it does not answer
+
+
+def remove_hidden(face: AgentFace, path: AgentPath) -> str | None:
+    """Remove what a killed move has left under a hidden name. Returns why it is still there.
+
+    Raises:
+        OSError: the backend does not answer.
+    """
+    plain = _without_rules(face, _volume_of_paths(face))
+    if find(_guarded(_volume_of_paths(plain), plain), path) is None:
+        return None
+    return _delete(plain, path, silent=True).error
+
+
 # -- the source ------------------------------------------------------------------------------------------------
 
 
-def _set_aside(volume: Volume, place: Place, items: list[MovedItem], ruled: Volume) -> AgentPath:
-    """Check that the source has not changed since it was copied, and give it a hidden name, in one step; returns its
-    path.
+def _set_aside(volume: Volume, place: Place, items: list[MovedItem], ruled: Volume, aside: AgentPath) -> AgentPath:
+    """Check that the source has not changed since it was copied, and give it its hidden path, in one step; returns
+    that.
 
     Args:
         ruled: the volume with its rules.
     """
-    name = _hidden(place.name)
+    name = paths.to_name(paths.parent_and_name(aside)[1])
     top = items[0]
     with placing.changing(volume) as changes:
         if ruled is not volume and isinstance(ruled, NativeVolume):
@@ -496,7 +557,7 @@ def _set_aside(volume: Volume, place: Place, items: list[MovedItem], ruled: Volu
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
         path = place.path + "/" if top.is_dir else place.path
         changes += [Change(node=place.parent), Change(top.node, place.parent, place.name, "deleted", path)]
-    return paths.join(paths.parent_and_name(place.path)[0], paths.to_text(name))
+    return aside
 
 
 def _require_unchanged(volume: Volume, place: Place, items: list[MovedItem], digests: dict[Names, bytes]) -> None:

@@ -33,7 +33,7 @@ BUSY = -32003
 """Too many connections, calls, subscriptions or bytes at once (`limits.py`). Without an id: the server takes nothing
 more from this connection, and has not begun what it has not taken."""
 SYSTEM_ERROR = -32004
-"""`OSError`; `data.errno` is its number."""
+"""`OSError`; `data.errno` is its number, `data.path` the path that it names, if any."""
 
 CallId = int | str | None
 T = TypeVar("T")

@@ -17,6 +17,7 @@ import errno
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -45,12 +46,13 @@ class OpenCall:
     """A call that goes on. `Calls` makes them.
 
     Attributes:
+        id: by which a client that has named it ends it; empty for others.
         number: 0 before its first change.
         files: how the files are recorded that it has changed, by volume (`VolumeRecords`) and node.
     """
 
     __slots__ = (
-        "actor", "began_s", "ended", "files", "kind", "last_s", "number", "title", "undoes", "users",
+        "actor", "began_s", "ended", "files", "id", "kind", "last_s", "number", "title", "undoes", "users",
     )  # fmt: skip
 
     def __init__(self, kind: CallKind, title: str, actor: Actor, undoes: Sequence[int] = ()) -> None:
@@ -58,6 +60,7 @@ class OpenCall:
         self.title = title[:LONGEST_TITLE]
         self.actor = actor
         self.undoes = undoes
+        self.id = ""
         self.number = 0
         self.users = 0
         self.began_s = self.last_s = 0.0
@@ -100,6 +103,7 @@ class Calls:
         self._named: dict[tuple[int, int], list[OpenCall]] = {}  # (pid, began) → calls named for it, the newest last
         self._found: dict[tuple[int, int], OpenCall | None] = {}  # process → the named call it belongs to, cached
         self._late: list[OpenCall] = []  # with a first change after their end
+        self._running: Counter[OpenCall] = Counter()  # blocks of `inside` that have not ended, but for commands
         self.opened = threading.Event()
         """Set while there may be calls for `end_quiet`."""
 
@@ -193,8 +197,10 @@ class Calls:
             yield outer
             return
         call = self._tool(who, title) if who.call and not own else OpenCall(kind, title, who, undoes)
+        counted = kind != "command"  # its processes change nothing any more once the mount is gone
         with self._guard:
             call.users += 1
+            self._running[call] += counted
         token = _inside.set(call)
         try:
             yield call
@@ -202,6 +208,9 @@ class Calls:
             _inside.reset(token)
             with self._guard:
                 call.users -= 1
+                self._running[call] -= counted
+                if not self._running[call]:
+                    del self._running[call]
                 call.last_s = self._now_s()
             if call.kind != "tool":
                 self.end(call)
@@ -244,9 +253,12 @@ class Calls:
 
     # -- named by clients ------------------------------------------------------------------------------------------
 
-    def name(self, pid: int, title: str, actor: Actor) -> OpenCall:
+    def name(self, pid: int, title: str, actor: Actor, id: str) -> OpenCall:
         """Make the changes of a process and its descendants one call, until `end` or the next call that is named for
         it.
+
+        Args:
+            id: for `named`.
 
         Raises:
             OSError: ESRCH, there is no such process.
@@ -255,6 +267,7 @@ class Calls:
         if process is None:
             raise OSError(errno.ESRCH, f"there is no process {pid} for which a call could be named")
         call = OpenCall("tool", title, replace(actor, uid=process.uid, pid=process.pid, command=process.command))
+        call.id = id
         call.last_s = self._now_s()
         call.users = 1
         with self._guard:
@@ -264,6 +277,12 @@ class Calls:
                 self._late += self._named.pop(key)
             self._found.clear()
         return call
+
+    def named(self, id: str) -> OpenCall | None:
+        """Return the newest call that was named with this id, if it goes on."""
+        with self._guard:
+            named = [call for calls in self._named.values() for call in calls if call.id == id]
+        return named[-1] if named else None
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
@@ -302,6 +321,11 @@ class Calls:
             found = [*self._sessions.values(), *self._tools.values(), *self._by_namespace.values()]
             found += [*self._by_session.values(), *(call for calls in self._named.values() for call in calls)]
         return [call for call in dict.fromkeys(found) if call.number and not call.ended]
+
+    def running(self) -> list[OpenCall]:
+        """Return the calls that are making something in this process, but for commands."""
+        with self._guard:
+            return list(self._running)
 
     def end_quiet(self) -> None:
         """End the calls of process sessions and of tools that were quiet for long enough. Called now and then."""

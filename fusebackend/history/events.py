@@ -27,7 +27,7 @@ import itertools
 import json
 import operator
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -109,22 +109,23 @@ link that is there, and the digest before it. `routes`: the backend of each rout
     returned            of the record           identity: of a file that an undo has brought back
     request     number, negative                kind: its state; payload: what was asked
     decision    number, negative                kind: its state; payload: what became of it
-    forget              the latest end of all   payload: calls that were deleted, and requests
+    forget              the latest end of all   payload: calls that were deleted, and requests, each with its rows
     drop                                        payload: records that were deleted: their changes were not made
 """
 
 _BLANK: Final = ", ".join(f"{column} = NULL" for column in ("kind", *COLUMNS[NUMBER + 1 :]))
 
-_FORGET: Final = tuple(
-    f"UPDATE events SET event = 'gone', call = ?1, number = NULL, {_BLANK} WHERE {which}"
-    for which in (
-        "link IN (SELECT e.link FROM events r CROSS JOIN events e ON e.event IN ('left', 'returned') "
-        "AND e.number = r.number AND e.path ISNULL WHERE r.call = ?1 AND r.path NOTNULL)",
-        "call = ?1 AND path NOTNULL",
-        "call = ?1 AND path ISNULL",
-    )
+_OF_CALL: Final = (
+    "link IN (SELECT e.link FROM events r CROSS JOIN events e ON e.event IN ('left', 'returned') "
+    "AND e.number = r.number AND e.path ISNULL WHERE r.call = ?1 AND r.path NOTNULL)",
+    "call = ?1 AND path NOTNULL",
+    "call = ?1 AND path ISNULL",
 )
 """What a call has left, its changes, and all else of it. An index has each."""
+
+_FORGET: Final = tuple(
+    f"UPDATE events SET event = 'gone', call = ?1, number = NULL, {_BLANK} WHERE {which}" for which in _OF_CALL
+)
 
 _LIVE: Final = (
     "SELECT link FROM events WHERE +event IN ('call', 'change', 'request') "
@@ -188,12 +189,19 @@ def digest(link: int, before: bytes, row: Sequence[Any]) -> bytes:
     return hashlib.blake2b(encode((link, before, row[:end])), digest_size=BYTES).digest()
 
 
-def forget(connection: sqlite3.Connection, calls: Sequence[int]) -> None:
+def forget(connection: sqlite3.Connection, calls: Sequence[int]) -> dict[int, int]:
     """Delete what is said of calls, and of requests, which have negative numbers here. `forget` is the event of it.
 
     The oldest links leave the table, up to the first call, record or request that stays. After a gap they do not, so
     that `verify` finds it.
+
+    Returns:
+        how many rows each has had.
     """
+    rows = dict.fromkeys(calls, 0)
+    for which in _OF_CALL:
+        for call in rows:
+            rows[call] += connection.execute(f"SELECT count(*) FROM events WHERE {which}", (call,)).fetchone()[0]
     (first,) = connection.execute("SELECT first FROM state").fetchone()
     (last,) = connection.execute("SELECT coalesce(max(link), 0) FROM events").fetchone()
     (until,) = connection.execute(_LIVE, (json.dumps(calls),)).fetchone() or (last + 1,)
@@ -204,6 +212,13 @@ def forget(connection: sqlite3.Connection, calls: Sequence[int]) -> None:
         connection.execute("DELETE FROM events WHERE link < ?", (until,))
     for statement in _FORGET:
         connection.executemany(statement, [(call,) for call in calls])
+    return rows
+
+
+def with_rows(row: Row, rows: Mapping[int, int]) -> Row:
+    """Return the event of a deletion with the number of rows of each call, see `forget`."""
+    payload = encode([(call, rows[call]) for call in decode(row[PAYLOAD])])
+    return (*row[:PAYLOAD], payload, *row[PAYLOAD + 1 :])
 
 
 # -- verification ----------------------------------------------------------------------------------------------
@@ -213,8 +228,8 @@ def verify(connection: sqlite3.Connection) -> VerifyResult:
     """Check a history. In a transaction that sees one state of it."""
     last, end, first, before = connection.execute("SELECT link, digest, first, before FROM state").fetchone()
     problems: list[str] = []
-    gone: dict[tuple[str, int], int] = {}  # what was deleted → its first link
-    told: set[tuple[str, int]] = set()  # of which events say so
+    gone: dict[tuple[str, int], list[int]] = {}  # what was deleted → its links
+    told: dict[tuple[str, int], int] = {}  # of which events say so → how many links it had
     expected, head = first, before
     for link, found, *row in connection.execute(f"SELECT link, digest, {', '.join(COLUMNS)} FROM events ORDER BY link"):
         is_after_gap = link > expected
@@ -228,20 +243,25 @@ def verify(connection: sqlite3.Connection) -> VerifyResult:
         computed = digest(link, head, row)
         head = found
         if event in ("gone", "unmade"):
-            gone.setdefault((event, call if event == "gone" else number), link)
+            gone.setdefault((event, call if event == "gone" else number), []).append(link)
         elif computed != found and not is_after_gap:
             problems.append(f"{_name(link, row)} was changed")
         elif row[SAID:] != [None] * (len(row) - SAID) and not _is_kept(row):
             problems.append(f"what is kept for {_name(link, row)} was changed")
-        elif event in _DELETIONS:
-            told.update((_DELETIONS[event], each) for each in decode(payload))
+        elif event == "forget":
+            told.update((("gone", each), rows) for each, rows in decode(payload))
+        elif event == "drop":
+            told.update((("unmade", each), 1) for each in decode(payload))
     if expected <= last:
         problems.append(_missing(expected, last))
     if not problems and (expected != last + 1 or head != end):
         problems.append("the end of the chain is another one: the end of the history was written anew")
-    for what, link in gone.items():
-        if what not in told:
-            problems.append(f"{_NAMES[what[0]].format(what[1])}: it was deleted past the server (link {link})")
+    for (event, number), links in gone.items():
+        name, rows = _NAMES[event].format(number), told.get((event, number), 0)
+        if not rows:
+            problems.append(f"{name}: it was deleted past the server (link {links[0]})")
+        elif len(links) > rows:  # fewer are there once the oldest have left the table
+            problems.append(f"{name}: {len(links)} links say so, and it had {rows}")
     return VerifyResult(first, last, problems[:NAMED])
 
 
@@ -252,7 +272,6 @@ def _is_kept(row: Sequence[Any]) -> bool:
     return row[0] == "request" and requests.is_said(row[PAYLOAD], row[SECRET])
 
 
-_DELETIONS: Final = {"forget": "gone", "drop": "unmade"}
 _NAMES: Final = {"gone": "the deleted call c{}", "unmade": "change {}, which was not made"}
 
 

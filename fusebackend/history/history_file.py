@@ -225,6 +225,7 @@ class HistoryFile:
         interrupted: the calls that went on when the last server was killed.
         made: the records of its last changes that volumes say were made.
         was_killed: the last server did not close the file.
+        closed: the number of the last record when a server has closed it last.
         set_aside: where the file went that was damaged or of another version, and why, a line; None if none was.
 
     Raises:
@@ -277,6 +278,7 @@ class HistoryFile:
             self.id, self._call, self._record, closed, *self._chain = found
             self.earlier = self._record
             self.was_killed = closed != self._record
+            self.closed: int = closed or 0
             (self._ended_ns,) = self._writer.execute(_LAST.format("end")).fetchone()
             (self.forgotten_ns,) = self._writer.execute(_LAST.format("forget")).fetchone()
             self._connections = opened.pop_all()
@@ -672,6 +674,11 @@ class HistoryFile:
                 trouble = self._file.trouble  # SQLite goes on with a file that was moved or deleted
                 self.failed = None if trouble is None else trouble[1]
 
+    def before_commit(self) -> tuple[str, int]:
+        """Write what was added; returns what `SnapshotVolume.before_commit` does."""
+        self.flush()
+        return self.id, self._record
+
     def _write(self, rows: Sequence[_Statement], numbers: tuple[int, int]) -> None:
         """Write rows and the last numbers in one transaction. With the writer's lock.
 
@@ -679,17 +686,20 @@ class HistoryFile:
         the mount's loop.
         """
         link, digest = self._chain
+        forgotten: dict[int, int] = {}
         with sqlite.transaction(self._writer):
             for statement, group in itertools.groupby(rows, operator.itemgetter(0)):
                 found = [row for _, row in group]
                 if statement == "forget":
-                    events.forget(self._writer, [call for calls in found for call in calls])
+                    forgotten |= events.forget(self._writer, [call for calls in found for call in calls])
                     continue
                 if statement:
                     self._writer.executemany(statement, found)
                     continue
                 by_columns: dict[tuple[bool, ...], list[Row]] = {}
                 for row in found:
+                    if row[0] == "forget":
+                        row = events.with_rows(row, forgotten)
                     link += 1
                     digest = events.digest(link, digest, row)
                     columns = events.present(row)
@@ -1198,6 +1208,17 @@ class HistoryFile:
         first = "number IN (SELECT call FROM events WHERE event = 'end' AND number < ? AND path ISNULL)"
         found = f"SELECT number FROM calls WHERE {first} AND ended_ns < ? ORDER BY number"
         return [number for (number,) in self._read(found, (time_ns, time_ns))]
+
+    def going_on(self, number: int) -> list[int]:
+        """Return the calls that had changed something when the record of this number was the last one, and that ended
+        later."""
+        last = "SELECT link FROM events WHERE number <= ? AND path NOTNULL ORDER BY number DESC LIMIT 1"
+        rows = self._read(
+            f"SELECT call FROM events AS ends WHERE event = 'end' AND path ISNULL AND link > coalesce(({last}), 0) "
+            "AND EXISTS (SELECT 1 FROM records WHERE records.call = ends.call AND number <= ?)",
+            (number, number),
+        )
+        return [call for (call,) in rows]
 
     def bind(self, backends: Mapping[AgentPath, str | None]) -> None:
         """Delete the calls that changed a route which another backend has now: an undo would change the wrong files. Of

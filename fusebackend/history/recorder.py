@@ -22,6 +22,7 @@ import logging
 import os
 import stat
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,9 @@ TURNS: Final = 64
 
 MOST_MOVED: Final = 1000
 """Files whose last rename is known, though the kernel may not know it yet."""
+
+ENDING_STEP_S: Final = 0.02
+"""How often what still runs is looked for, when the mount ends."""
 
 UNSURE: Final = frozenset({errno.EIO, errno.ETIMEDOUT})
 """Errors after which a change may have been made: the connection was lost."""
@@ -155,6 +159,8 @@ class Recorder:
         """The volumes of recorded routes that come and go, by prefix: branches. Replaced as a whole."""
         self.logged: set[AgentPath] = set()
         """The routes whose volumes keep a log."""
+        self.pending: set[_PendingChange] = set()
+        """Changes of the kernel's whose record comes when they are made."""
         self._routes: dict[AgentPath, Route] = {}
         self._volumes: defaultdict[int, VolumeRecords] = defaultdict(VolumeRecords)
 
@@ -275,6 +281,21 @@ class Recorder:
             else:
                 log.error("the history is incomplete: %s", what, exc_info=error)
         self.incomplete = f"{what}: {error}"
+
+    def end(self, wait_s: float) -> None:
+        """The history is about to be closed: what still runs in a thread may change something without a record, as
+        where a route hangs. Its call has a gap.
+
+        Args:
+            wait_s: for so long it may come to its end.
+        """
+        end_s = time.monotonic() + wait_s
+        while calls := {*self.calls.running(), *(each.call for each in tuple(self.pending))}:
+            if time.monotonic() > end_s:
+                break
+            time.sleep(ENDING_STEP_S)
+        for call in calls:
+            self.history.note_gap(self.calls.number(call), "it still ran when the mount ended")
 
     # -- the ends of calls -----------------------------------------------------------------------------------------
 
@@ -484,6 +505,8 @@ class HistoryListener(ChangeListener):
             pending.made(None)
             return
         change.record = pending
+        if pending is not None:
+            self.recorder.pending.add(pending)
         if self._is_logged:
             NOTE.set(pending)
 
@@ -493,10 +516,14 @@ class HistoryListener(ChangeListener):
             return
         if self._is_logged:
             self._note_moved(change, pending)
-        pending.made(change.result)
+        try:
+            pending.made(change.result)
+        finally:
+            self.recorder.pending.discard(pending)
 
     def refused(self, change: DoorChange, error: BaseException) -> None:
         if change.record is not None:
+            self.recorder.pending.discard(change.record)
             change.record.refused(error)
 
     def failed(self, change: DoorChange, error: Exception) -> None:

@@ -238,11 +238,11 @@ class Steps:
         self._locks = PathLocks()
         self._under_way: list[_Made] = []
 
-    def before_commit(self, volume: Volume) -> None:
+    def before_commit(self, volume: Volume) -> tuple[str, int]:
         """Write what is recorded, with what the verbs under way have made in a volume, see `SnapshotVolume`."""
         for made in tuple(self._under_way):
             made.before_commit(volume)
-        self._recorder.history.flush()
+        return self._recorder.history.before_commit()
 
     def verb(self, name: str, verb: Verb, named: Sequence[str], work: Callable[[], T], done: Callable[[T], bool]) -> T:
         """Return the result of a verb, and record what it has changed.

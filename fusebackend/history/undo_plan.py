@@ -234,19 +234,19 @@ class UndoPlan:
         self.steps.append(Step("remove", view.prefix, record.path, seen=place.file.expected))
         place.put(None)
 
-    def _make(self, view: PlannedTree, record: Record, path: bytes, *, at_target: bool = False) -> None:
+    def _make(self, view: PlannedTree, record: Record, path: bytes) -> None:
         """Plan for a file that comes back. Its bytes may come later: an earlier record of its call leads to them."""
         before = record.before
         if before is None:
-            raise _NotTakenBack("was there, and its history does not say what it was", at_target=at_target)
+            raise _NotTakenBack("was there, and its history does not say what it was")
         place = view.at(path)
         if place is None:
-            raise _NotTakenBack("was in a directory that is not there any more", at_target=at_target)
+            raise _NotTakenBack("was in a directory that is not there any more")
         is_dir = stat.S_ISDIR(before.mode)
         if place.file is not None:
             has_less = not is_dir and place.file.links < before.nlink  # it is another name of the same file
             if has_less or not _is_restored(place.file.stamp, before):
-                raise _NotTakenBack("has been made anew", at_target=at_target)
+                raise _NotTakenBack("has been made anew")
             if is_dir:
                 self._close(view, place.file, before)
             elif key := self._key(view, record):  # its other names may not be there yet
@@ -254,11 +254,11 @@ class UndoPlan:
             place.file.places += (place,)
             return  # the change was not made, though it was recorded: the server was killed in between
         key = self._key(view, record)
-        if (twin := self._twin(view, record, at_target=at_target)) is not None:
+        if (twin := self._twin(view, record)) is not None:
             self.steps.append(Step("link", view.prefix, path, twin.path, node=twin.node))
             place.put(twin.file)
             return
-        source = self._source(view, record, at_target=at_target)
+        source = self._source(view, record)
         if before.nlink > 1 and not is_dir and view.volume.features.links:
             shown = mount_path(view.prefix, path)
             self.partly.append(f"'{shown}': its other names are not in the route, so it is a file of its own")
@@ -291,7 +291,7 @@ class UndoPlan:
         node = node_of(record) or int(key or 0)
         return b"%d" % node if node and self._lasts(view, record) else b""
 
-    def _twin(self, view: PlannedTree, record: Record, *, at_target: bool = False) -> OtherName | None:
+    def _twin(self, view: PlannedTree, record: Record) -> OtherName | None:
         """Return the file of a name that was one of several: it has others still, or has come back with another one,
         in this undo or before. None if it was the only one, or if the others are in no directory of the route.
 
@@ -312,9 +312,7 @@ class UndoPlan:
         if found is not None or not had_others:
             return found
         if not key or key.isdigit() or self._history.was_removed(record, {first, key}):
-            raise _NotTakenBack(
-                "was one of several names of a file, and none of the others is found", at_target=at_target
-            )
+            raise _NotTakenBack("was one of several names of a file, and none of the others is found")
         return None
 
     def _is_it(self, view: PlannedTree, record: Record, file: PlannedFile) -> bool:
@@ -360,16 +358,17 @@ class UndoPlan:
             return  # as in `_make`: it was not renamed
         if new.file is None or old is None:
             raise _NotTakenBack("is not there any more", at_target=True)
-        self._require_left(new, new.file, record)
-        if record.before is not None:
-            # A conflict now, and not when the file is renamed back.
-            self._source(view, record, at_target=True)
-            self._twin(view, record, at_target=True)
-        self.steps.append(Step("rename", view.prefix, record.to_path, record.path, seen=new.file.expected))
-        old.put(new.file)
-        new.put(None)
-        if record.before is not None:
-            self._make(view, record, record.to_path, at_target=True)
+        with _of_target():
+            self._require_left(new, new.file, record)
+            if record.before is not None:
+                # A conflict now, and not when the file is renamed back.
+                self._source(view, record)
+                self._twin(view, record)
+            self.steps.append(Step("rename", view.prefix, record.to_path, record.path, seen=new.file.expected))
+            old.put(new.file)
+            new.put(None)
+            if record.before is not None:
+                self._make(view, record, record.to_path)
 
     def _exchange(self, view: PlannedTree, record: Record) -> None:
         one, other = view.at(record.path), view.at(record.to_path)
@@ -424,11 +423,11 @@ class UndoPlan:
         found = file.stamp
         same = found[:3] == after[:3] if file.is_dir else found == after
         if not same:
-            raise _NotTakenBack("has changed since", at_target=record.kind == "rename")
+            raise _NotTakenBack("has changed since")
 
     # -- earlier bytes -------------------------------------------------------------------------------------------
 
-    def _source(self, view: PlannedTree, record: Record, *, at_target: bool = False) -> Source:
+    def _source(self, view: PlannedTree, record: Record) -> Source:
         state, image = record.before, record.image
         assert state is not None, "its state is known"
         source = None if image is None else image_source(view.volume, self._history, self._image_path, state, image)
@@ -436,7 +435,7 @@ class UndoPlan:
             return source
         if image is not None and stat.S_ISREG(state.mode) and state.size:
             why = image.name if image.place == "lost" else "they are gone"
-            raise _NotTakenBack(f"can't come back, for its earlier bytes were not kept: {why}", at_target=at_target)
+            raise _NotTakenBack(f"can't come back, for its earlier bytes were not kept: {why}")
         return KeptSource(state)
 
     def _merged(self, view: PlannedTree, record: Record, first: Record) -> bool:
@@ -525,10 +524,20 @@ def _words_for(record: Record, other: Record) -> str:
 
 
 class _NotTakenBack(Exception):
-    """A record can't be taken back. The text continues a sentence that begins with the path."""
+    """A record can't be taken back. The text continues a sentence that begins with its path, or with `to_path`."""
 
     def __init__(self, reason: str, call: int | None = None, *, at_target: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.call = call
         self.at_target = at_target
+
+
+@contextlib.contextmanager
+def _of_target() -> Iterator[None]:
+    """What can't be taken back in the block is what a rename has brought to `to_path`, or replaced there."""
+    try:
+        yield
+    except _NotTakenBack as conflict:
+        conflict.at_target = True
+        raise

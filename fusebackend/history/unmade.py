@@ -1,20 +1,17 @@
 """`drop_unmade`: deletes the records of changes that a killed server has not made.
 
 A volume that keeps snapshots has the history written before a change of it is durable (`SnapshotVolume.before_commit`),
-so after a kill the history may know of more than there is: what it has more are the last changes of the volume, for
-these become durable in their order. An undo would find them in its way, and a log would show them as done.
+so after a kill the history may know of more than there is: an undo would find it in its way, and a log would show it as
+done. The volume keeps the number of the last record there was when its last changes became durable, with these. Of a
+change through the mount, the record is one step with the change, so those with higher numbers were not made.
 
-The records are looked at from the last to the first. The first one that was made ends that. One that the tree shows as
-not made was not, and with it all later ones; nor was one of a file that is as it was before an earlier change. A record
-that the tree may show in both cases, such as a rename back, or the removal of a file that is not there, waits for an
-earlier one to decide; until then, so do those that touch its paths. A file that has the bytes and attributes from
-before its record is no change, made or not: nothing follows from it for others. Renames that have files change places
-(`mv a t; mv b a; mv t b`) are looked at together, for each alone says nothing. Then each record is looked at by itself
-that is there before the change: of what a verb, an undo or a merge was about to do, while others made theirs.
+What a verb removes or replaces is recorded before it does so. So the records of verbs that went on at that moment, or
+when the server was killed, are looked at one by one: one that the tree shows as not made was not.
 
-A volume that keeps a log (`SnapshotVolume.keep_log`) has a record of each change that was made, whatever others have
-done since, and a change that was made says nothing of those before it. So only the latter are looked at. A crash of its
-database takes changes whose records are in the history; the log names these (`drop_lost`).
+A volume that keeps a log (`SnapshotVolume.keep_log`) has a record of each change that was made, in the change. There,
+only the records of the calls that the kill has interrupted are looked at, for an undo and a merge record before, too.
+Renames that have files change places (`mv a t; mv b a; mv t b`) are looked at together, for each alone says nothing. A
+crash of its database takes changes whose records are in the history; the log names these (`drop_lost`).
 """
 
 from __future__ import annotations
@@ -35,9 +32,6 @@ from fusebackend.history.undo_plan import image_source
 from fusebackend.protocol import SnapshotVolume, Volume
 from fusebackend.volumes.placing import NodeSource, whole
 from fusebackend.volumes.walk import find
-
-MAX_UNDECIDED: Final = 1000
-"""After so many records in a row that decide nothing, these are left as they are."""
 
 MAX_PLACES: Final = 30
 """So many renames are looked at together."""
@@ -64,7 +58,7 @@ def drop_unmade(
     dropped = 0
     for prefix, volume in volumes.items() if history.was_killed else ():
         if isinstance(volume, SnapshotVolume):
-            for look in (_unlogged,) if prefix in logged else (_unmade, _unlogged):
+            for look in (_before_acting,) if prefix in logged else (_after_commit, _before_acting):
                 found = look(history, images.path, prefix, volume)
                 _drop(history, images, found)
                 dropped += len(found)
@@ -95,41 +89,23 @@ def _drop(history: HistoryFile, images: Images, records: Sequence[Record]) -> No
         images.remove(record.image)
 
 
-def _unmade(
-    history: HistoryFile, image_path: Callable[[Image], str], prefix: AgentPath, volume: Volume
+def _after_commit(
+    history: HistoryFile, image_path: Callable[[Image], str], prefix: AgentPath, volume: SnapshotVolume
 ) -> list[Record]:
-    unmade: list[Record] = []
-    undecided: list[Record] = []
-    paths: set[bytes] = set()  # of undecided records
-    for record in _backwards(history, prefix):
-        named = {record.path, record.to_path} - {b""}
-        verdict = _verdict(history, volume, record, image_path) if not _touches(named, paths) else "unknown"
-        if verdict == "made" and _is_as_before(history, volume, prefix, record, image_path):
-            verdict = "unknown" if record.kind in _PLACES else "not made"
-        if verdict == "made" or len(undecided) > MAX_UNDECIDED:
-            break
-        if verdict == "unknown":
-            undecided.append(record)
-            paths |= named
-            if _is_before(volume, undecided[::-1]):
-                unmade += undecided
-                undecided.clear()
-                paths.clear()
-        elif verdict == "no change":
-            unmade.append(record)
-        else:
-            unmade += [*undecided, record]
-            undecided.clear()
-            paths.clear()
-    return unmade
+    """Return the records after the last commit of a volume."""
+    last = _stored(history, volume)
+    if last is None:
+        return []
+    return list(itertools.takewhile(lambda record: record.number > last, _backwards(history, prefix)))
 
 
-def _unlogged(
-    history: HistoryFile, image_path: Callable[[Image], str], prefix: AgentPath, volume: Volume
+def _before_acting(
+    history: HistoryFile, image_path: Callable[[Image], str], prefix: AgentPath, volume: SnapshotVolume
 ) -> list[Record]:
-    """Return the records without a change in the calls that the kill has interrupted."""
+    """Return the records that were made before a change which was not: in the calls that the kill has interrupted, and
+    in those that went on at the last commit."""
     doubtful: list[Record] = []
-    for number in history.interrupted:
+    for number in {*history.interrupted, *history.going_on(_stored(history, volume) or 0)}:
         call = history.call(number)
         if call is not None and call.kind not in ("session", "command"):
             records = [record for record in history.records(number) if record.prefix == prefix]
@@ -150,7 +126,15 @@ def _unlogged(
     return list(unmade.values())
 
 
-def _backwards(history: HistoryFile, prefix: AgentPath, below: int | None = None) -> Iterator[Record]:
+def _stored(history: HistoryFile, volume: SnapshotVolume) -> int | None:
+    """Return the number of the last record when a volume has stored its last changes; None where nobody knows it. When
+    a mount ends, the history is closed before the volume."""
+    last = volume.committed(history.id)
+    return None if last is None else max(last, history.closed)
+
+
+def _backwards(history: HistoryFile, prefix: AgentPath) -> Iterator[Record]:
+    below: int | None = None
     while page := history.newest(prefix, below, PAGE):
         yield from page
         below = page[-1].number
@@ -196,26 +180,6 @@ def _verdict(history: HistoryFile, volume: Volume, record: Record, image_path: C
     if kept is None:
         return "unknown"
     return "no change" if whole(kept) == whole(NodeSource(volume, there.node)) else "made"
-
-
-def _is_as_before(
-    history: HistoryFile, volume: Volume, prefix: AgentPath, record: Record, image_path: Callable[[Image], str]
-) -> bool:
-    """Return True if the tree has a file as it was before an earlier change: that was not made, and this one neither;
-    or it is a rename back to the same place."""
-    for each in itertools.islice(_backwards(history, prefix, record.number), MAX_UNDECIDED):
-        if each.node != record.node:
-            continue
-        if each.kind in ("create", "remove"):
-            return False
-        if record.kind in _PLACES:
-            is_back = each.kind in _PLACES and each.path == record.to_path
-        else:
-            is_same = each.kind not in _PLACES and each.path == record.path
-            is_back = is_same and _verdict(history, volume, each, image_path) != "made"
-        if is_back:
-            return True
-    return False
 
 
 def _is_before(volume: Volume, records: Sequence[Record]) -> bool:

@@ -38,8 +38,9 @@ class SnapshotVolume(Volume):
     """Called with the name of a snapshot, says that the volume may delete it rather than answer ENOSPC. The oldest goes
     first. Called with the volume's lock held."""
 
-    before_commit: Callable[[], None] | None = None
-    """Called before changes become durable, with the volume's lock held: what is recorded of them is to be first."""
+    before_commit: Callable[[], tuple[str, int] | None] | None = None
+    """Called before changes become durable, with the volume's lock held: what is recorded of them is to be first.
+    Returns the history, a UUID, and its last number: with the changes, the volume keeps it for `committed`."""
 
     on_snapshot: Callable[[str], None] | None = None
     """Called with the name of each snapshot that another host has taken or deleted, by any thread with no lock held."""
@@ -52,6 +53,11 @@ class SnapshotVolume(Volume):
     def node_in(self, name: str, node: int) -> int:
         """Return the node that a file has in a snapshot. OSError: it is not there."""
         return node
+
+    def committed(self, history: str) -> int | None:
+        """Return the last number that `before_commit` gave for changes that are durable; 0 if none are. None where the
+        volume does not keep it."""
+        return None
 
     def keep_log(self, log: CommitLog | None) -> Sequence[LogRow] | None:
         """From now on, keep what changes note (`commit_log.NOTE`) in the transactions that make them.

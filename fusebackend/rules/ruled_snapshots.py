@@ -61,7 +61,7 @@ class RuledSnapshotVolume(RuledVolume, SnapshotVolume):
             return shown
 
 
-pass_on(RuledSnapshotVolume, "kept_by", "keep_log", "may_go", "before_commit", "on_snapshot")
+pass_on(RuledSnapshotVolume, "kept_by", "keep_log", "committed", "may_go", "before_commit", "on_snapshot")
 
 
 class RuledSnapshot(RuledVolume, LooksAhead):

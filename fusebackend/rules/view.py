@@ -267,7 +267,7 @@ def _reach(rule: Rule, pattern: str, path: str) -> str:
     text if that is not known."""
     top = literal(pattern)
     rest = pattern[len(top.rstrip("/")) + 1 :]
-    below = path == top or path.startswith(top.rstrip("/") + "/")
+    below = is_below(path, top)
     if not below and not top.startswith(path.rstrip("/") + "/"):
         return "none"
     if below and top == pattern:

@@ -8,6 +8,7 @@ mounted.py    its agent face, also through a view
 recording.py  the history of its calls: recorders of kernel and verbs, and retention
 history.py    its calls: the log, what a call did, undo
 log_files.py  the log as files of the trees directory
+moves.py      what interrupted moves between routes have left
 forget.py     contents that leave everything kept of the past
 threads.py    the space of checkpoint databases: weighed, pruned
 metrics.py    what Prometheus can know of it

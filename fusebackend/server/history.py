@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import stat
-import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -55,9 +54,6 @@ MAX_LISTED = 10_000
 BLAMED_BYTES = 2 << 20
 """Larger files are not compared by lines."""
 
-MAX_NAMED = 1000
-"""Calls that clients have begun and not ended; beyond, the oldest is forgotten."""
-
 
 class MountHistory:
     """See the module's docstring. Any thread; each method waits for the history's file.
@@ -73,8 +69,6 @@ class MountHistory:
         self._volumes = volumes
         """Those of the main tree."""
         self._undo = Undo(recorder, volumes)
-        self._named: dict[str, OpenCall] = {}
-        self._guard = threading.Lock()
 
     @property
     def read(self) -> Collection[str]:
@@ -313,25 +307,20 @@ class MountHistory:
 
     def begin_call(self, title: str, pid: int, actor: Actor) -> str:
         """Have what a process and its descendants change belong to one call; returns the id for `end_call`."""
-        name = actor.call or uuid.uuid4().hex
-        call = self._recorder.calls.name(pid, title, actor)
-        with self._guard:
-            before = self._named.pop(name, None)
-            self._named[name] = call
-            forgotten = self._named.pop(next(iter(self._named))) if len(self._named) > MAX_NAMED else None
-        for each in (before, forgotten):
-            if each is not None:
-                self._recorder.calls.end(each)
+        calls, name = self._recorder.calls, actor.call or uuid.uuid4().hex
+        before = calls.named(name)
+        calls.name(pid, title, actor, name)
+        if before is not None:
+            calls.end(before)
         return name
 
     def end_call(self, name: str) -> str | None:
         """End a call; returns its name in the log, None if it has changed nothing, or if none goes on."""
-        with self._guard:
-            call = self._named.pop(name, None)
-        call = call or self._recorder.calls.tool(name)
+        calls = self._recorder.calls
+        call = calls.named(name) or calls.tool(name)
         if call is None:
             return None
-        self._recorder.calls.end(call)
+        calls.end(call)
         return f"c{call.number}" if call.number else None
 
     # -- space -------------------------------------------------------------------------------------------------

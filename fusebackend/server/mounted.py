@@ -85,6 +85,8 @@ from fusebackend.server.approvals import MAX_CHANGE_BYTES, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Change, InterruptedVerbs
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
+from fusebackend.server.moves import JOURNAL as MOVES_JOURNAL
+from fusebackend.server.moves import Moves
 from fusebackend.server.rules import shown_event
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import time_of
@@ -187,6 +189,7 @@ class MountedBackend(MountProtocol):
         self._merges: Merges = cast("Any", self._branches)
         self._restores: Restores = cast("Any", self._branches)
         self._checkouts: Checkouts = cast("Any", self._branches)
+        self._moves: Moves = cast("Any", self._branches)
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
         self._states = States(
             volumes,
@@ -219,10 +222,13 @@ class MountedBackend(MountProtocol):
         directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
         self._checkouts = Checkouts(branches, [*([self.mountpoint] if self.is_mounted else []), *directories])
         self._restores = branches.past = Restores(main, self._states, self._began_ns)
+        self._moves = Moves(self.backend, branches.journal(MOVES_JOURNAL))
+        self.backend.note_hidden = self._moves.note
         self._automatic.is_read = lambda name: name in self._past.read or name in self._restores.read
 
     def tidy(self) -> None:
-        """Remove what a killed server has left of merges and restores, before anybody sees the files."""
+        """Remove what a killed server has left of merges, restores and moves, before anybody sees the files."""
+        self._moves.tidy()
         for each in (self._merges, self._restores):
             try:
                 each.tidy()
@@ -724,7 +730,9 @@ class MountedBackend(MountProtocol):
             return self
         # Without what its verbs must not reach: the snapshots, the branches, the measures.
         parts = replace(self.parts, snapshots=None, branches=None, metrics=None)
-        return MountedBackend(replace(parts, backend=self._views.face(name)), name)
+        seen = self._views.face(name)
+        seen.note_hidden = self.backend.note_hidden
+        return MountedBackend(replace(parts, backend=seen), name)
 
     def view_socket(self, name: str) -> str:
         return self._views.listen(name)
@@ -772,6 +780,7 @@ class MountedBackend(MountProtocol):
         self._checkouts.take_in(name)
 
     def delete_branches(self, *names: str) -> None:
+        self._merges.end(names)
         self._branches.delete(names)
         self._checkouts.forget(names)
 

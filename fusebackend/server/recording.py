@@ -43,6 +43,9 @@ LOOK_S: Final = 0.5
 CLEAN_S: Final = 60.0
 """How often old ones are deleted."""
 
+RUNNING_S: Final = 1.0
+"""How long the end of a mount waits for changes that still run in threads."""
+
 GONE_AT_ONCE: Final = 100
 """Calls that go at a time when the bytes are too many, the oldest first."""
 
@@ -219,15 +222,15 @@ class Recording:
         self._ending.set()
         self.calls.opened.set()
         self._thread.join()
-        for route in self._filesystem.tree.routes:
-            if isinstance(route.volume, SnapshotVolume):
-                route.volume.before_commit = None
+        self.recorder.end(RUNNING_S)
         self.calls.close()
         self.history.flush()
         for route in self._filesystem.tree.routes:
-            if route.prefix in self.recorder.logged and isinstance(route.volume, SnapshotVolume):
-                with contextlib.suppress(OSError):  # the next server finds what is left
-                    route.volume.keep_log(None)
+            if isinstance(route.volume, SnapshotVolume):
+                route.volume.before_commit = None
+                if route.prefix in self.recorder.logged:
+                    with contextlib.suppress(OSError):  # the next server finds what is left
+                        route.volume.keep_log(None)
         self.history.close()
 
     @property

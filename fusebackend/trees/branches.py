@@ -143,14 +143,9 @@ class Branches:
             return []
         return [to_text(file[: -len(SUFFIX)]) for file in files if file.endswith(SUFFIX.encode())]
 
-    def _path(self, name: str) -> str:
-        return os.path.join(self._directory, name + SUFFIX)
-
-    def _base(self, name: str) -> str:
-        return os.path.join(self._directory, name + BASE)
-
-    def _taking(self, name: str) -> str:
-        return os.path.join(self._directory, name + TAKING)
+    def _path(self, name: str, ending: str = SUFFIX) -> str:
+        """Return the path of a branch's file: of its changes, or of its base."""
+        return os.path.join(self._directory, name + ending)
 
     def _remove_unfinished(self) -> None:
         """Remove what a killed server has left of branches that it has not made: a branch's own file comes last."""
@@ -195,9 +190,9 @@ class Branches:
         if base_to_make is not None:
             return BranchVolume(base_to_make, lower, routes)
         is_merging = os.path.exists(self.journal(name))
-        if not os.path.exists(self._base(name)):
+        if not os.path.exists(self._path(name, BASE)):
             return BranchVolume(path or self._path(name), lower, routes, is_merging=is_merging)
-        base = BranchVolume(self._base(name), lower, routes, is_merging=is_merging)
+        base = BranchVolume(self._path(name, BASE), lower, routes, is_merging=is_merging)
         try:
             return BranchVolume(path or self._path(name), BaseTree(base), routes, is_merging=is_merging)
         except BaseException:
@@ -269,7 +264,7 @@ class Branches:
         if frozen is None and self._snapshots.volumes:
             owned = frozen = f"{OWNED}{name}-{secrets.token_hex(4)}"
             # Not synced: after a power cut the snapshot may stay, and costs space.
-            with open(self._taking(name), "w", encoding="utf-8", errors="surrogateescape") as taking:
+            with open(self._path(name, TAKING), "w", encoding="utf-8", errors="surrogateescape") as taking:
                 taking.write(owned)
         try:
             if owned is not None:
@@ -286,7 +281,7 @@ class Branches:
             raise
         finally:
             if owned is not None:
-                os.unlink(self._taking(name))
+                os.unlink(self._path(name, TAKING))
 
     @property
     def bases(self) -> dict[str, BranchVolume]:
@@ -303,7 +298,7 @@ class Branches:
         volume = self.volume(source)
         try:
             if isinstance(volume.lower, BaseTree):
-                volume.lower.base.copy_to(self._base(name))
+                volume.lower.base.copy_to(self._path(name, BASE))
             if past is None:
                 volume.copy_to(self._path(name))
             else:
@@ -333,7 +328,7 @@ class Branches:
     def _make_base(self, name: str, routes: Sequence[BranchRoute], past: Ref) -> None:
         """Make the base of a branch: routes that a snapshot has stay as they are, if that is of the same moment."""
         assert self.past is not None, "it knows the state"
-        base = self._opened(name, routes, self._base(name))
+        base = self._opened(name, routes, self._path(name, BASE))
         try:
             chosen = {route.prefix for route in routes if past.is_call or route.snapshot is None}
             self.past.put_back(past, chosen, base)
@@ -405,9 +400,11 @@ class Branches:
             if snapshot.startswith(OWNED) and self._snapshots.holder(snapshot) is None:
                 self._snapshots.drop(snapshot)
 
+    def _files(self, name: str) -> list[str]:
+        return [self._path(name, kind + ending) for kind in (SUFFIX, BASE) for ending in _BESIDE]
+
     def _remove_files(self, name: str) -> None:
-        files = (self._path(name), self._base(name))
-        for path in (*(file + ending for file in files for ending in _BESIDE), self.journal(name)):
+        for path in (*self._files(name), self.journal(name)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
@@ -485,11 +482,11 @@ class Branches:
 
     def journal(self, name: str) -> str:
         """Return the path of the journal of a branch's merge."""
-        return os.path.join(self._directory, name + JOURNAL)
+        return self._path(name, JOURNAL)
 
     def _size_bytes(self, name: str) -> int:
         size = 0
-        for path in (file + ending for file in (self._path(name), self._base(name)) for ending in _BESIDE):
+        for path in self._files(name):
             with contextlib.suppress(FileNotFoundError):
                 size += os.stat(path).st_blocks * 512
         return size

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base.durable import replace_file
+from fusebackend.base.paths import is_below
 from fusebackend.base.stamps import coarse_ns
 from fusebackend.linux.mount_table import MountError
 from fusebackend.trees.branches import Branches
@@ -169,7 +170,7 @@ class Checkouts:
 
     def _require_free(self, real: str) -> None:
         for other in self._forbidden:
-            if _is_within(real, other) or _is_within(other, real):
+            if is_below(real, other) or is_below(other, real):
                 raise OSError(errno.EINVAL, f"'{real}' can't hold a branch: it and '{other}' lie in each other")
         try:
             with os.scandir(real) as entries:
@@ -224,7 +225,3 @@ def _clear(path: str, *, itself: bool) -> None:
                 os.unlink(entry.path)
     if itself:
         os.rmdir(path)
-
-
-def _is_within(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")

@@ -150,17 +150,21 @@ def fields(before: Item, after: Item, trusted_ns: int = 0) -> Iterator[Field]:
     same_times = same_ctime and (before.mtime_ns, before.size) == (after.mtime_ns, after.size)
     if not same_times and not same_contents(before, after):
         yield "bytes"
-    yield from _attributes(before, after)
-    if not same_ctime and before.xattrs != after.xattrs:
-        yield "xattrs"
+    yield from _attributes(before, after, same_xattrs=same_ctime)
 
 
-def _attributes(before: Item, after: Item) -> Iterator[Field]:
-    """The attributes in which two files of the same type differ, without extended ones."""
+def _attributes(before: Item, after: Item, *, same_xattrs: bool = False) -> Iterator[Field]:
+    """The attributes in which two files of the same type differ.
+
+    Args:
+        same_xattrs: it is known that the extended ones do not.
+    """
     if stat.S_IMODE(before.mode) != stat.S_IMODE(after.mode) and not stat.S_ISLNK(after.mode):
         yield "mode"
     if (before.uid, before.gid) != (after.uid, after.gid):
         yield "owner"
+    if not same_xattrs and before.xattrs != after.xattrs:
+        yield "xattrs"
 
 
 # -- renames -----------------------------------------------------------------------------------------------------
@@ -219,7 +223,4 @@ def _digest(item: Item | None) -> bytes | None:
 
 def _renamed(old: Difference, new: Difference) -> Difference:
     assert old.before is not None and new.after is not None, "a rename has both sides"
-    differing = list(_attributes(old.before, new.after))
-    if old.before.xattrs != new.after.xattrs:
-        differing.append("xattrs")
-    return Difference("renamed", new.path, old.before, new.after, old.path, tuple(differing))
+    return Difference("renamed", new.path, old.before, new.after, old.path, tuple(_attributes(old.before, new.after)))

@@ -45,15 +45,6 @@ MAX_FOUND: Final = 1 << 17
 T = TypeVar("T")
 
 
-class _Live:
-    """A file that has no number by its bits."""
-
-    __slots__ = ("under",)
-
-    def __init__(self, under: Under | None) -> None:
-        self.under = under  # None until it is looked for by its path
-
-
 class LowerTree(ComposedTree):
     """See the module's docstring.
 
@@ -67,7 +58,7 @@ class LowerTree(ComposedTree):
     def __init__(self, places: Places, views: Mapping[int, Volume], frozen: Collection[int], time_ns: int) -> None:
         super().__init__(places, views, time_ns, PERMISSIONS, is_frozen=set(views) <= set(frozen))
         self.frozen = frozenset(frozen)
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, Under | None] = {}  # files without a number by its bits; None until it is looked for
         self._numbers: dict[Under, int] = {}  # of the files in `_live`
         self._next = ROOT_NODE + 1
         self._found: dict[int, tuple[int, bytes]] = {}  # number → directory and name
@@ -89,7 +80,7 @@ class LowerTree(ComposedTree):
         number = self._numbers.get((route, node))
         if number is None:
             number = self._numbers[route, node] = self._next
-            self._live[number] = _Live((route, node))
+            self._live[number] = route, node
             self._next += 1
         return number
 
@@ -99,14 +90,14 @@ class LowerTree(ComposedTree):
         if number >= BASE:
             route = number >> NODE_BITS & WAYS
             return WAY if route == WAYS else route, number & (1 << NODE_BITS) - 1
-        live = self._live.get(number)
-        if live is None:
+        if number not in self._live:
             raise oserror(errno.ESTALE)
-        if live.under is None:
-            live.under = self._walked(self._kept[number])
-            self._numbers.setdefault(live.under, number)
+        under = self._live[number]
+        if under is None:
+            under = self._live[number] = self._walked(self._kept[number])
+            self._numbers.setdefault(under, number)
             self._unseen.discard(number)
-        return live.under
+        return under
 
     def under_of(self, number: int) -> Under | None:
         """Return the route and the node of a number; None for a live file that is gone."""
@@ -134,8 +125,8 @@ class LowerTree(ComposedTree):
         if number == ROOT_NODE or number >= BASE:
             route = self._decoded(number)[0]
             return route != WAY and route not in self.frozen
-        live = self._live.get(number)
-        return live is None or live.under is None or live.under[0] not in self.frozen
+        under = self._live.get(number)
+        return under is None or under[0] not in self.frozen
 
     def is_numbered(self, number: int) -> bool:
         """Return True for a number that says nothing without its path."""
@@ -150,7 +141,7 @@ class LowerTree(ComposedTree):
         if path is None:
             path = self.path(number)
         elif self.is_numbered(number) and number not in self._live:
-            self._live[number] = _Live(None)
+            self._live[number] = None
             self._unseen.add(number)
             self._next = max(self._next, number + 1)
         if path is not None:
@@ -174,9 +165,12 @@ class LowerTree(ComposedTree):
         if number not in self._directories:
             self._found.pop(number, None)
         if number not in self._kept and number not in self._directories:
-            live = self._live.pop(number, None)
-            if live is not None and live.under is not None and self._numbers.get(live.under) == number:
-                del self._numbers[live.under]
+            self._unnumber(number, self._live.pop(number, None))
+
+    def _unnumber(self, number: int, under: Under | None) -> None:
+        """A file has this number no more."""
+        if under is not None and self._numbers.get(under) == number:
+            del self._numbers[under]
 
     # -- paths -------------------------------------------------------------------------------------------------
 
@@ -288,17 +282,15 @@ class LowerTree(ComposedTree):
 
     def confirm(self, number: int) -> bool:
         """Find a live file by its path once more. False if there is none."""
-        live = self._live.get(number)
         path = self.path(number)
-        if live is None or path is None:
+        if number not in self._live or path is None:
             return number >= BASE or number == ROOT_NODE
         under = unless((errno.ESTALE,), self._walked, path)
         if under is None:
             return False
-        if under != live.under:
-            if live.under is not None and self._numbers.get(live.under) == number:
-                del self._numbers[live.under]
-            live.under = under
+        if under != self._live[number]:
+            self._unnumber(number, self._live[number])
+            self._live[number] = under
             other = self._numbers.get(under)
             there = None if other is None else unless((errno.ESTALE,), self._walked, self.path(other) or b"")
             if there != under:  # or they have changed their places
@@ -308,17 +300,17 @@ class LowerTree(ComposedTree):
     def still(self, number: int, parent: int, name: bytes) -> Attr | None:
         """Return the attributes of a live file, if a name in its directory leads to it as before. `confirm` says of
         others whether there is one at its path."""
-        live = self._live.get(number)
-        if live is None or live.under is None:
+        under = self._live.get(number)
+        if under is None:
             return None
         try:
             above = self.at(*self._decoded(parent)).under
-            if above is None or above[0] != live.under[0]:
+            if above is None or above[0] != under[0]:
                 return None
             attr = self.views[above[0]].lookup(above[1], name)
         except OSError:
             return None
-        return self._shown(above[0], attr, number) if attr.node == live.under[1] else None
+        return self._shown(above[0], attr, number) if attr.node == under[1] else None
 
     def _ask(self, number: int, use: Callable[[Spot], T]) -> T:
         """Return the result of `use` for a number, once more if its file has moved."""

@@ -19,11 +19,10 @@ from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from fusebackend.protocol.scheme import LIMITS, Scheme, Url, UrlError, hide, mask
-from fusebackend.urls.registry import NOT_YET, SCHEMES
+from fusebackend.urls.registry import SCHEMES
 
 __all__ = [
     "ENTRY_POINT_GROUP",
-    "NOT_YET",
     "SCHEMES",
     "Scheme",
     "Url",
@@ -89,8 +88,6 @@ def _escape(path: str) -> str:
 def _scheme(name: str, text: str) -> Scheme:
     if name in SCHEMES:
         return SCHEMES[name]
-    if name in NOT_YET:
-        raise UrlError(f"'{mask(text)}': '{name}:' is not available in this version; known: {_known_names()}")
     added = added_schemes()
     if name not in added:
         raise UrlError(f"'{mask(text)}': unknown scheme '{name}:'; {_meant(name)}known: {_known_names()}")

@@ -11,9 +11,6 @@ from typing import Any, Final
 
 from fusebackend.protocol.scheme import Parameter, Scheme, Url, UrlError
 
-NOT_YET = ("overlay",)
-"""Schemes that are planned; asking for one says so."""
-
 
 def _open_python(url: Url) -> Any:
     """Import `package.module`, also from the current directory, and call its `callable` with the parameters."""

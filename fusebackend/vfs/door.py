@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from fusebackend.base.errors import VANISHED
@@ -249,7 +250,7 @@ class Door:
                 try:
                     change.result = result = function(*args)
                 except BaseException as refusal:
-                    _tell(self._refused, change, refusal)
+                    _tell([(listener, partial(moment, error=refusal)) for listener, moment in self._refused], change)
                     raise
                 _tell(self._ordered, change)
                 return result
@@ -261,10 +262,10 @@ class Door:
                 _tell(self._after, change)
 
 
-def _tell(moments: Sequence[_Moment], change: DoorChange, *args: BaseException) -> None:
+def _tell(moments: Sequence[_Moment], change: DoorChange) -> None:
     for listener, moment in moments:
         try:
-            moment(change, *args)
+            moment(change)
         except Exception as error:
             if not (isinstance(error, OSError) and error.errno in VANISHED):  # else the change itself says so
                 listener.failed(change, error)

@@ -298,7 +298,6 @@ class TestRefusals:
             (1, f"mount point '{tmp_path}/file/x': Not a directory", [tmp_path / "file/x"]),
             (1, "'/proc' is a mount point already (proc on it)", ["/proc"]),
             (1, "'nope:x': unknown scheme 'nope:'; known: sqlite:, memory:…", [point, "--default", "nope:x"]),
-            (1, "…'overlay:' is not available in this version…", [point, "--default", "overlay:x"]),
             (1, "…'sqlite:' knows no parameter 'colour'; known: limit_bytes…",
              [point, "--default", "sqlite:x.db?colour=red"]),
             (1, "…'sqlite:/no/such/x.db': there is no directory '/no/such'…",

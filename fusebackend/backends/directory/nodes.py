@@ -287,12 +287,11 @@ class Places:
         found = node.pin or self._descriptors.get(node.number)
         if found is not None:
             return found
-        found = self._known(node)
         way = []
         while found is None:
             way.append(node)
             if node.parent is None:
-                raise oserror(errno.ESTALE)
+                raise oserror(errno.EBADF if self.closed else errno.ESTALE)
             node = node.parent
             found = self._known(node)
         for node in reversed(way):
@@ -384,9 +383,8 @@ def check_name(name: bytes) -> None:
         raise oserror(errno.EINVAL, name)
 
 
-def group_of_new(at: Descriptor, caller: Caller) -> int:
-    """The group of something new: a set-group-ID directory passes its own on (POSIX, open)."""
-    above = os.fstat(at.fd)
+def group_of_new(above: os.stat_result, caller: Caller) -> int:
+    """The group of something new in this directory: one with set-group-ID passes its own on (POSIX, open)."""
     return above.st_gid if above.st_mode & stat.S_ISGID else caller.gid
 
 

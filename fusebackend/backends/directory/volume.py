@@ -229,11 +229,7 @@ class DirectoryVolume(NativeVolume):
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         with self.lock:
-            _, at = self._places.directory(parent)
-            inherited = os.fstat(at.fd).st_mode & stat.S_ISGID
-            return self._make(
-                parent, name, lambda fd: os.mkdir(name, 0o700, dir_fd=fd), os.rmdir, mode | inherited, caller
-            )
+            return self._make(parent, name, lambda fd: os.mkdir(name, 0o700, dir_fd=fd), os.rmdir, mode, caller)
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
         with self.lock:
@@ -252,23 +248,28 @@ class DirectoryVolume(NativeVolume):
         An error undoes it."""
         check_name(name)
         directory, at = self._places.directory(parent)
+        above = os.fstat(at.fd)
         with self._naming(directory, at, name, unmake):
             make(at.fd)
         new = Descriptor(os.open(name, PATH_FLAGS, dir_fd=at.fd))
         status = os.fstat(new.fd)
-        if not stat.S_ISDIR(status.st_mode) and status.st_nlink != 1:
+        if stat.S_ISDIR(status.st_mode):
+            inherited = above.st_mode & stat.S_ISGID
+        elif status.st_nlink == 1:
+            inherited = 0
+        else:
             raise oserror(errno.ESTALE)  # not what was made: a link to another file was put in its place
         try:
             if self._may_chown:
-                os.chown(new.path, caller.uid, group_of_new(at, caller))
+                os.chown(new.path, caller.uid, group_of_new(above, caller))
             if mode is not None:
-                os.chmod(new.path, self._mode_of_new(at, mode, caller))
+                os.chmod(new.path, self._mode_of_new(at, mode | inherited, caller))
             status = os.fstat(new.fd)
         except OSError:
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 unmake(name, dir_fd=at.fd)
             raise
-        return self._made(directory, at, name, status)
+        return attr_of(self._made(directory, at, name, status), status)
 
     def _mode_of_new(self, at: Descriptor, mode: int, caller: Caller) -> int:
         """The mode of something new in a directory: a default ACL takes the place of the umask (acl(5)).
@@ -284,11 +285,11 @@ class DirectoryVolume(NativeVolume):
             return mode & ~caller.umask
         return mode & ~0o777 | acl.inherited(default, mode & 0o777)[1]
 
-    def _made(self, directory: Node, at: Descriptor, name: bytes, status: os.stat_result, *, new: bool = True) -> Attr:
+    def _made(self, directory: Node, at: Descriptor, name: bytes, status: os.stat_result, *, new: bool = True) -> Node:
         self._note(directory, at, name, True)
         node = self._nodes.seen(directory, name, status, new=new)
         node.name_unsynced = True
-        return attr_of(node, status)
+        return node
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         with self.lock:
@@ -300,7 +301,8 @@ class DirectoryVolume(NativeVolume):
             directory, at = self._places.directory(new_parent)
             with self._naming(directory, at, new_name):
                 os.link(found.path, new_name, dst_dir_fd=at.fd, follow_symlinks=True)
-            return self._made(directory, at, new_name, os.fstat(found.fd), new=False)
+            status = os.fstat(found.fd)
+            return attr_of(self._made(directory, at, new_name, status, new=False), status)
 
     def unlink(self, parent: int, name: bytes) -> None:
         self._remove(parent, name, os.unlink)
@@ -458,18 +460,17 @@ class DirectoryVolume(NativeVolume):
                 new = Descriptor(os.open(name, how, 0o600, dir_fd=at.fd))
             try:
                 if self._may_chown:
-                    os.fchown(new.fd, caller.uid, group_of_new(at, caller))
+                    os.fchown(new.fd, caller.uid, group_of_new(os.fstat(at.fd), caller))
                 os.fchmod(new.fd, self._mode_of_new(at, mode, caller))
                 status = os.fstat(new.fd)
             except OSError:
                 with contextlib.suppress(OSError):  # the first error is the one to tell
                     os.unlink(name, dir_fd=at.fd)
                 raise
-            attr = self._made(directory, at, name, status)
-            node = self._nodes.get(attr.node)
+            node = self._made(directory, at, name, status)
             node.opened = OpenFile.created(new, flags)
             self._nodes.settle(node)
-            return attr
+            return attr_of(node, status)
 
     def place(
         self, parent: int, name: bytes, state: AttrChanges, xattrs: Mapping[bytes, bytes], pieces: Pieces
@@ -494,7 +495,8 @@ class DirectoryVolume(NativeVolume):
                 return None
             with self._naming(directory, at, name):
                 os.link(new.path, name, dst_dir_fd=at.fd, follow_symlinks=True)
-            return self._made(directory, at, name, os.fstat(new.fd))
+            status = os.fstat(new.fd)
+            return attr_of(self._made(directory, at, name, status), status)
 
     def open(self, node: int, flags: int) -> None:
         with self.lock:

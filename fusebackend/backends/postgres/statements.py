@@ -315,7 +315,7 @@ def inodes(volume: int, nodes: Sequence[int], lock: bool) -> Statement:
     """In the order of their numbers: two that lock the same can't wait for each other."""
     if len(nodes) == 1:
         query, parameters = inode(volume, nodes[0])
-        return query + _locking(lock), parameters
+        return query + (" FOR UPDATE OF inode" if lock else ""), parameters
     return (
         f"SELECT {_I} FROM {_in_order('SELECT unnest(%s::int8[])')} CROSS JOIN LATERAL {_inode_of('k.node', lock)} i",
         (list(nodes), volume),
@@ -477,10 +477,6 @@ def freed(volume: int, node: int, first: int) -> Statement:
 
 def xattrs(volume: int, node: int) -> Statement:
     return "SELECT name, value FROM fusebackend.xattr WHERE volume = %s AND node = %s", (volume, node)
-
-
-def _locking(lock: bool, table: str = "inode") -> str:
-    return f" FOR UPDATE OF {table}" if lock else ""
 
 
 # -- writing -------------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ opens a `docker:` backend on this machine. A container that runs already is neve
 servers may share it.
 
 Commands and file verbs are each an `exec` of the engine (`docker_exec.py`), some seventy milliseconds, and several run
-at a time where they are asked for at the same time. Large files go by the engine's archive calls. When a container is
-gone, stopped or paused, or the engine is, a verb says so in one line, and the next one tries again.
+at a time where they are asked for at the same time. Large files come by an `exec`, too, and go by the engine's archive
+calls, which take many at once. When a container is gone, stopped or paused, or the engine is, a verb says so in one
+line, and the next one tries again.
 
 The image needs `sh` and the usual tools, GNU's or busybox's, see `BaseSandbox`.
 """
@@ -27,11 +28,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from fusebackend.backends.sandbox import docker_exec
 from fusebackend.backends.sandbox.base import BaseSandbox
-from fusebackend.backends.sandbox.docker_container import DockerContainer, get_file, put_files
+from fusebackend.backends.sandbox.docker_container import DockerContainer, put_files
 from fusebackend.backends.sandbox.docker_exec import connect, engine_errors
-from fusebackend.backends.sandbox.scripts import Script, failure, nonce, pieces_of, status_of
+from fusebackend.backends.sandbox.scripts import Script, failure, status_of
 from fusebackend.base import budget, paths
-from fusebackend.base.errors import oserror
 from fusebackend.linux.command import OnOutput, nothing_to_run, require_positive
 from fusebackend.protocol import ExecuteResponse, OnExists
 from fusebackend.protocol.scheme import COMMANDS, ON_EXISTS, Parameter, Scheme, Url, UrlError
@@ -230,17 +230,9 @@ class DockerBackend(BaseSandbox):
 
     def fetch(self, path: str) -> bytes:
         try:
-            return get_file(self.container.api, self.container.running(), path)
-        except OSError:  # a link, or a file that the engine does not see: the shell does
-            return self._fetch_by_shell(path)
-
-    def _fetch_by_shell(self, path: str) -> bytes:
-        mark = nonce()
-        answer = self.ask(Script().call("fb_cat", mark, str(1 << 40), path), self.timeout, looks=True)
-        pieces = pieces_of(answer, mark)
-        if not pieces or pieces[0].code != "f":
-            raise oserror(errno.ENOENT)
-        return pieces[0].data
+            return docker_exec.fetch_from(self.container.api, self.container.running(), path)
+        except OSError as error:
+            raise self.container.lost(error) from error
 
 
 # -- opening ---------------------------------------------------------------------------------------------------

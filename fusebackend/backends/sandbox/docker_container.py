@@ -19,7 +19,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -280,8 +280,8 @@ def remove_left(client: Any) -> None:
 
 # -- files -----------------------------------------------------------------------------------------------------
 #
-# By the engine's archive calls: tar streams of any size. The engine sees the container's layers and volumes, but no
-# file system that is mounted only inside of it (a tmpfs), so after `put_files` the file must be checked.
+# Many files go into a container by one archive. The engine sees the container's layers and volumes, but no file system
+# that is mounted only inside of it (a tmpfs), so after `put_files` the file must be checked.
 
 FILE_MODE = 0o644
 
@@ -309,43 +309,6 @@ def _member(name: str, size: int, owner: tuple[int, int]) -> tarfile.TarInfo:
     member.uid, member.gid = owner
     member.mtime = int(time.time())
     return member
-
-
-def get_file(api: Any, container: str, path: str) -> bytes:
-    """The bytes of a regular file. OSError: ENXIO for any other file, such as a link."""
-    with engine_errors():
-        stream, _ = api.get_archive(container, path)
-        try:
-            with tarfile.open(fileobj=_PiecesFile(stream), mode="r|") as archive:  # type: ignore[call-overload]
-                for member in archive:
-                    content = archive.extractfile(member) if member.isreg() else None
-                    if content is not None:
-                        return bytes(content.read())
-        except tarfile.TarError as error:
-            raise OSError(errno.EIO, f"The engine's archive can't be read: {error}") from error
-        finally:
-            stream.close()
-    raise OSError(errno.ENXIO, "Not a regular file")
-
-
-class _PiecesFile:
-    """Pieces of bytes as a file that is read from the beginning to the end."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._piece = memoryview(b"")
-
-    def read(self, size: int) -> bytes:
-        taken: list[memoryview] = []
-        while size:
-            if not self._piece:
-                self._piece = memoryview(next(self._pieces, b""))
-                if not self._piece:
-                    break
-            taken.append(self._piece[:size])
-            self._piece = self._piece[size:]
-            size -= len(taken[-1])
-        return b"".join(taken)
 
 
 # -- owners ---------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ LOOK_S = 0.05
 """How often a command that may be stopped from outside is looked at."""
 
 SEND_S = 60.0
-"""How long nothing may move while a file is sent."""
+"""How long nothing may move while a file is sent or fetched."""
 
 ANSWER_BYTES = 2 << 30
 """The longest answer to a script."""
@@ -425,3 +425,22 @@ def send_to(api: Any, container: str, path: str, data: bytes) -> None:
     if said != b"ok\n":
         words = said.decode("utf-8", "replace").strip().partition("\n")[0]
         raise failure(f"! {words or 'the file was not taken'}")
+
+
+GIVE: Final = 'if [ -f "$1" ]; then cat "$1" && echo ok >&2; else echo n >&2; fi'
+"""Print a regular file, and then say that this was all of it."""
+
+
+def fetch_from(api: Any, container: str, path: str) -> bytes:
+    """The bytes of a regular file, as commands see it: also one in what is mounted in the container, or that a link
+    leads to. OSError: ENOENT for any other."""
+    pieces: dict[int, list[bytes]] = {STDOUT: [], STDERR: []}
+    with DockerExec(api, container, ["sh", "-c", GIVE, "sh", path]) as made:
+        while (received := made.receive(time.monotonic() + SEND_S))[1]:
+            pieces[received[0]].append(received[1])
+    status = b"".join(pieces[STDERR]).decode("utf-8", "replace").strip().partition("\n")[0]
+    if not status:
+        raise _gone()
+    if status != "ok":
+        raise failure(status)
+    return b"".join(pieces[STDOUT])

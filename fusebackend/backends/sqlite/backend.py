@@ -99,6 +99,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         self._flushing_syncs = 0
         self._closed = False
         self._indexer: Indexer | None = None
+        self._recorded: tuple[str, int] | None = None  # what `before_commit` has returned last
         self._is_at_once = False  # the dirty buffer grows beyond its bounds, and is flushed as a whole
         self._unsnapped = True
         """Whether the file has changes since the newest snapshot; not known when it is opened."""
@@ -193,8 +194,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         with self.lock:
             try:
                 if self._dirty or self._unlogged or self._log.written > self._log.flushed:
-                    if self.before_commit is not None:
-                        self.before_commit()
+                    self._before_commit()
                     with sqlite_errors():
                         self._write_dirty()
                     self._room_bytes = 0  # look again before the next write
@@ -208,6 +208,14 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                 self._failed, self._failed_at = error, time.monotonic()
                 raise
             self._failed = None
+
+    def _before_commit(self) -> None:
+        if self.before_commit is not None:
+            self._recorded = self.before_commit()
+
+    def committed(self, history: str) -> int | None:
+        with self.lock, sqlite_errors():
+            return redo.recorded(self._db, history)
 
     @property
     def trouble(self) -> tuple[float, str] | None:
@@ -237,6 +245,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             number = self._log.number + 1
             if self._log.salt:
                 redo.store(self._db, self._log.salt, number)
+            redo.store_recorded(self._db, self._recorded)
         self._log.number = self._log.flushed = number
         self._commits += 1
 
@@ -272,9 +281,8 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                 return log.written
             if not unlogged.is_small(RECORD_BYTES):
                 return None
-            if self.before_commit is not None:
-                self.before_commit()
-            if not log.append(unlogged.encode(self._next_node)):
+            self._before_commit()
+            if not log.append(unlogged.encode(self._next_node, self._recorded)):
                 return None
             self._dirty.were_logged(unlogged)
             self._unlogged = Delta()

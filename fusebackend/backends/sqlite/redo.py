@@ -24,6 +24,9 @@ LOG_SALT = "log_salt"
 LOG_NUMBER = "log_number"
 """Keys of `meta`: which log is this volume's, and the last number that the tables have."""
 
+_RECORDED = "recorded {}"
+"""The key of the last number of a history, see `SnapshotVolume.before_commit`."""
+
 
 def state(db: sqlite3.Connection) -> tuple[int, int]:
     """The salt of the log, 0 for none, and the last number, as the tables have them."""
@@ -35,6 +38,18 @@ def state(db: sqlite3.Connection) -> tuple[int, int]:
 def store(db: sqlite3.Connection, salt: int, number: int) -> None:
     """Write what `state` reads, inside the caller's transaction."""
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(LOG_SALT, salt), (LOG_NUMBER, number)])
+
+
+def recorded(db: sqlite3.Connection, history: str) -> int:
+    """Return the last number of a history that the tables have; 0 if they have none."""
+    found = db.execute("SELECT value FROM meta WHERE key = ?", (_RECORDED.format(history),)).fetchone()
+    return 0 if found is None else int(found[0])
+
+
+def store_recorded(db: sqlite3.Connection, last: tuple[str, int] | None) -> None:
+    """Write what `recorded` reads, inside the caller's transaction."""
+    if last is not None:
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_RECORDED.format(last[0]), last[1]))
 
 
 def redo(db: sqlite3.Connection, path: str, damage: Damage, new_row: Callable[[], int], newest: NewestRows) -> int:
@@ -57,6 +72,7 @@ def redo(db: sqlite3.Connection, path: str, damage: Damage, new_row: Callable[[]
         with transaction(db):
             _buffer(db, changes, damage).write(db, new_row, newest)
             store(db, salt, taken)
+            store_recorded(db, changes.recorded)
             db.execute("UPDATE meta SET value = max(value, ?) WHERE key = 'next_node'", (next_node,))
     return next_node
 

@@ -58,6 +58,8 @@ from fusebackend.databases.sqlite import open_file, transaction, translate_error
 from fusebackend.protocol import MAX_NODE, ROOT_NODE
 
 APPLICATION_ID = 0x66626B64
+
+WRITABLE = "its locks and its log need a disk that can be written to, also with '-o ro': copy it to one"
 VERSION = 1
 PAGE_BYTES = 16384
 """Measured: writing 256 MiB takes half as long as with 4 KiB, and a small commit no longer."""
@@ -193,7 +195,8 @@ class FileClaim:
             try:
                 self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
-                raise VolumeFileError(error.errno, f"cannot open '{path}': {error.strerror}") from None
+                how = f"; {WRITABLE}" if error.errno == errno.EROFS else ""
+                raise VolumeFileError(error.errno, f"cannot open '{path}': {error.strerror}{how}") from None
             try:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

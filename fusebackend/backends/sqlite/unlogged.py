@@ -63,6 +63,8 @@ class Changes(NamedTuple):
     inodes: list[tuple[int, ...]]
     xattrs: dict[int, dict[bytes, bytes]]
     pieces: list[LoggedBytes]
+    recorded: tuple[str, int] | None = None
+    """What `SnapshotVolume.before_commit` has returned for them."""
 
 
 class Delta:
@@ -99,14 +101,14 @@ class Delta:
             for start, data in patch.new_pieces:
                 yield LoggedBytes(node, index, start, patch.chunk_bytes, data)
 
-    def encode(self, next_node: int) -> bytes:
+    def encode(self, next_node: int, recorded: tuple[str, int] | None = None) -> bytes:
         """Return what `decode` takes."""
         import msgspec
 
         inodes = list(map(row_of, self.inodes.values()))
         xattrs = {node: inode.xattrs or {} for node, inode in self.xattrs.items()}
         pieces = list(self._pieces())
-        changes = Changes(next_node, list(self.dead), self.cuts, self.names, inodes, xattrs, pieces)
+        changes = Changes(next_node, list(self.dead), self.cuts, self.names, inodes, xattrs, pieces, recorded)
         return msgspec.msgpack.encode(changes)
 
 

@@ -89,7 +89,8 @@ class AnsweredError(UserError):
         if self.code == wire.INVALID_PARAMS:
             return InvalidCall(str(self))
         if self.code == wire.SYSTEM_ERROR:
-            return errors.about(OSError(self.data.get("errno", errno.EIO), str(self)), path)
+            named = [self.data["path"]] if "path" in self.data else []
+            return errors.about(OSError(self.data.get("errno", errno.EIO), str(self), *named), path)
         return FailedCall(str(self))
 
 
@@ -247,13 +248,15 @@ class Connection:
 
     async def next(self, waits: Waits) -> Incoming:
         """Return the next message. Raises `ServerLost` at the end."""
+        waits_first = not self._lines.begun  # to receive in vain is a tenth of the client's work in a short call
         while True:
+            if waits_first and not await waits.readable(self._stream, SILENCE_S):
+                await self._require_life(waits, ServerLost, GONE)
             try:
                 line = self._lines.next()
                 break
             except BlockingIOError:
-                if not await waits.readable(self._stream, SILENCE_S):
-                    await self._require_life(waits, ServerLost, GONE)
+                waits_first = True
             except (Closed, wire.WireError) as error:
                 raise ServerLost(f"the server of '{self.mountpoint}' {GONE}: {error}") from None
         self.answering = True

@@ -551,7 +551,8 @@ def _told(error: Exception) -> ErrorObject:
     if isinstance(error, ValueError):
         return ErrorObject(wire.INVALID_PARAMS, str(error))
     if isinstance(error, OSError):
-        return ErrorObject(wire.SYSTEM_ERROR, error.strerror or str(error), {"errno": error.errno})
+        named = {"path": error.filename} if isinstance(error.filename, str) else {}
+        return ErrorObject(wire.SYSTEM_ERROR, error.strerror or str(error), {"errno": error.errno, **named})
     log.error("a verb failed", exc_info=error)
     return ErrorObject(wire.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 

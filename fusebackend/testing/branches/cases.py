@@ -258,17 +258,6 @@ class BranchCases:
         can_all = features.persistent_modes and features.symlinks and features.links and features.xattrs
         assert bool(result.partly) == (not can_all), "what is not carried over is said"
 
-    def test_a_part_of_it_is_merged(self, branched: Branched, branch: BranchVolume) -> None:
-        write(branch, b"d/x", b"merged")
-        write(branch, b"lines", b"not merged")
-        remove(branch, b"gone")
-        result = branched.merges.merge("b", ["/d"])
-        assert [each.path for each in result.changes] == ["/d/x"]
-        found = _contents(branched.main)
-        assert found[b"d/x"][1] == b"merged" and found[b"lines"][1] == b"".join(LINES) and b"gone" in found
-        assert branched.merges.merge("b").conflicts == []
-        assert _contents(branched.main) == _contents(branch)
-
     def test_a_dry_run_changes_nothing(self, branched: Branched) -> None:
         before = _state(branched.main)
         write(branched.branch, b"d/x", b"changed")
@@ -291,22 +280,6 @@ class BranchCases:
         result = branched.merges.merge("b")
         assert _conflicts(result) == ["/both", "/gone", "/lines"] and result.changes == []
         assert _state(volume) == main and shown(branch) == ours
-
-    @pytest.mark.parametrize("side", ["main", "branch"])
-    def test_conflicts_are_decided(self, branched: Branched, branch: BranchVolume, volume: Volume, side: str) -> None:
-        write(branch, b"lines", b"branch")
-        write(volume, b"lines", b"main, which is longer")
-        write(branch, b"d/x", b"no conflict")
-        result = branched.merges.merge("b", keep="main" if side == "main" else "branch")
-        assert result.conflicts == [] and [each.path for each in result.decided] == ["/lines"]
-        found = _contents(volume)
-        assert found[b"lines"][1].split(b",")[0] == side.encode() and found[b"d/x"][1] == b"no conflict"
-
-    def test_lines_are_merged(self, branched: Branched, volume: Volume) -> None:
-        write(branched.branch, b"lines", b"".join([*LINES, b"branch\n"]))
-        write(volume, b"lines", b"".join([b"main\n", *LINES]))
-        assert branched.merges.merge("b", lines=True).conflicts == []
-        assert content(volume, at(volume, b"lines")) == b"".join([b"main\n", *LINES, b"branch\n"])
 
     def test_a_reader_keeps_the_file_that_is_replaced(self, branched: Branched, volume: Volume) -> None:
         if not volume.features.random_writes:

@@ -73,11 +73,6 @@ class DataCases(Case):
             assert (d / "file").stat().st_size == size
             assert (d / "file").read_bytes() == b"x" * size
 
-    def test_truncate_extends_with_zeros(self, d: Path) -> None:
-        (d / "file").write_bytes(b"abc")
-        os.truncate(d / "file", 300_000)
-        assert (d / "file").read_bytes() == b"abc" + bytes(299_997)
-
     def test_what_was_cut_does_not_come_back(self, d: Path) -> None:
         for case in each((3, 4096, 100_000, 131_072)):
             with case as cut, fresh(d) as own, opened(own / "file", RDWR_NEW) as fd:

@@ -57,10 +57,10 @@ class LockCases(Case):
             assert in_child(attempt) == [True, True, True, True]
 
 
-def _try_lock(fd: int, start: int, length: int, kind: int = fcntl.LOCK_EX) -> bool:
+def _try_lock(fd: int, start: int, length: int) -> bool:
     """Return whether this process can take the lock; release it at once."""
     try:
-        fcntl.lockf(fd, kind | fcntl.LOCK_NB, length, start)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
     except OSError as error:
         assert error.errno in BUSY
         return False

@@ -10,14 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from fusebackend.testing.each import each, needs
-from fusebackend.testing.posix.case import Case, as_user, fails, fork, fresh, opened, refused, umask
+from fusebackend.testing.posix.case import Case, fork, fresh, opened, refused, umask
 
 
 class OpenCases(Case):
-    def test_open_missing_is_enoent(self, d: Path) -> None:
-        for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_DIRECTORY):
-            refused(errno.ENOENT, os.open, d / "missing", flags)
-
     @needs("persistent_modes")
     def test_creat_applies_the_umask(self, d: Path) -> None:
         with umask(0o027), opened(d / "file", os.O_WRONLY | os.O_CREAT, 0o666) as fd:
@@ -38,17 +34,6 @@ class OpenCases(Case):
             assert os.read(fd, 10) == b"kept"
         after = (d / "file").stat()
         assert (after.st_ino, after.st_mode, after.st_size) == (before.st_ino, before.st_mode, 4)
-
-    def test_o_excl_refuses_an_existing_file(self, d: Path) -> None:
-        (d / "file").write_bytes(b"kept")
-        refused(errno.EEXIST, os.open, d / "file", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        assert (d / "file").read_bytes() == b"kept"
-
-    @needs("symlinks")
-    def test_o_excl_does_not_follow_a_dangling_symlink(self, d: Path) -> None:
-        os.symlink("target", d / "link")
-        refused(errno.EEXIST, os.open, d / "link", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        assert not (d / "target").exists()
 
     @needs("symlinks")
     def test_o_creat_follows_a_dangling_symlink(self, d: Path) -> None:
@@ -71,12 +56,6 @@ class OpenCases(Case):
         children = [fork(attempt) for _ in range(4)]
         assert sum(child.result() for child in children) == 20
         assert len(os.listdir(d)) == 20
-
-    def test_o_trunc_empties_the_file(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x" * 10_000)
-        with opened(d / "file", os.O_WRONLY | os.O_TRUNC) as fd:
-            assert os.fstat(fd).st_size == 0
-        assert (d / "file").read_bytes() == b""
 
     def test_o_trunc_is_seen_by_another_open_handle(self, d: Path) -> None:
         (d / "file").write_bytes(b"x" * 10_000)
@@ -158,11 +137,6 @@ class OpenCases(Case):
                     assert os.read(fd, 10) == b"x" * 10
                     assert os.fstat(fd).st_atime_ns == 10**18
                 assert (own / "file").stat().st_atime_ns == 10**18
-
-    @needs("root", "persistent_modes", "other_users")
-    def test_o_noatime_is_for_the_owner(self, d: Path, file: Path) -> None:
-        with fails(errno.EPERM):
-            as_user(d, lambda: os.open("file", os.O_RDONLY | os.O_NOATIME))
 
     def test_a_write_is_read_by_another_handle_at_once(self, d: Path) -> None:
         with opened(d / "file", os.O_RDWR | os.O_CREAT) as writer, opened(d / "file", os.O_RDONLY) as reader:

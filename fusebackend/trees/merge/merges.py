@@ -91,6 +91,23 @@ class Merges:
             with self._guard:
                 self._merge(branch, name, MergePlan).tidy()
 
+    def end(self, names: Sequence[str]) -> None:
+        """Do what `tidy` does for branches that are about to be deleted: nobody else would.
+
+        Raises:
+            OSError: something that a merge has left in a route can't be removed. Its text names the branch.
+        """
+        for name in names:
+            branch = self._branches.opened.get(name)
+            if branch is None:
+                continue
+            with self._guard:
+                try:
+                    self._merge(branch, name, MergePlan).tidy()
+                except OSError as error:
+                    text = f"what a merge of branch '{name}' has left can't be removed: {error.strerror or error}"
+                    raise OSError(error.errno, text) from error
+
     def _plan(
         self, name: str, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]
     ) -> MergePlan:

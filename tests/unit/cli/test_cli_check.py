@@ -92,6 +92,7 @@ def test_the_path_of_a_file_will_do(volume_file: Path) -> None:
         ("dir:/", "'dir:/': only the file of a 'sqlite:' volume can be checked"),
         ("nonsense:", "unknown scheme 'nonsense:'"),
         ("/a/file", "there is no file '/a/file'; write the path of a volume's file, or sqlite:PATH"),
+        ("/dev", "'/dev' is a directory: only the file of a 'sqlite:' volume can be checked"),
         ("sqlite:/missing/file", "cannot open '/missing/file': No such file or directory"),
         ("sqlite:/dev/null", "'/dev/null' is not a regular file"),
         ("sqlite:", "is incomplete"),

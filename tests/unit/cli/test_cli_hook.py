@@ -3,12 +3,15 @@ mounts (`tests/mounted/test_history_cli.py`)."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -206,6 +209,23 @@ def test_a_hook_never_disturbs_its_agent(given: str, when: str, monkeypatch: pyt
     monkeypatch.setattr(hook, "_mountpoints", lambda directory: ["/no/mount"])
     done = CliRunner().invoke(main, ["hook", "run", when, "--agent", "codex"], input=given)
     assert (done.exit_code, done.output) == (0, "")
+
+
+def test_imports_take_nothing_of_what_a_hook_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with much to do an import takes longer than a hook waits for a mount."""
+    begun: list[str] = []
+
+    class Slow(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            time.sleep(2 * hook.RUN_TIMEOUT_S)
+            files = SimpleNamespace(begin_call=lambda title, **_: begun.append(title))
+            return lambda mountpoint, view: contextlib.nullcontext(files)
+
+    monkeypatch.setattr(hook, "RUN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(hook, "_mountpoints", lambda directory: ["/mnt"])
+    monkeypatch.setitem(sys.modules, "fusebackend.control.client.client", Slow("client"))
+    assert CliRunner().invoke(main, ["hook", "run", "pre"], input=json.dumps(CLAUDE_PRE)).exit_code == 0
+    assert len(begun) == 1
 
 
 def test_the_agent_is_above_the_shell_that_runs_the_hook(tmp_path: Path) -> None:

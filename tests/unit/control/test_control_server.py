@@ -381,6 +381,34 @@ class TestLimits:
         assert raw.ask("download_files", paths=["/s"])["result"][0]["content"] == "AAAAAAAA"
 
 
+class TestUnderWay:
+    """What one connection has under way."""
+
+    def test_an_id_is_that_of_one_call_until_its_answer_is_known(self, server, raw):
+        raw.send(line("execute", "w", command="wait"))
+        assert raw.ask("execute", "w", command="wait")["error"]["code"] == wire.INVALID_REQUEST
+        assert raw.ask("cancel", "c", call="none")["result"] is False
+        raw.send(line("cancel", "c", call="w"))
+        found = {answer["id"]: answer for answer in (raw.line(), raw.line())}
+        assert found["c"]["result"] is True and found["w"]["error"]["code"] == wire.CANCELLED
+        assert raw.ask("cancel", "c", call="w")["result"] is False
+        for _ in range(3):
+            assert raw.ask("grep", "w", pattern="one")["result"]["matches"]
+        assert connection_of(server)._calls == {}
+        eventually(lambda: not connection_of(server).client.has[limiter.COMMANDS])
+
+    def test_as_many_subscriptions_as_calls_and_each_is_told_once(self, server, raw, files):
+        names = [raw.ask("subscribe")["result"] for _ in range(limits.MAX_CALLS)]
+        assert raw.ask("subscribe")["error"]["code"] == wire.BUSY
+        assert [raw.ask("unsubscribe", subscription=names[0])["result"] for _ in range(2)] == [True, False]
+        files.write("/new", "")
+        told = [raw.line()["params"] for _ in names[1:]]
+        assert {(each["subscription"], each["event"]["path"]) for each in told} == {
+            (name, "/new") for name in names[1:]
+        }
+        assert raw.ask("ping", payload=1)["result"] == 1, "and no more"
+
+
 class TestRoom:
     """What happens when all places are taken."""
 

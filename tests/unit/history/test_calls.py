@@ -111,7 +111,7 @@ def test_a_request_is_by_its_thread_or_on_behalf_of_the_opener(calls):
     assert current(opener) is current(asked)
     ended = asked._replace(author=calls.author(asked._replace(thread=0)))
     assert current(ended) is not current(asked)
-    session, named = current(asked), calls.name(own.pid, "edit", Actor())
+    session, named = current(asked), calls.name(own.pid, "edit", Actor(), "one")
     assert current(asked) is named
     calls.end(named)
     assert current(asked) is session
@@ -165,14 +165,16 @@ def test_a_command_has_the_processes_of_its_pid_namespace(calls):
 def test_a_named_call_has_a_process_and_its_descendants(calls, history):
     child = subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True)
     try:
-        call = calls.name(child.pid, "Bash make", Actor(agent="claude", call="toolu_3"))
+        call = calls.name(child.pid, "Bash make", Actor(agent="claude", call="toolu_3"), "one")
         below = process(calls, 9999, session=9999, parent=child.pid)
         assert calls.of_process(below, 5) is call
         assert calls.of_process(process(calls, child.pid), 5) is not call  # a later process of this number
         number = changed(calls, call)
-        inner = calls.name(child.pid, "Bash test", Actor(call="toolu_4"))
+        inner = calls.name(child.pid, "Bash test", Actor(call="toolu_4"), "two")
         assert calls.of_process(below, 5) is inner
+        assert calls.named("two") is inner
         calls.end(inner)
+        assert calls.named("two") is None
         assert calls.of_process(below, 5) is call
         calls.end(call)
         assert calls.of_process(below, 5) is not call
@@ -181,7 +183,7 @@ def test_a_named_call_has_a_process_and_its_descendants(calls, history):
         child.kill()
         child.wait()
     with pytest.raises(ProcessLookupError):
-        calls.name(child.pid, "late", Actor())
+        calls.name(child.pid, "late", Actor(), "three")
 
 
 def test_a_change_that_comes_late_still_has_a_call(calls, clock, history):

@@ -169,6 +169,15 @@ def test_a_deletion_that_looks_like_one_of_the_server_is_found(history: HistoryF
     assert found == ["change 5, which was not made: it was deleted past the server (link 8)"]
 
 
+def test_what_is_said_to_be_of_a_deleted_call_is_found(history: HistoryFile) -> None:
+    """A change of another call looks as if it had gone with one that the server has deleted."""
+    calls = [made(history) for _ in range(4)]
+    history.forget([calls[1]])
+    blank = "number = NULL, kind = NULL, mode = NULL, payload = NULL, route = NULL, path = NULL"
+    found = tampered(history, f"UPDATE events SET event = 'gone', call = 2, {blank} WHERE link = 12")
+    assert found == ["the deleted call c2: 6 links say so, and it had 5"]
+
+
 def test_deleted_calls_leave_a_history_that_can_be_verified(history: HistoryFile) -> None:
     chance = random.Random(1)
     calls: list[int] = []

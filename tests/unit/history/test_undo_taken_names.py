@@ -65,7 +65,7 @@ class Place:
         self.recorded = Recorded(directory, {"/": self.volume})
         self._opened.callback(self.recorded.close)
         if isinstance(self.volume, SnapshotVolume):
-            self.volume.before_commit = self.recorded.history.flush
+            self.volume.before_commit = self.recorded.history.before_commit
         self.files = self.recorded.files
         for number, path in enumerate(NAMES):
             if number == 0:

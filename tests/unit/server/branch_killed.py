@@ -1,9 +1,10 @@
-"""`fusebackend serve`, which kills itself at one step of the making of a branch, or of a restore.
+"""`fusebackend serve`, which kills itself at one step of the making of a branch, of a restore, or of a move to another
+route.
 
     python branch_killed.py POINT LOG serve --config FILE
 
-A step is a write of the branch's files, or of the journal beside them, or a record of what a restore changes. At POINT
--1 it only notes the steps in LOG.
+A step is a write of the branch's files, or of the journal beside them, or a record of what a restore changes, or a
+change of a move. At POINT -1 it only notes the steps in LOG.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from fusebackend.backends.directory.volume import DirectoryVolume
+from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base import durable
 from fusebackend.cli.main import main
+from fusebackend.composite.backend import CompositeBackend
 from fusebackend.trees import branch_volume
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
@@ -109,4 +113,8 @@ def killable(owner: Any, name: str) -> None:
 
 killable(Branches, "create")
 killable(Restores, "restore")
+for volume in (SqliteVolume, DirectoryVolume):
+    for name in ("mkdir", "create", "rename", "unlink"):
+        around(volume, name)
+killable(CompositeBackend, "_transfer")
 main()

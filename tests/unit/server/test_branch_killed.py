@@ -1,8 +1,11 @@
-"""A server that is killed while it makes a branch that begins with a state before the present, or restores one."""
+"""A server that is killed while it makes a branch that begins with a state before the present, restores one, or moves
+files between routes."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import shutil
 import signal
 import sys
@@ -11,9 +14,13 @@ from pathlib import Path
 
 import pytest
 import served
+from live import live
 from profiles import amount
+from raising import raising
 
 import fusebackend
+from fusebackend.backends import FilesystemBackend
+from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.control.client.client import Client
 
 SCRIPT = Path(__file__).with_name("branch_killed.py")
@@ -128,8 +135,8 @@ def test_a_restore_that_was_killed_does_the_rest(place: Path, tmp_path: Path) ->
         assert shown(files, "/live") == wanted
     steps = steps_of(place)
     assert {"after add", "a line"} <= set(steps)
-    files_change = [point for point, word in enumerate(steps) if word in ("after rename", "after unlink")]
-    for point in range(len(steps)) if EVERY == 1 else files_change:
+    removed = [point for point, word in enumerate(steps) if word == "after unlink"]
+    for point in range(len(steps)) if EVERY == 1 else removed:
         shutil.rmtree(place)
         shutil.copytree(filled, place)
         with serving(place, point) as files, pytest.raises(OSError):
@@ -138,3 +145,65 @@ def test_a_restore_that_was_killed_does_the_rest(place: Path, tmp_path: Path) ->
             assert not files.restore(["/live"], call).conflicts, (point, steps[point])
             assert shown(files, "/live") == wanted, (point, steps[point])
             assert [each for each in (place / "live").iterdir() if each.name.startswith(".")] == []
+
+
+def test_a_branch_goes_with_what_its_merge_has_left(tmp_path: Path) -> None:
+    """Nobody would remove it afterwards. Where that can't be done the branch stays."""
+    (tmp_path / "files").mkdir()
+    left = tmp_path / "files/.fusebackend-merge-idea"
+    with (
+        live(tmp_path, FilesystemBackend(tmp_path / "files", virtual_mode=True)) as server,
+        server.connect() as files,
+    ):
+        files.create_branch("idea")
+        branches = server.mount.parts.branches
+        assert branches is not None
+        line = {"format": 1, "branch": "idea", "id": 1, "routes": ["/"], "steps": 1}
+        Path(branches.journal("idea")).write_text(json.dumps(line) + "\n")
+        left.mkdir()
+        (left / "1").write_text("half")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DirectoryVolume, "rmdir", raising(OSError(errno.EIO, "the disk fails")))
+            with pytest.raises(OSError, match="what a merge of branch 'idea' has left can't be"):
+                files.delete_branches("idea")
+        assert [each.name for each in files.branches()] == ["idea"]
+        files.delete_branches("idea")
+        assert (files.branches(), list((tmp_path / "files").iterdir())) == ([], [])
+
+
+TREE = {"/a": "a", "/d/b": "b" * 100_000}
+
+
+@pytest.mark.parametrize(("old", "new"), [("/live/tree", "/tree"), ("/tree", "/live/tree")])
+def test_a_move_between_routes_that_was_killed_leaves_the_source_or_the_copy(
+    place: Path, tmp_path: Path, old: str, new: str
+) -> None:
+    """And nothing under the hidden names that a move gives meanwhile."""
+    filled = tmp_path / "filled"
+    with serving(place) as files:
+        assert [each.error for each in files.upload_files([(old + path, TREE[path].encode()) for path in TREE])] == [
+            None,
+            None,
+        ]
+    shutil.copytree(place, filled)
+    with serving(place) as files:
+        assert files.move(old, new).error is None
+        assert (shown(files, new), shown(files, old)) == (TREE, {})
+        assert list((place / "XDG_DATA_HOME").rglob("@move*")) == []
+    steps = steps_of(place)
+    chosen = [steps.index(word) for word in ("after mkdir", "after rename", "before unlink")]
+    hidden = 0
+    for point in range(len(steps)) if EVERY == 1 else chosen:
+        shutil.rmtree(place)
+        shutil.copytree(filled, place)
+        with serving(place, point) as files:
+            files.move(old, new)
+        hidden += any(".moving-" in each.name for each in (place / "live").iterdir())
+        with serving(place) as files:
+            found = shown(files, new), shown(files, old)
+            assert TREE in found and all(set(each) in (set(), set(TREE)) for each in found), (point, steps[point])
+            assert not [
+                each for at in ("/", "/live") for each in files.ls(at).entries or [] if ".moving-" in each["path"]
+            ]
+            assert list((place / "XDG_DATA_HOME").rglob("@move*")) == []
+    assert hidden

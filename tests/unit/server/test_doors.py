@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from controlled import ClientOf, serving
 from live import live
 from over_mcp import Says, tools_of
@@ -169,6 +170,22 @@ def test_a_read_only_server_refuses_every_change() -> None:
         for case in each({verb.name: verb for verb in SERVED.values() if verb.changes}):
             with case as verb:
                 assert "this mount is read-only" in str(call(client, verb))
+
+
+def test_an_error_names_the_same_path_through_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EIO, "it can't be read", "/a/file \udcff")
+
+    monkeypatch.setattr(MountedBackend, "branches", refused)
+    with (
+        InMemoryBackend() as files,
+        serving(files) as served,
+        ClientOf(served) as client,
+        pytest.raises(OSError) as error,
+    ):
+        client.branches()
+    found = error.value
+    assert (found.errno, found.strerror, found.filename) == (errno.EIO, "it can't be read", "/a/file \udcff")
 
 
 def test_a_mount_without_parts_says_so_in_one_sentence() -> None:

@@ -7,12 +7,14 @@ import os
 import sqlite3
 import threading
 import time
+from functools import partial
 
 import pytest
+from nodes import ME
 
 from fusebackend.backends import CompositeBackend, InMemoryBackend
 from fusebackend.base.paths import ROOT
-from fusebackend.history.history_file import HistoryLocked
+from fusebackend.history.history_file import HistoryFile, HistoryLocked
 from fusebackend.history.records import Image
 from fusebackend.protocol import Actor, Caller
 from fusebackend.server.recording import KEPT_S, Recording
@@ -77,6 +79,38 @@ def test_a_volumes_commit_comes_after_the_records(recording, backend):
     recording.close()
     assert backend.volume.before_commit is None
     assert not recording.is_open
+
+
+@pytest.mark.parametrize("by", ["verb", "kernel"])
+def test_a_change_that_outlives_the_mount_is_a_gap(recording, filesystem, backend, monkeypatch, by):
+    """It hangs in a thread, and may be made when nobody records it any more."""
+    monkeypatch.setattr("fusebackend.server.recording.RUNNING_S", 0.05)
+    begun, ended = threading.Event(), threading.Event()
+    real = backend.volume.mkdir
+
+    def hanging(*arguments):
+        begun.set()
+        assert ended.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(backend.volume, "mkdir", hanging)
+    if by == "verb":
+        work = partial(
+            recording.steps.verb, "make_directory", "put", ["/d"], partial(hanging, 1, b"d", 0o755, ME), bool
+        )
+    else:
+        (route,) = filesystem.tree.routes
+        work = partial(route.door.mkdir, 1, b"d", 0o755, ME)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        recording.close()
+        with contextlib.closing(HistoryFile(recording.history.path)) as history:
+            assert history.gaps([1]) == {1: "it still ran when the mount ended"}
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_it_ends_also_while_the_last_quiet_call_ends(recording, monkeypatch):

@@ -68,20 +68,16 @@ class Scene:
         self.main = volumes["/"]
         self.ref = Ref("before", 1, is_branch=before is not None)
         self.journal = directory / f"{JOURNAL}.merge"
-        self.open: list[tuple[AgentPath, int]] = []
         self._snapshots = Snapshots(self.volumes)
         source = Source(directory, before)
         states = States(self.volumes, source, self._snapshots)
-        self._restores = Restores(MainTree(source, self.volumes, lambda: self.open, None, lambda: covered), states)
+        self._restores = Restores(MainTree(source, self.volumes, tuple, None, lambda: covered), states)
 
     def take(self) -> None:
         self._snapshots.create("before")
 
-    def restore(
-        self, *paths: str, to: list[str] | None = None, ref: Ref | None = None, **options: bool
-    ) -> RestoreResult:
-        known = {"dry_run": False, "force": False, **options}
-        return self._restores.restore(paths or ("/",), ref or self.ref, to, **known)
+    def restore(self, *paths: str, to: list[str] | None = None, ref: Ref | None = None) -> RestoreResult:
+        return self._restores.restore(paths or ("/",), ref or self.ref, to, dry_run=False, force=False)
 
     def restored(self, *paths: str, to: list[str] | None = None) -> list[str]:
         """Restore without anything to tell of, and again without anything to do. Returns the changes."""
@@ -333,18 +329,6 @@ def test_a_symbolic_link_on_the_way_is_not_followed(tmp_path: Path) -> None:
     assert scene.restored("/d") == ["replace /d", "create /d/f"]
     assert (tmp_path / "main/d/f").read_bytes() == b"1" and not (tmp_path / "main/d").is_symlink()
     assert os.listdir(outside) == []
-
-
-def test_files_that_are_open_for_writing(scene: Scene) -> None:
-    main = scene.main
-    write(main, b"log", b"old")
-    scene.take()
-    write(main, b"log", b"new")
-    scene.open.append((AgentPath("/"), node(main, b"log")))
-    assert [each.path for each in scene.restore().conflicts] == ["/log"]
-    assert data(main, b"log") == b"new"
-    assert scene.restore(force=True).conflicts == []
-    assert data(main, b"log") == b"old"
 
 
 # -- what is left alone ------------------------------------------------------------------------------------------

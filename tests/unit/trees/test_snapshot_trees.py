@@ -20,7 +20,7 @@ from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.backend import CompositeBackend
-from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Change, Volume
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Volume
 from fusebackend.server.trees import TreesFace, attach_snapshots
 from fusebackend.testing.posix.case import fails
 from fusebackend.testing.snapshots import copy_of
@@ -69,49 +69,10 @@ def listing(trees: Volume, node: int, limit: int = 100) -> list[bytes]:
     return found
 
 
-# -- one volume ------------------------------------------------------------------------------------------------------
-
-
-def test_a_snapshot_of_one_volume_has_all_of_it() -> None:
+def test_reading_moves_no_access_time() -> None:
     volumes, snapshots, trees = made()
-    volume = volumes[ROOT]
-    write(volume, "/a/b/file", "content")
-    write(volume, "/other", "x" * 200_000)
-    node = volume.lookup(ROOT_NODE, b"other").node
-    volume.setattr(node, AttrChanges(size=10_000_000, mode=0o4711))
-    volume.setxattr(node, b"user.x", b"y")
-    volume.link(node, ROOT_NODE, b"link")
-    volume.symlink(ROOT_NODE, b"symlink", b"a", ME)
-    volume.mknod(ROOT_NODE, b"fifo", stat.S_IFIFO | 0o600, 0, ME)
-    before = copy_of(volume)
-    snapshots.create("one")
-    write(volume, "/a/new", "new")
-    found = copy_of(trees)
-    below = {path[len(b"/one") :] or b"/": each for path, each in found.items() if path != b"/"}
-    nodes = {each.node for each in found.values()}
-    assert len(nodes) == len(found) - 1, "every node is another one, but the two names of one file"
-    assert below[b"/link"].node == below[b"/other"].node
-    assert {path: each._replace(node=0) for path, each in below.items()} == {
-        path: each._replace(node=0) for path, each in before.items()
-    }
-
-
-def test_nothing_can_be_changed() -> None:
-    volumes, snapshots, trees = made("/a/b")
     write(volumes[ROOT], "/file", "x")
     snapshots.create("one")
-    assert trees.features.read_only
-    for directory in (ROOT_NODE, at(trees, "one").node, at(trees, "one/a").node):
-        for change in (
-            lambda: trees.mkdir(directory, b"x", 0o755, ME),  # noqa: B023
-            lambda: trees.create(directory, b"x", 0o755, 0, ME),  # noqa: B023
-            lambda: trees.rmdir(directory, b"one"),  # noqa: B023
-            lambda: trees.rename(directory, b"one", directory, b"two"),  # noqa: B023
-            lambda: trees.setattr(directory, AttrChanges(mode=0)),  # noqa: B023
-            lambda: trees.setxattr(directory, b"user.x", b""),  # noqa: B023
-        ):
-            with fails(errno.EROFS):
-                change()
     assert not trees.access_due(at(trees, "one/file"))
 
 
@@ -351,22 +312,6 @@ def test_one_that_is_deleted_while_it_is_listed_is_not_there(monkeypatch: pytest
     assert [name for name, _ in trees.readdir(ROOT_NODE, b"", 10)] == [b"two"]
     with fails(errno.ENOENT):
         trees.lookup(ROOT_NODE, b"one")
-
-
-def test_kernel_caches_are_told() -> None:
-    _, snapshots, trees = made()
-    told: list[Change] = []
-    trees.subscribe(told.append)
-    times = [trees.getattr(ROOT_NODE).mtime_ns]
-    snapshots.create("one")
-    assert told == [Change(parent=ROOT_NODE, name=b"one")]
-    times.append(trees.getattr(ROOT_NODE).mtime_ns)
-    node = at(trees, "one").node
-    told.clear()
-    snapshots.delete(["one"])
-    assert told == [Change(parent=ROOT_NODE, name=b"one"), Change(node=node)]
-    times.append(trees.getattr(ROOT_NODE).mtime_ns)
-    assert times == sorted(set(times)), "listings are kept by the directory's time"
 
 
 # -- in a mounted tree -----------------------------------------------------------------------------------------------

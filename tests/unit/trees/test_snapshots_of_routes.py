@@ -148,15 +148,6 @@ def test_a_snapshot_is_of_every_route_that_can(tmp_path: Any) -> None:
     assert told == ["one", "one"] and names(snapshots) == []
 
 
-def test_a_volume_with_two_prefixes_has_one(tmp_path: Any) -> None:
-    volume = InMemoryVolume()
-    snapshots = Snapshots({ROOT: volume, NOTES: volume})
-    assert snapshots.create("one").routes == ["/", "/notes/"]
-    assert len(volume.snapshots()) == 1
-    snapshots.delete(["one"])
-    assert len(volume.snapshots()) == 0
-
-
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("a defect")])
 def test_a_failure_takes_all_back(error: Exception) -> None:
     good, bad = InMemoryVolume(), Failing()

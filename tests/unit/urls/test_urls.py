@@ -17,7 +17,7 @@ from fusebackend.protocol.scheme import Parameter
 from fusebackend.remote.volume import volume_of
 from fusebackend.urls import opening as urls
 from fusebackend.urls import parse
-from fusebackend.urls.opening import NOT_YET, SCHEMES, Scheme, Url, UrlError, mask, open_backend
+from fusebackend.urls.opening import SCHEMES, Scheme, Url, UrlError, mask, open_backend
 from fusebackend.urls.registry import meanings
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -110,11 +110,6 @@ class TestParse:
             parse(text)
         assert message in str(refusal.value)
         assert "\n" not in str(refusal.value)
-
-    @pytest.mark.parametrize("name", NOT_YET)
-    def test_planned_schemes_say_that_they_are_not_here_yet(self, name: str) -> None:
-        with pytest.raises(UrlError, match="is not available in this version; known: sqlite:"):
-            parse(f"{name}:something")
 
 
 class TestMask:

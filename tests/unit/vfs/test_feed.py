@@ -9,14 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import hypothesis
-import hypothesis.strategies as st
 import pytest
 from eventually import eventually
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from profiles import examples
 from raising import raising
-from replay import Replay
 from seed_backends import DuckBackend
 from smallkernel import SmallKernel
 from together import beside
@@ -182,6 +177,15 @@ TOLD: dict[str, list[tuple[list[Step], list[str]]]] = {
          ["moved api /y/ /x/", "modified mount /y/q/d/e/f"]),
         ([("kernel", "forget"), ("agent", "move", "/y/q/d/e/f", "/top"), ("kernel", "write", "/d/e/f", b"4")],
          ["moved api /top /y/q/d/e/f", "modified mount /top"]),
+    ],
+    "names follow what agents have moved into directories that trade places": [
+        ([("kernel", "mkdir", "/d"), ("kernel", "mkdir", "/x"), ("kernel", "create", "/d/f"),
+          ("kernel", "create", "/g"), ("agent", "move", "/d", "/p/d"), ("agent", "move", "/g", "/x/y/g")],
+         ["created mount /d/", "created mount /x/", "created mount /d/f", "created mount /g", "created api /p/",
+          "moved api /p/d/ /d/", "created api /x/y/", "moved api /x/y/g /g"]),
+        ([("kernel", "rename", "/p", "/x", RENAME_EXCHANGE), ("kernel", "write", "/d/f", b"1"),
+          ("kernel", "write", "/g", b"2")],
+         ["exchanged mount /x/ /p/", "modified mount /x/d/f", "modified mount /p/y/g"]),
     ],
 }  # fmt: skip
 
@@ -463,125 +467,3 @@ class TestWatches:
         monkeypatch.setattr(type(mount.filesystem.tree.routes[0].volume), "write", raising(OSError(5, "broken")))
         assert mount.agent.edit("/f", "old", "new").error
         assert mount.told() == ["modified api /f"]
-
-
-# -- at random -----------------------------------------------------------------------------------------------------
-
-NAMES = st.sampled_from(["/a", "/b", "/d", "/d/a", "/d/e", "/d/e/a", "/m/a", "/m/d", "/m/d/a"])
-FLAGS = st.sampled_from([0, 0, RENAME_NOREPLACE, RENAME_EXCHANGE])
-
-
-class Watched(RuleBasedStateMachine):
-    """Both faces change names and bytes at random; who follows the events knows the tree, and every byte that moved."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.mount = Mount(InMemoryBackend(), {"/m/": InMemoryBackend()})
-        self.kernel, self.agent = self.mount.kernel, self.mount.agent
-        self.replay = Replay(self.look()[0])
-        self.handles: list[int] = []
-        self.content: dict[str, bytes] = {}
-
-    def look(self) -> tuple[dict[str, bool], dict[str, bytes]]:
-        """The tree as it is: names, and the bytes of files."""
-        tree: dict[str, bool] = {}
-        content: dict[str, bytes] = {}
-        left = ["/"]
-        while left:
-            for info in self.agent.ls(left.pop()).entries or []:
-                path = info["path"].rstrip("/")
-                tree[path] = info["is_dir"]
-                if info["is_dir"]:
-                    left.append(path)
-                else:
-                    content[path] = self.agent.download_files([path])[0].content or b""
-        return tree, content
-
-    def teardown(self) -> None:
-        if hasattr(self, "mount"):
-            self.mount.filesystem.detach()
-
-    def attempt(self, call: Any, *arguments: Any) -> Any:
-        try:
-            return call(*arguments)
-        except OSError:
-            return None
-
-    @rule(path=NAMES)
-    def mkdir(self, path: str) -> None:
-        self.attempt(self.kernel.mkdir, path)
-
-    @rule(path=NAMES, data=st.binary(max_size=4))
-    def put(self, path: str, data: bytes) -> None:
-        self.attempt(self.kernel.put, path, data)
-
-    @rule(path=NAMES)
-    def open(self, path: str) -> None:
-        handle = self.attempt(self.kernel.open, path) if self.replay.tree.get(path) is False else None
-        if handle is not None:
-            self.handles.append(handle)
-
-    @precondition(lambda self: self.handles)
-    @rule(data=st.binary(min_size=1, max_size=4), pick=st.integers(0, 100))
-    def write(self, data: bytes, pick: int) -> None:
-        self.kernel.write(self.handles[pick % len(self.handles)], data)
-
-    @precondition(lambda self: self.handles)
-    @rule(pick=st.integers(0, 100))
-    def close(self, pick: int) -> None:
-        self.kernel.close(self.handles.pop(pick % len(self.handles)))
-
-    @rule(old=NAMES, new=NAMES, flags=FLAGS)
-    def rename(self, old: str, new: str, flags: int) -> None:
-        self.attempt(self.kernel.rename, old, new, flags)
-
-    @rule(old=NAMES, new=NAMES)
-    def link(self, old: str, new: str) -> None:
-        self.attempt(self.kernel.link, old, new)
-
-    @rule(path=NAMES)
-    def unlink(self, path: str) -> None:
-        self.attempt(self.kernel.unlink, path)
-
-    @rule(path=NAMES)
-    def rmdir(self, path: str) -> None:
-        self.attempt(self.kernel.rmdir, path)
-
-    @rule()
-    def forget(self) -> None:
-        self.kernel.forget()
-
-    @rule(path=NAMES, data=st.binary(max_size=4))
-    def upload(self, path: str, data: bytes) -> None:
-        self.agent.upload_files([(path, data)])
-
-    @rule(path=NAMES)
-    def delete(self, path: str) -> None:
-        self.agent.delete(path)
-
-    @rule(old=NAMES, new=NAMES)
-    def move(self, old: str, new: str) -> None:
-        self.agent.move(old, new)
-
-    @invariant()
-    def who_follows_the_events_knows_the_tree(self) -> None:
-        if not hasattr(self, "mount"):
-            return
-        self.replay.touched.clear()
-        events = taken(self.mount.watch)
-        for event in events:
-            self.replay.apply(event)
-        tree, content = self.look()
-        assert self.replay.tree == tree
-        named = {event.path for event in events}
-        assert len(self.replay.touched) == len(set(self.replay.touched)), "told twice"
-        moved = any(event.kind in ("moved", "exchanged") for event in events)
-        changed = [path for path in content if path in self.content and content[path] != self.content[path]]
-        # Of a file with several names, one is told.
-        same = {path for path in changed if any(content[path] == content[other] for other in named & content.keys())}
-        assert moved or set(changed) <= named | same, f"nobody was told of {set(changed) - named}"
-        self.content = content
-
-
-TestAtRandom = Watched.TestCase
-TestAtRandom.settings = hypothesis.settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -6,10 +6,8 @@ import errno
 import fcntl
 import gc
 import os
-import re
 import shutil
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -57,36 +55,6 @@ def cold(volume):
 def open_descriptors():
     gc.collect()  # an exception that was caught can be a cycle, and its frames hold descriptors until then
     return len(os.listdir("/proc/self/fd"))
-
-
-# -- default ACLs ----------------------------------------------------------------------------------------------------
-
-DEFAULT_ACLS = ("u::rwx,g::r,o:-", "u::rw,g::rwx,o:rx,u:65533:rwx,m::rx", "u::rwx,g::-,o:rwx,g:65532:rw,m::rwx")
-
-
-@pytest.mark.skipif(not shutil.which("setfacl"), reason="the package acl is not installed")
-@pytest.mark.parametrize("default", DEFAULT_ACLS)
-def test_a_default_acl_of_the_lower_directory_holds_for_what_is_made(volume, disk, default):
-    subprocess.run(["setfacl", "-d", "-m", default, disk], check=True)
-    before = os.umask(0)  # the kernel has taken it off, or would where it knew of the ACL
-    try:
-        for mode in (0o666, 0o640, 0o4755, 0o777):
-            name = f"{mode:o}"
-            volume.release(volume.create(ROOT_NODE, name.encode(), mode, os.O_RDWR, ME).node, os.O_RDWR)
-            volume.mkdir(ROOT_NODE, f"d{name}".encode(), mode & 0o777, ME)
-            volume.mknod(ROOT_NODE, f"p{name}".encode(), stat.S_IFIFO | mode & 0o777, 0, ME)
-            os.close(os.open(disk / f"{name}.plain", os.O_CREAT | os.O_WRONLY, mode))
-            (disk / f"d{name}.plain").mkdir(mode & 0o777)
-            os.mkfifo(disk / f"p{name}.plain", mode & 0o777)
-    finally:
-        os.umask(before)
-    made = sorted(disk.iterdir())
-    says = subprocess.run(["getfacl", "-np", *made], check=True, capture_output=True, text=True).stdout
-    acls = [re.sub("^# file: .*", "", part) for part in says.strip().split("\n\n")]
-    assert len(acls) == 24
-    for one, two in zip(range(0, 24, 2), range(1, 24, 2), strict=True):
-        assert acls[one] == acls[two], made[one]
-        assert made[one].stat().st_mode == made[two].stat().st_mode
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -196,21 +164,6 @@ def test_flags_of_a_rename_that_are_not_known(volume):
 
 
 # -- data ------------------------------------------------------------------------------------------------------------
-
-
-def test_open_after_unlink(volume):
-    before = open_descriptors()
-    node = put(volume, b"file", b"abc")
-    volume.hold(node)
-    volume.open(node, os.O_RDWR)
-    volume.unlink(ROOT_NODE, b"file")
-    assert volume.setattr(node, AttrChanges(size=1, mode=0o600)).size == 1
-    volume.release(node, os.O_RDWR)
-    volume.fsync(node)
-    volume.forget([node])
-    with fails(errno.ESTALE):
-        volume.getattr(node)
-    assert open_descriptors() == before
 
 
 def test_handles_for_reading_and_writing_are_counted_apart(volume):
@@ -361,32 +314,6 @@ def test_statfs_is_that_of_the_disk(volume, disk):
 
 
 # -- listings --------------------------------------------------------------------------------------------------------
-
-
-def test_a_listing_of_a_directory_that_changes_shows_what_stays_exactly_once(volume, disk):
-    stays = {b"stays%05d" % number for number in range(4_000)}
-    for name in stays:
-        (disk / name.decode()).touch()
-    goes = [disk / f"stays{number * 20:05}-goes" for number in range(200)]
-    late = [disk / f"stays00000-late{number:03}" for number in range(200)]
-    for path in goes:
-        path.touch()
-    seen, gone, after = [], set(), b""
-    while page := volume.readdir(ROOT_NODE, after, 128):
-        names = [name for name, _ in page]
-        assert not gone.intersection(names), "an entry that is gone is never returned"
-        seen += names
-        after = seen[-1]
-        if goes:
-            path = goes.pop()
-            path.unlink()
-            gone.add(os.fsencode(path.name))
-        if late:
-            late.pop().touch()
-    assert len(seen) == len(set(seen))
-    assert seen == sorted(seen)
-    assert stays <= set(seen)
-    assert not volume._listings, "the end of a listing gives its names back"
 
 
 def test_a_page_is_not_empty_before_the_end(volume, disk):

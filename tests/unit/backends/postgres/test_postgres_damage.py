@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import psycopg
 import pytest
+from postgres_hosts import sql
 
 from fusebackend.backends.postgres.backend import PostgresBackend
 from fusebackend.backends.postgres.schema import VolumeDatabaseError
@@ -31,9 +31,8 @@ def damage(database: str, backend: PostgresBackend) -> Callable[[str], None]:
         volume = volume_of(backend)
         nodes = {path: volume.lookup(1, path.encode()).node for path in ("bad", "d", "hard")}
         nodes["below"] = volume.lookup(nodes["d"], b"below").node
-        with psycopg.connect(database, autocommit=True) as connection:
-            for statement in script.format(V=volume.id, **nodes).split(";"):
-                connection.execute(statement)
+        for statement in script.format(V=volume.id, **nodes).split(";"):
+            sql(database, statement)
 
     return run
 
@@ -106,6 +105,5 @@ def test_a_volume_without_a_root_says_so_at_once(
         with pytest.raises(VolumeDatabaseError, match="is damaged: it has no root directory"):
             PostgresBackend(database, volume_of(backend).name)
     finally:
-        damage_undone = "UPDATE fusebackend.inode SET mode = 16877 WHERE volume = %s AND node = 1"
-        with psycopg.connect(database, autocommit=True) as connection:
-            connection.execute(damage_undone, [volume_of(backend).id])
+        undone = "UPDATE fusebackend.inode SET mode = 16877 WHERE volume = %s AND node = 1"
+        sql(database, undone, volume_of(backend).id)

@@ -134,29 +134,28 @@ def test_this_host_sees_it_at_once(one: PostgresVolume, how: str) -> None:
     assert one.getxattr(node, b"user.a") == b"b"
 
 
-@pytest.mark.parametrize("how", ["fsync", "sync", "flush", "release", "rename", "link", "append", "truncate", "unlink"])
+NEXT: dict[str, tuple[Callable[[PostgresVolume, bytes, int], object], bytes]] = {
+    "fsync": (lambda volume, name, node: volume.fsync(node), b"draft"),
+    "sync": (lambda volume, name, node: volume.sync(), b"draft"),
+    "flush": (lambda volume, name, node: volume.flush(node), b"draft"),
+    "release": (lambda volume, name, node: volume.release(node, os.O_RDWR), b"draft"),
+    "rename": (
+        lambda volume, name, node: volume.rename(ROOT_NODE, name, ROOT_NODE, b"new", RENAME_NOREPLACE),
+        b"draft",
+    ),
+    "link": (lambda volume, name, node: volume.link(node, ROOT_NODE, b"other"), b"draft"),
+    "append": (lambda volume, name, node: volume.append(node, b", more"), b"draft, more"),
+    "truncate": (lambda volume, name, node: volume.setattr(node, AttrChanges(size=2)), b"dr"),
+    "unlink": (lambda volume, name, node: volume.unlink(ROOT_NODE, name), b"draft"),
+}
+
+
+@for_each("how", NEXT)
 def test_and_what_it_does_next_comes_after_it(one: PostgresVolume, two: PostgresVolume, how: str) -> None:
-    node = draft(one)
+    call, contents = NEXT[how]
+    node = draft(one, how.encode())
     two.open(node, os.O_RDONLY)
-    contents = b"draft"
-    if how == "append":
-        one.append(node, b", more")
-        contents = b"draft, more"
-    elif how == "truncate":
-        one.setattr(node, AttrChanges(size=2))
-        contents = b"dr"
-    elif how == "rename":
-        one.rename(ROOT_NODE, b"file", ROOT_NODE, b"other", RENAME_NOREPLACE)
-    elif how == "link":
-        one.link(node, ROOT_NODE, b"other")
-    elif how == "unlink":
-        one.unlink(ROOT_NODE, b"file")
-    elif how == "release":
-        one.release(node, os.O_RDWR)
-    elif how == "sync":
-        one.sync()
-    else:
-        getattr(one, how)(node)
+    call(one, how.encode(), node)
     assert two.read(node, 0, 100) == contents
     assert one.read(node, 0, 100) == contents
 

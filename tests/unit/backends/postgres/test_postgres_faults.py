@@ -17,7 +17,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from postgres_check import check
-from postgres_hosts import ME
+from postgres_hosts import ME, sql
 from round_trips import refuse_commits
 from services.postgres import PORT, Server, running
 from services.stall import Stall
@@ -480,6 +480,5 @@ def test_connections_may_be_cut_at_any_moment(database: str, monkeypatch: pytest
     for volume in volumes:
         volume.close()
     PostgresVolume(database, "cut").close()  # frees what nobody uses, now that it is alone
-    with psycopg.connect(database) as connection:
-        assert connection.execute("SELECT node FROM fusebackend.inode WHERE nlink = 0").fetchall() == []
-        assert connection.execute("SELECT id FROM fusebackend.session").fetchall() == []
+    assert sql(database, "SELECT node FROM fusebackend.inode WHERE nlink = 0") == []
+    assert sql(database, "SELECT id FROM fusebackend.session") == []

@@ -21,6 +21,7 @@ from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nodes import ME
+from postgres_hosts import cut_feed, sql
 from profiles import amount, examples
 from services.postgres import Server, running
 from services.stall import Stall
@@ -100,19 +101,10 @@ class Writer:
         self.connection.close()
 
 
-def cut_feed(dsn: str, volume: PostgresVolume) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        cut = (
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND application_name = %s"  # other tests share the server
-        )
-        assert connection.execute(cut, [f"fusebackend-feed-{volume.session}"]).fetchall() == [(True,)]
-
-
-def test_a_lost_connection_is_told_and_so_is_the_next_one(here: Host, there: Host, postgres_dsn: str) -> None:
+def test_a_lost_connection_is_told_and_so_is_the_next_one(here: Host, there: Host) -> None:
     live: list[bool] = []
     here.subscribe(lambda change: live.append(here.features.change_feed) if change == Change() else None)
-    cut_feed(postgres_dsn, here)
+    cut_feed(here)
     eventually(lambda: live == [False, True], LIMIT_S)
     node = there.make(b"f")
     here.wait(Change(node, ROOT_NODE, b"f"))
@@ -228,7 +220,7 @@ def test_every_commit_is_told_once_whatever_the_order(postgres_volume: tuple[str
             host.read_rows()
         elif step == "cut" and cuts < 2:
             cuts += 1
-            cut_feed(dsn, host)
+            cut_feed(host)
             host.ear.wait(lambda heard, cuts=cuts: heard.count(Change()) == 2 * cuts, LIMIT_S)
     for writer in writers.values():
         writer.end(commits=False)
@@ -254,10 +246,9 @@ def test_a_reader_that_was_away_for_too_long_invalidates_everything(
     there.read_rows()
     there._feed._past.clear()
     there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        connection.execute("UPDATE fusebackend.change_kept SET at = at - interval '1 minute'")
-        there._session.run(there._feed.sweep)
-        assert connection.execute("SELECT count(*) FROM fusebackend.change").fetchone() == (0,)
+    sql(postgres_dsn, "UPDATE fusebackend.change_kept SET at = at - interval '1 minute'")
+    there._session.run(there._feed.sweep)
+    assert sql(postgres_dsn, "SELECT count(*) FROM fusebackend.change") == [(0,)]
     monkeypatch.undo()
     here._feed.wake()
     assert Change(node) not in here.wait(Change())
@@ -270,42 +261,37 @@ def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
 ) -> None:
     late = Writer(postgres_dsn, here, 1003)
     rows = feed.SWEPT_AT_ONCE + 500
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        connection.execute(
-            "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '7//'"
-            " FROM generate_series(1, %s)",
-            [here.id, rows],
-        )
-        count = "SELECT count(*) FROM fusebackend.change"
-        there.read_rows()
-        here.read_rows()
-        there._feed._past.clear()
-        there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
-        there.make(b"new")
-        assert there._session.run(there._feed.sweep) is False, "another host has just done so"
-        connection.execute("UPDATE fusebackend.change_kept SET at = at - interval '1 minute'")
-        assert there._session.run(there._feed.sweep) is True
-        assert connection.execute(count).fetchone() == (501,)
-        assert there._session.run(there._feed.sweep) is False
-        assert connection.execute(count).fetchone() == (1,)
-        late.end()
-        here.wait(Change(1003))
-        assert connection.execute(count).fetchone() == (2,)
+    plant = (
+        "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '7//' FROM generate_series(1, %s)"
+    )
+    sql(postgres_dsn, plant, here.id, rows)
+    count = "SELECT count(*) FROM fusebackend.change"
+    there.read_rows()
+    here.read_rows()
+    there._feed._past.clear()
+    there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
+    there.make(b"new")
+    assert there._session.run(there._feed.sweep) is False, "another host has just done so"
+    sql(postgres_dsn, "UPDATE fusebackend.change_kept SET at = at - interval '1 minute'")
+    assert there._session.run(there._feed.sweep) is True
+    assert sql(postgres_dsn, count) == [(501,)]
+    assert there._session.run(there._feed.sweep) is False
+    assert sql(postgres_dsn, count) == [(1,)]
+    late.end()
+    here.wait(Change(1003))
+    assert sql(postgres_dsn, count) == [(2,)]
 
 
 def test_rows_of_another_server_are_passed_over(here: Host, there: Host, postgres_dsn: str) -> None:
     """A dump that was restored has rows and a floor with numbers that this server has not reached."""
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        ahead = "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '1004//')"
-        connection.execute(ahead, [here.id])
-        connection.execute("UPDATE fusebackend.change_kept SET floor = '99999999:99999999:', done = floor")
+    sql(postgres_dsn, "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '1004//')", here.id)
+    sql(postgres_dsn, "UPDATE fusebackend.change_kept SET floor = '99999999:99999999:', done = floor")
     assert set(here.rest()) <= {Change()}
     node = there.make(b"f")
     assert Change(1004) not in here.wait(Change(node, ROOT_NODE, b"f"))
     Host(postgres_dsn).close()
-    with psycopg.connect(postgres_dsn) as connection:
-        floor = "SELECT floor::text FROM fusebackend.change_kept WHERE volume = %s"
-        assert connection.execute(floor, [here.id]).fetchone() == ("1:1:",)
+    floor = "SELECT floor::text FROM fusebackend.change_kept WHERE volume = %s"
+    assert sql(postgres_dsn, floor, here.id) == [("1:1:",)]
 
 
 def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host, postgres_dsn: str) -> None:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 
-import psycopg
 import pytest
 from eventually import eventually
 from for_each import for_each
 from postgres_check import check
-from postgres_hosts import ME
+from postgres_hosts import ME, sql
 from round_trips import Trips, sent
 from services.postgres import Postgres, running
 from together import together
@@ -222,9 +221,8 @@ def test_a_guess_waits_for_a_change_and_is_compared_then(
     filler.start()
     assert reached.wait(LIMIT_S)
     remover.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        waiting = "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        eventually(lambda: "WITH lock AS" in str(connection.execute(waiting).fetchall()), LIMIT_S)
+    waiting = "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    eventually(lambda: "WITH lock AS" in str(sql(server.dsn(), waiting)), LIMIT_S)
     go_on.set()
     for thread in (filler, remover):
         thread.join(LIMIT_S)

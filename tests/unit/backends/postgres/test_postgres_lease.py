@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from nodes import put, whole
+from postgres_hosts import cut_feed, sql
 from round_trips import Trips
 from services.postgres import Postgres
 from together import together
@@ -58,15 +59,6 @@ def opened(database: str) -> Iterator[PostgresVolume]:
         yield volume
     finally:
         volume.close()
-
-
-def cut_off(connection: psycopg.Connection[Any], volume: PostgresVolume) -> None:
-    """End the connection of a volume's session. Others in other databases have the same name."""
-    cut = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE application_name = %s AND datname = current_database()"
-    )
-    connection.execute(cut, [f"fusebackend-feed-{volume.session}"])
 
 
 def is_held(volume: PostgresVolume) -> bool:
@@ -141,9 +133,8 @@ def test_many_newcomers_at_once(database: str, one: PostgresVolume) -> None:
 def test_it_ends_with_its_connection(one: PostgresVolume, database: str) -> None:
     node = put(one, b"file", b"0")
     has_lease(one)
-    with psycopg.connect(database, autocommit=True) as connection:
-        cut_off(connection, one)
-        eventually(lambda: not one._lease._has_lock or one._lease._since == lease.NEVER, LIMIT_S)
+    cut_feed(one)
+    eventually(lambda: not one._lease._has_lock or one._lease._since == lease.NEVER, LIMIT_S)
     assert whole(one, node) == b"0"
     has_lease(one)  # of the next connection
 
@@ -205,18 +196,17 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
     node = put(one, b"file", b"0")
     connect = one._session._host._connect
     monkeypatch.setattr(one._session._host, "_connect", refuse)
-    with psycopg.connect(database, autocommit=True) as connection:
-        cut_off(connection, one)
-        eventually(lambda: not one._feed.live, LIMIT_S)
-        with opened(database) as two:
-            assert whole(two, node) == b"0"
-            connection.execute("DELETE FROM fusebackend.session WHERE id = %s", [int(one.session)])
-            has_lease(two)
-            rewrite(one, node, b"1")
-            assert not is_held(two)
-            assert whole(two, node) == b"1"
-            monkeypatch.setattr(one._session._host, "_connect", connect)
-            eventually(lambda: one._feed.live, LIMIT_S)
+    cut_feed(one)
+    eventually(lambda: not one._feed.live, LIMIT_S)
+    with opened(database) as two:
+        assert whole(two, node) == b"0"
+        sql(database, "DELETE FROM fusebackend.session WHERE id = %s", int(one.session))
+        has_lease(two)
+        rewrite(one, node, b"1")
+        assert not is_held(two)
+        assert whole(two, node) == b"1"
+        monkeypatch.setattr(one._session._host, "_connect", connect)
+        eventually(lambda: one._feed.live, LIMIT_S)
 
 
 def test_a_session_that_does_not_know_that_it_was_taken_for_dead_comes_back(
@@ -226,9 +216,9 @@ def test_a_session_that_does_not_know_that_it_was_taken_for_dead_comes_back(
     monkeypatch.setattr(host_session, "REJOIN_S", 0.3)
     node = put(one, b"file", b"0")
     monkeypatch.setattr(one._feed, "turn", lambda ask: 1000.0)
-    with psycopg.connect(database, autocommit=True) as connection, opened(database) as two:
+    with opened(database) as two:
         assert whole(two, node) == b"0"
-        connection.execute("DELETE FROM fusebackend.session WHERE id = %s", [int(one.session)])
+        sql(database, "DELETE FROM fusebackend.session WHERE id = %s", int(one.session))
         has_lease(two)
         assert one._feed.live
         rewrite(one, node, b"1")
@@ -272,18 +262,16 @@ def test_a_sibling_that_is_damaged_or_gone_keeps_no_file_from_being_opened(one: 
     sound, damaged, gone = (put(one, name, b"content") for name in (b"1", b"2", b"3"))
     has_lease(one)
     names(one)
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("UPDATE fusebackend.inode SET uid = -5 WHERE node = %s", [damaged])
-        connection.execute("UPDATE fusebackend.inode SET nlink = 0 WHERE node = %s", [gone])
+    sql(database, "UPDATE fusebackend.inode SET uid = -5 WHERE node = %s", damaged)
+    sql(database, "UPDATE fusebackend.inode SET nlink = 0 WHERE node = %s", gone)
     assert whole(one, sound) == b"content"
 
 
 def test_a_name_that_leads_to_a_directory_elsewhere_is_refused(one: PostgresVolume, database: str) -> None:
     directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
     inner = one.mkdir(directory, b"inner", 0o755, ME).node
-    with psycopg.connect(database, autocommit=True) as connection:
-        lead = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
-        connection.execute(lead, [one.id, inner, b"again", directory])
+    lead = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
+    sql(database, lead, one.id, inner, b"again", directory)
     for leased in (False, True):
         if leased:
             has_lease(one)
@@ -358,9 +346,7 @@ def test_a_change_that_comes_about_after_its_connection_is_lost(
         assert not is_held(one)
         assert one.lookup(ROOT_NODE, b"file").node == node
         assert names(one) == [b"file"]
-    with psycopg.connect(database, autocommit=True) as connection:
-        moved = "SELECT FROM fusebackend.dentry WHERE name = 'moved'"
-        eventually(lambda: connection.execute(moved).fetchone() is not None, LIMIT_S)
+    eventually(lambda: sql(database, "SELECT 1 FROM fusebackend.dentry WHERE name = 'moved'"), LIMIT_S)
     has_lease(one)
     assert is_absent(one, b"file")
     assert one.lookup(ROOT_NODE, b"moved").node == node

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from postgres_check import check
-from postgres_hosts import ME
+from postgres_hosts import ME, sql
 from profiles import amount
 from round_trips import Trips
 from services.postgres import Postgres
@@ -151,22 +151,17 @@ def test_those_who_wait_for_a_directory_stand_in_line(hosts: Hosts, database: st
         lambda: volume.mknod(directory, b"third", 0o100644, 0, ME),
     ]
     threads = [threading.Thread(target=call) for call in calls]
-    with psycopg.connect(database, autocommit=True) as connection:
-
-        def waiting() -> list[tuple[str, int]]:
-            query = (
-                "SELECT locktype, classid::int FROM pg_locks WHERE NOT granted AND pid IN (SELECT pid FROM"
-                " pg_stat_activity WHERE datname = current_database())"
-            )
-            return connection.execute(query).fetchall()
-
-        with Paused(hosts[0], lambda: ok(hosts[0].write("/a/zero", "x")), "/a/zero"):
-            for thread in threads:
-                thread.start()
-            eventually(lambda: len(waiting()) == len(threads), LIMIT_S)
-            assert waiting() == [("advisory", TURN_LOCK)] * len(threads)
+    waiting = (
+        "SELECT locktype, classid::int FROM pg_locks WHERE NOT granted AND pid IN (SELECT pid FROM"
+        " pg_stat_activity WHERE datname = current_database())"
+    )
+    with Paused(hosts[0], lambda: ok(hosts[0].write("/a/zero", "x")), "/a/zero"):
         for thread in threads:
-            thread.join(LIMIT_S)
+            thread.start()
+        eventually(lambda: len(sql(database, waiting)) == len(threads), LIMIT_S)
+        assert sql(database, waiting) == [("advisory", TURN_LOCK)] * len(threads)
+    for thread in threads:
+        thread.join(LIMIT_S)
     assert {entry["path"] for entry in hosts[0].ls("/a").entries or []} == {"/a/second", "/a/third", "/a/zero"}
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from functools import partial
 from urllib.parse import quote
 
-import psycopg
 import pytest
+from postgres_hosts import sql
 from services.postgres import Postgres
 from together import together
 
@@ -17,11 +16,6 @@ from fusebackend.backends.postgres import schema
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.urls.opening import UrlError, open_backend
-
-
-def rows(dsn: str, query: str) -> Sequence[tuple[object, ...]]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        return connection.execute(query).fetchall()
 
 
 def refusal(url: str) -> str:
@@ -41,10 +35,10 @@ def test_whoever_comes_first_makes_the_tables(postgres_dsn: str) -> None:
             assert backend.write(f"/{number}.txt", "here\n").error is None
 
     together(*(partial(come, number) for number in range(6)))
-    assert rows(postgres_dsn, "SELECT version FROM fusebackend.schema_version") == [(1,)]
-    assert len(rows(postgres_dsn, "SELECT id FROM fusebackend.volume")) == 2
-    assert len(rows(postgres_dsn, "SELECT node FROM fusebackend.dentry")) == 6
-    assert rows(postgres_dsn, "SELECT id FROM fusebackend.session") == []
+    assert sql(postgres_dsn, "SELECT version FROM fusebackend.schema_version") == [(1,)]
+    assert len(sql(postgres_dsn, "SELECT id FROM fusebackend.volume")) == 2
+    assert len(sql(postgres_dsn, "SELECT node FROM fusebackend.dentry")) == 6
+    assert sql(postgres_dsn, "SELECT id FROM fusebackend.session") == []
 
 
 def test_tables_that_can_not_be_made_leave_nothing(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +46,7 @@ def test_tables_that_can_not_be_made_leave_nothing(postgres_dsn: str, monkeypatc
         patch.setattr(schema, "SEARCH_TABLES", "SELECT 1 / 0")
         with pytest.raises(OSError, match="division by zero"):
             PostgresBackend(postgres_dsn)
-    assert rows(postgres_dsn, "SELECT to_regclass('fusebackend.inode')") == [(None,)]
+    assert sql(postgres_dsn, "SELECT to_regclass('fusebackend.inode')") == [(None,)]
     PostgresBackend(postgres_dsn).close()
 
 
@@ -67,13 +61,12 @@ def test_tables_that_can_not_be_made_leave_nothing(postgres_dsn: str, monkeypatc
 def test_tables_of_another_version_are_refused(postgres_dsn: str, change: str, version: int) -> None:
     with PostgresBackend(postgres_dsn) as backend:
         assert backend.write("/kept.txt", "kept").error is None
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        connection.execute(change)
+    sql(postgres_dsn, change)
     assert refusal(f"postgres:{postgres_dsn}?volume=default").endswith(
         f"its tables are of another version ({version}, and this fusebackend knows 1 alone);"
         " open it with the fusebackend that made them"
     )
-    assert rows(postgres_dsn, "SELECT name FROM fusebackend.dentry") == [(b"kept.txt",)]
+    assert sql(postgres_dsn, "SELECT name FROM fusebackend.dentry") == [(b"kept.txt",)]
 
 
 def test_two_volumes_of_a_database_do_not_see_each_other(postgres_dsn: str) -> None:
@@ -114,7 +107,7 @@ def test_a_uri_is_as_good_as_words(postgres: Postgres) -> None:
 def test_a_volume_has_any_printable_name(postgres_dsn: str, name: str) -> None:
     with open_backend(f"postgres:{postgres_dsn}?volume={quote(name, safe='')}") as backend:
         assert backend.write("/a.txt", name).error is None
-    assert rows(postgres_dsn, "SELECT name FROM fusebackend.volume") == [(name,)]
+    assert sql(postgres_dsn, "SELECT name FROM fusebackend.volume") == [(name,)]
 
 
 class TestRefused:

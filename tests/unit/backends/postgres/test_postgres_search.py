@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import tempfile
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import hypothesis
+import postgres_hosts
 import pytest
 from agentface import node_at, put
 from eventually import eventually
@@ -53,17 +55,9 @@ def backend(database: str) -> Iterator[PostgresBackend]:
 
 
 @pytest.fixture
-def sql(database: str) -> Iterator[Sql]:
+def sql(database: str) -> Sql:
     """Runs a statement beside the volume, which commits by itself."""
-    import psycopg
-
-    with psycopg.connect(database, autocommit=True) as connection:
-
-        def run(query: str, *parameters: object) -> list[Any]:
-            cursor = connection.execute(query, parameters)
-            return cursor.fetchall() if cursor.description else []
-
-        yield run
+    return functools.partial(postgres_hosts.sql, database)
 
 
 def indexer_of(backend: PostgresBackend) -> SearchIndexer:
@@ -579,21 +573,12 @@ def test_without_the_extension_every_file_is_looked_at(postgres: Postgres, caplo
                 assert backend.search.indexer is None
             assert "CREATE EXTENSION pg_trgm" in caplog.text
             with opened(dsn) as backend:  # its owner makes the index, and finds what is to be indexed
-                assert nodes_in_volume(dsn, "unindexed") == 1
+                assert postgres_hosts.sql(dsn, "SELECT count(*) FROM fusebackend.unindexed") == [(1,)]
                 assert scan(backend, "needle") == backend.grep("needle")
         finally:
             with psycopg.connect(dsn, autocommit=True) as owner:
                 owner.execute(f"DROP OWNED BY {role}")
             postgres.execute(f"DROP ROLE {role}")
-
-
-def nodes_in_volume(dsn: str, table: str) -> int:
-    import psycopg
-
-    with psycopg.connect(dsn) as connection:
-        row = connection.execute(f"SELECT count(*) FROM fusebackend.{table}").fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 def test_in_a_database_of_another_encoding_every_file_is_looked_at(

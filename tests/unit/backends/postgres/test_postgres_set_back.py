@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 from eventually import eventually
 from nodes import put, whole
-from postgres_hosts import ME
+from postgres_hosts import ME, sql
 from services.postgres import PORT, Server, running
 
 from fusebackend.backends.postgres.volume import PostgresVolume
@@ -215,12 +214,6 @@ def standby(primary: Server) -> Iterator[Server]:
         server.remove()
 
 
-def scalar(server: Server, query: str) -> object:
-    with psycopg.connect(server.dsn()) as connection:
-        ((value,),) = connection.execute(query)  # type: ignore[call-overload]
-        return value
-
-
 def test_a_standby_answers_nothing_until_it_is_promoted(
     primary: Server, standby: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,8 +234,9 @@ def test_a_standby_answers_nothing_until_it_is_promoted(
     alone.write(file, 0, b"later")
     alone.fsync(file)
     assert whole(either, file) == b"later"
-    at = scalar(primary, "SELECT pg_current_wal_flush_lsn()")
-    eventually(lambda: scalar(standby, f"SELECT pg_last_wal_receive_lsn() >= '{at}'") is True, LIMIT_S)
+    ((at,),) = sql(primary.dsn(), "SELECT pg_current_wal_flush_lsn()")
+    received = f"SELECT pg_last_wal_receive_lsn() >= '{at}'"
+    eventually(lambda: sql(standby.dsn(), received) == [(True,)], LIMIT_S)
     primary.stop()
     standby.execute("SELECT pg_promote()")
     eventually(lambda: either._feed.live, LIMIT_S)

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import skewed
 from eventually import eventually
-from postgres_hosts import ME, Host
+from postgres_hosts import ME, Host, sql
 from together import together
 
 from fusebackend.backends.postgres import host_session as session
@@ -28,13 +28,9 @@ def fails(number: int, call: Callable[..., object], *arguments: object) -> None:
 
 def rows_of(volume: Host, node: int) -> list[int]:
     """How many rows the tables have of a node."""
-    with psycopg.connect(volume.conninfo) as connection:
-        return [
-            connection.execute(
-                f"SELECT count(*) FROM fusebackend.{table} WHERE volume = %s AND node = %s", [volume.id, node]
-            ).fetchall()[0][0]
-            for table in ("inode", "chunk", "xattr", "nameless")
-        ]
+    count = "SELECT count(*) FROM fusebackend.{} WHERE volume = %s AND node = %s"
+    tables = ("inode", "chunk", "xattr", "nameless")
+    return [sql(volume.conninfo, count.format(table), volume.id, node)[0][0] for table in tables]
 
 
 # -- names ---------------------------------------------------------------------------------------------------------

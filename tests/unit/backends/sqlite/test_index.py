@@ -501,16 +501,6 @@ def test_what_other_threads_do_counts_and_what_one_does_oneself_does_not() -> No
     assert others.share() * theirs_s > 0.09
 
 
-@pytest.mark.alone
-def test_each_question_is_about_the_time_since_the_one_before() -> None:
-    others = OtherThreads()
-    together(lambda: work_for(0.05))
-    assert others.share() > 0
-    start = time.monotonic()
-    time.sleep(0.05)
-    assert others.share() * (time.monotonic() - start) < 0.02
-
-
 def test_the_index_is_made_beside_others_that_never_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A portion at a time, each after a pause."""
     monkeypatch.setattr(OtherThreads, "share", lambda self: 1.0)

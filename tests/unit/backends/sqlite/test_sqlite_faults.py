@@ -20,7 +20,7 @@ from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.schema import connect_again
 from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.testing.posix.case import fails
 
 ME = Caller(0, 0)
@@ -216,70 +216,6 @@ def contents(path: Path) -> Tree:
         return everything(volume)
     finally:
         volume.close()
-
-
-def change_something(volume: SqliteVolume, chance: random.Random) -> None:
-    """One operation of a kind that comes in any order; refusals are as good as any."""
-    directories = [ROOT_NODE, *(attr.node for _, attr in volume.readdir(ROOT_NODE, b"", 100) if attr.is_dir)]
-    parent, other = chance.choice(directories), chance.choice(directories)
-    name, new_name = b"%d" % chance.randrange(6), b"%d" % chance.randrange(6)
-    what = chance.randrange(7)
-    try:
-        if what == 0:
-            volume.release(volume.create(parent, name, 0o644, os.O_RDWR, ME).node, os.O_RDWR)
-        elif what == 1:
-            volume.mkdir(ROOT_NODE, name, 0o755, ME)
-        elif what == 2:
-            volume.unlink(parent, name)
-        elif what == 3:
-            volume.rename(parent, name, other, new_name, chance.choice([0, 0, 1, 2]))
-        elif what == 4:
-            volume.link(volume.lookup(parent, name).node, other, new_name)
-        elif what == 5:
-            volume.setattr(volume.lookup(parent, name).node, AttrChanges(size=chance.choice([0, 5, 65536, 70_001])))
-        else:
-            node = volume.lookup(parent, name).node
-            if stat.S_ISREG(volume.getattr(node).mode):
-                volume.open(node, os.O_WRONLY)
-                volume.write(node, chance.choice([0, 7, 65530]), chance.randbytes(chance.choice([1, 100, 70_000])))
-                volume.release(node, os.O_WRONLY)
-    except OSError as error:
-        assert error.errno in (
-            errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EINVAL, errno.EPERM
-        ), error  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_whenever_the_server_is_killed_the_file_is_a_moment_of_the_past(
-    volume: SqliteVolume, path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And not one before the last sync. The WAL may end anywhere after that, as after a loss of power."""
-    monkeypatch.setattr(sqlite, "MAX_DIRTY_ITEMS", 6)
-    chance = random.Random(seed)
-    volume.sync()
-    moments, synced, synced_bytes = [everything(volume)], 0, volume._wal_bytes()
-    crashed = path.with_name("crashed.db")
-    for _ in range(60):
-        for _ in range(chance.randrange(1, 5)):
-            change_something(volume, chance)
-            moments.append(everything(volume))
-        event = chance.randrange(6)
-        if event < 2:
-            volume.sync()
-            if event == 1:
-                volume._checkpoint("PASSIVE")
-            synced, synced_bytes = len(moments) - 1, volume._wal_bytes()
-        elif event == 2:
-            volume.write_back()
-        for cut in (False, True):
-            as_of_now(volume, crashed)
-            whole = crashed.with_name("crashed.db-wal").stat().st_size
-            if cut and whole > synced_bytes:
-                os.truncate(f"{crashed}-wal", chance.randrange(synced_bytes, whole))
-            assert check(crashed) == []
-            assert contents(crashed) in moments[synced:], f"not a moment since the last sync (cut: {cut})"
-            assert check(crashed) == []
-            crashed.unlink()
 
 
 # -- a file that is moved away ------------------------------------------------------------------------------------

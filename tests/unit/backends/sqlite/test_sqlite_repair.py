@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
 import stat
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from for_each import for_each
@@ -282,3 +284,17 @@ def visit(path: Path) -> dict[str, bytes | None]:
     finally:
         volume.close()
     return tree
+
+
+def test_a_read_only_disk_is_told_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = str(tmp_path / "volume.db"), os.open
+    SqliteVolume(path).close()
+
+    def refusing(name: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if name == path and flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+        return real(name, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(VolumeFileError, match="Read-only file system; its locks and its log need a disk"):
+        SqliteVolume(path)

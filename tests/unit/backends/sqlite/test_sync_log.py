@@ -291,7 +291,7 @@ def test_a_torn_record_ends_the_log(tmp_path: Path, at: int) -> None:
 
 
 def test_an_empty_record_is_decoded() -> None:
-    assert decode(Delta().encode(5)) == (5, [], {}, {}, [], {}, [])
+    assert decode(Delta().encode(5)) == (5, [], {}, {}, [], {}, [], None)
 
 
 def test_repair_applies_the_log_first(volume: SqliteVolume, tmp_path: Path) -> None:
