@@ -84,7 +84,6 @@ class LineIndex:
     Attributes:
         steps: the checkpoints, oldest first.
         talk: the messages.
-        names: the place of a checkpoint by its name.
         state_bytes: of `state.json`.
     """
 
@@ -98,15 +97,13 @@ class LineIndex:
 
     def _clear(self) -> None:
         self.steps: list[Step] = []
-        self.names: dict[bytes, int] = {}
+        self._names: set[bytes] = set()
         self.state_bytes = 0
         self._files: Recent[str, Files] = Recent(RECENT_FILES)
 
     def _restore(self, found: KeptSteps | None) -> None:
-        if found is None:
-            return
-        self.steps, self.state_bytes = found.steps, found.state_bytes
-        self.names = {step.name.encode("utf-8", "surrogateescape"): place for place, step in enumerate(self.steps)}
+        if found is not None:
+            self.steps, self.state_bytes = found.steps, found.state_bytes
 
     # -- reading the line --------------------------------------------------------------------------------------
 
@@ -125,7 +122,7 @@ class LineIndex:
         else:
             self.talk.refresh()
         del self.steps[kept:]
-        self.names = {name: place for name, place in self.names.items() if place < kept}
+        self._names = {step.name.encode("utf-8", "surrogateescape") for step in self.steps}
         try:
             for moment in self._lineage.moments(order[kept:]):
                 if together:
@@ -156,7 +153,7 @@ class LineIndex:
         parent = self._parent(saved)
         step, source = _of_metadata(saved)
         node = _node(saved, parent, source)
-        name = checkpoint_name(moment.id, said.time_ns or None, step, node, self.names)
+        name = checkpoint_name(moment.id, said.time_ns or None, step, node, self._names)
         files = self._files_at(moment.id, error)  # before its parent's: they may be read anew
         if saved is not None:
             state = documents.state(self._lineage, saved, moment.writes, lambda: files or {})
@@ -195,7 +192,7 @@ class LineIndex:
                 made = made._replace(changed=changed, patch_bytes=len(text))
             else:
                 made = made._replace(changed=0, version=parent.version if parent is not None else made.version)
-        self.names[name] = len(self.steps)
+        self._names.add(name)
         self.steps.append(made)
 
     def _parent(self, saved: Saved | None) -> Step | None:
