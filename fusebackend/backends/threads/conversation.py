@@ -386,8 +386,10 @@ def _cut(text: str, whole: str, chars: int = MAX_RESULT_CHARS, lines: int | None
 
 def one_line(text: str, limit: int) -> str:
     """Text in one line without control characters, cut with `…` if it is longer than `limit` characters."""
-    words = "".join(char if char.isprintable() else " " for char in text[: 4 * limit]).split()
-    line = " ".join(words)
+    beginning = text[: 4 * limit]
+    if not beginning.isprintable():
+        beginning = "".join(char if char.isprintable() else " " for char in beginning)
+    line = " ".join(beginning.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

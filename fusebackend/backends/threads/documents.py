@@ -56,14 +56,14 @@ def state_now(lineage: Lineage) -> bytes:
     try:
         newest = lineage.newest()
         if newest is None:
-            return encoded(pretty({}) + "\n")
-        found = _state(lineage, newest.saved, newest.writes, lineage.files_now)
+            return rendered({})
+        found = state(lineage, newest.saved, newest.writes, lineage.files_now)
         found["pending"] = [
             {"task_id": write.task, "channel": write.channel, "value": _loaded(write.value)}
             for write in newest.writes
             if _is_state(write.channel)
         ]
-        return encoded(pretty(found) + "\n")
+        return rendered(found)
     except Damaged as error:
         return state_error(lineage, error)
 
@@ -74,27 +74,27 @@ def state_at(lineage: Lineage, checkpoint: str) -> bytes:
         saved, writes = lineage.moment(checkpoint)
     except Damaged as error:
         return state_error(lineage, error)
-    return state(lineage, saved, writes, lambda: lineage.files_at(checkpoint))
+    return rendered(state(lineage, saved, writes, lambda: lineage.files_at(checkpoint)))
+
+
+def rendered(state: Mapping[str, Any]) -> bytes:
+    """`state.json`, of what is in it."""
+    return encoded(pretty(state) + "\n")
 
 
 def state_error(lineage: Lineage, error: Damaged) -> bytes:
     """All of `state.json` where a checkpoint can't be read."""
     place = lineage.place
-    found = {"thread_id": place.thread, "checkpoint_ns": place.namespace, "error": str(error)}
-    return encoded(pretty(found) + "\n")
+    return rendered({"thread_id": place.thread, "checkpoint_ns": place.namespace, "error": str(error)})
 
 
-def state(lineage: Lineage, saved: Saved, writes: Sequence[Write], files: Callable[[], Mapping[str, object]]) -> bytes:
+def state(
+    lineage: Lineage, saved: Saved, writes: Sequence[Write], files: Callable[[], Mapping[str, object]]
+) -> dict[str, Any]:
     """The state of one checkpoint. `files` gives its files by key.
 
     Without the writes to it: these are the values of the next one, and two states would differ by each value twice.
     """
-    return encoded(pretty(_state(lineage, saved, writes, files)) + "\n")
-
-
-def _state(
-    lineage: Lineage, saved: Saved, writes: Sequence[Write], files: Callable[[], Mapping[str, object]]
-) -> dict[str, Any]:
     found: dict[str, Any] = {
         "thread_id": lineage.place.thread,
         "checkpoint_ns": lineage.place.namespace,

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads import documents
 from fusebackend.backends.threads.conversation import one_line
-from fusebackend.backends.threads.database.activity import standing
 from fusebackend.backends.threads.database.rows import Damaged, Saved, checkpoint_name
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, plain
@@ -85,7 +84,6 @@ class LineIndex:
     Attributes:
         steps: the checkpoints, oldest first.
         talk: the messages.
-        names: the place of a checkpoint by its name.
         state_bytes: of `state.json`.
     """
 
@@ -99,15 +97,13 @@ class LineIndex:
 
     def _clear(self) -> None:
         self.steps: list[Step] = []
-        self.names: dict[bytes, int] = {}
+        self._names: set[bytes] = set()
         self.state_bytes = 0
         self._files: Recent[str, Files] = Recent(RECENT_FILES)
 
     def _restore(self, found: KeptSteps | None) -> None:
-        if found is None:
-            return
-        self.steps, self.state_bytes = found.steps, found.state_bytes
-        self.names = {step.name.encode("utf-8", "surrogateescape"): place for place, step in enumerate(self.steps)}
+        if found is not None:
+            self.steps, self.state_bytes = found.steps, found.state_bytes
 
     # -- reading the line --------------------------------------------------------------------------------------
 
@@ -126,7 +122,7 @@ class LineIndex:
         else:
             self.talk.refresh()
         del self.steps[kept:]
-        self.names = {name: place for name, place in self.names.items() if place < kept}
+        self._names = {step.name.encode("utf-8", "surrogateescape") for step in self.steps}
         try:
             for moment in self._lineage.moments(order[kept:]):
                 if together:
@@ -157,9 +153,15 @@ class LineIndex:
         parent = self._parent(saved)
         step, source = _of_metadata(saved)
         node = _node(saved, parent, source)
-        name = checkpoint_name(moment.id, said.time_ns or None, step, node, self.names)
-        following, waiting = _following(moment, saved)
+        name = checkpoint_name(moment.id, said.time_ns or None, step, node, self._names)
         files = self._files_at(moment.id, error)  # before its parent's: they may be read anew
+        if saved is not None:
+            state = documents.state(self._lineage, saved, moment.writes, lambda: files or {})
+            state_bytes = len(documents.rendered(state))
+        else:
+            assert isinstance(moment.saved, Damaged)
+            state = {"next": [], "interrupts": []}
+            state_bytes = len(documents.state_error(self._lineage, moment.saved))
         made = Step(
             id=moment.id,
             mark=said.mark,
@@ -169,12 +171,12 @@ class LineIndex:
             source=source,
             node=node,
             time_ns=said.time_ns,
-            next=following,
-            interrupts=waiting,
+            next=state["next"] if isinstance(state["next"], list) else [],  # or an error
+            interrupts=[one_line(_question(value), MAX_NOTE_CHARS) for value in state["interrupts"]],
             messages=said.messages,
             added=said.added,
             messages_bytes=said.messages_bytes,
-            state_bytes=0,
+            state_bytes=state_bytes,
             files=len(files or ()),
             changed=UNREADABLE,
             patch_bytes=0,
@@ -182,12 +184,6 @@ class LineIndex:
             tools=said.tools,
             error=error[0] if error else None,
         )
-        if saved is not None:
-            state = documents.state(self._lineage, saved, moment.writes, lambda: files or {})
-        else:
-            assert isinstance(moment.saved, Damaged)
-            state = documents.state_error(self._lineage, moment.saved)
-        made = made._replace(state_bytes=len(state))
         before = self._before(parent, made)
         if files is not None and before is not None:
             changed = len(_changed(before, files))
@@ -196,7 +192,7 @@ class LineIndex:
                 made = made._replace(changed=changed, patch_bytes=len(text))
             else:
                 made = made._replace(changed=0, version=parent.version if parent is not None else made.version)
-        self.names[name] = len(self.steps)
+        self._names.add(name)
         self.steps.append(made)
 
     def _parent(self, saved: Saved | None) -> Step | None:
@@ -300,18 +296,6 @@ def _node(saved: Saved | None, parent: Step | None, source: str | None) -> str:
     written = saved.metadata.get("writes")
     nodes = list(written) if isinstance(written, Mapping) else parent.next if parent is not None else []
     return "+".join(dict.fromkeys(str(node).strip("_") or "_" for node in nodes)) or source
-
-
-def _following(moment: WholeCheckpoint, saved: Saved | None) -> tuple[list[str], list[str]]:
-    """The next nodes, and the interrupts that wait, a line each."""
-    if saved is None:
-        return [], []
-    try:
-        now = standing(saved, moment.writes)
-        waiting = documents.interrupts(now)
-    except Damaged:
-        return [], []
-    return list(now.next), [one_line(_question(value), MAX_NOTE_CHARS) for value in waiting]
 
 
 def _question(interrupt: Any) -> str:

@@ -302,7 +302,8 @@ class Lineage:
             return None
         before, now = self._marks, self._database.marks(self.place)
         changed = {found for found in before.keys() | now.keys() if before.get(found) != now.get(found)}
-        if any(found < max(before) for found in changed):
+        newest = max(before)
+        if any(found < newest for found in changed):
             self.forget()  # the past has changed: a deletion, or a manual edit
             return None
         if changed:
@@ -351,12 +352,13 @@ class Lineage:
     def moments(self, checkpoints: Sequence[str]) -> Iterator[WholeCheckpoint]:
         """All of these checkpoints, in this order. `files_at` and `messages_at` of one read nothing more, before the
         next is taken."""
+        newest = max(self._marks, default=None)
         try:
             for start in range(0, len(checkpoints), MOST_AHEAD):
                 some = checkpoints[start : start + MOST_AHEAD]
                 written = self._database.writes(self.place, some)
                 for checkpoint in some:
-                    yield self._moment(checkpoint, written.pop(checkpoint, []))
+                    yield self._moment(checkpoint, written.pop(checkpoint, []), is_newest=checkpoint == newest)
         finally:
             self._files.changed(())
             self.let_go_messages()
@@ -371,14 +373,14 @@ class Lineage:
         finally:
             self.let_go_messages()
 
-    def _moment(self, checkpoint: str, writes: list[Write]) -> WholeCheckpoint:
+    def _moment(self, checkpoint: str, writes: list[Write], *, is_newest: bool) -> WholeCheckpoint:
         try:
             saved = self._database.saved(self.place, checkpoint)
         except Damaged as error:
             return WholeCheckpoint(checkpoint, error, writes)
         self._files.know(saved, writes)
         self._messages.know(saved, writes)
-        if self._newest is None and checkpoint == max(self._marks, default=None):
+        if self._newest is None and is_newest:
             self._newest = NewestCheckpoint(saved, self._marks[checkpoint], writes)
         return WholeCheckpoint(checkpoint, saved, writes)
 

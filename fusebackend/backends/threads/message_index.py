@@ -260,7 +260,10 @@ class MessageIndex:
 
     def _same(self, messages: Sequence[Message]) -> int:
         """How many messages at the beginning are those of the conversation added last. It takes no step of Python for
-        each message: at each checkpoint of a long thread all are compared."""
+        each message: at each checkpoint of a long thread all are compared, and most only add some."""
+        before = list(self._conversation.values()) if self._conversation is not None else []
+        if messages[: len(before)] == before:
+            return len(before)
         return sum(takewhile(bool, map(operator.is_, map(operator.itemgetter(0), self._read), messages)))
 
     def _date(self, place: int, start: int) -> None:
