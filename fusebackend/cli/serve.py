@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -40,6 +40,7 @@ from fusebackend.urls.opening import mask, open_backend
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.server.assemble import LiveMount
 
 log = logging.getLogger("fusebackend.serve")
 
@@ -102,8 +103,27 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None]) -> None:
                 ending.name = "fusebackend-sessions"
                 ending.start()
 
-        live.run(ready, lambda: manager.stopping("storing everything"))
+        with _signals_end(live):
+            live.run(ready, lambda: manager.stopping("storing everything"))
     log.info("%s %s, everything is stored", "unmounted" if plan.is_mounted else "ended", plan.mountpoint)
+
+
+@contextlib.contextmanager
+def _signals_end(live: LiveMount) -> Iterator[None]:
+    """Have signals end what is served in the block, whenever they come: also before its loop takes them, and after it,
+    while everything is stored. There the default action of a SIGTERM after an unmount lost what was not stored yet."""
+    from fusebackend.server.unmounted import ENDING
+
+    def end(number: int, frame: object) -> None:
+        log.info("%s: everything is stored first; only SIGKILL does not wait for that", signal.Signals(number).name)
+        live.stop()
+
+    before = {number: signal.signal(number, end) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _begin() -> None:

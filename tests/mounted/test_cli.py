@@ -577,6 +577,19 @@ def test_sigterm_in_the_first_moments(tmp_path: Path, delay_s: float) -> None:
             subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=True)
 
 
+def test_sigterm_while_everything_is_stored_loses_nothing(tmp_path: Path, serve: mounts.Serve) -> None:
+    """After an unmount the files may be in the server's memory alone."""
+    file = tmp_path / "agent.db"
+    mounted = serve(f"sqlite:{file}")
+    for number in range(50):
+        (mounted.path / f"{number}").write_text("kept")
+    subprocess.run(["fusermount3", "-u", "-z", mounted.path], check=True)
+    for _ in range(3):
+        mounted.process.send_signal(signal.SIGTERM)
+    assert mounted.process.wait(LIMIT_S) == 0
+    assert len(os.listdir(serve(f"sqlite:{file}").path)) == 50
+
+
 def test_a_crash_in_c_code_leaves_the_stacks_in_the_log(serve: mounts.Serve) -> None:
     mounted = serve("memory:")
     eventually(lambda: f"mounted {mounted.path} (process {mounted.pid})\n" in mounted.log_text(), LIMIT_S)
