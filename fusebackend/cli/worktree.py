@@ -71,8 +71,8 @@ def create(directory: str | None) -> None:
 def remove(what: str) -> None:
     """A worktree has no more use. After a merge that is not refused it is deleted."""
     path = os.path.realpath(str(_told().get("worktree_path") or ""))
-    for files, each in _worktrees(target.mountpoints()):
-        root = os.path.realpath(_root(files, each))
+    for files, each, root in _worktrees(target.mountpoints()):
+        root = os.path.realpath(root)
         if what == "keep" or not (path + "/").startswith(root + "/"):
             continue
         failed = _merge(files, each.name) if what == "merge" else []
@@ -85,7 +85,7 @@ def remove(what: str) -> None:
 def start() -> None:
     """Name the worktrees that earlier sessions have left in the mount of the current directory."""
     mountpoint = mount_table.our_mount_of(os.path.realpath(str(_told().get("cwd") or ".")))
-    for _, each in _worktrees([mountpoint] if mountpoint is not None else []):
+    for _, each, _ in _worktrees([mountpoint] if mountpoint is not None else []):
         changes = f"{each.changes} {'change' if each.changes == 1 else 'changes'}"
         print(
             f"The worktree '{each.name}' was left {age(time.time_ns() - each.time_ns)} ago, with {changes}: "
@@ -143,12 +143,14 @@ def _told() -> Mapping[str, Any]:
     return told
 
 
-def _worktrees(mountpoints: Iterable[str]) -> Iterator[tuple[Client, BranchInfo]]:
+def _worktrees(mountpoints: Iterable[str]) -> Iterator[tuple[Client, BranchInfo, str]]:
+    """Yield the worktrees, each with its mount and its directory."""
     for mountpoint in mountpoints:
-        found: list[tuple[Client, BranchInfo]] = []
+        found: list[tuple[Client, BranchInfo, str]] = []
         with contextlib.suppress(OSError, Failed):  # one that has no branches, or can't be asked
             files = target.open_client(mountpoint)
-            found = [(files, each) for each in files.branches() if each.name.startswith(WORKTREE) and not each.error]
+            branches = [each for each in files.branches() if each.name.startswith(WORKTREE) and not each.error]
+            found = [(files, each, _root(files, each)) for each in branches]
         yield from found
 
 

@@ -128,6 +128,8 @@ class _Made:
                 with the path: nobody looks whether each name of a large tree is recorded, while the volume is locked.
         """
         volume, call, length = found.route.volume, self._call, len(found.place.path)
+        if early and ("create", found.route.prefix, found.place.path) in self._made:
+            return  # at an earlier commit, and with all that is on the way and below
         for path, node in _created(found, self._is_rename) if found.place.attr is None else ():
             if ("create", found.route.prefix, path) in self._made:
                 continue

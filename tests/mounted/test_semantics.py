@@ -199,7 +199,7 @@ ELSEWHERE = {
     "A restore puts back what was there": (
         "unit/trees/test_restore.py::test_a_tree_is_as_it_was",
         "unit/trees/test_restore.py::test_attributes_holes_links_and_special_files",
-        "unit/trees/test_restore.py::test_files_that_are_open_for_writing",
+        "mounted/test_undo.py::test_files_that_are_open_for_writing",
         "unit/cli/test_cli_states.py::test_what_is_gone_is_restored",
     ),
     "What is forgotten is kept nowhere": ("mounted/test_undo.py::test_no_byte_of_it_is_left",),

@@ -15,6 +15,7 @@ from failing import CHANGES, READS
 from live import live
 
 from fusebackend.backends import FilesystemBackend, SqliteBackend
+from fusebackend.backends.sqlite import flusher
 from fusebackend.base.paths import ROOT
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.protocol import Actor
@@ -74,6 +75,12 @@ BATCHES: dict[str, Verb] = {
     "upload_files": lambda files, deep: files.upload_files([(f"{deep}/{n}/file", b"x") for n in range(PATHS)])[0],
     "download_files": lambda files, deep: files.download_files([f"{deep}/{n}/file" for n in range(PATHS)])[0],
 }
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each commit looks at what the verbs under way have made: on a slow machine there are more of them."""
+    monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 3600)
 
 
 @contextlib.contextmanager

@@ -71,13 +71,18 @@ def backend(path: Path) -> Iterator[SqliteBackend]:
 def read_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The nodes whose contents a search has read."""
     nodes: list[int] = []
-    read = search.read_with
+    grep_found = search.grep_found
 
-    def noted(volume, attr, *arguments):  # type: ignore[no-untyped-def]
-        nodes.append(attr.node)
-        return read(volume, attr, *arguments)
+    def noted(*arguments):  # type: ignore[no-untyped-def]
+        *others, read = arguments
 
-    monkeypatch.setattr(search, "read_with", noted)
+        def reading(volume, attr, *more):  # type: ignore[no-untyped-def]
+            nodes.append(attr.node)
+            return read(volume, attr, *more)
+
+        return grep_found(*others, reading)
+
+    monkeypatch.setattr(search, "grep_found", noted)
     return nodes
 
 
