@@ -115,17 +115,19 @@ link that is there, and the digest before it. `routes`: the backend of each rout
 
 _BLANK: Final = ", ".join(f"{column} = NULL" for column in ("kind", *COLUMNS[NUMBER + 1 :]))
 
-_OF_CALL: Final = (
-    "link IN (SELECT e.link FROM events r CROSS JOIN events e ON e.event IN ('left', 'returned') "
-    "AND e.number = r.number AND e.path ISNULL WHERE r.call = ?1 AND r.path NOTNULL)",
-    "call = ?1 AND path NOTNULL",
-    "call = ?1 AND path ISNULL",
+_FORGET: Final = tuple(
+    f"UPDATE events SET event = 'gone', call = ?1, number = NULL, {_BLANK} WHERE {which}"
+    for which in (
+        "link IN (SELECT e.link FROM events r CROSS JOIN events e ON e.event IN ('left', 'returned') "
+        "AND e.number = r.number AND e.path ISNULL WHERE r.call = ?1 AND r.path NOTNULL)",
+        "call = ?1 AND path NOTNULL",
+        "call = ?1 AND path ISNULL",
+    )
 )
 """What a call has left, its changes, and all else of it. An index has each."""
 
-_FORGET: Final = tuple(
-    f"UPDATE events SET event = 'gone', call = ?1, number = NULL, {_BLANK} WHERE {which}" for which in _OF_CALL
-)
+_ROWS: Final = "SELECT count(*) FROM events WHERE call = ? AND path ISNULL"
+"""Of a call that is gone: no row has a path any more."""
 
 _LIVE: Final = (
     "SELECT link FROM events WHERE +event IN ('call', 'change', 'request') "
@@ -196,12 +198,8 @@ def forget(connection: sqlite3.Connection, calls: Sequence[int]) -> dict[int, in
     that `verify` finds it.
 
     Returns:
-        how many rows each has had.
+        how many rows each has left.
     """
-    rows = dict.fromkeys(calls, 0)
-    for which in _OF_CALL:
-        for call in rows:
-            rows[call] += connection.execute(f"SELECT count(*) FROM events WHERE {which}", (call,)).fetchone()[0]
     (first,) = connection.execute("SELECT first FROM state").fetchone()
     (last,) = connection.execute("SELECT coalesce(max(link), 0) FROM events").fetchone()
     (until,) = connection.execute(_LIVE, (json.dumps(calls),)).fetchone() or (last + 1,)
@@ -212,7 +210,7 @@ def forget(connection: sqlite3.Connection, calls: Sequence[int]) -> dict[int, in
         connection.execute("DELETE FROM events WHERE link < ?", (until,))
     for statement in _FORGET:
         connection.executemany(statement, [(call,) for call in calls])
-    return rows
+    return {call: connection.execute(_ROWS, (call,)).fetchone()[0] for call in calls}
 
 
 def with_rows(row: Row, rows: Mapping[int, int]) -> Row:
