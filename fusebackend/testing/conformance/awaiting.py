@@ -121,16 +121,10 @@ class AwaitingCases(Case):
 
     @needs("ends_when_cancelled")
     def test_a_cancelled_crowd_ends_at_once(self, b: Probe) -> None:
-        """More calls than run at once: cancelled ones that still wait never begin, so the backend is free at once.
-
-        Those that have begun may end first. On a machine with much to do they take as much longer as one call does.
-        """
+        """More calls than run at once: cancelled ones that still wait never begin, so the backend is free at once."""
         b.put("/dir/file.txt", FILE)
 
-        async def main() -> tuple[float, float]:
-            began = time.monotonic()
-            await b.backend.agrep("needle")
-            alone_s = time.monotonic() - began
+        async def main() -> float:
             async with anyio.create_task_group() as group:
                 for _ in range(CROWD):
                     group.start_soon(b.backend.agrep, "needle")
@@ -139,13 +133,12 @@ class AwaitingCases(Case):
                 group.cancel_scope.cancel()
             took_s = time.monotonic() - began
             assert (await b.backend.aread("/dir/file.txt")).error is None
-            return took_s, alone_s
+            return took_s
 
         for case in each(LOOPS):
             with case as loop:
                 self._know(loop)
-                took_s, alone_s = run(loop, main)
-                assert took_s < max(self.cancelled_s, CROWD / 3 * alone_s)
+                assert run(loop, main) < self.cancelled_s
 
     @needs("ends_when_cancelled")
     def test_a_cancelled_command_ends_at_once(self, b: Probe) -> None:
