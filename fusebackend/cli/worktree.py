@@ -72,7 +72,6 @@ def remove(what: str) -> None:
     """A worktree has no more use. After a merge that is not refused it is deleted."""
     path = os.path.realpath(str(_told().get("worktree_path") or ""))
     for files, each, root in _worktrees(target.mountpoints()):
-        root = os.path.realpath(root)
         if what == "keep" or not (path + "/").startswith(root + "/"):
             continue
         failed = _merge(files, each.name) if what == "merge" else []
@@ -144,13 +143,13 @@ def _told() -> Mapping[str, Any]:
 
 
 def _worktrees(mountpoints: Iterable[str]) -> Iterator[tuple[Client, BranchInfo, str]]:
-    """Yield the worktrees, each with its mount and its directory."""
+    """Yield the worktrees, each with its mount and its directory, without links on the way."""
     for mountpoint in mountpoints:
         found: list[tuple[Client, BranchInfo, str]] = []
         with contextlib.suppress(OSError, Failed):  # one that has no branches, or can't be asked
             files = target.open_client(mountpoint)
             branches = [each for each in files.branches() if each.name.startswith(WORKTREE) and not each.error]
-            found = [(files, each, _root(files, each)) for each in branches]
+            found = [(files, each, os.path.realpath(_root(files, each))) for each in branches]
         yield from found
 
 

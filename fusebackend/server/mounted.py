@@ -86,7 +86,7 @@ from fusebackend.server.asking import KEPT_OUTPUT, Change, InterruptedVerbs
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
 from fusebackend.server.moves import JOURNAL as MOVES_JOURNAL
-from fusebackend.server.moves import Moves
+from fusebackend.server.moves import MoveJournal
 from fusebackend.server.rules import shown_event
 from fusebackend.server.trees import TreesFace
 from fusebackend.trees.automatic import time_of
@@ -189,7 +189,7 @@ class MountedBackend(MountProtocol):
         self._merges: Merges = cast("Any", self._branches)
         self._restores: Restores = cast("Any", self._branches)
         self._checkouts: Checkouts = cast("Any", self._branches)
-        self._moves: Moves = cast("Any", self._branches)
+        self._moves: MoveJournal = cast("Any", self._branches)
         volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
         self._states = States(
             volumes,
@@ -222,7 +222,7 @@ class MountedBackend(MountProtocol):
         directories = [str(each.cwd) for each in parts if isinstance(each, FilesystemBackend)]
         self._checkouts = Checkouts(branches, [*([self.mountpoint] if self.is_mounted else []), *directories])
         self._restores = branches.past = Restores(main, self._states, self._began_ns)
-        self._moves = Moves(self.backend, branches.journal(MOVES_JOURNAL))
+        self._moves = MoveJournal(self.backend, branches.journal(MOVES_JOURNAL))
         self.backend.note_hidden = self._moves.note
         self._automatic.is_read = lambda name: name in self._past.read or name in self._restores.read
 

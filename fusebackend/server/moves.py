@@ -1,4 +1,4 @@
-"""`Moves`: the hidden names that moves between routes give for a while, in a file beside the branches.
+"""`MoveJournal`: the hidden names that moves between routes give for a while, in a file beside the branches.
 
 A killed server has left files under them, which nobody would find: `.NAME.moving-…`. The next one removes these. The
 source is whole, or else the copy (`composite/transfer.py`). What can't be removed is named in the server's log, and
@@ -23,7 +23,7 @@ JOURNAL = "@move"
 """The name of the file, in place of a branch's: no branch can have it."""
 
 
-class Moves:
+class MoveJournal:
     """See the module's docstring. Thread-safe.
 
     Args:

@@ -361,8 +361,8 @@ def snapshot(value: Any) -> Any:
     """The value of a channel: a delta channel's snapshot is unpacked, also that of LangGraph.js, which is JSON."""
     if isinstance(value, Ext):
         return value.parts() if value.code == SNAPSHOT else value
-    is_ours = isinstance(value, Mapping) and value.get("lc") == 2 and value.get("type") == "delta_snapshot"
-    return value["value"] if is_ours and "value" in value else value
+    is_snapshot = isinstance(value, Mapping) and value.get("lc") == 2 and value.get("type") == "delta_snapshot"
+    return value["value"] if is_snapshot and "value" in value else value
 
 
 def shallow(value: Any) -> Any:
