@@ -6,7 +6,6 @@ import contextlib
 import os
 import pty
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -87,16 +86,15 @@ def on_a_terminal(*words: object, cwd: Path | None = None, typed: str = "") -> t
     """Run `fusebackend` on a terminal; return its exit status and everything that the terminal shows."""
     ours, theirs = pty.openpty()
     environment = {**mounts.module_environment(), "TERM": "xterm", "COLUMNS": "60"}
-    line = [sys.executable, "-m", "fusebackend", *map(os.fspath, words)]  # type: ignore[call-overload]
+    process = warm.start([str(word) for word in words], environment, (theirs, theirs, theirs), cwd)
+    os.close(theirs)
+    os.write(ours, typed.encode())
     shown = b""
-    with subprocess.Popen(line, env=environment, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        os.write(ours, typed.encode())
-        with contextlib.suppress(OSError):  # EIO: the other end is closed
-            while piece := os.read(ours, 65536):
-                shown += piece
-        os.close(ours)
-        status = process.wait(LIMIT_S)
+    with contextlib.suppress(OSError):  # EIO: the other end is closed
+        while piece := os.read(ours, 65536):
+            shown += piece
+    os.close(ours)
+    status = process.wait(LIMIT_S)
     return status, os.fsdecode(shown).replace("\r\n", "\n")
 
 
