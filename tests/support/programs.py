@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Self
 
 import mounts
 import warm
@@ -75,6 +77,43 @@ def command(
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(arguments, status, os.fsdecode(out.read()), os.fsdecode(err.read()))
+
+
+class Beside:
+    """`fusebackend` beside a test, forked as by `command`. As a context manager it is killed at the block's end."""
+
+    def __init__(self, *words: object, cwd: Path | None = None) -> None:
+        ours, theirs = os.pipe()
+        self._files = contextlib.ExitStack()
+        self.output = self._files.enter_context(os.fdopen(ours, errors="surrogateescape"))
+        errors = os.fdopen(os.memfd_create("errors"), "w+", errors="surrogateescape")
+        self._errors = self._files.enter_context(errors)
+        with open(os.devnull) as nothing:
+            streams = (nothing.fileno(), theirs, self._errors.fileno())
+            self.process = warm.start([str(word) for word in words], mounts.module_environment(), streams, cwd)
+        os.close(theirs)
+
+    def line(self) -> str:
+        """Read the next line of its output; fail where it has ended."""
+        line = self.output.readline()
+        assert line, self.end()
+        return line.removesuffix("\n")
+
+    def end(self, by: signal.Signals | None = None) -> tuple[int, str]:
+        """Wait until it has ended, by a signal if one is given; return its exit status and its standard error."""
+        if by is not None:
+            self.process.send_signal(by)
+        status = self.process.wait(LIMIT_S)
+        self._errors.seek(0)
+        return status, self._errors.read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+        self._files.close()
 
 
 def python(code: str, *words: object, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
