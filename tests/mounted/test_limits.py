@@ -127,7 +127,7 @@ def test_truncate_to_2_to_the_50_and_unlink_in_bounded_memory(serve: Serve, tmp_
     assert server.memory_kib("VmHWM") - before < 16 * KIB
 
 
-KNOWN_FILES = 30_000
+KNOWN_FILES = 22_000
 """More than any of the server's own caches holds."""
 
 
