@@ -118,7 +118,7 @@ for number in range(count):
 @pytest.mark.parametrize("journal", ["wal", "delete"])
 def test_two_writers_on_one_sqlite_database(server: tuple[Path, Kind], journal: str) -> None:
     path, _ = server
-    rows = 150
+    rows = 80
     database = path / f"{journal}.db"
     with sqlite3.connect(database) as db:
         assert db.execute(f"PRAGMA journal_mode = {journal}").fetchone() == (journal,)

@@ -53,7 +53,7 @@ def as_call(files: Client, where: Path, script: str, agent: str = "coder") -> st
     return found
 
 
-def ok(*words: object, cwd: Path, stdin: str = "") -> str:
+def ok(*words: object, cwd: Path | None = None, stdin: str = "") -> str:
     """Run `fusebackend`, which must succeed; return what it printed."""
     done = command(*words, cwd=cwd, stdin=stdin)
     assert done.returncode == 0, done
