@@ -24,6 +24,7 @@ from trees import snapshot
 import fusebackend
 from fusebackend.backends.sqlite.check import check
 from fusebackend.protocol import UndoResult
+from fusebackend.testing.each import each
 
 KINDS = {"sqlite": "sqlite:{tmp}/volume.db", "memory": "memory:", "dir": "dir:{tmp}/live"}
 
@@ -78,22 +79,27 @@ def undo(path: Path, *calls: str, **options: Any) -> UndoResult:
         return files.undo(*calls, **options)
 
 
-@pytest.mark.parametrize("harm", HARM)
-def test_everything_is_as_it_was(mounted: Mounted, harm: str) -> None:
-    session(SCENE, mounted.path)
-    before = tree(mounted.path)
-    session(HARM[harm], mounted.path)
-    after = tree(mounted.path)
-    assert after != before
-    with fusebackend.connect(mounted.path) as files:
-        assert files.log(limit=1)[0].kind == "session" and files.status()["history"]["incomplete"] is None
-    undone = undo(mounted.path)
-    assert undone.conflicts == [] and undone.partly == []
-    assert tree(mounted.path) == before
-    assert (mounted.path / "repo/bytes").stat().st_ino == (mounted.path / "repo/sub/deep/other-name").stat().st_ino
-    redone = undo(mounted.path, undone.undo or "")
-    assert redone.conflicts == []
-    assert tree(mounted.path) == after
+def test_everything_is_as_it_was(mounted: Mounted) -> None:
+    """And as it was after, when that is taken back; the next case begins where this one did."""
+    path = mounted.path
+    session(SCENE, path)
+    before = tree(path)
+    for case in each(HARM):
+        with case as harm:
+            assert tree(path) == before, "an earlier case has left something"
+            session(harm, path)
+            after = tree(path)
+            assert after != before
+            with fusebackend.connect(path) as files:
+                assert files.log(limit=1)[0].kind == "session" and files.status()["history"]["incomplete"] is None
+            undone = undo(path)
+            assert undone.conflicts == [] and undone.partly == []
+            assert tree(path) == before
+            assert (path / "repo/bytes").stat().st_ino == (path / "repo/sub/deep/other-name").stat().st_ino
+            redone = undo(path, undone.undo or "")
+            assert redone.conflicts == []
+            assert tree(path) == after
+            assert undo(path, redone.undo or "").conflicts == []
 
 
 def test_a_process_that_has_a_file_open_reads_the_old_bytes(mounted: Mounted) -> None:
