@@ -119,17 +119,17 @@ def test_changes_that_a_kill_has_prevented_stand_in_no_way(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     mounted = serve(f"sqlite:{tmp_path}/volume.db", at="mnt")
     session("echo 1 > file; mkdir d; sync .", mounted.path)
-    for each in tmp_path.glob("volume.db*"):
-        shutil.copy(each, tmp_path / f"kept-{each.name}")
+    for file in tmp_path.glob("volume.db*"):
+        shutil.copy(file, tmp_path / f"kept-{file.name}")
     with fusebackend.connect(mounted.path) as files:
         files.write("/d/new", "one\n")
         files.edit("/d/new", "one", "two")
         calls = [each.call for each in files.log(limit=2)]
     mounted.kill()
-    for each in tmp_path.glob("volume.db*"):  # as if nothing of it had been stored yet
-        each.unlink()
-    for each in tmp_path.glob("kept-*"):
-        each.rename(tmp_path / each.name.removeprefix("kept-"))
+    for file in tmp_path.glob("volume.db*"):  # as if nothing of it had been stored yet
+        file.unlink()
+    for file in tmp_path.glob("kept-*"):
+        file.rename(tmp_path / file.name.removeprefix("kept-"))
     again = serve(f"sqlite:{tmp_path}/volume.db", at="mnt")
     with fusebackend.connect(again.path) as files:
         assert not {each.call for each in files.log()} & set(calls)
