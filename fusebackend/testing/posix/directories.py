@@ -138,11 +138,9 @@ class DirectoryCases(Case):
     def test_removing_while_listing_removes_all(self, d: Path) -> None:
         count = min(self.limits.many_entries, 1000)
         fill(d, count)
-        removed = 0
         with Listing(d) as listing:
-            for name in listing.rest():
+            for removed, name in enumerate(listing.rest(), 1):
                 os.unlink(os.fsencode(d) + b"/" + name)
-                removed += 1
         assert (removed, os.listdir(d)) == (count, [])
 
     def test_telldir_and_seekdir_return_to_a_place(self, d: Path) -> None:
