@@ -136,12 +136,11 @@ class DirectoryCases(Case):
             assert set(kept) == stable
 
     def test_removing_while_listing_removes_all(self, d: Path) -> None:
-        count = min(self.limits.many_entries, 1000)
-        fill(d, count)
+        fill(d, min(self.limits.many_entries, 1000))
         with Listing(d) as listing:
-            for removed, name in enumerate(listing.rest(), 1):
+            for name in listing.rest():
                 os.unlink(os.fsencode(d) + b"/" + name)
-        assert (removed, os.listdir(d)) == (count, [])
+        assert os.listdir(d) == []
 
     def test_telldir_and_seekdir_return_to_a_place(self, d: Path) -> None:
         fill(d, 500)
