@@ -142,8 +142,8 @@ def test_two_writers_on_one_sqlite_database(server: tuple[Path, Kind], journal: 
 # --------------------------------------------------------------------------------------------------------------
 
 
-LARGE_MIB = amount("FUSEBACKEND_LARGE_FILE_MIB", day=384, night=1024)
-BOUND_MIB = 250
+LARGE_MIB = amount("FUSEBACKEND_LARGE_FILE_MIB", day=160, night=1024)
+BOUND_MIB = 150
 """What a server may use at most, whatever the size of its files. By day a file is larger than that, too."""
 
 
