@@ -209,7 +209,9 @@ def check_demonstrated(output: str) -> None:
     assert [line.split()[4] for line in merges] == ["port", "tidy", "rival"]
 
 
+@pytest.mark.night
 def test_in_files(tmp_path: Path) -> None:
+    """The one below has other routes, and all else is the same."""
     check_demonstrated(demonstrated(tmp_path))
 
 

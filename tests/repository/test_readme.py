@@ -62,7 +62,8 @@ NOT_RUN = {
     "[project.entry-points": "for the pyproject.toml of a package; test_webdav_example.py has it installed",
 }
 
-AGENT = "fusebackend mount /mnt/agent"
+AGENT = """fusebackend mount /mnt/agent --foreground > mount.log 2>&1 &
+until mountpoint -q /mnt/agent; do sleep 0.02; done"""
 MEMORIES = "mkdir -p /mnt/agent/memories; echo 'sunday: TODO' > /mnt/agent/memories/old.md"
 PROJECT = "mkdir -p src/project; git init -q src/project; echo TODO > src/project/file; git -C src/project add file; \
 git -C src/project -c user.name=a -c user.email=a@b commit -qm one"
@@ -153,7 +154,7 @@ mount -t tmpfs none /mnt
 mount -t tmpfs none /srv
 mkdir /mnt/agent
 cd "$HOME"
-trap 'cd /; ! mountpoint -q /mnt/agent || fusebackend umount /mnt/agent' EXIT
+trap 'cd /; ! mountpoint -q /mnt/agent || fusermount3 -u /mnt/agent; wait' EXIT
 {before}
 exec 9>&1
 {{ {run}; }} >&9
