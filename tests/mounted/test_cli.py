@@ -424,28 +424,28 @@ class TestUmount:
         shell.ok("mount", point, "--default", "memory:")
         assert shell.ok("umount", ".", cwd=point) == f"unmounted {point}\n"
 
-    @pytest.mark.parametrize("how", ["cwd", "fd", "exe"])
-    def test_it_says_who_has_something_open(self, shell: Shell, point: Path, how: str) -> None:
+    def test_it_says_who_has_something_open(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "memory:")
-        path = point / "open"
-        shutil.copy("/bin/sleep", path)
-        with contextlib.ExitStack() as held:
-            pid = os.getpid()
-            if how == "fd":
-                held.enter_context(path.open())
-            else:
-                words = ["sleep" if how == "cwd" else str(path), "60"]
-                sleeper = subprocess.Popen(words, cwd=point if how == "cwd" else "/")
-                held.callback(sleeper.wait)
-                held.callback(sleeper.kill)
-                pid, path = sleeper.pid, point if how == "cwd" else path
-            done = shell("umount", point)
-            assert done.returncode == 1
-            assert f"Error: '{point}' is busy\n" in done.stderr
-            (line,) = [line for line in done.stderr.splitlines() if f"  process {pid} (" in line]
-            assert f"has {path} open as {how}" in line
-            assert is_mounted(point)
-            assert shell.status(point)["state"] == "alive"
+        file = point / "open"
+        shutil.copy("/bin/sleep", file)
+        for case in each({"cwd": ["sleep", "60"], "exe": [str(file), "60"], "fd": None}):
+            with case as words, contextlib.ExitStack() as held:
+                pid, path = os.getpid(), file
+                if words is None:
+                    held.enter_context(file.open())
+                else:
+                    path = point if case.name == "cwd" else file
+                    sleeper = subprocess.Popen(words, cwd=point if case.name == "cwd" else "/")
+                    held.callback(sleeper.wait)
+                    held.callback(sleeper.kill)
+                    pid = sleeper.pid
+                done = shell("umount", point)
+                assert done.returncode == 1
+                assert f"Error: '{point}' is busy\n" in done.stderr
+                (line,) = [line for line in done.stderr.splitlines() if f"  process {pid} (" in line]
+                assert f"has {path} open as {case.name}" in line
+                assert is_mounted(point)
+                assert shell.status(point)["state"] == "alive"
         shell.ok("umount", point)
 
     def test_lazy_leaves_open_files_usable(self, shell: Shell, point: Path) -> None:
