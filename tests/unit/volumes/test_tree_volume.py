@@ -13,6 +13,7 @@ import pytest
 from clocks import MULTIGRAIN
 from nodes import names, put
 from raising import raising
+from services.postgres import Postgres
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.postgres import volume as postgres_volume
@@ -37,6 +38,12 @@ from fusebackend.volumes.posix import TreeVolume
 ME = Caller(1000, 1000)
 
 
+@pytest.fixture(scope="module")
+def database(postgres: Postgres) -> Iterator[str]:
+    with postgres.database() as dsn:
+        yield dsn
+
+
 @pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)])
 def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TreeVolume]:
     made: TreeVolume
@@ -45,7 +52,7 @@ def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TreeVolum
     elif request.param == "sqlite":
         made = SqliteVolume(tmp_path / "volume.db")
     else:
-        made = PostgresVolume(request.getfixturevalue("postgres_dsn"), "rules")
+        made = PostgresVolume(request.getfixturevalue("database"), request.node.name)
     yield made
     made.close()
 
@@ -107,25 +114,6 @@ def test_a_deep_tree_moves(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) 
 
 
 # -- life ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ["release first", "forget first"])
-def test_a_nameless_file_lives_as_long_as_somebody_has_it(volume: TreeVolume, order: str) -> None:
-    node = volume.create(ROOT_NODE, b"f", 0o644, os.O_RDWR, ME).node
-    volume.hold(node)
-    volume.write(node, 0, b"still here")
-    volume.unlink(ROOT_NODE, b"f")
-    volume.sync()
-    refused(errno.ENOENT, volume.link, node, ROOT_NODE, b"back")
-    if order == "release first":
-        volume.release(node, os.O_RDWR)
-        assert volume.getattr(node).nlink == 0
-        volume.forget([node])
-    else:
-        volume.forget([node])
-        assert volume.read(node, 0, 100) == b"still here"
-        volume.release(node, os.O_RDWR)
-    refused(errno.ESTALE, volume.getattr, node)
 
 
 def test_forgetting_what_was_never_held_or_is_gone_is_harmless(volume: TreeVolume) -> None:

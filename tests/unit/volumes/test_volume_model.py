@@ -1,4 +1,7 @@
-"""Random operations on every native volume, against a dict; and on a plain directory, which proves the machine."""
+"""Random operations on native volumes, against a dict; and on a plain directory, which proves the machine.
+
+On SQLite and PostgreSQL the machines take snapshots as well: `test_sqlite_snapshots.py`, `test_postgres_snapshots.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from profiles import examples
-from sqlite_machine import FailingSqliteMachine, SqliteMachine
+from sqlite_machine import FailingSqliteMachine
 
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
@@ -68,7 +71,7 @@ class PlainDirectoryMachine(DirectoryMachine):
         shutil.rmtree(os.fsencode(self.directory))
 
 
-for machine in (MemoryMachine, SqliteMachine, FailingSqliteMachine, DirectoryVolumeMachine, PlainDirectoryMachine):
+for machine in (MemoryMachine, FailingSqliteMachine, DirectoryVolumeMachine, PlainDirectoryMachine):
     case = machine.TestCase
     case.settings = FAILING if machine is FailingSqliteMachine else SETTINGS
     globals()[f"Test{machine.__name__}"] = case

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from pathlib import Path
 
 import pytest
 from agentface import get, heard, node_at, put
@@ -16,7 +15,6 @@ from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.protocol import ROOT_NODE, Change
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.posix.case import fails
-from fusebackend.volumes.agent_face import VolumeBackend
 
 
 class DirectoryCases(BackendConformance):
@@ -273,40 +271,7 @@ def test_two_deletes_of_one_tree(backend, tmp_path):
     assert all(result.error is None or "not found" in result.error for result in results)
 
 
-def test_a_directory_that_was_moved_away_meanwhile_is_left_alone(backend, tmp_path, monkeypatch):
-    (tmp_path / "tree" / "sub").mkdir(parents=True)
-    rmdir = backend.volume.rmdir
-
-    def move_first(parent, name):
-        if name == b"sub":
-            (tmp_path / "tree").rename(tmp_path / "elsewhere")
-            (tmp_path / "tree").mkdir()
-        rmdir(parent, name)
-
-    monkeypatch.setattr(backend.volume, "rmdir", move_first)
-    backend.delete("/tree")
-    assert (tmp_path / "elsewhere").is_dir()
-    assert (tmp_path / "tree").is_dir(), "this is another directory, which nobody asked to be deleted"
-
-
 # -- searches ----------------------------------------------------------------------------------------------------------
-
-
-def test_searches_answer_as_those_of_every_volume(backend, tmp_path):
-    for path in ("a", "a-b", "a.txt", "a/x.txt", "b/é.txt", ".hidden/y.txt", "z/.dot.txt", "b/deep/er/y.txt"):
-        target: Path = tmp_path / path
-        if path == "a":
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(f"needle {path}\n")
-    os.symlink("a.txt", tmp_path / "link.txt")
-    os.symlink("b", tmp_path / "linked")
-    plain = VolumeBackend(backend.volume)
-    patterns = ("*", "**/*", "*.txt", "a/*", "/b/**", "b/*/er/*.txt", "{a,b}/*.txt", ".hidden/*", "../x", "", "[", "a/")
-    for pattern in patterns:
-        for path in (None, "/", "/b", "/linked", "/a.txt", "/none", "/link.txt", "/a.txt/x"):
-            assert backend.glob(pattern, path) == plain.glob(pattern, path), (pattern, path)
-            assert backend.grep("needle", path, pattern) == plain.grep("needle", path, pattern)
 
 
 def test_a_file_that_grows_past_the_limit_while_it_is_read(tmp_path, monkeypatch):

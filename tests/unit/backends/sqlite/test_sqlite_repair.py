@@ -212,7 +212,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @example(["INSERT OR IGNORE INTO place VALUES (-5, 0, 1)"])
 @given(statements=st.lists(STATEMENTS, min_size=1, max_size=8))
 def test_any_damage_is_mended(sound: Path, tmp_path: Path, statements: list[str]) -> None:
