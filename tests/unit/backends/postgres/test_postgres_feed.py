@@ -421,13 +421,6 @@ def test_a_newcomer_reads_what_nobody_tells(
         fourth.wait(Change(node, ROOT_NODE, b"news"))
 
 
-def test_a_wake_up_among_three_carries_a_snapshot(here: Host, there: Host, third: Host, postgres_dsn: str) -> None:
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        connection.execute(f"LISTEN {feed.channel(here.id)}")
-        here.make(b"a")
-        assert next(connection.notifies(timeout=LIMIT_S)).payload.split(" ")[-1].count(":") == 2
-
-
 def test_more_changes_than_can_be_read_are_everything(
     here: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

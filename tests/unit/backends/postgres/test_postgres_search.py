@@ -167,7 +167,7 @@ def machine_database(database: str) -> None:
 
 TestPostgresSearchMachine = PostgresSearchMachine.TestCase
 TestPostgresSearchMachine.settings = hypothesis.settings(
-    max_examples=examples(8), stateful_step_count=25, deadline=None, database=None
+    max_examples=examples(5), stateful_step_count=25, deadline=None, database=None
 )
 
 
@@ -252,17 +252,6 @@ def test_a_large_file_is_always_read(
     assert nodes_in(sql, "unindexed", backend) == set() and nodes_in(sql, "entry", backend) == {middling, large}
 
 
-def test_what_is_deleted_leaves_nothing(backend: PostgresBackend, sql: Sql) -> None:
-    nodes = [put(backend, f"/dir/{number}.txt", b"needle\n") for number in range(4)]
-    index_all(backend)
-    assert nodes_in(sql, "entry", backend) == set(nodes)
-    assert backend.delete("/dir").error is None and found(backend, "needle") == []
-    for table in ("chunk", "inode"):  # as it is done, a moment later, to nodes without a name
-        sql(f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)", backend.volume.id, nodes)
-    index_all(backend)
-    assert nodes_in(sql, "entry", backend) == nodes_in(sql, "unindexed", backend) == set()
-
-
 # -- changes while it is indexed -----------------------------------------------------------------------------------
 
 
@@ -330,16 +319,6 @@ def test_files_are_indexed_in_the_background(database: str, sql: Sql, monkeypatc
         eventually(lambda: nodes_in(sql, "entry", backend) == nodes and not nodes_in(sql, "unindexed", backend))
         assert len(found(backend, "needle")) == 5
     assert "fusebackend-index" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_when_all_is_indexed_the_index_is_in_order(backend: PostgresBackend, sql: Sql) -> None:
-    """What it has gathered would be read by every search."""
-    for number in range(20):
-        put(backend, f"/{number}.txt", b"needle %d\n" % number)
-    assert indexer_of(backend).work(quiet_s=0) == 0.0
-    index_all(backend)
-    assert sql("SELECT gin_clean_pending_list(%s::regclass)", index_module.INDEX) == [(0,)]
-    assert len(found(backend, "needle")) == 20
 
 
 def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
@@ -422,13 +401,6 @@ def test_files_are_read_with_few_questions(tree: PostgresBackend, questions: Que
     questions.clear()
     answer = tree.grep("needle", max_count=3)
     assert answer.truncated and len(answer.matches or []) == 3 and len(questions) == 2
-
-
-def test_a_directory_too_large_for_a_question_is_read_page_by_page(
-    tree: PostgresBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(query_module, "ENTRIES_AHEAD", 20)
-    assert tree.glob("**") == search.glob_files(tree.volume, "**", "/")
 
 
 def test_where_the_index_names_too_many_it_is_left(

@@ -78,6 +78,19 @@ def test_a_small_sync_writes_nothing_to_the_tables_and_outlives_a_crash(volume: 
     assert files(crashed(volume, tmp_path / "crash")) == {b"second": b"some bytes", b"third": b"some bytes"}
 
 
+def test_an_attribute_that_was_synced_outlives_a_crash(volume: SqliteVolume, tmp_path: Path) -> None:
+    node = put(volume, b"second")
+    volume.setxattr(node, b"user.a", b"1")
+    volume.setattr(node, AttrChanges(mode=0o600, mtime_ns=-5))
+    volume.fsync(node)
+    again = SqliteVolume(crashed(volume, tmp_path / "crash"))
+    attr = again.lookup(ROOT_NODE, b"second")
+    assert (attr.node, attr.mode & 0o7777, attr.mtime_ns) == (node, 0o600, -5)
+    assert again.getxattr(node, b"user.a") == b"1"
+    assert again.create(ROOT_NODE, b"new", 0o644, os.O_RDWR, ME).node > node, "no number is given twice"
+    again.close()
+
+
 def test_what_came_and_went_between_two_flushes_is_gone_after_a_crash(volume: SqliteVolume, tmp_path: Path) -> None:
     """The tables never had it, so its end is in no flush; but a record had it."""
     directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
