@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 from agentface import get, heard, node_at, put
@@ -15,6 +16,7 @@ from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.protocol import ROOT_NODE, Change
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.posix.case import fails
+from fusebackend.volumes.agent_face import VolumeBackend
 
 
 class DirectoryCases(BackendConformance):
@@ -272,6 +274,23 @@ def test_two_deletes_of_one_tree(backend, tmp_path):
 
 
 # -- searches ----------------------------------------------------------------------------------------------------------
+
+
+def test_searches_answer_as_those_of_every_volume(backend, tmp_path):
+    for path in ("a", "a-b", "a.txt", "a/x.txt", "b/é.txt", ".hidden/y.txt", "z/.dot.txt", "b/deep/er/y.txt"):
+        target: Path = tmp_path / path
+        if path == "a":
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(f"needle {path}\n")
+    os.symlink("a.txt", tmp_path / "link.txt")
+    os.symlink("b", tmp_path / "linked")
+    plain = VolumeBackend(backend.volume)
+    patterns = ("*", "**/*", "*.txt", "a/*", "/b/**", "b/*/er/*.txt", "{a,b}/*.txt", ".hidden/*", "../x", "", "[", "a/")
+    for pattern in patterns:
+        for path in (None, "/", "/b", "/linked", "/a.txt", "/none", "/link.txt", "/a.txt/x"):
+            assert backend.glob(pattern, path) == plain.glob(pattern, path), (pattern, path)
+            assert backend.grep("needle", path, pattern) == plain.grep("needle", path, pattern)
 
 
 def test_a_file_that_grows_past_the_limit_while_it_is_read(tmp_path, monkeypatch):

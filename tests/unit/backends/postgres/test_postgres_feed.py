@@ -364,25 +364,6 @@ def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
     assert volume_feed._pending == {30, feed.NO_XID}, "its own"
 
 
-def test_nothing_is_told_while_all_hosts_read_by_themselves() -> None:
-    volume_feed = feed.VolumeFeed(1)
-    volume_feed.session = 1
-    volume_feed._others = 15
-    woken: list[None] = []
-    volume_feed.wake = lambda: woken.append(None)
-    volume_feed.announce(40)
-    assert volume_feed._is_due
-    volume_feed.heard("busy 2 1000000 30:30:")
-    assert not volume_feed._is_due, "it was committed before, and so is read"
-    volume_feed.announce(41)
-    assert not volume_feed._is_due
-    assert len(woken) == 1
-    volume_feed._told_until = time.monotonic()
-    volume_feed.announce(42)
-    assert volume_feed._is_due
-    assert len(woken) == 2
-
-
 def test_hosts_that_are_busy_read_without_being_woken(
     here: Host, there: Host, third: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

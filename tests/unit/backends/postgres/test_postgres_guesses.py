@@ -19,7 +19,7 @@ from postgres_check import check
 from postgres_hosts import ME, sql
 from round_trips import Trips, sent
 from services.postgres import Postgres, running
-from together import together
+from together import beside, together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.guesses import CONTESTED_S
@@ -27,6 +27,7 @@ from fusebackend.backends.postgres.known_inodes import KnownInodes
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.base import acl
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Link, WrongLinks
+from fusebackend.testing.posix.case import refused
 from fusebackend.volumes.agent_face import VolumeBackend
 
 pytestmark = pytest.mark.services
@@ -199,14 +200,6 @@ def test_a_guess_waits_for_a_change_and_is_compared_then(
     one, two = hosts
     here, there = tree(one, top)
     looked_up(two, here, there)
-    failed: list[int | None] = []
-
-    def remove() -> None:
-        try:
-            two.rmdir(here, b"empty")
-        except OSError as error:
-            failed.append(error.errno)
-
     inside = one.lookup(here, b"empty").node
     reached, go_on = threading.Event(), threading.Event()
 
@@ -216,17 +209,12 @@ def test_a_guess_waits_for_a_change_and_is_compared_then(
         reached.set()
         assert go_on.wait(LIMIT_S)
 
-    filler = threading.Thread(target=one.change_as_one, args=(fill, f"/{request.node.name}/here/empty/x"))
-    remover = threading.Thread(target=remove)
-    filler.start()
-    assert reached.wait(LIMIT_S)
-    remover.start()
     waiting = "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    eventually(lambda: "WITH lock AS" in str(sql(server.dsn(), waiting)), LIMIT_S)
-    go_on.set()
-    for thread in (filler, remover):
-        thread.join(LIMIT_S)
-    assert failed == [errno.ENOTEMPTY]
+    with beside(lambda: one.change_as_one(fill, f"/{request.node.name}/here/empty/x")):
+        assert reached.wait(LIMIT_S)
+        with beside(lambda: refused(errno.ENOTEMPTY, two.rmdir, here, b"empty")):
+            eventually(lambda: "WITH lock AS" in str(sql(server.dsn(), waiting)), LIMIT_S)
+            go_on.set()
     assert names(two, inside) == {b"x"}
 
 

@@ -132,18 +132,15 @@ def test_those_who_wait_for_a_directory_stand_in_line(hosts: Hosts, database: st
         lambda: ok(hosts[2].delete("/a/first")),
         lambda: volume.mknod(directory, b"third", 0o100644, 0, ME),
     ]
-    threads = [threading.Thread(target=call) for call in calls]
     waiting = (
         "SELECT locktype, classid::int FROM pg_locks WHERE NOT granted AND pid IN (SELECT pid FROM"
         " pg_stat_activity WHERE datname = current_database())"
     )
-    with Paused(hosts[0], lambda: ok(hosts[0].write("/a/zero", "x")), "/a/zero"):
-        for thread in threads:
-            thread.start()
-        eventually(lambda: len(sql(database, waiting)) == len(threads), LIMIT_S)
-        assert sql(database, waiting) == [("advisory", TURN_LOCK)] * len(threads)
-    for thread in threads:
-        thread.join(LIMIT_S)
+    paused = Paused(hosts[0], lambda: ok(hosts[0].write("/a/zero", "x")), "/a/zero")
+    with paused, beside(lambda: together(*calls)):
+        eventually(lambda: len(sql(database, waiting)) == len(calls), LIMIT_S)
+        assert sql(database, waiting) == [("advisory", TURN_LOCK)] * len(calls)
+        paused.__exit__()
     assert {entry["path"] for entry in hosts[0].ls("/a").entries or []} == {"/a/second", "/a/third", "/a/zero"}
 
 
@@ -422,26 +419,24 @@ def test_a_name_that_led_elsewhere_when_its_directory_was_free_is_no_deadlock(
     here, there = (volume.mkdir(ROOT_NODE, name, 0o755, ME).node for name in (b"here", b"there"))
     for name in (b"x", b"y"):
         volume.rename(ROOT_NODE, name, here, name)
-    threads = [
-        threading.Thread(target=hosts[number].volume.rename, args=(here, name, there, name), daemon=True)
-        for number, name in ((1, b"x"), (2, b"y"))
-    ]
     key = (volume.id, here)
-    with psycopg.connect(database) as swapper, psycopg.connect(database, autocommit=True) as connection:
+
+    def rename_both() -> None:
+        rename = [host.volume.rename for host in hosts]
+        together(lambda: rename[1](here, b"x", there, b"x"), lambda: rename[2](here, b"y", there, b"y"))
+
+    with psycopg.connect(database) as swapper:
         swapper.execute("SELECT FROM fusebackend.inode WHERE volume = %s AND node = %s FOR UPDATE", key)
-        for thread in threads:
-            thread.start()
-        waiting = (
-            "SELECT count(*) FROM pg_locks WHERE NOT granted"
-            " AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database())"
-        )
-        eventually(lambda: connection.execute(waiting).fetchall() == [(len(threads),)], LIMIT_S)
-        swap = "UPDATE fusebackend.dentry SET node = %s - node WHERE volume = %s AND parent = %s"
-        swapper.execute(swap, (one + other, *key))
-        swapper.execute("UPDATE fusebackend.inode SET version = version + 1 WHERE volume = %s AND node = %s", key)
-        swapper.commit()
-        for thread in threads:
-            thread.join(LIMIT_S)
+        with beside(rename_both):
+            waiting = (
+                "SELECT count(*) FROM pg_locks WHERE NOT granted"
+                " AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database())"
+            )
+            eventually(lambda: sql(database, waiting) == [(2,)], LIMIT_S)
+            swap = "UPDATE fusebackend.dentry SET node = %s - node WHERE volume = %s AND parent = %s"
+            swapper.execute(swap, (one + other, *key))
+            swapper.execute("UPDATE fusebackend.inode SET version = version + 1 WHERE volume = %s AND node = %s", key)
+            swapper.commit()
     assert [volume.lookup(there, name).node for name in (b"x", b"y")] == [other, one]
     assert check_of(hosts[0]) == []
     assert postgres.log_text.count("deadlock detected") == before

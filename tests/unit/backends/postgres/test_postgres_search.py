@@ -24,6 +24,7 @@ from profiles import examples
 from search_machine import SearchMachine, scan
 from services.postgres import PORT, Postgres
 from services.stall import Stall
+from together import beside, together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.search import index as index_module
@@ -167,7 +168,7 @@ def machine_database(database: str) -> None:
 
 TestPostgresSearchMachine = PostgresSearchMachine.TestCase
 TestPostgresSearchMachine.settings = hypothesis.settings(
-    max_examples=examples(5), stateful_step_count=25, deadline=None, database=None
+    max_examples=examples(8), stateful_step_count=25, deadline=None, database=None
 )
 
 
@@ -250,6 +251,17 @@ def test_a_large_file_is_always_read(
     put(backend, "/large.txt", b"needle\n")
     index_all(backend)
     assert nodes_in(sql, "unindexed", backend) == set() and nodes_in(sql, "entry", backend) == {middling, large}
+
+
+def test_what_is_deleted_leaves_nothing(backend: PostgresBackend, sql: Sql) -> None:
+    nodes = [put(backend, f"/dir/{number}.txt", b"needle\n") for number in range(4)]
+    index_all(backend)
+    assert nodes_in(sql, "entry", backend) == set(nodes)
+    assert backend.delete("/dir").error is None and found(backend, "needle") == []
+    for table in ("chunk", "inode"):  # as it is done, a moment later, to nodes without a name
+        sql(f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)", backend.volume.id, nodes)
+    index_all(backend)
+    assert nodes_in(sql, "entry", backend) == nodes_in(sql, "unindexed", backend) == set()
 
 
 # -- changes while it is indexed -----------------------------------------------------------------------------------
@@ -403,6 +415,13 @@ def test_files_are_read_with_few_questions(tree: PostgresBackend, questions: Que
     assert answer.truncated and len(answer.matches or []) == 3 and len(questions) == 2
 
 
+def test_a_directory_too_large_for_a_question_is_read_page_by_page(
+    tree: PostgresBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query_module, "ENTRIES_AHEAD", 20)
+    assert tree.glob("**") == search.glob_files(tree.volume, "**", "/")
+
+
 def test_where_the_index_names_too_many_it_is_left(
     tree: PostgresBackend, monkeypatch: pytest.MonkeyPatch, questions: Questions
 ) -> None:
@@ -474,27 +493,20 @@ def test_searches_leave_connections_to_others(backend: PostgresBackend) -> None:
     """As many as may be at once, and one more, which waits for its turn or its end."""
     put(backend, "/file.txt", b"needle\n")
     called_off = threading.Event()
-    ended: list[type[BaseException]] = []
 
     def search_long() -> None:
-        try:
-            with budget.limited(None, called_off):
-                backend.search.queries.rows(SLEEP, seconds=3600)
-        except BaseException as error:
-            ended.append(type(error))
+        with budget.limited(None, called_off), pytest.raises(Spent):
+            backend.search.queries.rows(SLEEP, seconds=3600)
 
-    threads = [threading.Thread(target=search_long) for _ in range(query_module.QUERIES_AT_ONCE)]
-    for thread in threads:
-        thread.start()
-    active = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE %s"
-    eventually(lambda: backend.volume.connections.query(active, [f"{SLEEP[:15]}%"]) == [(len(threads),)])
-    assert backend.read("/file.txt").error is None, "the volume goes on"
-    with budget.limited(0.1):
-        assert backend.grep("needle").truncated
-    called_off.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert ended == [Spent] * len(threads) and found(backend, "needle") == ["/file.txt"]
+    longest = query_module.QUERIES_AT_ONCE
+    with beside(lambda: together(*[search_long] * longest), limit_s=PATIENCE_S):
+        active = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE %s"
+        eventually(lambda: backend.volume.connections.query(active, [f"{SLEEP[:15]}%"]) == [(longest,)])
+        assert backend.read("/file.txt").error is None, "the volume goes on"
+        with budget.limited(0.1):
+            assert backend.grep("needle").truncated
+        called_off.set()
+    assert found(backend, "needle") == ["/file.txt"]
 
 
 def test_a_search_ends_when_the_server_says_nothing(

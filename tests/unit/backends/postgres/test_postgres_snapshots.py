@@ -18,6 +18,7 @@ from nodes import overwrite, put
 from postgres_check import check
 from postgres_hosts import sql
 from profiles import examples
+from together import beside
 
 from fusebackend.backends.postgres import host_session, old_rows, transaction
 from fusebackend.backends.postgres.statements import lock_changes
@@ -202,14 +203,12 @@ def test_a_change_that_waits_for_the_snapshot_keeps_for_it(volume: PostgresVolum
     with psycopg.connect(volume.conninfo) as taking, psycopg.connect(volume.conninfo) as changing:
         query, parameters = lock_changes(volume.id, exclusive=True)
         taking.execute(query.encode(), parameters)
-        writer = threading.Thread(target=overwrite, args=(other, node, 0, b"after!"))
-        writer.start()
-        eventually(lambda: _waiting(changing), LIMIT_S)
-        taking.execute("SELECT nextval('fusebackend.snapshot_changes')")
-        taking.execute("UPDATE fusebackend.volume SET taken = 1, newest = 1 WHERE id = %s", [volume.id])
-        taking.execute("INSERT INTO fusebackend.snapshot VALUES (%s, 1, 's', 1)", [volume.id])
-        taking.commit()
-        writer.join(LIMIT_S)
+        with beside(lambda: overwrite(other, node, 0, b"after!")):
+            eventually(lambda: _waiting(changing), LIMIT_S)
+            taking.execute("SELECT nextval('fusebackend.snapshot_changes')")
+            taking.execute("UPDATE fusebackend.volume SET taken = 1, newest = 1 WHERE id = %s", [volume.id])
+            taking.execute("INSERT INTO fusebackend.snapshot VALUES (%s, 1, 's', 1)", [volume.id])
+            taking.commit()
     assert other.read(node, 0, 10) == b"after!"
     assert volume.snapshot("s").read(node, 0, 10) == b"before"
 
