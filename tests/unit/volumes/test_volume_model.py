@@ -31,7 +31,7 @@ from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.posix import TreeVolume
 
 SETTINGS = hypothesis.settings(max_examples=examples(40), stateful_step_count=50, deadline=None, database=None)
-FAILING = hypothesis.settings(SETTINGS, max_examples=examples(10))
+FEW = hypothesis.settings(SETTINGS, max_examples=examples(10))
 
 
 class MemoryMachine(VolumeMachine):
@@ -73,7 +73,7 @@ class PlainDirectoryMachine(DirectoryMachine):
 
 for machine in (MemoryMachine, FailingSqliteMachine, DirectoryVolumeMachine, PlainDirectoryMachine):
     case = machine.TestCase
-    case.settings = FAILING if machine is FailingSqliteMachine else SETTINGS
+    case.settings = FEW if machine in (FailingSqliteMachine, PlainDirectoryMachine) else SETTINGS
     globals()[f"Test{machine.__name__}"] = case
 del machine, case
 

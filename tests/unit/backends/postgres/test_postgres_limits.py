@@ -202,7 +202,7 @@ def test_nothing_drifts(host: Callable[..., PostgresBackend]) -> None:
     """Two hosts; whenever both are at rest, each has the sums of the tables, without being told to count."""
     hosts = [host(limit_bytes=400 * KIB, limit_files=60) for _ in range(2)]
     steps = [Counting(backend, number) for number, backend in enumerate(hosts)]
-    for _ in range(6):
+    for _ in range(4):
         for _ in range(60):
             steps[0].step()
             steps[1].step()
