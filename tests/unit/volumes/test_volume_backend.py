@@ -78,20 +78,6 @@ class TestInPlace:
         with pytest.raises(OSError):
             tree.getattr(node)
 
-    def test_an_edit_writes_from_the_first_difference(self, backend, tree, monkeypatch):
-        put(backend, "/file.txt", b"a" * 200_000 + b"needle" + b"z" * 10)
-        written = []
-        original = tree.write
-
-        def write(node, offset, data):
-            written.append((offset, len(data)))
-            return original(node, offset, data)
-
-        monkeypatch.setattr(tree, "write", write)
-        assert backend.edit("/file.txt", "needle", "nail").error is None
-        assert written == [(200_001, 13)]
-        assert get(backend, "/file.txt") == b"a" * 200_000 + b"nail" + b"z" * 10
-
 
 class TestChanges:
     def test_a_new_file_and_its_parents(self, backend):

@@ -127,24 +127,6 @@ def test_connections_are_opened_as_needed_and_given_back(small: Server, monkeypa
     eventually(lambda: clients(small.dsn()) == 0, LIMIT_S)
 
 
-def test_a_connection_stays_for_as_long_as_it_was_needed(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 mounts that begin one after the other have 64 connections soon, and one in use keeps its own."""
-    monkeypatch.setattr(databases, "IDLE_S", 1000.0)
-    monkeypatch.setattr(databases, "BRIEF_S", 0.2)
-    with PostgresBackend(small.dsn(), "brief") as backend:
-        eventually(lambda: clients(small.dsn()) == 1, LIMIT_S)
-        began = time.monotonic()
-        with backend.volume.viewing():
-            time.sleep(1.0)
-        used_s = time.monotonic() - began
-        ((until, _),) = backend.volume.connections._idle
-        assert 0.9 <= until - time.monotonic() <= used_s
-        monkeypatch.setattr(databases, "IDLE_S", 0.5)
-        assert backend.write("/file.txt", "x").error is None
-        ((until, _),) = backend.volume.connections._idle
-        assert until - time.monotonic() <= 0.5
-
-
 def test_a_full_server_makes_operations_wait_for_a_connection_of_their_own(small: Server) -> None:
     with PostgresBackend(small.dsn(), "own", connections=8) as backend:
         assert backend.volume.trouble is None

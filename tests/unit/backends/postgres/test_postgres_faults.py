@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from ears import Ear
+from eventually import eventually
 from postgres_check import check
 from postgres_hosts import ME, sql
 from round_trips import refuse_commits
@@ -27,7 +30,7 @@ from fusebackend.backends.postgres import host_session, schema
 from fusebackend.backends.postgres import host_session as session
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases import pipeline, postgres
-from fusebackend.protocol import ROOT_NODE, AttrChanges
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
 from fusebackend.testing.posix.case import fails
 
 pytestmark = pytest.mark.services
@@ -53,8 +56,8 @@ def volume(server: Server, request: pytest.FixtureRequest) -> Iterator[PostgresV
         assert "has crashed, and lost changes" in str(error), error
 
 
-def eventually(call: Callable[[], object]) -> None:
-    """Until the volume works again."""
+def works_again(call: Callable[[], object]) -> None:
+    """Call until the volume works again."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         try:
@@ -77,7 +80,7 @@ def test_numbers_are_never_given_twice_though_the_server_forgets(server: Server,
             versions.add(attr.version)
         server.crash()
         server.start()
-        eventually(lambda: volume.getattr(ROOT_NODE))
+        works_again(lambda: volume.getattr(ROOT_NODE))
 
 
 def test_a_server_that_is_away_is_an_error_within_a_bound(
@@ -101,7 +104,7 @@ def test_a_server_that_is_away_is_an_error_within_a_bound(
     finally:
         server.start()
     monkeypatch.undo()
-    eventually(lambda: volume.write(node, 0, b"here again"))
+    works_again(lambda: volume.write(node, 0, b"here again"))
     assert volume.read(node, 0, 100) == b"here again"
     volume.release(node, os.O_RDWR)
 
@@ -118,6 +121,26 @@ def test_a_restart_between_two_operations_is_not_noticed(server: Server, volume:
     with volume.viewing():
         assert volume.read(node, 0, 10) == b"one"
     volume.release(node, os.O_RDWR)
+
+
+@pytest.mark.parametrize("end", ["stop", "crash"])
+def test_after_a_restart_everything_is_looked_up_again(
+    server: Server, request: pytest.FixtureRequest, end: str
+) -> None:
+    here, there = (PostgresVolume(server.dsn(), request.node.name) for _ in range(2))
+    ear: Ear[Change] = Ear()
+    here.subscribe(ear)
+    here.mkdir(ROOT_NODE, b"before", 0o755, ME)
+    getattr(server, end)()
+    server.start()
+    ear.until(Change(), LIMIT_S)  # lost
+    eventually(lambda: here.features.change_feed and there.features.change_feed, LIMIT_S)
+    ear.until(Change(), LIMIT_S)
+    node = there.mkdir(ROOT_NODE, b"after", 0o755, ME).node
+    ear.until(Change(node, ROOT_NODE, b"after"), LIMIT_S)
+    for host in (here, there):
+        with contextlib.suppress(OSError) if end == "crash" else contextlib.nullcontext():
+            host.close()  # which fails if the crash has taken something
 
 
 def test_a_commit_that_is_not_answered_is_an_error(volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +210,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_without_end(
                 call()
         assert time.monotonic() - before < 30
     monkeypatch.undo()
-    eventually(lambda: volume.getattr(ROOT_NODE))
+    works_again(lambda: volume.getattr(ROOT_NODE))
 
 
 def test_a_change_waits_for_another_one_for_a_while(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +261,7 @@ def test_new_numbers_are_not_waited_for_without_end(network: Stall, monkeypatch:
         pass
     network.resume()
     monkeypatch.undo()
-    eventually(lambda: volume.mkdir(ROOT_NODE, b"d", 0o755, ME))
+    works_again(lambda: volume.mkdir(ROOT_NODE, b"d", 0o755, ME))
     volume.close()
 
 
@@ -252,7 +275,7 @@ def test_a_connection_that_the_server_still_believes_in_keeps_nobody_out(server:
     volume._session.run(lambda connection: connection.close())  # of which the server hears nothing
     volume._session.new_node()
     network.resume()
-    eventually(lambda: volume.unlink(ROOT_NODE, b"file"))
+    works_again(lambda: volume.unlink(ROOT_NODE, b"file"))
     assert volume.getattr(node).nlink == 0
     volume.release(node, os.O_RDWR)
     volume.close()

@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from nodes import ME
 from postgres_hosts import cut_feed, sql
 from profiles import amount, examples
-from services.postgres import Server, running
 from services.stall import Stall
 from together import together
 
@@ -433,29 +432,3 @@ def test_many_threads_use_the_connection_of_the_feed(here: Host, there: Host) ->
     assert len(seen) == 8 * 600
     node = there.make(b"f")
     here.wait(Change(node, ROOT_NODE, b"f"))
-
-
-# -- restarts ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with running() as server:
-        yield server
-
-
-@pytest.mark.parametrize("end", ["stop", "crash"])
-def test_after_a_restart_everything_is_looked_up_again(server: Server, end: str) -> None:
-    with server.database() as dsn:
-        here, there = Host(dsn), Host(dsn)
-        here.make(b"before")
-        getattr(server, end)()
-        server.start()
-        here.wait(Change())  # lost
-        eventually(lambda: here.features.change_feed and there.features.change_feed, LIMIT_S)
-        here.wait(Change())
-        node = there.make(b"after")
-        here.wait(Change(node, ROOT_NODE, b"after"))
-        for host in (here, there):
-            with contextlib.suppress(OSError) if end == "crash" else contextlib.nullcontext():
-                host.close()  # which fails if the crash has taken something

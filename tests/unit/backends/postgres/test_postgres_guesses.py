@@ -73,10 +73,9 @@ def top_of(pair: Hosts, name: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def unheard(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """A host's guesses are not told of other hosts' changes, but in a test of that."""
-    if "heard" not in request.node.name:
-        monkeypatch.setattr(KnownInodes, "heard", lambda self, nodes, directories: None)
+def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host's guesses are not told of other hosts' changes."""
+    monkeypatch.setattr(KnownInodes, "heard", lambda self, nodes, directories: None)
 
 
 @pytest.fixture
@@ -516,20 +515,3 @@ def test_the_way_to_an_absent_name_is_compared_in_the_same_round_trip(
     one._known._names_of(one._known.moment, here, one._read_inode(here).version).names[b"file"] = node  # type: ignore[union-attr]
     with pytest.raises(WrongLinks):
         look(one, b"file", wrong)
-
-
-def test_news_that_are_heard_spare_a_guess(hosts: Hosts, top: int, trips: Trips) -> None:
-    one, two = hosts
-
-    def is_known() -> bool:
-        return two.lookup(top, b"x").node > 0 and two._known.get(top) is not None
-
-    two.mkdir(top, b"a", 0o755, ME)
-    for name, change in (
-        (b"b", lambda: trips(lambda: two.rmdir(top, b"a")) == 2),
-        (b"e", lambda: trips(lambda: two.mkdir(top, b"c", 0o755, ME)) == 1),  # a new name needs none
-    ):
-        eventually(is_known, LIMIT_S)
-        one.mkdir(top, name, 0o755, ME)
-        eventually(lambda: two._known.get(top) is None, LIMIT_S)
-        assert change(), name

@@ -216,4 +216,6 @@ class Hosts(RuleBasedStateMachine):
 
 
 TestHosts = Hosts.TestCase
-TestHosts.settings = hypothesis.settings(max_examples=examples(5), stateful_step_count=60, deadline=None, database=None)
+TestHosts.settings = hypothesis.settings(
+    max_examples=examples(10), stateful_step_count=60, deadline=None, database=None
+)

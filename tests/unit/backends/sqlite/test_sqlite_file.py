@@ -344,22 +344,3 @@ def test_what_is_appended_in_small_pieces_counts_in_full(tmp_path):
             backend.volume.write(node, offset, bytes(100))
         assert backend.volume._dirty.bytes == 60_000
         backend.volume.release(node, os.O_WRONLY)
-
-
-def test_a_listing_reads_the_inodes_of_a_page_together(tmp_path):
-    """A query for each would be most of its time. Some entries are in memory, changed and removed since."""
-    me, path = Caller(0, 0), tmp_path / "volume.db"
-    with SqliteBackend(path) as backend:
-        for number in range(1000):
-            backend.volume.mknod(ROOT_NODE, b"%03d" % number, stat.S_IFREG | 0o600, 0, me)
-    with SqliteBackend(path) as backend:
-        volume, queries = backend.volume, []
-        changed = volume.lookup(ROOT_NODE, b"007")
-        volume.setattr(changed.node, AttrChanges(mode=0o640))
-        volume.unlink(ROOT_NODE, b"008")
-        volume._db.set_trace_callback(queries.append)
-        listed = dict(volume.readdir(ROOT_NODE, b"", 1000))
-        assert len(queries) <= 4
-        assert sorted(listed) == [b"%03d" % number for number in range(1000) if number != 8]
-        assert listed[b"007"].mode == stat.S_IFREG | 0o640
-        assert {attr.node for attr in listed.values()} == {volume.lookup(ROOT_NODE, name).node for name in listed}
