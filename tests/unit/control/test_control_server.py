@@ -24,6 +24,7 @@ from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
+from raising import raising
 from together import together
 
 from fusebackend.backends import CompositeBackend, InMemoryBackend
@@ -34,7 +35,7 @@ from fusebackend.control.server import limiter
 from fusebackend.control.server import server_connection as serving_module
 from fusebackend.control.staging import Staging
 from fusebackend.protocol import Actor
-from fusebackend.testing.posix.case import umask
+from fusebackend.testing.posix.case import as_user, umask
 
 
 @pytest.fixture
@@ -59,6 +60,20 @@ def raw(server):
 def connection_of(server):
     (connection,) = server._connections
     return connection
+
+
+def line(method, id=None, **params):
+    call = {"jsonrpc": "2.0", "method": method, "params": params}
+    return json.dumps(call if id is None else {**call, "id": id}).encode() + b"\n"
+
+
+@contextlib.contextmanager
+def busy(server):
+    """Two connections that have something under way, so that neither makes room."""
+    with Raw(server.address) as one, Raw(server.address) as other:
+        for raw in (one, other):
+            raw.ask("subscribe")
+        yield one, other
 
 
 def answers(server) -> bool:
@@ -138,8 +153,7 @@ class TestMessages:
     def test_what_can_not_be_understood_is_an_error(self, raw, line, code, call):
         raw.send(line + b"\n")
         answer = raw.line()
-        assert (answer["id"], answer["error"]["code"]) == (call, code)
-        assert answer["error"]["message"]
+        assert (answer["id"], answer["error"]["code"]) == (call, code) and answer["error"]["message"]
         assert raw.ask("ping", payload=1)["result"] == 1, "the connection goes on"
 
     @for_each("payload", [{"result": "\udcff"}, {"params": ["\udcff"]}, 2**100, "\ud800", {"": None}])
@@ -305,9 +319,7 @@ class TestLimits:
         eventually(lambda: server.limiter.left[limiter.SUBSCRIPTIONS] == 3)
 
     def test_a_thousand_connections(self, server):
-        clients = []
-        for _ in range(1000):
-            clients.append(Raw(server.address))
+        clients = [Raw(server.address) for _ in range(1000)]
         begun = time.monotonic()
         assert answers(server), "connections over which nothing has come make room at once"
         assert time.monotonic() - begun < serving_module.IDLE_S
@@ -367,8 +379,7 @@ class TestLimits:
         with Raw(server.address) as raw:
             raw.send(b'{"jsonrpc":"2.0","id":1,"method":"execute","params":{"command":"wait"}}\n')
             raw.ask("ping")
-            (connection,) = server._connections
-            (call,) = connection._calls.values()
+            (call,) = connection_of(server)._calls.values()
         assert call.cancelled.wait(LIMIT_S)
 
     def test_staged_contents_go_with_their_connection(self, server, raw):
@@ -433,24 +444,19 @@ class TestRoom:
 
     def test_no_call_is_lost_when_its_connection_makes_room(self, server):
         """Four clients on two places: connections are closed under their calls, and no client can tell."""
-        failures = []
 
         def work(number: int) -> None:
             with ClientOf(server) as client:
                 for turn in range(30):
-                    if (error := client.write(f"/{number}/{turn}", "").error) is not None:
-                        failures.append(error)
+                    assert client.write(f"/{number}/{turn}", "").error is None
                     time.sleep(serving_module.IDLE_S * (turn % 3))
 
         together(*(partial(work, number) for number in range(4)))
-        assert failures == []
 
     def test_a_server_full_of_work_answers_newcomers_shortly(self, server, monkeypatch):
         monkeypatch.setattr(server_module, "NEWCOMERS", 1)
         monkeypatch.setattr(server_module, "NEWCOMER_S", 600.0)
-        with Raw(server.address) as one, Raw(server.address) as other:
-            for raw in (one, other):
-                raw.ask("subscribe")
+        with busy(server) as (one, _):
             with Raw(server.address) as newcomer:
                 assert "result" in newcomer.ask("read", file_path="/x")
                 with Raw(server.address) as fourth:
@@ -465,9 +471,7 @@ class TestRoom:
     def test_a_newcomers_place_is_nobodys_for_long(self, server, monkeypatch):
         monkeypatch.setattr(server_module, "NEWCOMERS", 1)
         monkeypatch.setattr(server_module, "NEWCOMER_S", 0.05)
-        with Raw(server.address) as one, Raw(server.address) as other:
-            for raw in (one, other):
-                raw.ask("subscribe")
+        with busy(server):
             with Raw(server.address) as newcomer:
                 message = newcomer.ask("subscribe")
                 assert (message["id"], message["error"]["code"]) == (None, wire.BUSY)
@@ -490,9 +494,7 @@ class TestRoom:
         eventually(lambda: server.counts()["connections"] == 0)
 
     def test_a_full_server_is_asked_again(self, server):
-        with Raw(server.address) as one, Raw(server.address) as other, ClientOf(server) as client:
-            for raw in (one, other):
-                raw.ask("subscribe")
+        with busy(server) as (one, _), ClientOf(server) as client:
             timer = threading.Timer(0.3, one.close)
             timer.start()
             assert client.write("/later", "").error is None
@@ -500,16 +502,14 @@ class TestRoom:
 
     def test_a_server_that_stays_full_is_one_clear_error(self, server, monkeypatch):
         monkeypatch.setattr(pool, "PATIENCE_S", 0.1)
-        with Raw(server.address) as one, Raw(server.address) as other, ClientOf(server) as client:
-            for raw in (one, other):
-                raw.ask("subscribe")
+        with busy(server), ClientOf(server) as client:
             assert "2 connections are open already; try again" in client.read("/x").error
 
     def test_without_threads_for_more_the_server_goes_on(self, server, raw, monkeypatch, caplog):
         raw.ask("ping")
         monkeypatch.setattr(server_module, "ACCEPT_RETRY_S", 0.01)
         with monkeypatch.context() as broken:
-            broken.setattr(serving_module.ServedConnection, "start", _no_thread)
+            broken.setattr(serving_module.ServedConnection, "start", raising(RuntimeError("no threads")))
             with Raw(server.address) as refused:
                 refused.send(b"{")
                 assert refused.line()["error"]["code"] == wire.BUSY
@@ -517,76 +517,55 @@ class TestRoom:
         assert "no threads" in caplog.text
 
 
-def _no_thread(connection):
-    raise RuntimeError("no threads")
-
-
 class TestStaging:
     def test_taking_and_adding_at_once(self, tmp_path):
         """An upload takes what is staged in a thread of its own, while the connection goes on."""
         staging = Staging()
-        failures = []
+        taken: list[str] = []
 
         def add() -> None:
             for _ in range(300):
-                try:
+                with contextlib.suppress(OSError):  # taken in between, or too many
                     token = staging.add(b"a", None)
                     taken.append(token)
                     staging.add(b"b", token)
-                except OSError:  # taken in between, or too many
-                    continue
-                except Exception as error:
-                    failures.append(error)
 
         def take() -> None:
             for _ in range(3000):
-                try:
-                    if taken:
-                        staging.take(taken.pop())
-                except Exception as error:
-                    failures.append(error)
+                with contextlib.suppress(IndexError):  # none is there
+                    staging.take(taken.pop())
 
-        taken: list[str] = []
         together(add, take, add, take)
         staging.close()
-        assert failures == []
+
+
+def mode_of(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
 
 
 class TestWho:
     def test_the_socket_and_its_directory_are_closed_to_others(self, server):
-        assert stat.S_IMODE(os.stat(server.address).st_mode) == 0o600
-        assert stat.S_IMODE(os.stat(os.path.dirname(server.address)).st_mode) == 0o700
+        assert (mode_of(server.address), mode_of(os.path.dirname(server.address))) == (0o600, 0o700)
 
     def test_another_user_is_refused(self, server, monkeypatch):
         monkeypatch.setattr(server_module, "peer", lambda stream: Actor(uid=65534 if os.geteuid() != 65534 else 1))
         with Raw(server.address) as raw:
-            answer = raw.line()
-            assert "another user" in answer["error"]["message"]
+            assert "another user" in raw.line()["error"]["message"]
             assert raw.line() is None
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
     def test_the_kernel_tells_who_connects(self, server):
-        directory = os.path.dirname(server.address)
-        os.chmod(os.path.dirname(directory), 0o711)
-        os.chmod(directory, 0o711)
-        os.chmod(server.address, 0o666)
+        def heard():
+            with Raw(server.address) as raw:
+                return raw.line()["error"]["message"]
+
+        directory = Path(server.address).parent
+        for path, mode in ((directory.parent, 0o711), (directory, 0o711), (server.address, 0o666)):
+            os.chmod(path, mode)
         try:
-            reader, writer = os.pipe()
-            child = os.fork()
-            if child == 0:
-                try:
-                    os.setresuid(65534, 65534, 65534)
-                    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                    stream.connect(server.address)
-                    os.write(writer, stream.recv(65536))
-                finally:
-                    os._exit(0)
-            os.waitpid(child, 0)
-            os.close(writer)
-            with os.fdopen(reader, "rb") as file:
-                assert b"another user" in file.read()
+            assert "another user" in as_user(directory, heard)
         finally:
-            os.chmod(directory, 0o700)
+            directory.chmod(0o700)
         assert answers(server)
 
     def test_a_directory_of_somebody_else_is_not_used(self, tmp_path: Path, monkeypatch):
@@ -612,7 +591,7 @@ class TestWho:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "run").mkdir()
         assert rendezvous.directory() == str(tmp_path / f"fusebackend-{os.geteuid()}")
-        assert stat.S_IMODE(os.stat(rendezvous.directory()).st_mode) == 0o700
+        assert mode_of(rendezvous.directory()) == 0o700
 
     def test_a_runtime_directory_may_have_a_longer_path_than_a_socket(self, tmp_path: Path, monkeypatch):
         deep = tmp_path / ("x" * 60) / ("y" * 60)
@@ -641,8 +620,7 @@ class TestWho:
         with umask(0o777):
             place = rendezvous.directory()
             rendezvous.listen(place + "/a.sock", 1).close()
-        assert stat.S_IMODE(os.stat(place).st_mode) == 0o700
-        assert stat.S_IMODE(os.stat(place + "/a.sock").st_mode) == 0o600
+        assert (mode_of(place), mode_of(place + "/a.sock")) == (0o700, 0o600)
 
     def test_sockets_of_killed_servers_are_removed(self, server, tmp_path: Path):
         with socket.socket(socket.AF_UNIX) as dead:
@@ -698,12 +676,12 @@ class TestEnd:
     def test_whoever_closes_second_waits_for_the_first(self, server, raw):
         raw.send(b'{"jsonrpc":"2.0","id":1,"method":"execute","params":{"command":"wait"}}\n')
         raw.ask("ping", 2)
-        threads = [threading.Thread(target=server.close) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+
+        def close():
+            server.close()
             assert server.counts()["connections"] == 0
+
+        together(close, close)
 
     def test_who_does_not_read_does_not_hold_up_the_end(self, files, monkeypatch):
         files.upload_files([("/large", b"line\n" * 40_000)])
@@ -731,30 +709,18 @@ class TestEnd:
             raw.close()
         eventually(lambda: threading.active_count() <= before, LIMIT_S)
 
-    def test_a_call_whose_client_is_gone_is_waited_for(self, files, monkeypatch):
-        begun, gone, ended = threading.Event(), threading.Event(), threading.Event()
-        download = InMemoryBackend.download_to
-
-        def slow(self, path, file):
-            begun.set()
-            assert gone.wait(LIMIT_S)
-            time.sleep(0.1)
-            ended.set()
-            return download(self, path, file)
-
-        monkeypatch.setattr(InMemoryBackend, "download_to", slow)
-        with serving(files) as server:
+    def test_a_call_whose_client_is_gone_is_waited_for(self):
+        with Held() as held, serving(held) as server:
             with Raw(server.address) as raw:
-                raw.send(b'{"jsonrpc":"2.0","id":1,"method":"download_files","params":{"paths":["/x"]}}\n')
-                assert begun.wait(LIMIT_S)
-            (connection,) = server._connections
+                raw.send(line("read", 1, file_path="/held"))
+                assert held.begun.wait(LIMIT_S)
+            connection = connection_of(server)
             eventually(lambda: connection.stream.fileno() == -1, LIMIT_S)
-            timer = threading.Timer(0.1, gone.set)
+            timer = threading.Timer(0.1, held.release.set)
             timer.start()
             server.close()
-            assert ended.is_set()
+            assert held.ended.is_set() and server.counts()["connections"] == 0
             timer.join()
-            assert server.counts()["connections"] == 0
 
 
 # -- calls whose clients go --------------------------------------------------------------------------------------------
@@ -765,18 +731,14 @@ class Held(InMemoryBackend):
 
     def __init__(self):
         super().__init__()
-        self.begun, self.release = threading.Event(), threading.Event()
+        self.begun, self.release, self.ended = threading.Event(), threading.Event(), threading.Event()
 
     def read(self, file_path, offset=0, limit=2000):
         if file_path == "/held":
             self.begun.set()
             assert self.release.wait(LIMIT_S)
+            self.ended.set()
         return super().read(file_path, offset, limit)
-
-
-def line(method, id=None, **params):
-    call = {"jsonrpc": "2.0", "method": method, "params": params}
-    return json.dumps(call if id is None else {**call, "id": id}).encode() + b"\n"
 
 
 def test_two_hundred_commands_leave_room_for_other_verbs():

@@ -29,7 +29,7 @@ from fusebackend.protocol import ROOT_NODE
 from fusebackend.remote.ranges import BLOCK_BYTES as UNIT_BYTES
 from fusebackend.remote.ranges import BlockCache, RangedReader
 from fusebackend.testing.conformance import BackendConformance
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import fails, refused
 
 RANGE_BYTES = CONNECTION_PACE.part_bytes
 
@@ -95,8 +95,7 @@ def test_a_directory_replaces_an_empty_one(protocol, tmp_path):
             fs.pipe_file(f"{top}/{path}", b"x")
     with FsspecBackend(fs, top) as backend:
         volume = backend.volume
-        with fails(errno.ENOTEMPTY):
-            volume.rename(ROOT_NODE, b"one", ROOT_NODE, b"full")
+        refused(errno.ENOTEMPTY, volume.rename, ROOT_NODE, b"one", ROOT_NODE, b"full")
         volume.rename(ROOT_NODE, b"one", ROOT_NODE, b"empty")
         assert [name for name, _ in volume.readdir(ROOT_NODE, b"", 10)] == [b"empty", b"full"]
     assert sorted(path.removeprefix(top) for path in fs.find(top)) == ["/empty/file", "/full/file"]
@@ -187,8 +186,7 @@ class TestTransfersByFtp:
         with closing(remote.reader("stored", None, len(content) + 1)) as reader:
             at = len(content) // UNIT_BYTES * UNIT_BYTES
             assert reader.read(0, 10) == content[:10]
-            with fails(errno.ESTALE):
-                reader.read(at, UNIT_BYTES)
+            refused(errno.ESTALE, reader.read, at, UNIT_BYTES)
         assert remote.head("stored").size == len(content)
 
 
@@ -374,8 +372,7 @@ def test_a_file_that_was_cut_is_stale(buffered):
     fs, reader = buffered
     fs.content = fs.content[:UNIT_BYTES]
     assert reader.read(0, 10) == fs.content[:10]
-    with fails(errno.ESTALE):
-        reader.read(UNIT_BYTES, 10)
+    refused(errno.ESTALE, reader.read, UNIT_BYTES, 10)
 
 
 def test_what_is_here_is_read_on_the_mounts_own_thread(tmp_path):

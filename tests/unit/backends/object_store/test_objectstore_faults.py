@@ -12,7 +12,7 @@ from services.failing_proxy import failing_bucket
 
 from fusebackend.backends import S3Backend
 from fusebackend.protocol import ROOT_NODE
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
 
 RW = os.O_RDWR
 
@@ -32,8 +32,7 @@ def test_a_full_bucket_is_enospc_and_loses_nothing(proxied):
         node = volume.create(ROOT_NODE, b"new", 0o644, RW, ME).node
         volume.write(node, 0, b"does not fit")
         proxy.answers["PUT"] = (507, "QuotaExceeded")
-        with fails(errno.ENOSPC):
-            volume.flush(node)
+        refused(errno.ENOSPC, volume.flush, node)
         assert "No space left on device" in backend.write("/other", "x").error
         assert "No space left on device" in backend.edit("/kept", "before", "after").error
         assert backend.download_files(["/kept"])[0].content == b"before"

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from agentface import text
 from eventually import eventually
 from langgraph.store.sqlite import SqliteStore
 from nodes import names, put
-from replacing import REPLACED, databases, text
+from replacing import REPLACED, databases
 
 from fusebackend.backends import ForeignVolume, StoreBackend
 from fusebackend.protocol import ROOT_NODE

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import conversations
@@ -47,6 +46,13 @@ def files(database: str) -> dict[str, bytes]:
         return found
 
 
+@contextlib.contextmanager
+def changing(path: str | Path) -> Iterator[sqlite3.Connection]:
+    """A connection whose changes are committed."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        yield connection
+
+
 def cached(cache: Path) -> list[Path]:
     return [path for path in cache.rglob("*") if path.is_file()]
 
@@ -60,16 +66,12 @@ def test_a_second_server_shows_the_same(database: str, cache: Path) -> None:
 
 def test_a_transcript_is_measured_when_it_is_looked_at(database: str) -> None:
     """A search through `messages/` indexes these alone; what it leaves out is in no cache either."""
-
-    def size(backend: ThreadsBackend) -> int:
-        thread = backend.volume.lookup(1, b"t").node
-        return backend.volume.lookup(thread, b"transcript.md").size
-
     with ThreadsBackend.from_sqlite(database) as backend:
         assert backend.ls("/t/messages").entries
     for _ in range(2):  # the second finds it in the cache
         with ThreadsBackend.from_sqlite(database) as backend:
-            assert size(backend) == len(View(backend, "/t").tree()["transcript.md"])
+            view = View(backend, "/t")
+            assert view.attr("transcript.md").size == len(view.tree()["transcript.md"])
 
 
 def test_what_has_grown_meanwhile_is_seen(database: str) -> None:
@@ -85,7 +87,7 @@ def test_what_has_grown_meanwhile_is_seen(database: str) -> None:
 
 def delete(which: str) -> Callable[[str], None]:
     def delete_three(database: str) -> None:
-        with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        with changing(database) as connection:
             connection.execute(
                 "DELETE FROM checkpoints WHERE thread_id = 't' AND checkpoint_id IN (SELECT checkpoint_id FROM"
                 f" checkpoints WHERE thread_id = 't' ORDER BY checkpoint_id {which} LIMIT 3)"
@@ -104,14 +106,11 @@ def replace(database: str) -> None:
 
 def change_a_message(database: str) -> None:
     """By hand: no id and no count of rows changes, only bytes."""
-    with sqlite3.connect(database) as connection:
-        rows = connection.execute(
-            "SELECT rowid, value FROM writes WHERE thread_id = 't' AND channel = 'messages'"
-        ).fetchall()
-        for row, value in rows:
-            longer = value.replace(b"The redirect is wrong.", b"THE REDIRECT IS WRONG.")
-            connection.execute("UPDATE writes SET value = ? WHERE rowid = ?", (longer, row))
-    connection.close()
+    with changing(database) as connection:
+        connection.create_function(
+            "shouted", 1, lambda value: value.replace(b"The redirect is wrong.", b"THE REDIRECT IS WRONG.")
+        )
+        connection.execute("UPDATE writes SET value = shouted(value) WHERE thread_id = 't' AND channel = 'messages'")
 
 
 @pytest.mark.parametrize("change", [delete("DESC"), delete("ASC"), replace, change_a_message])
@@ -164,15 +163,12 @@ def test_a_cache_that_cannot_be_made_is_not_needed(database: str, cache: Path, m
 
 
 def test_the_database_is_not_written_to(database: str) -> None:
-    def digest() -> str:
-        return hashlib.sha256(Path(database).read_bytes()).hexdigest()
-
-    with sqlite3.connect(database) as connection:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
-    before = digest()
+    before = Path(database).read_bytes()
     files(database)
-    assert digest() == before
+    is_same = Path(database).read_bytes() == before  # a comparison that can be shown
+    assert is_same
     wal = Path(database + "-wal")
     assert not wal.exists() or wal.stat().st_size == 0
 
@@ -231,9 +227,8 @@ def test_a_part_that_the_cache_lacks_is_made_anew(database: str, cache: Path) ->
     before = files(database)
     for part in ("messages", "steps"):
         (path,) = cached(cache)
-        with sqlite3.connect(path) as connection:
+        with changing(path) as connection:
             assert connection.execute("DELETE FROM parts WHERE part = ?", (f"{part} {FORMAT}",)).rowcount > 1
-        connection.close()
         assert files(database) == before
 
 

@@ -23,7 +23,11 @@ from threadview import Step, View, steps
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads.database.rows import time_ns_of
 
-KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services), "memory"]
+NIGHT = pytest.mark.night
+KINDS = [
+    "sqlite", pytest.param("postgres", marks=[NIGHT, pytest.mark.services]), pytest.param("memory", marks=NIGHT),
+]  # fmt: skip
+"""By day, `test_threads_state.py` and `test_threads_model.py` read the others."""
 
 
 class Bench:
@@ -66,7 +70,6 @@ def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) 
 
 
 each_story = for_each("story", STORIES)
-NIGHT = pytest.mark.night
 
 
 @each_story
@@ -234,19 +237,16 @@ def test_copies_of_threads_are_as_real_as_their_seeds(
     """`conversations.fill`: LangGraph reads a copy as it reads the seed, but for the changed words."""
     where = request.getfixturevalue("postgres_dsn") if kind == "postgres" else str(tmp_path / "threads.db")
     with conversations.opened(kind, where) as saver:
-        made = conversations.fill(saver, 34)
-        assert [thread.name for thread in made] == [f"T{number:07}" for number in range(34)]
-        for thread in made[:4] + made[32:]:
+        made = conversations.fill(saver, len(STORIES))
+        assert [thread.name for thread in made] == [f"T{number:07}" for number in range(len(STORIES))]
+        for thread in made[:4]:
             agent = STORIES[thread.story](InMemorySaver(serde=saver.serde), "T9999999")
             real = steps(agent, "T9999999")
             agent.checkpointer = saver
             copied = steps(agent, thread.name)
-            assert [step.next for step in copied] == [step.next for step in real]
-            assert [len(step.interrupts) for step in copied] == [len(step.interrupts) for step in real]
-            assert [len(step.messages) for step in copied] == [len(step.messages) for step in real]
-            assert [sorted(map(len, step.files.values())) for step in copied] == [
-                sorted(map(len, step.files.values())) for step in real
-            ]
-            assert [step.state.keys() for step in copied] == [step.state.keys() for step in real]
+            for step, its in zip(copied, real, strict=True):
+                assert (step.next, step.state.keys()) == (its.next, its.state.keys())
+                assert (len(step.interrupts), len(step.messages)) == (len(its.interrupts), len(its.messages))
+                assert sorted(map(len, step.files.values())) == sorted(map(len, its.files.values()))
             for word in set(conversations.WORDS) - set(thread.words.values()):
                 assert word not in str(copied)

@@ -17,10 +17,12 @@ import graphs
 import pytest
 import threadcases
 from deepagents.middleware.filesystem import _file_data_delta_reducer
+from eventually import eventually
 from graphs import delete, edit, say, thread, use, user, write
 from langgraph.channels import DeltaChannel
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
+from nodes import node_at
 from rooted import Rooted
 from test_threads_follow import Listener
 from threadcases import APPROVE, KINDS, Bench, bench, record, shown, where_of
@@ -303,9 +305,9 @@ def test_watchers_are_told_of_the_agents_changes_and_once_of_ours(desk: Bench) -
     ]
     agent.model.script = [use(write("/theirs.txt", "t"), delete("/c.txt"), edit("/ours.txt", "2", "3")), say("ok")]
     agent.invoke(user("go"), thread("plain"))
-    listener.wait(lambda: "/plain/head/theirs.txt" in listener.paths("created"))
-    listener.wait(lambda: "/plain/head/c.txt" in listener.paths("deleted"))
-    listener.wait(lambda: listener.paths("modified").count("/plain/head/ours.txt") == 2)
+    eventually(lambda: "/plain/head/theirs.txt" in listener.paths("created"))
+    eventually(lambda: "/plain/head/c.txt" in listener.paths("deleted"))
+    eventually(lambda: listener.paths("modified").count("/plain/head/ours.txt") == 2)
     listener.end()
 
 
@@ -315,8 +317,7 @@ def test_watchers_are_told_of_the_agents_changes_and_once_of_ours(desk: Bench) -
 def test_a_version_that_was_not_seen_is_not_overwritten(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     volume = desk.backend.volume
-    head = volume.lookup(volume.lookup(1, b"plain").node, b"head").node
-    node = volume.lookup(head, b"a.txt").node
+    node = node_at(volume, "/plain/head/a.txt")
     volume.open(node, os.O_RDWR)
     volume.write(node, 0, b"mine!")
     agent.model.script = [use(edit("/a.txt", "three", "theirs")), say("ok")]
@@ -344,10 +345,8 @@ def test_nothing_but_the_head_can_be_written_to(desk: Bench) -> None:
     assert desk.get("/a_subagent/head/main.txt") == b"by sub"
     assert "Read-only" in (backend.edit(f"{checkpoint}main.txt", "by", "x").error or "")
     assert "Read-only" in (backend.move(f"{checkpoint}main.txt", "/a_subagent/head/y.txt").error or "")
-    volume = backend.volume
-    node = volume.lookup(volume.lookup(1, b"a_subagent").node, b"state.json").node
     with pytest.raises(OSError, match="Read-only"):
-        volume.open(node, os.O_WRONLY)
+        backend.volume.open(node_at(backend.volume, "/a_subagent/state.json"), os.O_WRONLY)
 
 
 # -- the published suite -----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from live import live
 from profiles import amount
-from test_threads_model import DEEDS, after_each, b, delta_graph
+from test_threads_model import DEEDS, after_each, delta_graph, lasting
 from threadcases import Bench, bench
 
 from fusebackend.backends import InMemoryBackend
@@ -41,9 +41,10 @@ from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, plan, prune
 from fusebackend.cli.main import main
 from fusebackend.protocol import PrunedThread
+from fusebackend.testing.posix.case import refused
 from fusebackend.volumes.walk import resolve
 
-__all__ = ["b"]  # a fixture
+__all__ = ["lasting"]  # a fixture
 
 HOUR_NS = 3600 * 10**9
 
@@ -139,11 +140,11 @@ def check_kept(before: Any, after: Any, whole: set[tuple[str, str]]) -> int:
     return gone
 
 
-@pytest.mark.parametrize("b", threadcases.KINDS, indirect=True)  # a saver of its own has no rows
+@pytest.mark.parametrize("lasting", threadcases.KINDS, indirect=True)  # a saver of its own has no rows
 @settings(max_examples=amount("FUSEBACKEND_PRUNED_HISTORIES", day=15, night=300))
 @given(deeds=DEEDS, keep=st.integers(1, 4))
-def test_what_stays_of_any_history_reads_as_before_and_goes_on(b: Bench, deeds: list[Any], keep: int) -> None:
-    name, twin = uuid.uuid4().hex, uuid.uuid4().hex
+def test_what_stays_of_any_history_reads_as_before_and_goes_on(lasting: Bench, deeds: list[Any], keep: int) -> None:
+    b, name, twin = lasting, uuid.uuid4().hex, uuid.uuid4().hex
     *_, graph = after_each(b, name, deeds)
     if not graphs.checkpoint_ids(graph, thread(name)):
         return
@@ -167,12 +168,6 @@ STORIES = [threadcases.plain, threadcases.snapshots, threadcases.old, threadcase
            threadcases.waiting_for_approval]  # fmt: skip
 
 
-@pytest.fixture(params=threadcases.KINDS)
-def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    with bench(request.param, threadcases.where_of(request, request.param, tmp_path)) as made:
-        yield made
-
-
 def unaccounted(b: Bench, name: str) -> int:
     """The bytes of a thread that belong to none of its checkpoints."""
     base = database(b)
@@ -188,23 +183,23 @@ def unaccounted(b: Bench, name: str) -> int:
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_stories_of_deepagents_stay_as_they_are(fresh: Bench, story: Any) -> None:
-    agent, name = story(fresh.saver), story.__name__
+def test_stories_of_deepagents_stay_as_they_are(b: Bench, story: Any) -> None:
+    agent, name = story(b.saver), story.__name__
     before = {None: seen(agent, name)}
     before |= {
         checkpoint: seen(agent, name, checkpoint) for checkpoint in graphs.checkpoint_ids(agent, thread(name))[-3:]
     }
     every = {checkpoint: seen(agent, name, checkpoint) for checkpoint in graphs.checkpoint_ids(agent, thread(name))}
-    tree, shown = fresh.tree(f"/{name}/head"), history(fresh, agent, name)
-    whole = plan(database(fresh).outline(name), Keep(3), later()).whole
-    assert unaccounted(fresh, name) == 0
-    dry = pruned(fresh, name, Keep(3), dry_run=True)
-    assert pruned(fresh, name, Keep(3)) == dry
+    tree, shown = b.tree(f"/{name}/head"), history(b, agent, name)
+    whole = plan(database(b).outline(name), Keep(3), later()).whole
+    assert unaccounted(b, name) == 0
+    dry = pruned(b, name, Keep(3), dry_run=True)
+    assert pruned(b, name, Keep(3)) == dry
     assert {checkpoint: seen(agent, name, checkpoint) for checkpoint in before} == before
     check_links(agent, name, every)
-    assert (check_kept(shown, history(fresh, agent, name), whole) > 0) is (story is threadcases.snapshots)
-    assert fresh.tree(f"/{name}/head") == tree
-    assert unaccounted(fresh, name) == 0
+    assert (check_kept(shown, history(b, agent, name), whole) > 0) is (story is threadcases.snapshots)
+    assert b.tree(f"/{name}/head") == tree
+    assert unaccounted(b, name) == 0
 
 
 def rows(b: Bench, name: str) -> dict[str, int]:
@@ -214,10 +209,10 @@ def rows(b: Bench, name: str) -> dict[str, int]:
         return {table: execute(ask.replace("{table}", table), thread=name)[0][0] for table in base.dialect.tables}
 
 
-def test_a_young_checkpoint_a_step_and_those_since_then_stay(fresh: Bench) -> None:
-    agent = threadcases.plain(fresh.saver)
+def test_a_young_checkpoint_a_step_and_those_since_then_stay(b: Bench) -> None:
+    agent = threadcases.plain(b.saver)
     ids = graphs.checkpoint_ids(agent, thread("plain"))
-    base, lines = database(fresh), database(fresh).outline("plain")
+    base, lines = database(b), database(b).outline("plain")
     for keep, now_ns, expected in [
         (Keep(), time.time_ns(), set(ids)),
         (Keep(1, steps=frozenset({ids[2]})), later(), {ids[2], ids[-1]}),
@@ -227,8 +222,7 @@ def test_a_young_checkpoint_a_step_and_those_since_then_stay(fresh: Bench) -> No
     ]:
         assert {id_ for _, id_ in plan(lines, keep, now_ns).whole} == expected, keep
     assert base.outline("unknown") == {}
-    with pytest.raises(FileNotFoundError):
-        pruned(fresh, "unknown")
+    refused(errno.ENOENT, pruned, b, "unknown")
 
 
 def row(id_: str, parent: str | None = None, **more: Any) -> Outline:
@@ -362,12 +356,12 @@ def test_sizes_are_exact_where_links_lose_channels_and_nothing_goes(
 
 
 @pytest.mark.parametrize("story", [threadcases.old, deltas])
-def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench, story: Any) -> None:
+def test_a_kill_at_any_statement_leaves_what_stays_readable(b: Bench, story: Any) -> None:
     name = story.__name__
-    agent = story(fresh.saver)
-    before, base = seen(agent, name), database(fresh)
-    copy(fresh, name, "whole")
-    assert (pruned(fresh, "whole").links > 0) is (story is deltas)
+    agent = story(b.saver)
+    before, base = seen(agent, name), database(b)
+    copy(b, name, "whole")
+    assert (pruned(b, "whole").links > 0) is (story is deltas)
     changing = base.changing
 
     @contextlib.contextmanager
@@ -386,14 +380,14 @@ def test_a_kill_at_any_statement_leaves_what_stays_readable(fresh: Bench, story:
         for last in range(1000):
             executed = itertools.count()
             try:
-                pruned(fresh, name)
+                pruned(b, name)
             except KeyboardInterrupt:
                 assert seen(agent, name) == before, last
             else:
                 break
     assert last > 5
     assert seen(agent, name) == before
-    assert rows(fresh, name) == rows(fresh, "whole")
+    assert rows(b, name) == rows(b, "whole")
 
 
 @pytest.mark.parametrize("kind", threadcases.KINDS)
@@ -433,10 +427,10 @@ def test_a_document_keeps_some_channels_by_their_very_bytes(tmp_path: Path, kind
             base._stripped(b"\xff", kind, {"b"}, {})
 
 
-def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(fresh: Bench) -> None:
-    agent = threadcases.snapshots(fresh.saver)
+def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(b: Bench) -> None:
+    agent = threadcases.snapshots(b.saver)
     old = graphs.checkpoint_ids(agent, thread("snapshots"))[2]
-    base = database(fresh)
+    base = database(b)
     outline, asked = base.outline, []
 
     def then_fork(name: str) -> Any:
@@ -448,13 +442,13 @@ def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(fres
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "outline", then_fork)
-        pruned(fresh, "snapshots")
+        pruned(b, "snapshots")
     assert [seen(agent, "snapshots")] * 2 == asked  # planned twice
 
 
-def test_agents_write_all_the_while_and_two_prune_at_once(fresh: Bench, tmp_path: Path) -> None:
-    agent = threadcases.snapshots(fresh.saver)
-    base, waits, failed = database(fresh), [0.0], []
+def test_agents_write_all_the_while_and_two_prune_at_once(b: Bench, tmp_path: Path) -> None:
+    agent = threadcases.snapshots(b.saver)
+    base, waits, failed = database(b), [0.0], []
 
     def write_on() -> None:
         try:
@@ -523,21 +517,21 @@ def test_the_disk_has_its_space_back_after_a_vacuum(tmp_path: Path, make: Any, s
 
 
 @pytest.mark.parametrize("by", ["channel", "step", "namespace"])
-def test_sizes_are_the_same_however_a_thread_is_taken_apart(fresh: Bench, by: str) -> None:
-    threadcases.a_subagent(fresh.saver)
-    weighed = {way: database(fresh).weigh(way) for way in (by, "step")}
-    told = [line.split("\t") for line in (fresh.get("/a_subagent/space.tsv") or b"").decode().splitlines()[1:]]
+def test_sizes_are_the_same_however_a_thread_is_taken_apart(b: Bench, by: str) -> None:
+    threadcases.a_subagent(b.saver)
+    weighed = {way: database(b).weigh(way) for way in (by, "step")}
+    told = [line.split("\t") for line in (b.get("/a_subagent/space.tsv") or b"").decode().splitlines()[1:]]
     assert {(name, int(size)) for way, name, size in told if way == by} == {
-        (one.name, one.bytes) for one in prune_module.weighed(database(fresh), ["a_subagent"], by)
+        (one.name, one.bytes) for one in prune_module.weighed(database(b), ["a_subagent"], by)
     }
-    assert fresh.backend.ls("/a_subagent/subgraphs").entries
+    assert b.backend.ls("/a_subagent/subgraphs").entries
     assert {thread_id for thread_id, _, _ in weighed[by]} == {"a_subagent"}
     assert len({sum(size for _, _, size in rows) for rows in weighed.values()}) == 1
 
 
-def test_a_checkpoint_that_goes_while_a_thread_is_read_is_passed_over(fresh: Bench) -> None:
-    threadcases.old(fresh.saver)
-    base = database(fresh)
+def test_a_checkpoint_that_goes_while_a_thread_is_read_is_passed_over(b: Bench) -> None:
+    threadcases.old(b.saver)
+    base = database(b)
     marks, before = base.marks, base.outline("old")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "marks", lambda place: {**marks(place), "gone": CheckpointMark(1)})

@@ -14,9 +14,11 @@ from pathlib import Path
 import graphs
 import pytest
 import threadcases
+from agentface import names, text
+from eventually import eventually
 from graphs import thread
 from nodes import node_at
-from replacing import REPLACED, databases, text
+from replacing import REPLACED, databases
 from test_threads_follow import Listener
 
 from fusebackend.backends import ThreadsBackend
@@ -41,12 +43,6 @@ def notes(backend: ThreadsBackend, name: str) -> str | None:
     return text(backend, f"/{name}/head/notes.txt")
 
 
-def names(backend: ThreadsBackend) -> list[str]:
-    listing = backend.ls("/")
-    assert listing.entries is not None, listing.error
-    return [entry["path"].strip("/") for entry in listing.entries]
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return made(tmp_path / "threads.db", "old", "both", "old")
@@ -67,7 +63,7 @@ def test_the_new_threads_are_shown_and_caches_told(tmp_path: Path, path: Path, n
                 before = text(backend, "/both/transcript.md")
                 listener = Listener(backend)
                 replace(where, other)
-                listener.wait(lambda listener=listener: any("/new/" in change.path for change in listener.changes))
+                eventually(lambda listener=listener: any("/new/" in change.path for change in listener.changes))
                 listener.end()
                 assert (names(backend), notes(backend, "both"), notes(backend, "old")) == (["both", "new"], "new", None)
                 assert text(backend, "/both/transcript.md") != before
