@@ -99,8 +99,7 @@ def test_q2_4_the_table(tmp_path):
         with StoreBackend(store, namespace=("memories", "ann")) as backend:
             backend.write("/memories/AGENTS.md", "x")
         columns = [row[1] for row in store.conn.execute("PRAGMA table_info(store)")]
-        assert columns[:3] == ["prefix", "key", "value"]
-        assert "namespace" not in columns
+        assert columns[:3] == ["prefix", "key", "value"] and "namespace" not in columns
         rows = store.conn.execute("SELECT key FROM store WHERE prefix = 'memories.ann' AND key = '/memories/AGENTS.md'")
         assert rows.fetchall() == [("/memories/AGENTS.md",)]
 

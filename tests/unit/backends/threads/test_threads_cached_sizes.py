@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import conversations
 import pytest
+from agentface import names
 from graphs import say, thread, use, user, write
 from threadview import View
 
@@ -19,6 +21,7 @@ from fusebackend.backends.threads.database.rows import Place, Saved
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.index_cache import FORMAT
 from fusebackend.backends.threads.message_index import MAX_FILE_BYTES, MAX_FILES_BYTES, RecentFiles
+from fusebackend.testing.each import each
 
 
 @pytest.fixture(autouse=True)
@@ -27,23 +30,25 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> str:
-    path = str(tmp_path / "threads.db")
-    with conversations.opened("sqlite", path) as saver:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "threads.db"
+    with conversations.opened("sqlite", str(path)) as saver:
         conversations.coder(saver, "t")
-        conversations.nested_graphs(saver, "nested")
     return path
+
+
+@pytest.fixture
+def database(made: Path, tmp_path: Path) -> str:
+    return str(shutil.copy(made, tmp_path))
 
 
 def files(database: str) -> dict[str, bytes]:
     """All files that a new server shows, whose sizes `View.tree` has compared."""
     with ThreadsBackend.from_sqlite(database) as backend:
-        found = {f"/t/{path}": data for path, data in View(backend, "/t").tree().items()}
-        spaces = [entry["path"].rstrip("/") for entry in backend.ls("/nested/subgraphs").entries or []]
-        for path in ["/nested", *spaces]:
-            found |= {f"{path}/{name}": data for name, data in View(backend, path).tree().items()}
-        return found
+        tops = [f"/{name}" for name in names(backend)]
+        tops += [entry["path"].rstrip("/") for top in tops for entry in backend.ls(f"{top}/subgraphs").entries or []]
+        return {f"{top}/{name}": data for top in tops for name, data in View(backend, top).tree().items()}
 
 
 @contextlib.contextmanager
@@ -58,6 +63,8 @@ def cached(cache: Path) -> list[Path]:
 
 
 def test_a_second_server_shows_the_same(database: str, cache: Path) -> None:
+    with conversations.opened("sqlite", database) as saver:
+        conversations.nested_graphs(saver, "nested")
     before = files(database)
     assert cached(cache)
     assert all(path.stat().st_mode & 0o077 == 0 for path in cached(cache))
@@ -101,7 +108,6 @@ def replace(database: str) -> None:
     os.unlink(database)
     with conversations.opened("sqlite", database) as saver:
         conversations.artist(saver, "t")
-        conversations.nested_graphs(saver, "nested")
 
 
 def change_a_message(database: str) -> None:
@@ -124,32 +130,44 @@ def test_what_others_do_to_the_database_is_seen(database: str, cache: Path, chan
     assert with_cache != before
 
 
-def test_a_damaged_cache_costs_time_only(database: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = files(database)
-    for path in cached(cache):
-        path.write_bytes(b"no database" * 1000)
-    assert files(database) == before
-    for path in cached(cache):
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2 : len(data) // 2 + 500] = b"\xff" * len(data[len(data) // 2 : len(data) // 2 + 500])
-        path.write_bytes(bytes(data))
-    assert files(database) == before
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+def lacking(part: str) -> Callable[[Path], None]:
+    def delete_part(path: Path) -> None:
+        with changing(path) as connection:
+            assert connection.execute("DELETE FROM parts WHERE part = ?", (f"{part} {FORMAT}",)).rowcount > 1
+
+    return delete_part
 
 
-def test_a_cache_that_is_damaged_inside_is_made_anew(
+def overwritten(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(change(path.read_bytes()))
+
+
+DAMAGES = {
+    "no database": overwritten(lambda data: b"no database" * 1000),
+    "its middle": overwritten(lambda data: data[: len(data) // 2] + b"\xff" * 500 + data[len(data) // 2 + 500 :]),
+    "all behind its head": overwritten(lambda data: data[:4096] + b"X" * (len(data) - 4096)),
+    "no messages": lacking("messages"),
+    "no steps": lacking("steps"),
+}
+
+
+def test_a_damaged_cache_costs_time_only_and_is_made_anew(
     database: str, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each later server read every checkpoint again."""
     before = files(database)
-    (path,) = cached(cache)
-    data = path.read_bytes()
-    path.write_bytes(data[:4096] + b"X" * (len(data) - 4096))
-    assert files(database) == before
-    assert [record for record in caplog.records if "can't be used" in record.message]
-    caplog.clear()
-    assert files(database) == before
-    assert not caplog.records
+    for case in each(DAMAGES):
+        with case as damage:
+            (path,) = cached(cache)
+            damage(path)
+            assert files(database) == before
+            told = [record for record in caplog.records if "can't be used" in record.message]
+            assert told or case.name != "all behind its head"
+            assert not [record for record in caplog.records if record.levelname == "ERROR"]
+            caplog.clear()
+            assert files(database) == before
+            assert not caplog.records
+            caplog.clear()
 
 
 def test_a_cache_that_cannot_be_made_is_not_needed(database: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,15 +239,6 @@ def test_messages_are_the_same_whatever_is_read_first(
         assert View(backend, "/t").tree() == steps
     with ThreadsBackend.from_sqlite(database) as backend:  # which finds both parts in the cache
         assert View(backend, "/t").tree() == steps
-
-
-def test_a_part_that_the_cache_lacks_is_made_anew(database: str, cache: Path) -> None:
-    before = files(database)
-    for part in ("messages", "steps"):
-        (path,) = cached(cache)
-        with changing(path) as connection:
-            assert connection.execute("DELETE FROM parts WHERE part = ?", (f"{part} {FORMAT}",)).rowcount > 1
-        assert files(database) == before
 
 
 def test_files_that_are_kept_are_few() -> None:

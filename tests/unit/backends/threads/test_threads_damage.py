@@ -34,13 +34,18 @@ from fusebackend.testing.each import each
 from fusebackend.urls.opening import UrlError, open_backend
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    """A database with one plain thread."""
-    where = str(tmp_path / "threads.db")
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("plain") / "threads.db"
     with graphs.sqlite_saver(where) as saver:
         threadcases.plain(saver)
     return where
+
+
+@pytest.fixture
+def path(plain: Path, tmp_path: Path) -> str:
+    """A database with one plain thread."""
+    return str(shutil.copy(plain, tmp_path))
 
 
 @contextlib.contextmanager

@@ -113,6 +113,7 @@ def test_many_uploads_are_one_pending_write(desk: Bench) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
 def test_files_one_by_one_do_not_get_slower_and_slower(desk: Bench) -> None:
     threadcases.plain(desk.saver)
     took = []

@@ -42,9 +42,23 @@ def walk(volume: Any) -> list[int]:
     return held
 
 
-def test_little_is_left_when_the_kernel_has_forgotten(tmp_path: Path) -> None:
-    path = tmp_path / "threads.db"
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("memory") / "threads.db"
     bigthreads.make(path, threads=THREADS, checkpoints=CHECKPOINTS, files=FILES)
+    return path
+
+
+def test_what_nobody_holds_is_let_go_of(path: Path) -> None:
+    with ThreadsBackend.from_sqlite(str(path)) as backend:
+        volume: Any = backend.volume
+        found = [*(backend.glob("*/head/**").matches or ()), *(backend.glob("*/history/*/**").matches or ())]
+        assert len(found) >= THREADS * FILES * (1 + CHECKPOINTS)
+        gc.collect()
+        assert len(volume._tree.nodes) < 2000
+
+
+def test_little_is_left_when_the_kernel_has_forgotten(path: Path) -> None:
     with ThreadsBackend.from_sqlite(str(path)) as backend:
         volume: Any = backend.volume
         assert isinstance(volume, ThreadsVolume)
@@ -66,9 +80,7 @@ def test_little_is_left_when_the_kernel_has_forgotten(tmp_path: Path) -> None:
         assert len(walk(volume)) == len(held)
 
 
-def test_what_is_open_or_held_outlives_that(tmp_path: Path) -> None:
-    path = tmp_path / "threads.db"
-    bigthreads.make(path, threads=THREADS, checkpoints=CHECKPOINTS, files=FILES)
+def test_what_is_open_or_held_outlives_that(path: Path) -> None:
     with ThreadsBackend.from_sqlite(str(path)) as backend:
         volume: Any = backend.volume
         assert isinstance(volume, ThreadsVolume)

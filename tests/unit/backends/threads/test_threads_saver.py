@@ -66,12 +66,12 @@ def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 def test_checkpoints_state_and_namespaces_are_shown(saver: Any) -> None:
     """`test_threads_model.py` and `test_threads_for_people.py` have more stories in a saver that is asked itself."""
-    agent, ours = threadcases.a_subagent(saver), threadcases.snapshots(saver)
+    agent, forked = threadcases.a_subagent(saver), threadcases.time_travel(saver)
     with ThreadsBackend.from_saver(saver) as backend:
         b = Bench(saver, backend)
-        assert names(backend) == ["a_subagent", "snapshots"]
+        assert names(backend) == ["a_subagent", "time_travel"]
         check_history(b, agent, "a_subagent")
-        check_history(b, ours, "snapshots")
+        check_history(b, forked, "time_travel")
         (space,) = names(backend, "/a_subagent/subgraphs")
         assert b.tree(f"/a_subagent/subgraphs/{space}/head")["/sub.txt"] == b"s"
         state = json.loads(text(backend, "/a_subagent/state.json"))

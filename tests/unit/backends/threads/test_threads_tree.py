@@ -234,21 +234,6 @@ def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
     volume.forget(held.values())
 
 
-def test_what_nobody_holds_is_let_go_of(b: Bench) -> None:
-    import gc
-
-    threadcases.snapshots(b.saver)
-    for directory in b.history("/snapshots"):
-        b.tree(directory)
-    for number in range(80):
-        put_files(b.saver, f"other{number}", {"/f.txt": record("f")})
-    b.backend.volume.follow()
-    for number in range(80):
-        b.tree(f"/other{number}/head")
-    gc.collect()
-    assert len(b.backend.volume._tree.nodes) < 2000
-
-
 # -- searches ----------------------------------------------------------------------------------------------------------
 
 
