@@ -16,7 +16,8 @@ import threadcases
 from agentface import names
 from eventually import eventually
 from graphs import delete, edit, say, thread, use, user, write
-from nodes import node_at
+from langchain_core.tools import tool
+from nodes import node_at, whole
 from threadcases import Bench, check_history, record, shown
 
 from fusebackend.backends.threads import ThreadsBackend
@@ -26,6 +27,7 @@ from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import Change
 from fusebackend.testing.posix.case import refused
+from fusebackend.volumes.contents import opened
 
 LIMIT_S = 60.0
 """How long to wait for what comes within a second, on a busy machine."""
@@ -142,14 +144,13 @@ def test_the_file_of_another_message_is_stale(tmp_path: Path) -> None:
     with graphs.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
         agent = threadcases.plain(saver)
         volume = backend.volume
-        messages = volume.lookup(volume.lookup(1, b"plain").node, b"messages")
-        held = volume.lookup(messages.node, file_of(backend, "messages", -1))
-        volume.hold(held.node)
+        held = node_at(volume, file_of(backend, "messages", -1))
+        volume.hold(held)
         saver.delete_thread("plain")
         agent.invoke(user("something else, and longer"), thread("plain"))
         volume.follow()
         backend.ls("/plain/messages")
-        refused(errno.ESTALE, volume.open, held.node, os.O_RDONLY)
+        refused(errno.ESTALE, volume.open, held, os.O_RDONLY)
 
 
 @pytest.mark.parametrize(("kind", "place"), [("changes", -1), ("history", -4)])
@@ -165,40 +166,36 @@ def test_what_is_computed_of_a_deleted_checkpoint_is_stale(
     ):
         threadcases.plain(saver)
         volume = backend.volume
-        directory = volume.lookup(volume.lookup(1, b"plain").node, kind.encode())
-        held = volume.lookup(directory.node, file_of(backend, kind, place))
-        assert held.size > 0
+        held = node_at(volume, file_of(backend, kind, place))
+        assert volume.getattr(held).size > 0
         monkeypatch.setattr(sqlite_module, "COUNTING_SHARE", 1e-9)
         highest = others.execute("SELECT max(rowid) FROM checkpoints").fetchone()[0]
         others.execute("DELETE FROM checkpoints WHERE rowid < ?", (highest,))
         others.commit()
-        refused(errno.ESTALE, volume.open, held.node, os.O_RDONLY)
+        refused(errno.ESTALE, volume.open, held, os.O_RDONLY)
 
 
-def file_of(backend: ThreadsBackend, kind: str, place: int) -> bytes:
-    """The name of a file in a directory of the thread `plain`."""
+def file_of(backend: ThreadsBackend, kind: str, place: int) -> str:
+    """A file in a directory of the thread `plain`."""
     entries = backend.ls(f"/plain/{kind}").entries or []
-    return [entry["path"].rpartition("/")[2] for entry in entries if not entry.get("is_dir")][place].encode()
+    return [entry["path"] for entry in entries if not entry.get("is_dir")][place]
 
 
-@pytest.mark.parametrize("name", [b"state.json", b"README.md"])
-def test_a_handle_reads_a_rewritten_document_of_one_moment(tmp_path: Path, name: bytes) -> None:
+@pytest.mark.parametrize("name", ["state.json", "README.md"])
+def test_a_handle_reads_a_rewritten_document_of_one_moment(tmp_path: Path, name: str) -> None:
     """The kernel reads as far as the size that it knew at `open`: JSON that grew ended inside a value."""
     where = str(tmp_path / "threads.db")
     with graphs.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
         agent = threadcases.plain(saver)
         volume = backend.volume
-        attr = volume.lookup(volume.lookup(1, b"plain").node, name)
-        opened = volume.open(attr.node, os.O_RDONLY)
-        assert opened.node != attr.node, "a handle of its own content: past the page cache"
-        before = volume.read(opened.node, 0, 1 << 20)
-        assert len(before) == opened.size
-        agent.invoke(user("more"), thread("plain"))
-        volume.follow()
-        later = volume.open(attr.node, os.O_RDONLY)
-        assert volume.read(opened.node, 0, 1 << 20) == before != volume.read(later.node, 0, 1 << 20)
-        for handle in (opened, later):
-            volume.release(handle.node, os.O_RDONLY)
+        document = node_at(volume, f"/plain/{name}")
+        with opened(volume, document, os.O_RDONLY) as handle:
+            assert handle != document, "a handle of its own content: past the page cache"
+            before = volume.read(handle, 0, 1 << 20)
+            assert len(before) == volume.getattr(handle).size
+            agent.invoke(user("more"), thread("plain"))
+            volume.follow()
+            assert volume.read(handle, 0, 1 << 20) == before != whole(volume, document)
 
 
 @pytest.mark.parametrize(
@@ -211,26 +208,22 @@ def test_a_handle_reads_one_version_of_a_file_of_the_head(b: Bench, before: str,
     volume = b.backend.volume
     volume.follow()
     file = node_at(volume, "/t/head/count.txt")
-    opened = volume.open(file, os.O_RDONLY)
-    assert opened.node != file, "a handle of its own content: past the page cache"
-    first = volume.read(opened.node, 0, 1)
-    change = delete("/count.txt") if after is None else edit("/count.txt", before, after)
-    graphs.deep_agent(b.saver, [use(change), say("ok")]).invoke(user("more"), thread("t"))
-    volume.follow()
-    assert first + volume.read(opened.node, 1, 100) == read.encode()
-    assert volume.getattr(opened.node).size == len(read)
-    if after is not None:
-        later = volume.open(file, os.O_RDONLY)
-        assert volume.read(later.node, 0, 100) == after.encode()
-        assert volume.getattr(file).size == later.size == len(after)
-        volume.release(later.node, os.O_RDONLY)
-    volume.release(opened.node, os.O_RDONLY)
+    with opened(volume, file, os.O_RDONLY) as handle:
+        assert handle != file, "a handle of its own content: past the page cache"
+        first = volume.read(handle, 0, 1)
+        change = delete("/count.txt") if after is None else edit("/count.txt", before, after)
+        graphs.deep_agent(b.saver, [use(change), say("ok")]).invoke(user("more"), thread("t"))
+        volume.follow()
+        assert first + volume.read(handle, 1, 100) == read.encode()
+        assert volume.getattr(handle).size == len(read)
+        if after is not None:
+            with opened(volume, file, os.O_RDONLY) as later:
+                assert volume.read(later, 0, 100) == after.encode()
+                assert volume.getattr(file).size == volume.getattr(later).size == len(after)
 
 
 def test_a_running_agent_is_followed_step_by_step(b: Bench) -> None:
     """At every moment what is shown is one of the states that the thread has been in, and they come in order."""
-    from langchain_core.tools import tool
-
     states: list[dict[str, bytes]] = []
 
     @tool
@@ -240,15 +233,8 @@ def test_a_running_agent_is_followed_step_by_step(b: Bench) -> None:
         states.append(b.tree("/run/head"))
         return "seen"
 
-    script = [
-        use(write("/1.txt", "1")),
-        use(graphs.call("look")),
-        use(edit("/1.txt", "1", "one")),
-        use(graphs.call("look")),
-        use(write("/2.txt", "2")),
-        use(graphs.call("look")),
-        say("ok"),
-    ]
+    changes = (write("/1.txt", "1"), edit("/1.txt", "1", "one"), write("/2.txt", "2"))
+    script = [use(call) for change in changes for call in (change, graphs.call("look"))]
     agent = graphs.deep_agent(b.saver, script, tools=[look])
     agent.invoke(user("go"), thread("run"), durability="sync")
     assert states == [{"/1.txt": b"1"}, {"/1.txt": b"one"}, {"/1.txt": b"one", "/2.txt": b"2"}]
