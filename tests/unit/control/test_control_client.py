@@ -17,7 +17,7 @@ from agentface import get
 from controlled import LIMIT_S, ClientOf, Listener, Raw, serving
 from for_each import for_each
 from raising import raising
-from together import together
+from together import beside, together
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -27,6 +27,7 @@ from fusebackend.control.client.client_connection import ServerLost
 from fusebackend.control.server import server_connection
 from fusebackend.protocol import ROOT_NODE, Caller, SandboxBackendProtocol
 from fusebackend.testing.conformance import BackendConformance
+from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import all_refused
 
 
@@ -94,7 +95,7 @@ class TestVerbs:
         assert [(answer.path, answer.error) for answer in answers] == [
             ("/small", None), ("/large", None), ("/last", None),
         ]  # fmt: skip
-        assert files.download_files(["/large"])[0].content == content
+        assert get(files, "/large") == content
         found = client.download_files(["/small", "/none", "/large"])
         assert [answer.content for answer in found] == [b"1", None, content]
         assert found[1].error == "file_not_found"
@@ -111,10 +112,9 @@ class TestVerbs:
             (None, None), ("file_not_found", None), (None, None),
         ]  # fmt: skip
         assert b"".join(piece for index, piece in received if index == 0) == content
-        assert len(received) > 2
-        assert received[-1] == (2, b"small")
+        assert len(received) > 2 and received[-1] == (2, b"small")
         assert client.send("/deep/file", []).error is None
-        assert files.download_files(["/deep/file"])[0].content == b""
+        assert get(files, "/deep/file") == b""
         assert client.send("/deep", [b"x"]).error == "is_directory"
 
     def test_thousands_of_matches(self, client, files):
@@ -274,9 +274,8 @@ class TestLostServer:
         """It says so and hangs up, while the client sends: the call fails with EPIPE or ECONNRESET, or is answered."""
         busy = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32003,"message":"full"}}\n'
         address = str(tmp_path / "sock")
-        answered = []
 
-        def serve(listener: socket.socket) -> None:
+        def serve() -> str:
             for turn in range(12):
                 stream, _ = listener.accept()
                 with stream:
@@ -284,18 +283,16 @@ class TestLostServer:
                     stream.send(busy)
             stream, _ = listener.accept()
             with stream, stream.makefile("rb") as lines:
-                answered.append(json.loads(lines.readline()))
-                stream.sendall(b'{"jsonrpc":"2.0","id":%d,"result":{"error":null}}\n' % answered[0]["id"])
+                call = json.loads(lines.readline())
+                stream.sendall(b'{"jsonrpc":"2.0","id":%d,"result":{"error":null}}\n' % call["id"])
+                return call["method"]
 
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(address)
             listener.listen()
-            thread = threading.Thread(target=serve, args=(listener,))
-            thread.start()
-            with ClientOf(SimpleNamespace(address=address)) as client:
+            with beside(serve) as taken, ClientOf(SimpleNamespace(address=address)) as client:
                 assert client.write("/x", "y" * 100_000).error is None
-            thread.join()
-        assert [line["method"] for line in answered] == ["write"], "a change is sent again, as it was never taken"
+            assert taken.result() == "write", "a change is sent again, as it was never taken"
 
     @pytest.mark.parametrize("name", ["/long", "/binary", "/long.png"])
     def test_a_read_that_is_too_long_for_an_answer_is_downloaded(self, client, files, monkeypatch, name):
@@ -373,29 +370,29 @@ class TestWatch:
         assert client.ls("/").error is None
 
 
-@for_each("kind", ["sqlite", "memory", "dir"])
-@for_each("search", [{"pattern": "needle"}, {"pattern": "zz"}, {"pattern": "needle", "stream": True}])
-def test_a_search_that_is_cancelled_ends_at_once(tmp_path, kind, search):
-    (tmp_path / "files").mkdir()
-    backends = {
-        "sqlite": lambda: SqliteBackend(tmp_path / "files.db"),
-        "memory": InMemoryBackend,
-        "dir": lambda: FilesystemBackend(tmp_path / "files", virtual_mode=True),
-    }
-    with backends[kind]() as files:
+SEARCHED = {
+    "sqlite": lambda directory: SqliteBackend(directory / "files.db"),
+    "memory": lambda directory: InMemoryBackend(),
+    "dir": lambda directory: FilesystemBackend(directory, virtual_mode=True),
+}
+
+
+@pytest.mark.parametrize("kind", SEARCHED)
+def test_a_search_that_is_cancelled_ends_at_once(tmp_path, kind):
+    with SEARCHED[kind](tmp_path) as files:
         content = b"a needle in every line of it\n" * 40_000
         files.upload_files([(f"/file-{number}", content) for number in range(60)])
-        with serving(files) as server, Raw(server.address) as raw:
-            call = {"jsonrpc": "2.0", "id": "s", "method": "grep", "params": search}
-            raw.send(json.dumps(call).encode() + b"\n")
-            time.sleep(0.05)
-            start = time.monotonic()
-            raw.send(b'{"jsonrpc":"2.0","id":"c","method":"cancel","params":{"call":"s"}}\n')
-            answers = {}
-            while len(answers) < 2:
-                line = raw.line()
-                answers[line.get("id")] = line
-            took_s = time.monotonic() - start
-    if answers["c"]["result"]:  # else it had ended
-        assert answers["s"]["error"]["code"] == wire.CANCELLED
-    assert took_s < 10, "long before the search would have ended"
+        for case in each([{"pattern": "needle"}, {"pattern": "zz"}, {"pattern": "needle", "stream": True}]):
+            with case as search, serving(files) as server, Raw(server.address) as raw:
+                call = {"jsonrpc": "2.0", "id": "s", "method": "grep", "params": search}
+                raw.send(json.dumps(call).encode() + b"\n")
+                time.sleep(0.05)
+                start = time.monotonic()
+                raw.send(b'{"jsonrpc":"2.0","id":"c","method":"cancel","params":{"call":"s"}}\n')
+                answers = {}
+                while not {"s", "c"} <= answers.keys():
+                    line = raw.line()
+                    answers[line.get("id")] = line
+                assert time.monotonic() - start < 10, "long before the search would have ended"
+                if answers["c"]["result"]:  # else it had ended
+                    assert answers["s"]["error"]["code"] == wire.CANCELLED

@@ -155,6 +155,7 @@ def test_async(tmp_path):
         anyio.run(main, backend=library)
 
 
+@pytest.mark.parametrize("backend", ["dir", "store"], indirect=True)
 def test_changes_at_the_same_time_are_all_kept(backend):
     tool, count = MemoryTool(backend), 50
     lines = "\n".join(f"line {number:02}: old" for number in range(count))
@@ -187,6 +188,7 @@ def test_a_directory_of_the_backend_is_the_memory():
     assert said(tool, command="view", path="/memoriesX").startswith("error: Path must start with /memories")
 
 
+@pytest.mark.parametrize("backend", ["memory"], indirect=True)
 def test_a_file_with_mixed_line_ends_keeps_them(backend):
     path = "/memories/mixed.md"
     backend.upload_files([(path, b"one\r\ntwo\nthree\x0cthree\r\n")])

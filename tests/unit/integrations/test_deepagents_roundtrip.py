@@ -108,7 +108,7 @@ class _Replacing(dict):
 KINDS = ("directory", "state", "state of lists", "adopted directory", "adopted state", "memory", "sqlite")
 """`unit/backends/store/test_store_deepagents.py` has the stores."""
 
-generous = settings(max_examples=examples(40))
+generous = settings(max_examples=examples(25))
 
 
 @pytest.fixture(params=KINDS)

@@ -123,7 +123,7 @@ class DuckMachine(ForeignMachine):
 TestStateModel = StateMachine.TestCase
 TestDuckModel = DuckMachine.TestCase
 TestStateModel.settings = TestDuckModel.settings = hypothesis.settings(
-    max_examples=examples(60), stateful_step_count=40, deadline=None
+    max_examples=examples(20), stateful_step_count=40, deadline=None
 )
 
 # -- reading and writing ---------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ FILES = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(40))
 @given(batches=st.lists(FILES, max_size=4), theirs=st.lists(FILES, max_size=4), is_known=st.booleans())
 def test_others_keep_what_they_have_made(kind: str, batches: Any, theirs: Any, is_known: bool) -> None:
     """Each outcome says what there is, and after an error no further file is begun than those under way."""

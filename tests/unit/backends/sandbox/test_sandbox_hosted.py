@@ -29,12 +29,8 @@ def run(path: Path, words: list[str], cwd: str, timeout: float) -> subprocess.Co
 # -- e2b ---------------------------------------------------------------------------------------------------------------
 
 
-class SandboxException(Exception):
-    pass
-
-
-class TimeoutException(SandboxException):
-    pass
+SandboxException = type("SandboxException", (Exception,), {})
+TimeoutException = type("TimeoutException", (SandboxException,), {})
 
 
 class CommandExitException(SandboxException):

@@ -383,4 +383,4 @@ class StoreMachine(ForeignMachine):
 
 
 TestStoreModel = StoreMachine.TestCase
-TestStoreModel.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
+TestStoreModel.settings = settings(max_examples=examples(15), stateful_step_count=40, deadline=None)

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import graphs
 import msgspec
+import psycopg
 import pytest
 import threadcases
 from agentface import names, text
@@ -86,16 +87,16 @@ NEWEST = "checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints)"
     ],
 )
 def test_a_checkpoint_that_cannot_be_read_says_so_in_its_place(
-    path: str, tmp_path: Path, change: str, says: str
+    plain: Path, tmp_path: Path, change: str, says: str
 ) -> None:
-    path = shutil.copy(path, str(tmp_path / "copy.db"))
+    path = shutil.copy(plain, tmp_path)
     with changed(path, f"UPDATE checkpoints SET {change} WHERE {NEWEST}") as backend:
         *others, newest = history(backend, "/plain")
         for directory in (f"/plain/history/{newest}", "/plain/head"):
             assert names(backend, directory) == ["ERROR.txt"]
             assert says in text(backend, f"{directory}/ERROR.txt")
-        assert says in json.loads(text(backend, "/plain/state.json"))["error"]
-        assert says in json.loads(text(backend, "/plain/messages.jsonl"))["error"]
+        for document in ("state.json", "messages.jsonl"):
+            assert says in json.loads(text(backend, f"/plain/{document}"))["error"]
         assert names(backend, f"/plain/history/{others[-1]}") == ["a.txt", "c.txt", "second.txt"]
 
 
@@ -104,8 +105,7 @@ def test_what_follows_from_a_damaged_write_says_so_and_what_came_before_is_there
     with changed(path, damaged) as backend:
         checkpoints = history(backend, "/plain")
         found = [names(backend, f"/plain/history/{name}") for name in checkpoints]
-        assert found[0] == []
-        assert found[-1] == ["ERROR.txt"]
+        assert (found[0], found[-1]) == ([], ["ERROR.txt"])
         assert "a write to 'files'" in text(backend, f"/plain/history/{checkpoints[-1]}/ERROR.txt")
         assert names(backend, "/plain/head") == ["ERROR.txt"]
         assert json.loads(text(backend, "/plain/messages.jsonl").splitlines()[0])["type"] == "human"
@@ -210,11 +210,10 @@ SAME |= {name: name for name in ("type", "checkpoint", "metadata")}
         {"metadata": "x'ff'"},
     ],
 )
-def test_an_odd_row_harms_no_other_thread(path: str, tmp_path: Path, odd: dict[str, str]) -> None:
-    path = shutil.copy(path, str(tmp_path / "copy.db"))
+def test_an_odd_row_harms_no_other_thread(plain: Path, tmp_path: Path, odd: dict[str, str]) -> None:
+    path = shutil.copy(plain, tmp_path)
     with changed(path, COPY.format(**SAME | odd)) as backend:
-        before = names(backend, "/plain/head")
-        assert before == ["a.txt", "c.txt", "second.txt"]
+        assert names(backend, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
         assert "plain" in names(backend, "/")
         assert backend.glob("**/*.txt").error is None
         assert "/plain/head/a.txt" in [match["path"] for match in backend.grep("three").matches or ()]
@@ -229,20 +228,18 @@ def test_an_odd_row_harms_no_other_thread(path: str, tmp_path: Path, odd: dict[s
 def test_a_blob_as_an_id_is_told_and_left_out(path: str, column: str, caplog: pytest.LogCaptureFixture) -> None:
     odd = {"thread_id": {"thread": "x'c1'"}, "checkpoint_id": {"thread": "'plain'", "id": "x'c1'"}}[column]
     with changed(path, COPY.format(**SAME | odd)) as backend:
-        assert names(backend, "/") == ["plain"]
-        assert len(history(backend, "/plain")) > 3
+        assert names(backend, "/") == ["plain"] and len(history(backend, "/plain")) > 3
     assert f"has a {column} that is no text" in caplog.text
 
 
 @for_each("change", ["task_id = x'c1'", "idx = 'odd'", "channel = x'c1'", "checkpoint_id = x'c1'"])
-def test_a_write_with_an_odd_id_is_left_out(path: str, tmp_path: Path, change: str) -> None:
-    path = shutil.copy(path, str(tmp_path / "copy.db"))
+def test_a_write_with_an_odd_id_is_left_out(plain: Path, tmp_path: Path, change: str) -> None:
+    path = shutil.copy(plain, tmp_path)
     with changed(
         path, f"UPDATE OR IGNORE writes SET {change} WHERE rowid = (SELECT max(rowid) FROM writes)"
     ) as backend:
         assert names(backend, "/") == ["plain"]
-        assert names(backend, "/plain/head")
-        assert text(backend, "/plain/state.json")
+        assert names(backend, "/plain/head") and text(backend, "/plain/state.json")
 
 
 @for_each("segments", [300, 600, 1000, 100_000])
@@ -289,8 +286,8 @@ def test_a_file_that_is_no_file_data_is_listed_and_cannot_be_opened(tmp_path: Pa
         agent.invoke(user("go", files={"/bad.txt": record}), thread("t"))
     with ThreadsBackend.from_sqlite(where) as backend:
         assert names(backend, "/t/head") == ["bad.txt", "good.txt"]
-        assert says in (backend.download_files(["/t/head/bad.txt"])[0].error or "")
-        assert says in (backend.read("/t/head/bad.txt").error or "")
+        for result in (backend.download_files(["/t/head/bad.txt"])[0], backend.read("/t/head/bad.txt")):
+            assert says in (result.error or "")
         assert text(backend, "/t/head/good.txt") == "good"
         found = backend.grep("good", "/t/head")
         assert [match["path"] for match in found.matches or ()] == ["/t/head/good.txt"]
@@ -440,8 +437,6 @@ def rewrite(stored: Stored, channel: str, change: Callable[[Any], Any], mark: by
         return value.replace(mark, b"\xff" * len(mark)) if mark else value
 
     if stored.kind == "postgres":
-        import psycopg
-
         with psycopg.connect(stored.where) as connection:
             rows = connection.execute(
                 "SELECT version, blob FROM checkpoint_blobs WHERE channel = %s AND type = 'msgpack'", (channel,)
@@ -534,8 +529,6 @@ def test_one_odd_channel_says_so_and_hides_no_file_message_or_step(stored: Store
 def test_a_checkpoint_that_is_its_own_parent_ends_its_ancestry(stored: Stored) -> None:
     statement = "UPDATE checkpoints SET parent_checkpoint_id = checkpoint_id"
     if stored.kind == "postgres":
-        import psycopg
-
         with psycopg.connect(stored.where) as connection:
             connection.execute(statement)
     else:
@@ -580,18 +573,17 @@ def test_a_checkpoint_in_json_that_is_too_large_lacks_its_large_channel_alone(
 
 
 def test_a_server_without_the_tables_or_not_there(postgres_dsn: str) -> None:
-    with pytest.raises(UrlError, match="it has no table 'checkpoints'"):
-        open_backend(f"threads+postgres:{postgres_dsn}")
-    with pytest.raises(UrlError, match="PostgreSQL can't be reached") as caught:
-        open_backend("threads+postgres:host=/nowhere user=x password=hunter2")
-    assert "hunter2" not in str(caught.value)
-    with pytest.raises(UrlError, match="missing"):
-        open_backend("threads+postgres:no words of libpq")
+    for place, words in {
+        postgres_dsn: "it has no table 'checkpoints'",
+        "host=/nowhere user=x password=hunter2": "PostgreSQL can't be reached",
+        "no words of libpq": "missing",
+    }.items():
+        with pytest.raises(UrlError, match=words) as caught:
+            open_backend(f"threads+postgres:{place}")
+        assert "hunter2" not in str(caught.value)
 
 
 def test_a_snapshot_whose_blob_is_gone_is_told(postgres_dsn: str) -> None:
-    import psycopg
-
     with graphs.postgres_saver(postgres_dsn) as saver:
         threadcases.snapshots(saver)
     with psycopg.connect(postgres_dsn) as connection:
@@ -602,16 +594,13 @@ def test_a_snapshot_whose_blob_is_gone_is_told(postgres_dsn: str) -> None:
 
 def test_what_is_closed_is_not_connected_to_again(postgres_dsn: str) -> None:
     """A cancelled search goes on in its thread for a moment, and asks when the backend has been closed."""
-    import psycopg
-
     with graphs.postgres_saver(postgres_dsn) as saver:
         threadcases.plain(saver)
     with contextlib.closing(PostgresDatabase(postgres_dsn)) as database:
         assert database.threads()
-    with pytest.raises(OSError, match="closed"):
-        database.threads()
-    with pytest.raises(OSError, match="closed"), database.exclusive():
-        pass
+    for call in (database.threads, lambda: database.exclusive().__enter__()):
+        with pytest.raises(OSError, match="closed"):
+            call()
     with psycopg.connect(postgres_dsn) as connection:
         count = (
             "SELECT count(*) FROM pg_stat_activity"

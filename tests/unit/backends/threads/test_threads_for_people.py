@@ -7,7 +7,7 @@ import datetime
 import json
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,30 +72,25 @@ def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) 
 each_story = for_each("story", STORIES)
 
 
-@each_story
-def test_every_message_and_call_is_found_once(b: Bench, story: str) -> None:
-    expected = threadview.all_messages(b.steps(story))
-    threadview.check_conversation(b.view(f"/{story}"), expected)
+CHECKS: dict[str, Callable[[View, list[Step]], None]] = {
+    "every message and call is found once": lambda view, found: threadview.check_conversation(
+        view, threadview.all_messages(found)
+    ),
+    "every checkpoint has a row": threadview.check_rows,
+    "every checkpoint has its files, messages and values": threadview.check_history,
+    "the readme says what it was about": threadview.check_readme,
+}
 
 
 @each_story
-def test_every_checkpoint_has_a_row(b: Bench, story: str) -> None:
-    threadview.check_rows(b.view(f"/{story}"), b.steps(story))
-
-
-@each_story
-def test_every_checkpoint_has_its_files_messages_and_values(b: Bench, story: str) -> None:
-    threadview.check_history(b.view(f"/{story}"), b.steps(story))
+@for_each("check", CHECKS)
+def test_what_people_see_is_what_langgraph_knows(b: Bench, story: str, check: str) -> None:
+    CHECKS[check](b.view(f"/{story}"), b.steps(story))
 
 
 @each_story
 def test_git_applies_the_changes(b: Bench, story: str, tmp_path: Path) -> None:
     threadview.check_patches(b.view(f"/{story}"), b.steps(story), tmp_path)
-
-
-@each_story
-def test_the_readme_says_what_it_was_about(b: Bench, story: str) -> None:
-    threadview.check_readme(b.view(f"/{story}"), b.steps(story))
 
 
 @each_story
@@ -118,8 +113,8 @@ def test_subgraphs_are_shown_the_same_way(b: Bench, tmp_path: Path) -> None:
     for number, space in enumerate(found):
         view, expected = b.view(f"/nested_graphs/subgraphs/{space}"), b.steps("nested_graphs", space)
         threadview.check_conversation(view, threadview.all_messages(expected))
-        threadview.check_rows(view, expected)
-        threadview.check_history(view, expected)
+        for check in (threadview.check_rows, threadview.check_history):
+            check(view, expected)
         threadview.check_patches(view, expected, tmp_path / str(number))
 
 
@@ -214,10 +209,11 @@ def test_links_of_all_threads(b: Bench) -> None:
 def test_verbs_find_and_read_it(b: Bench) -> None:
     view = b.view("/coder")
     (legacy,) = [name for name, data in view.below("messages").items() if b"so I delete it" in data]
-    found = b.backend.grep("so I delete it", "/coder/messages").matches or []
-    assert [match["path"] for match in found] == [f"/coder/messages/{legacy}"]
-    found = b.backend.grep("so I delete it", glob="transcript.md").matches or []
-    assert {match["path"] for match in found} == {"/coder/transcript.md"}
+    for options, expected in [
+        ({"path": "/coder/messages"}, f"/coder/messages/{legacy}"),
+        ({"glob": "transcript.md"}, "/coder/transcript.md"),
+    ]:
+        assert {match["path"] for match in b.backend.grep("so I delete it", **options).matches or []} == {expected}
     patches = b.backend.grep("deleted file mode", "/coder/changes").matches or []
     assert len(patches) == 2
     assert "so I delete it" in str(b.backend.read(f"/coder/messages/{legacy}"))
