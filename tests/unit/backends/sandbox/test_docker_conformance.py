@@ -21,16 +21,17 @@ def container_backend(docker_engine):
         yield backend
 
 
-@pytest.fixture
-def backend(container_backend):
-    assert container_backend.execute("cd / && rm -rf /work && mkdir /work").exit_code == 0
-    return container_backend
+class Contained:
+    @pytest.fixture
+    def backend(self, container_backend):
+        assert container_backend.execute("cd / && rm -rf /work && mkdir /work").exit_code == 0
+        return container_backend
 
 
-class TestTransfers(BatchCases):
+class TestTransfers(Contained, BatchCases):
     pass
 
 
 @pytest.mark.configuration
-class TestDocker(BackendConformance):
+class TestDocker(Contained, BackendConformance):
     cancelled_s = 8.0  # those that had begun are an `exec` each; all hundred of the crowd would take longer
