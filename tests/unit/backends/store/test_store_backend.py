@@ -19,6 +19,7 @@ from agentface import get, names
 from for_each import for_each
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
+from raising import raising
 from stored import put_if, put_new
 from stores import NS, before_its_change
 from together import together
@@ -56,13 +57,14 @@ def test_a_store_or_a_runtime_that_has_one(store):
 
 
 def test_the_namespace_is_asked_at_every_verb():
-    user = ["ann"]
-    backend = StoreBackend(InMemoryStore(), namespace=lambda _: ("users", user[0]))
-    for user[0] in ("ann", "bob"):
+    user = SimpleNamespace(name="")
+    backend = StoreBackend(InMemoryStore(), namespace=lambda _: ("users", user.name))
+    for name in ("ann", "bob"):
+        user.name = name
         assert backend.read("/note").error == "File '/note' not found"
-        backend.write("/note", f"of {user[0]}")
-    for user[0] in ("ann", "bob"):
-        assert f"of {user[0]}" in backend.read("/note")
+        backend.write("/note", f"of {name}")
+    user.name = "ann"
+    assert "of ann" in backend.read("/note")
 
 
 @for_each(
@@ -166,19 +168,15 @@ def test_a_store_that_answers_in_its_event_loop_alone_is_refused(tmp_path):
 
 
 def test_a_store_that_fails_is_an_error_and_no_exception():
-    class Broken(InMemoryStore):
-        def batch(self, ops):
-            raise RuntimeError("no luck")
-
-    class Asynchronous(InMemoryStore):
-        def batch(self, ops):
-            raise NotImplementedError("await me")
-
-    for store, words in (
-        (Broken(), "The store failed: RuntimeError: no luck"),
-        (Asynchronous(), "can't do this: await me"),
+    for error, words in (
+        (RuntimeError("no luck"), "The store failed: RuntimeError: no luck"),
+        (NotImplementedError("await me"), "can't do this: await me"),
     ):
-        check_that_each_verb_says(StoreBackend(store), words)
+
+        class Broken(InMemoryStore):
+            batch = raising(error)
+
+        check_that_each_verb_says(StoreBackend(Broken()), words)
 
 
 def test_child_namespaces_are_trees_of_their_own(store, backend):

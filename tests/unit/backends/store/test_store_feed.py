@@ -8,6 +8,7 @@ import pytest
 import stores
 from agentface import names
 from ears import Ear
+from raising import raising
 from stores import NS
 from together import together
 
@@ -106,10 +107,7 @@ def test_who_has_stopped_listening_hears_nothing(store, backend, ear):
 
 
 def test_a_listener_that_fails_does_not_end_the_feed(store, backend, ear, caplog):
-    def fail(key):
-        raise RuntimeError("no luck")
-
-    stop = backend.items.watch(fail)
+    stop = backend.items.watch(raising(RuntimeError("no luck")))
     for key in ("/a", "/b"):
         store.put(NS, key, FILE)
         ear.wait(key)

@@ -154,8 +154,7 @@ def test_an_old_agent_gets_what_it_can_read(desk: Bench) -> None:
     desk.put("/lines/head/a.txt", "two\nthree\n")
     desk.put("/lines/head/b.txt", "new")
     files = graphs.state_at(agent, thread("lines"))["files"]
-    assert files["/a.txt"]["content"] == ["two", "three", ""]
-    assert files["/b.txt"]["content"] == ["new"]
+    assert (files["/a.txt"]["content"], files["/b.txt"]["content"]) == (["two", "three", ""], ["new"])
     agent.invoke(user("go", updates=[{"bare.md": "text"}, {"/a.txt": None, "/b.txt": None}]), thread("lines"))
     desk.backend.volume.follow()
     desk.put("/lines/head/bare.md", "other text")

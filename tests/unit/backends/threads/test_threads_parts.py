@@ -430,7 +430,8 @@ def test_a_run_without_a_sign_of_life_has_ended() -> None:
 
     def at(*moments: float) -> list[bool]:
         found = []
-        for clocks.seconds in moments:
+        for moment in moments:
+            clocks.seconds = moment
             found.append(watch.is_active(made, writes, standing(made, writes)))
         return found
 

@@ -20,6 +20,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from raising import raising
 from threadcases import Bench, check_history, record, shown
 
 from fusebackend.backends import ThreadsBackend
@@ -37,15 +38,12 @@ class OfSomebody(BaseCheckpointSaver[str]):
         super().__init__()
         self.inner = InMemorySaver()
         self.lists = 0
+        for name in ("get_tuple", "put", "put_writes", "get_next_version", "get_delta_channel_history"):
+            setattr(self, name, getattr(self.inner, name))
 
     def list(self, config: Any, **options: Any) -> Iterator[Any]:
         self.lists += 1
         return self.inner.list(config, **options)
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("get_tuple", "put", "put_writes", "get_next_version", "get_delta_channel_history"):
-            return getattr(self.inner, name)
-        return super().__getattribute__(name)
 
 
 SAVERS = ["memory", "sqlite in memory", "encrypted", "somebody's"]
@@ -182,37 +180,27 @@ def test_the_constructor_says_what_to_use() -> None:
 
 
 def test_a_saver_that_fails_is_an_error_in_its_own_words() -> None:
-    class Broken(OfSomebody):
-        def list(self, config: Any, **options: Any) -> Iterator[Any]:
-            raise RuntimeError("no such luck")
-
+    saver: Any = OfSomebody()
+    saver.list = raising(RuntimeError("no such luck"))
     with pytest.raises(OSError, match="the saver failed: RuntimeError: no such luck"):
-        ThreadsBackend.from_saver(Broken())
+        ThreadsBackend.from_saver(saver)
 
 
 @pytest.mark.parametrize("channel", ["odd", "files"])
 def test_values_that_can_not_be_packed_harm_no_other(channel: str) -> None:
-    is_odd = False
-
     class Odd:
         def __reduce__(self) -> Any:
             raise TypeError("never")
 
-    class WithAnOddValue(OfSomebody):
-        def get_tuple(self, config: Any) -> Any:
-            found = self.inner.get_tuple(config)
-            if found is not None and is_odd:
-                found.checkpoint["channel_values"][channel] = Odd()
-            return found
+    def with_an_odd_value(config: Any) -> Any:
+        found = saver.inner.get_tuple(config)
+        if found is not None:
+            found.checkpoint["channel_values"][channel] = Odd()
+        return found
 
-        def __getattribute__(self, name: str) -> Any:
-            if name == "get_tuple":
-                return object.__getattribute__(self, name)
-            return super().__getattribute__(name)
-
-    saver = WithAnOddValue()
+    saver: Any = OfSomebody()
     threadcases.plain(saver)
-    is_odd = True
+    saver.get_tuple = with_an_odd_value
     assert isinstance(database_of_saver(saver), SaverDatabase)
     with ThreadsBackend.from_saver(saver) as backend:
         if channel == "files":

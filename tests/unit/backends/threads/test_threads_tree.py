@@ -177,8 +177,7 @@ def test_state_says_what_is_next_and_what_is_asked(b: Bench) -> None:
     assert state["checkpoint_id"] == snapshot.config["configurable"]["checkpoint_id"]
     assert state["metadata"]["step"] == snapshot.metadata["step"]
     (asked,) = state["interrupts"]
-    assert asked["value"] == snapshot.interrupts[0].value
-    assert asked["id"] == snapshot.interrupts[0].id
+    assert (asked["value"], asked["id"]) == (snapshot.interrupts[0].value, snapshot.interrupts[0].id)
 
 
 def test_langgraph_is_not_needed_to_read(tmp_path: Path) -> None:
