@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ import pytest
 import threadcases
 from agentface import names
 from eventually import eventually
+from for_each import for_each
 from graphs import delete, edit, say, thread, use, user, write
 from langchain_core.tools import tool
 from nodes import node_at, whole
@@ -198,21 +200,22 @@ def test_a_handle_reads_a_rewritten_document_of_one_moment(tmp_path: Path, name:
             assert volume.read(handle, 0, 1 << 20) == before != whole(volume, document)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("before", "after", "read"),
     [("8", "11", "8"), ("11", "8", "11"), ("one", "", "one"), ("one", None, "one"), ("one", "one two", "one two")],
 )
 def test_a_handle_reads_one_version_of_a_file_of_the_head(b: Bench, before: str, after: str | None, read: str) -> None:
     """A file that was `8` at the first read(2) and `11` at the second read as `81`."""
-    graphs.deep_agent(b.saver, [use(write("/count.txt", before)), say("ok")]).invoke(user("go"), thread("t"))
+    name = f"{before} {after}"
+    graphs.deep_agent(b.saver, [use(write("/count.txt", before)), say("ok")]).invoke(user("go"), thread(name))
     volume = b.backend.volume
     volume.follow()
-    file = node_at(volume, "/t/head/count.txt")
+    file = node_at(volume, f"/{name}/head/count.txt")
     with opened(volume, file, os.O_RDONLY) as handle:
         assert handle != file, "a handle of its own content: past the page cache"
         first = volume.read(handle, 0, 1)
         change = delete("/count.txt") if after is None else edit("/count.txt", before, after)
-        graphs.deep_agent(b.saver, [use(change), say("ok")]).invoke(user("more"), thread("t"))
+        graphs.deep_agent(b.saver, [use(change), say("ok")]).invoke(user("more"), thread(name))
         volume.follow()
         assert first + volume.read(handle, 1, 100) == read.encode()
         assert volume.getattr(handle).size == len(read)
@@ -282,13 +285,21 @@ def test_a_database_that_cannot_be_read_is_said_once(
 # -- what SQLite tells -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SqliteDatabase, sqlite3.Connection]]:
-    monkeypatch.setattr(sqlite_module, "COUNTING_SHARE", 1e9)  # rows are counted at each look, however slow it was
-    path = str(tmp_path / "threads.db")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "threads.db"
     with graphs.sqlite_saver(path) as saver:
-        threadcases.plain(saver, "one")
-        threadcases.plain(saver, "two")
+        for name in ("one", "two"):
+            threadcases.plain(saver, name)
+    return path
+
+
+@pytest.fixture
+def database(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[SqliteDatabase, sqlite3.Connection]]:
+    monkeypatch.setattr(sqlite_module, "COUNTING_SHARE", 1e9)  # rows are counted at each look, however slow it was
+    path = str(shutil.copy(made, tmp_path))
     with contextlib.closing(sqlite3.connect(path)) as other, contextlib.closing(SqliteDatabase(path)) as opened:
         yield opened, other
 

@@ -44,14 +44,21 @@ def notes(backend: ThreadsBackend, name: str) -> str | None:
     return text(backend, f"/{name}/head/notes.txt")
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return made(tmp_path / "threads.db", "old", "both", "old")
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    directory = tmp_path_factory.mktemp("made")
+    first = made(directory / "threads.db", "old", "both", "old")
+    return first, made(directory / "new.db", "new", "both", "new")
 
 
 @pytest.fixture
-def new(tmp_path: Path) -> Path:
-    return made(tmp_path / "new.db", "new", "both", "new")
+def path(pair: tuple[Path, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copy(pair[0], tmp_path))
+
+
+@pytest.fixture
+def new(pair: tuple[Path, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copy(pair[1], tmp_path))
 
 
 @pytest.mark.parametrize("mode", ["delete", "wal"])
