@@ -164,7 +164,7 @@ def test_what_others_put_in_both_places_meanwhile_stays(store, monkeypatch):
     store.put("d/new", b"theirs too")
     with ObjectStoreBackend(store) as again:
         files = contents(again)
-    assert files == {"/e/a": b"theirs and longer", "/d/a": b"1", "/d/new": b"theirs too", "/e/b": b"2"}
+    assert files == {"/e/a": b"theirs and longer", "/d/a": b"1", "/e/new": b"theirs too", "/e/b": b"2"}
 
 
 def test_the_rename_of_a_living_process_is_left_alone(store):

@@ -29,7 +29,7 @@ def is_tree(files):
 
 
 TREES = st.dictionaries(PATHS, DATA, min_size=1, max_size=6).filter(is_tree)
-SETTINGS = settings(max_examples=examples(15))
+SETTINGS = settings(max_examples=examples(10))
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def test_every_key_is_shown_once_and_can_be_read(keys):
 
 
 @pytest.mark.parametrize("kind", stores.SQL_KINDS)
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(keys=TREES)
 def test_the_rule_is_the_same_in_sql(store_of, kind, keys):
     keys = {key: what for key, what in keys.items() if kind != "postgres" or len(key) < 600}
@@ -262,7 +262,7 @@ PATHS = st.lists(
 
 
 @pytest.mark.parametrize("kind", stores.KINDS)
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(12))
 @given(keys=TREES, wanted=PATHS)
 def test_new_files_are_made_together_where_each_could_be_made_alone(store_of, kind, keys, wanted):
     """All of them, or none: also where a value of the store, a directory, or a name that gave way is at one."""

@@ -165,9 +165,9 @@ def test_deep_nesting_is_shown_up_to_a_bound() -> None:
 # -- channels ----------------------------------------------------------------------------------------------------------
 
 
-@for_each("piece", [b"\x90", b"\xc0", b"\x01", b"\x81\xa1a\x90"])
+@for_each("piece", [b"\x90", b"\x81\xa1a\x90"])
 def test_more_values_than_any_checkpoint_has_are_refused_before_they_are_made(piece: bytes) -> None:
-    count = (8 << 20) // len(piece)
+    count = (2 << 20) // len(piece)
     tracemalloc.start()
     try:
         with pytest.raises(Damaged, match="more than 500,000 values"):
@@ -175,6 +175,9 @@ def test_more_values_than_any_checkpoint_has_are_refused_before_they_are_made(pi
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_piece_of_json_may_have_16_mebibytes() -> None:
     with pytest.raises(Damaged, match="JSON of more than 16 MiB"):
         loads(Raw("json", b"[" + b"[]," * (6 << 20) + b"[]]"))
 
@@ -563,7 +566,7 @@ def names(message: dict[str, Any], number: int = 1) -> list[str]:
 
 
 class TestHostile:
-    @settings(max_examples=examples(300), deadline=None)
+    @settings(max_examples=examples(150))
     @given(
         st.lists(
             st.sampled_from(
