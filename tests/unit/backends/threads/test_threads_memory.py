@@ -49,15 +49,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_what_nobody_holds_is_let_go_of(path: Path) -> None:
-    with ThreadsBackend.from_sqlite(str(path)) as backend:
-        volume: Any = backend.volume
-        found = [*(backend.glob("*/head/**").matches or ()), *(backend.glob("*/history/*/**").matches or ())]
-        assert len(found) >= THREADS * FILES * (1 + CHECKPOINTS)
-        gc.collect()
-        assert len(volume._tree.nodes) < 2000
-
-
 def test_little_is_left_when_the_kernel_has_forgotten(path: Path) -> None:
     with ThreadsBackend.from_sqlite(str(path)) as backend:
         volume: Any = backend.volume
