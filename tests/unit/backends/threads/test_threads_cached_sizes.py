@@ -133,7 +133,7 @@ def test_what_others_do_to_the_database_is_seen(database: str, cache: Path, chan
 def lacking(part: str) -> Callable[[Path], None]:
     def delete_part(path: Path) -> None:
         with changing(path) as connection:
-            assert connection.execute("DELETE FROM parts WHERE part = ?", (f"{part} {FORMAT}",)).rowcount > 1
+            assert connection.execute("DELETE FROM parts WHERE part = ?", (f"{part} {FORMAT}",)).rowcount == 1
 
     return delete_part
 
