@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import mounts
 import pytest
 import served
 from for_each import for_each
@@ -45,7 +46,7 @@ def diagnosed(
     """Run the command; returns the findings by what they are about."""
     done = subprocess.run(
         served.command("doctor", "--json", *words, wrapper=wrapper),
-        env={**served.environment(), **(env or {})},
+        env={**mounts.module_environment(), **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -190,7 +191,7 @@ def test_a_condition(name: str) -> None:
 
 
 def test_the_text_for_people() -> None:
-    done = subprocess.run(served.command("doctor"), env=served.environment(), capture_output=True, text=True)
+    done = subprocess.run(served.command("doctor"), env=mounts.module_environment(), capture_output=True, text=True)
     lines = done.stdout.splitlines()
     assert all(line.startswith(("ok ", "warning ", "error ", "         mend: ")) for line in lines)
     assert any(line.startswith("ok       runtime directory: ") for line in lines)
@@ -202,7 +203,7 @@ class TestMounting:
         (tmp_path / "pyfuse3").mkdir()
         message = "libfuse3.so.3: cannot open shared object file: No such file or directory"
         (tmp_path / "pyfuse3/__init__.py").write_text(f"raise ImportError({message!r})\n")
-        env = {"PYTHONPATH": f"{tmp_path}:{served.environment()['PYTHONPATH']}"}
+        env = {"PYTHONPATH": f"{tmp_path}:{mounts.module_environment()['PYTHONPATH']}"}
         found = diagnosed(env=env, status=1)
         says(found["libfuse3"], "error", message, "libfuse3" if distribution.distribution() == "debian" else "fuse3")
 
@@ -346,7 +347,7 @@ class TestRoutes:
         hiding = "import sys\nfor name in ('psycopg', 'obstore', 'docker'): sys.modules[name] = None\n"
         (tmp_path / "without/sitecustomize.py").write_text(hiding)
         routes = {"/pg": "postgres:dbname=x?volume=v", "/s3": "s3://bucket?region=x", "/docker": "docker:debian"}
-        env = {"PYTHONPATH": f"{tmp_path}/without:{served.environment()['PYTHONPATH']}"}
+        env = {"PYTHONPATH": f"{tmp_path}/without:{mounts.module_environment()['PYTHONPATH']}"}
         found = self.of(tmp_path, routes, env=env, status=1)
         for name, extra in (("/pg/", "postgres"), ("/s3/", "s3"), ("/docker/", "docker")):
             says(found[name], "error", extra, f"pip install 'fusebackend[{extra}]'")
@@ -429,5 +430,7 @@ class TestDistributions:
 @needs_root
 def test_mount_says_where_to_look(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
-    said = served.run("mount", str(tmp_path / "mnt"), wrapper=served.WITHOUT_FUSE, status=1)
-    assert "there is no /dev/fuse" in said and "'fusebackend doctor'" in said and said.count("\n") == 1
+    line = served.command("mount", str(tmp_path / "mnt"), wrapper=served.WITHOUT_FUSE)
+    done = subprocess.run(line, env=mounts.module_environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "there is no /dev/fuse" in done.stderr and "'fusebackend doctor'" in done.stderr

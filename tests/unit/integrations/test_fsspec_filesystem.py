@@ -56,7 +56,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         (directory / "project").mkdir()
         path = directory / "agent.toml"
         path.write_text(CONFIG)
-        with served.served("--config", str(path), place=str(path), wrapper=()):
+        with served.served("--config", str(path), place=str(path)):
             yield str(path)
 
 

@@ -70,7 +70,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(config: str) -> Iterator[rendezvous.Served]:
-    with served.served("--config", config, place=config) as found:
+    with served.served("--config", config, place=config, wrapper=served.WITHOUT_FUSE) as found:
         yield found
 
 
@@ -240,7 +240,9 @@ class TestMessages:
         ],
     )
     def test_what_can_not_be_served(self, words: list[str], says: str) -> None:
-        done = subprocess.run(served.command("serve", *words), env=served.environment(), capture_output=True, text=True)
+        done = subprocess.run(
+            served.command("serve", *words), env=mounts.module_environment(), capture_output=True, text=True
+        )
         assert done.returncode in (1, 2) and says in done.stderr and "Traceback" not in done.stderr
         assert done.stderr.splitlines()[-1].startswith("Error: ")
 
@@ -304,7 +306,7 @@ sys.argv = ["fusebackend", "serve", "--default", "memory:", "--socket", "{tmp_pa
 main()
 """
     process = subprocess.Popen(
-        [sys.executable, "-c", code], env=served.environment(), stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code], env=mounts.module_environment(), stdout=subprocess.PIPE, text=True
     )
     timer = threading.Timer(served.LIMIT_S, process.kill)
     timer.start()

@@ -31,7 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         config = home / "agent.toml"
         config.write_text('default = "sqlite:a.db"\n[routes]\n"/live/" = "dir:live"\n"/mem/" = "memory:"\n')
         with (
-            served.served("--config", str(config), place=str(config), wrapper=()),
+            served.served("--config", str(config), place=str(config)),
             fusebackend.connect(config) as client,
         ):
             client.write("/kept.txt", "kept")
