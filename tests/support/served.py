@@ -55,6 +55,13 @@ def run(*words: str, status: int = 0) -> str:
     return said
 
 
+def homes(patch: pytest.MonkeyPatch, directory: Path) -> None:
+    """Give servers and commands new directories for sockets, data and state."""
+    for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        patch.setenv(name, str(directory / name))
+        (directory / name).mkdir(mode=0o700)
+
+
 def script(text: str, place: Path, monkeypatch: pytest.MonkeyPatch, *namespaces: str) -> list[str]:
     """Run a script of the shell in a directory and in namespaces of its own; returns its lines.
 

@@ -51,8 +51,7 @@ pytestmark = pytest.mark.skipif(not can_unshare(), reason="only root has a mount
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Directories of this module's own for sockets and state."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
-            patch.setenv(name, str(tmp_path_factory.mktemp("x")))
+        served.homes(patch, tmp_path_factory.mktemp("x"))
         yield
 
 

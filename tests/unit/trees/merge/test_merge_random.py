@@ -139,13 +139,13 @@ def _one(old: Any, theirs: Any, ours: Any) -> Any:
     return theirs if ours == old else None
 
 
-@settings(max_examples=examples(500))
+@settings(max_examples=examples(200))
 @given(base=STEPS, branch=STEPS, main=STEPS)
-def test_a_merge_is_that_of_the_model(base: Any, branch: Any, main: Any, tmp_path_factory: Any) -> None:
+def test_a_merge_is_that_of_the_model(base: Any, branch: Any, main: Any, tmp_path: Path) -> None:
     trees = three(base, branch, main, knows_nodes=False)
     before = merging.shown(trees.main)
     wanted = model(merging.shown(trees.base), merging.shown(trees.branch), before)
-    outcome = merged(trees, tmp_path_factory.mktemp("merge"))
+    outcome = merged(trees, tmp_path)
     if wanted is None:
         assert outcome.plan.conflicts
         assert merging.shown(trees.main) == before
@@ -155,14 +155,14 @@ def test_a_merge_is_that_of_the_model(base: Any, branch: Any, main: Any, tmp_pat
         assert not planned(trees).steps
 
 
-@settings(max_examples=examples(500))
+@settings(max_examples=examples(200))
 @given(base=RENAMES, branch=RENAMES, main=RENAMES, keep=st.sampled_from([None, "main", "branch"]), knows=st.booleans())
 def test_a_merge_ends_and_is_complete(
-    base: Any, branch: Any, main: Any, keep: Any, knows: bool, tmp_path_factory: Any
+    base: Any, branch: Any, main: Any, keep: Any, knows: bool, tmp_path: Path
 ) -> None:
     trees = three(base, branch, main, knows_nodes=knows)
     before = merging.shown(trees.main)
-    outcome = merged(trees, tmp_path_factory.mktemp("merge"), keep)
+    outcome = merged(trees, tmp_path, keep)
     if outcome.plan.conflicts:
         assert merging.shown(trees.main) == before
         assert keep is None or {each.reason for each in outcome.plan.conflicts} == {"renamed into itself by both"}
@@ -172,13 +172,11 @@ def test_a_merge_ends_and_is_complete(
     assert not again.steps
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(120))
 @given(base=RENAMES, branch=RENAMES, knows=st.booleans())
-def test_main_that_has_not_changed_becomes_the_branch(
-    base: Any, branch: Any, knows: bool, tmp_path_factory: Any
-) -> None:
+def test_main_that_has_not_changed_becomes_the_branch(base: Any, branch: Any, knows: bool, tmp_path: Path) -> None:
     trees = three(base, branch, [], knows_nodes=knows)
-    outcome = merged(trees, tmp_path_factory.mktemp("merge"))
+    outcome = merged(trees, tmp_path)
     assert not outcome.plan.conflicts
     assert merging.shown(trees.main) == merging.shown(trees.branch)
     if knows:
@@ -186,7 +184,7 @@ def test_main_that_has_not_changed_becomes_the_branch(
     assert not planned(trees).steps
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(120))
 @given(base=RENAMES, main=RENAMES, knows=st.booleans())
 def test_a_branch_without_changes_changes_nothing(base: Any, main: Any, knows: bool) -> None:
     trees = three(base, [], main, knows_nodes=knows)
@@ -195,7 +193,7 @@ def test_a_branch_without_changes_changes_nothing(base: Any, main: Any, knows: b
     assert not found.steps
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(120))
 @given(base=RENAMES, both=RENAMES, knows=st.booleans())
 def test_the_same_changes_on_both_sides_are_no_conflict(base: Any, both: Any, knows: bool) -> None:
     trees = three(base, both, both, knows_nodes=knows)
