@@ -205,8 +205,9 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
         """Chunks are changed where they are kept."""
 
     def _put(self, inode: Inode, offset: int, data: bytes) -> None:
-        self._old_inodes.keep(inode.node)
-        self._old_chunks.keep(inode.node)
+        if self._snapshots:
+            self._old_inodes.keep(inode.node)
+            self._old_chunks.keep(inode.node)
         super()._put(inode, offset, data)
 
     def _resize(self, inode: Inode, size: int) -> None:

@@ -42,7 +42,7 @@ from fusebackend.protocol import (
     SnapshotVolume,
     Volume,
 )
-from fusebackend.vfs.door import ChangeListener, DoorChange
+from fusebackend.vfs.door import ChangeListener, DoorChange, DoorKind
 from fusebackend.vfs.junctions import Route
 from fusebackend.volumes.placing import state_of
 from fusebackend.volumes.walk import Directories
@@ -55,6 +55,8 @@ once more after another call had changed them; the call has taken a name from it
 
 _OWN: Final[dict[RecordKind, int]] = {"create": MADE, "content": CONTENT, "attributes": ATTRIBUTES}
 """What a step has its call own of a file."""
+
+_OF_NAMES: Final = frozenset({"create", "link", "remove", "rename"})
 
 STAMPED: Final = 500
 """Records that are stamped at a time. A call may have 100,000: all of them at once would leave Python's heap large."""
@@ -484,22 +486,27 @@ class HistoryListener(ChangeListener):
 
     # -- the moments of a change -----------------------------------------------------------------------------------
 
-    def before(self, change: DoorChange) -> None:
-        kind = change.kind
+    def follows(self, kind: DoorKind, node: int) -> bool:
         if kind == "stored":
-            return
+            return False
         call = self._current()
-        is_of_file = kind == "content" or kind == "attributes"
-        if is_of_file and self._is_recorded(call, change.node, kind):
+        if self._last.get(node) is not call:
+            return True
+        return kind == "content" and not self.records.how(call, node) & (CONTENT | MADE)
+
+    def before(self, change: DoorChange) -> None:
+        kind, node = change.kind, change.node
+        is_of_file = kind not in _OF_NAMES
+        if is_of_file and not self.follows(kind, node):
             return
         if self._is_logged:
             change.ending = contextlib.ExitStack()
             change.ending.callback(NOTE.reset, NOTE.set(None))
             if is_of_file:
-                change.ending.enter_context(self._turns[change.node % TURNS])
-                if self._is_recorded(call, change.node, kind):
+                change.ending.enter_context(self._turns[node % TURNS])
+                if not self.follows(kind, node):
                     return
-        pending = self._pending(call, change)
+        pending = self._pending(self._current(), change)
         if is_of_file and pending is not None and not self._is_logged:
             # Before the change: what is read of the volume without its lock follows no change unseen.
             pending.made(None)
@@ -574,11 +581,6 @@ class HistoryListener(ChangeListener):
         if is_linked:
             self.records.part(call, kept.node)
         return is_linked
-
-    def _is_recorded(self, call: OpenCall, node: int, kind: str) -> bool:
-        if self._last.get(node) is not call:
-            return False
-        return kind == "attributes" or bool(self.records.how(call, node) & (CONTENT | MADE))
 
     def _first(self, call: OpenCall, change: DoorChange) -> _PendingChange | None:
         """Return the record of the first change of a file by a call, or of the first one after another call's."""

@@ -1,6 +1,7 @@
 """`Door`: the one way by which the kernel's changes of a route reach its volume, and the listeners that follow them.
 
-Each call makes one `DoorChange`. The listeners get it at up to three moments, in their order:
+Each call makes one `DoorChange`, unless no listener `follows` it: a second write to a file is the volume's alone. The
+listeners get it at up to three moments, in their order:
 
 - `before` the change: it may keep what goes, and take a snapshot.
 - `ordered`, once it is made, or `refused`, if it was not: with the volume's lock still held where a listener `orders`,
@@ -118,14 +119,17 @@ class ChangeListener:
     Attributes:
         name: for `status` and the log.
         orders: it needs the changes in their order, so the volume's lock is held from `before` to `ordered`.
-        follows_stores: it needs `ordered` of `stored`, too.
     """
 
     name = ""
     orders = True
-    follows_stores = False
     error: str | None = None
     """Why it has not followed some change; None if it has followed all."""
+
+    def follows(self, kind: DoorKind, node: int) -> bool:
+        """Return False if it has nothing to do at any moment of such a change of this file. Asked with the lock held
+        that `orders` asks for; not for changes of names."""
+        return True
 
     def before(self, change: DoorChange) -> None:
         """The change is about to be made."""
@@ -159,7 +163,6 @@ class Door:
         self._volume = route.volume
         orders = any(listener.orders for listener in listeners)
         self._lock: contextlib.AbstractContextManager[Any] = route.volume.lock if orders else _NO_LOCK
-        self._follow_stores = any(listener.follows_stores for listener in listeners)
         self._before = self._moments("before")
         self._ordered = self._moments("ordered")
         self._refused = self._moments("refused")
@@ -209,30 +212,30 @@ class Door:
     # -- attributes and data -----------------------------------------------------------------------------------
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        change = DoorChange(self, "attributes" if changes.size is None else "content", node)
-        return self.make(change, self._volume.setattr, node, changes)
+        kind: DoorKind = "attributes" if changes.size is None else "content"
+        return self._change(kind, node, self._volume.setattr, changes)
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        self.make(DoorChange(self, "attributes", node), self._volume.setxattr, node, name, value)
+        self._change("attributes", node, self._volume.setxattr, name, value)
 
     def removexattr(self, node: int, name: bytes) -> None:
-        self.make(DoorChange(self, "attributes", node), self._volume.removexattr, node, name)
+        self._change("attributes", node, self._volume.removexattr, name)
 
     def write(self, node: int, offset: int, data: bytes) -> int:
-        return self.make(DoorChange(self, "content", node), self._volume.write, node, offset, data)
+        return self._change("content", node, self._volume.write, offset, data)
 
     def append(self, node: int, data: bytes) -> int:
-        return self.make(DoorChange(self, "content", node), self._volume.append, node, data)
+        return self._change("content", node, self._volume.append, data)
 
     def flush(self, node: int) -> None:
-        if self._follow_stores:
+        if self._is_followed("stored", node):
             self.make(DoorChange(self, "stored", node), self._volume.flush, node)
         else:
             self._volume.flush(node)
 
     def fsync(self, node: int, datasync: bool = False) -> None:
         self._volume.fsync(node, datasync)  # takes the lock itself, and may wait for a disk without it
-        if self._follow_stores:
+        if self._is_followed("stored", node):
             self.make(DoorChange(self, "stored", node), lambda: None)
 
     # -- how ---------------------------------------------------------------------------------------------------
@@ -241,6 +244,23 @@ class Door:
         """Return the methods of this name, of the listeners that have one of their own."""
         own = [each for each in self.listeners if getattr(type(each), name) is not getattr(ChangeListener, name)]
         return [(each, getattr(each, name)) for each in own]
+
+    def _is_followed(self, kind: DoorKind, node: int) -> bool:
+        try:
+            for listener in self.listeners:
+                if listener.follows(kind, node):
+                    return True
+        except Exception as error:
+            listener.failed(DoorChange(self, kind, node), error)
+            return True  # the others follow it, perhaps
+        return False
+
+    def _change(self, kind: DoorKind, node: int, function: Callable[..., T], *args: Any) -> T:
+        """Change a file by `function(node, *args)`."""
+        with self._lock:
+            if not self._is_followed(kind, node):
+                return function(node, *args)
+        return self.make(DoorChange(self, kind, node), function, node, *args)
 
     def make(self, change: DoorChange, function: Callable[..., T], *args: Any) -> T:
         """Make a change by `function`, with the listeners around it."""

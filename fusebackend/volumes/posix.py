@@ -707,7 +707,10 @@ class TreeVolume(NativeVolume):
         first, last = offset >> CHUNK_SHIFT, (offset + len(data) - 1) >> CHUNK_SHIFT
         # All are read before one is changed. Beyond the end there is no chunk, and no need to look for one.
         known = -(-inode.size >> CHUNK_SHIFT)
-        chunks = [self._chunk(node, index) for index in range(first, min(last + 1, known))]
+        if first == last:
+            chunks = [self._chunk(node, first)] if first < known else []
+        else:
+            chunks = [self._chunk(node, index) for index in range(first, min(last + 1, known))]
         while done < len(data):
             index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
             length = min(len(data) - done, CHUNK_BYTES - start)

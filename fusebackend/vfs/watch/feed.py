@@ -357,7 +357,6 @@ class WatchListener(ChangeListener):
     """
 
     name = "watchers"
-    follows_stores = True
 
     def __init__(self, route: Route, names: NodePaths, tell: Callable[[Change, int], None], unstored: set[int]) -> None:
         self._route = route

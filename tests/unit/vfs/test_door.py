@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import Any
 
 import pytest
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.base.paths import ROOT
-from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 from fusebackend.testing.posix.case import refused
-from fusebackend.vfs.door import ChangeListener, DoorChange
+from fusebackend.vfs.door import ChangeListener, DoorChange, DoorKind
 from fusebackend.vfs.junctions import Route
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -21,9 +22,15 @@ ME = Caller(0, 0)
 class Noting(ChangeListener):
     name = "noting"
 
-    def __init__(self, failing: str = "") -> None:
+    def __init__(self, failing: str = "", followed: set[DoorKind] | None = None) -> None:
         self.noted: list[tuple[Any, ...]] = []
         self._failing = failing
+        self._followed = followed
+
+    def follows(self, kind: DoorKind, node: int) -> bool:
+        if self._failing == "follows":
+            raise RuntimeError("on purpose")
+        return self._followed is None or kind in self._followed
 
     def _note(self, moment: str, change: DoorChange) -> None:
         self.noted.append((moment, change.kind, change.path))
@@ -64,7 +71,25 @@ def test_a_listener_gets_each_moment_of_a_change(filesystem: FileSystem, route: 
     assert route.door is route.volume
 
 
-@pytest.mark.parametrize("moment", ["before", "ordered", "refused", "after"])
+def test_what_no_listener_follows_is_the_volumes_alone(filesystem: FileSystem, route: Route) -> None:
+    noting, other = Noting(followed={"content"}), Noting(followed={"stored"})
+    route.listen("noting", noting, filesystem.names)
+    route.listen("other", other, filesystem.names)
+    node = route.door.create(ROOT_NODE, b"f", 0o644, os.O_RDWR, ME).node
+    noting.noted.clear()
+    other.noted.clear()
+    assert route.door.setattr(node, AttrChanges(mode=0o600)).mode & 0o777 == 0o600
+    route.door.setxattr(node, b"user.x", b"1")
+    assert noting.noted == other.noted == []
+    assert route.door.write(node, 0, b"ab") == 2
+    route.door.fsync(node)
+    kinds = ["content"] * 3 + ["stored"] * 3
+    assert [kind for _, kind, _ in noting.noted] == [kind for _, kind, _ in other.noted] == kinds
+    assert route.volume.read(node, 0, 9) == b"ab"
+    refused(errno.ENODATA, route.door.removexattr, node, b"user.none")
+
+
+@pytest.mark.parametrize("moment", ["follows", "before", "ordered", "refused", "after"])
 def test_one_that_fails_is_named_and_fails_no_change(
     filesystem: FileSystem, route: Route, caplog: pytest.LogCaptureFixture, moment: str
 ) -> None:
@@ -75,6 +100,7 @@ def test_one_that_fails_is_named_and_fails_no_change(
         route.door.mkdir(ROOT_NODE, name, 0o755, ME)
     refused(errno.EEXIST, route.door.mkdir, ROOT_NODE, b"d", 0o755, ME)
     assert len(other.noted) == 9
+    assert route.door.setattr(ROOT_NODE, AttrChanges(mode=0o700)).mode & 0o777 == 0o700
     (described,) = filesystem.describe_routes({})
     assert described["listeners_failed"] == ["failing: RuntimeError: on purpose"]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
