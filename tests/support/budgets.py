@@ -45,14 +45,11 @@ LONGER: dict[str, int] = {
     "tests/unit/backends/postgres/test_postgres_connections.py": 35,  # 64 volumes, and full servers that are waited for
     "tests/unit/backends/postgres/test_postgres_lease.py": 45,  # hosts that are silent for seconds
     "tests/unit/backends/postgres/test_postgres_set_back.py": 45,  # a server for each of three restored states
-    "tests/unit/backends/sandbox/test_docker_conformance.py": 90,  # a command in a container costs 70 ms
-    "tests/unit/backends/threads/test_threads_for_people.py": 50,  # 33 conversations in three databases
+    "tests/unit/backends/sandbox/test_docker_conformance.py": 40,  # a command in a container costs 70 ms
     "tests/unit/backends/threads/test_threads_head.py": 35,  # agents that run, and a suite on heads in three forms
-    "tests/unit/backends/threads/test_threads_model.py": 45,  # LangGraph's own answer at each of 2,000 checkpoints
-    "tests/unit/backends/threads/test_threads_prune.py": 60,  # random histories and their twins, and 440 checkpoints
-    "tests/unit/integrations/test_deepagents_roundtrip.py": 35,  # 150 random scripts for both libraries
-    "tests/unit/integrations/test_fsspec_filesystem.py": 35,  # fsspec's own suite
-    "tests/unit/server/test_branch_killed.py": 40,  # a server for each of some kills, and one after it
+    "tests/unit/backends/threads/test_threads_model.py": 30,  # LangGraph's own answer at each of 1,000 checkpoints
+    "tests/unit/backends/threads/test_threads_prune.py": 45,  # random histories and their twins, and 440 checkpoints
+    "tests/unit/integrations/test_fsspec_filesystem.py": 30,  # fsspec's own suite
     "tests/unit/testing/test_search_matrix.py": 50,  # each search on each kind of backend
 }
 
