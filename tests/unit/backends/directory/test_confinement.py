@@ -239,18 +239,17 @@ def test_what_was_just_made_and_is_swapped_keeps_its_owner(scene, monkeypatch):
 
 
 def test_a_file_that_is_swapped_after_the_walk_saw_it(scene):
-    volume = DirectoryVolume(scene.root)
-    seen = dict(LocalWalk(volume, ROOT_NODE))
-    (scene.root / "top").unlink()
-    os.symlink("../outside/file", scene.root / "top")
-    (scene.root / "dir" / "file").unlink()
-    os.mkfifo(scene.root / "dir" / "file")
-    for path, number in (("top", errno.ELOOP), ("dir/file", errno.ENOENT)):
-        with fails(number):
-            seen[path].open()
-    opened = seen["dir/sub/file"].open()
-    assert os.read(opened.fd, 100) == b"harmless\n"
-    volume.close()
+    with contextlib.closing(DirectoryVolume(scene.root)) as volume:
+        seen = dict(LocalWalk(volume, ROOT_NODE))
+        (scene.root / "top").unlink()
+        os.symlink("../outside/file", scene.root / "top")
+        (scene.root / "dir" / "file").unlink()
+        os.mkfifo(scene.root / "dir" / "file")
+        for path, number in (("top", errno.ELOOP), ("dir/file", errno.ENOENT)):
+            with fails(number):
+                seen[path].open()
+        opened = seen["dir/sub/file"].open()
+        assert os.read(opened.fd, 100) == b"harmless\n"
 
 
 # -- races -----------------------------------------------------------------------------------------------------------

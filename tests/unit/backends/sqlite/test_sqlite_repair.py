@@ -204,14 +204,13 @@ STATEMENTS = st.one_of(
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A closed volume that is copied for each example; what it holds is as in `volume_file`."""
     path = tmp_path_factory.mktemp("sound") / "volume.db"
-    volume = SqliteVolume(path)
-    fill(volume, b"some words " * 10_000)
-    volume.take_snapshot("before")
-    overwrite(volume, FILE, 0, b"SOME WORDS " * 10_000)
-    volume.rename(ROOT_NODE, b"hard", DIRECTORY, b"moved")
-    volume.write_back()
-    volume.rename(DIRECTORY, b"moved", ROOT_NODE, b"hard")
-    volume.close()
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        fill(volume, b"some words " * 10_000)
+        volume.take_snapshot("before")
+        overwrite(volume, FILE, 0, b"SOME WORDS " * 10_000)
+        volume.rename(ROOT_NODE, b"hard", DIRECTORY, b"moved")
+        volume.write_back()
+        volume.rename(DIRECTORY, b"moved", ROOT_NODE, b"hard")
     return path
 
 
