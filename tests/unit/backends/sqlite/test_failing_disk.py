@@ -1,6 +1,6 @@
 """A disk that fails in the middle of an operation: the operation has changed nothing, in memory and in the file.
 
-`test_volume_model.py` and `test_branch_volume.py` have the same with random operations.
+`test_branch_volume.py` has the same with random operations.
 """
 
 from __future__ import annotations
