@@ -174,14 +174,12 @@ def test_a_nameless_inode_is_what_a_crash_leaves_of_an_open_file(tmp_path: Path)
         volume.sync()
         assert check(path) == []
     assert check(path) == []
-    connection = sqlite3.connect(path)
-    assert connection.execute("SELECT node, nlink FROM inode WHERE node != 1").fetchall() == [(node, 0)]
-    connection.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT node, nlink FROM inode WHERE node != 1").fetchall() == [(node, 0)]
     SqliteVolume(path).close()
-    connection = sqlite3.connect(path)
-    for table in ("inode", "chunk"):
-        assert connection.execute(f"SELECT count(*) FROM {table} WHERE node = ?", (node,)).fetchone() == (0,)
-    connection.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for table in ("inode", "chunk"):
+            assert connection.execute(f"SELECT count(*) FROM {table} WHERE node = ?", (node,)).fetchone() == (0,)
 
 
 def test_an_open_volume_is_checked_as_of_its_last_flush(tmp_path: Path) -> None:

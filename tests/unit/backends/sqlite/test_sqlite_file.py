@@ -279,16 +279,15 @@ def test_sqlite3_lists_a_volume_that_is_in_use(volume: SqliteVolume, path: Path)
 
 
 def test_a_reader_in_the_way_stops_no_writer(volume: SqliteVolume, path: Path) -> None:
-    reader = sqlite3.connect(path, isolation_level=None)
-    reader.execute("BEGIN")
-    before = reader.execute("SELECT count(*) FROM dentry").fetchone()
-    for number in range(20):
-        volume.mkdir(ROOT_NODE, b"d%d" % number, 0o755, ME)
-        volume.sync()
-    assert reader.execute("SELECT count(*) FROM dentry").fetchone() == before
-    reader.execute("COMMIT")
-    assert reader.execute("SELECT count(*) FROM dentry").fetchone() == (before[0] + 20,)
-    reader.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        before = reader.execute("SELECT count(*) FROM dentry").fetchone()
+        for number in range(20):
+            volume.mkdir(ROOT_NODE, b"d%d" % number, 0o755, ME)
+            volume.sync()
+        assert reader.execute("SELECT count(*) FROM dentry").fetchone() == before
+        reader.execute("COMMIT")
+        assert reader.execute("SELECT count(*) FROM dentry").fetchone() == (before[0] + 20,)
 
 
 def test_a_writer_from_outside_is_waited_for_and_then_an_error(
@@ -296,15 +295,14 @@ def test_a_writer_from_outside_is_waited_for_and_then_an_error(
 ) -> None:
     monkeypatch.setattr(schema, "BUSY_TIMEOUT_MS", 20)
     with contextlib.closing(SqliteVolume(path)) as volume:
-        writer = sqlite3.connect(path, isolation_level=None)
-        writer.execute("BEGIN IMMEDIATE")
-        volume.mkdir(ROOT_NODE, b"waits", 0o755, ME)
-        with pytest.raises(OSError) as caught:
-            volume.sync()
-        assert caught.value.errno == errno.EIO and "database is locked" in caplog.text
-        assert volume.lookup(ROOT_NODE, b"waits")
-        writer.execute("ROLLBACK")
-        writer.close()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            volume.mkdir(ROOT_NODE, b"waits", 0o755, ME)
+            with pytest.raises(OSError) as caught:
+                volume.sync()
+            assert caught.value.errno == errno.EIO and "database is locked" in caplog.text
+            assert volume.lookup(ROOT_NODE, b"waits")
+            writer.execute("ROLLBACK")
         volume.sync()
     assert check(path) == []
     with contextlib.closing(SqliteVolume(path)) as reopened:

@@ -237,19 +237,17 @@ def bytes_held(path: Path) -> Counter[bytes]:
     Without the few bytes that damage itself puts in, without the targets of links, and without what has no name on
     purpose (a link count of 0).
     """
-    connection = sqlite3.connect(path)
-    rows = connection.execute(
-        """SELECT data FROM chunk WHERE typeof(data) = 'blob' AND length(data) BETWEEN 10 AND 65536
-           AND hex(data) NOT GLOB '00*' AND id IN (
-               SELECT chunk FROM place WHERE typeof(node) = 'integer' AND typeof(idx) = 'integer'
-               AND idx BETWEEN 0 AND 9 AND node BETWEEN 1 AND 1000
-               AND NOT EXISTS (
-                   SELECT 1 FROM inode WHERE inode.node = place.node AND ((mode & 61440) = 40960 OR nlink = 0))
-               AND NOT EXISTS (SELECT 1 FROM dentry WHERE dentry.parent = place.node))"""
-    )
-    held = Counter(bytes(data) for (data,) in rows)
-    connection.close()
-    return held
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute(
+            """SELECT data FROM chunk WHERE typeof(data) = 'blob' AND length(data) BETWEEN 10 AND 65536
+               AND hex(data) NOT GLOB '00*' AND id IN (
+                   SELECT chunk FROM place WHERE typeof(node) = 'integer' AND typeof(idx) = 'integer'
+                   AND idx BETWEEN 0 AND 9 AND node BETWEEN 1 AND 1000
+                   AND NOT EXISTS (
+                       SELECT 1 FROM inode WHERE inode.node = place.node AND ((mode & 61440) = 40960 OR nlink = 0))
+                   AND NOT EXISTS (SELECT 1 FROM dentry WHERE dentry.parent = place.node))"""
+        )
+        return Counter(bytes(data) for (data,) in rows)
 
 
 def visit(path: Path) -> dict[str, bytes | None]:

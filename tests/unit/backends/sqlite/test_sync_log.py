@@ -298,9 +298,10 @@ def test_repair_applies_the_log_first(volume: SqliteVolume, tmp_path: Path) -> N
     put(volume, b"second", b"2")
     volume.fsync(ROOT_NODE)
     path = crashed(volume, tmp_path / "crash")
-    db = sqlite3.connect(path, isolation_level=None)
-    db.execute("UPDATE inode SET nlink = 3 WHERE node = (SELECT node FROM dentry WHERE name = CAST('first' AS BLOB))")
-    db.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute(
+            "UPDATE inode SET nlink = 3 WHERE node = (SELECT node FROM dentry WHERE name = CAST('first' AS BLOB))"
+        )
     assert repair(path).left == []
     assert not redone(path)
     assert files(path) == {b"first": b"", b"second": b"2"}
