@@ -487,12 +487,10 @@ class HistoryListener(ChangeListener):
     # -- the moments of a change -----------------------------------------------------------------------------------
 
     def follows(self, kind: DoorKind, node: int) -> bool:
-        if kind == "stored":
-            return False
         call = self._current()
-        if self._last.get(node) is not call:
-            return True
-        return kind == "content" and not self.records.how(call, node) & (CONTENT | MADE)
+        if self._last.get(node) is call:
+            return kind == "content" and not self.records.how(call, node) & (CONTENT | MADE)
+        return kind != "stored"
 
     def before(self, change: DoorChange) -> None:
         kind, node = change.kind, change.node

@@ -707,23 +707,20 @@ class TreeVolume(NativeVolume):
         first, last = offset >> CHUNK_SHIFT, (offset + len(data) - 1) >> CHUNK_SHIFT
         # All are read before one is changed. Beyond the end there is no chunk, and no need to look for one.
         known = -(-inode.size >> CHUNK_SHIFT)
-        if first == last:
-            chunks = [self._chunk(node, first)] if first < known else []
-        else:
-            chunks = [self._chunk(node, index) for index in range(first, min(last + 1, known))]
-        while done < len(data):
-            index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
-            length = min(len(data) - done, CHUNK_BYTES - start)
-            chunk = chunks[index - first] if index - first < len(chunks) else None
+        chunks = [self._chunk(node, first) if first < known else None]
+        if last > first:
+            chunks += [self._chunk(node, index) if index < known else None for index in range(first + 1, last + 1)]
+        start = offset & (CHUNK_BYTES - 1)
+        for index, chunk in enumerate(chunks, first):
             if chunk is None:
                 chunk = self._new_chunk(node, index)
-            before = len(chunk.data)
-            chunk.put(start, view[done : done + length])
+            piece, before = view[done : done + CHUNK_BYTES - start], len(chunk.data)
+            chunk.put(start, piece)
             if len(chunk.data) != before:
                 self._allocate(inode, allocated_blocks(len(chunk.data)) - allocated_blocks(before))
             self._chunk_changed(node, index, chunk)
-            done += length
-            offset += length
+            done += len(piece)
+            start = 0
 
     def _resize(self, inode: Inode, size: int) -> None:
         if stat.S_ISDIR(inode.mode):

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from mounts import Mounted, Serve
-from programs import ok
+from programs import Beside, ok
 from together import beside
 
 import fusebackend
@@ -160,15 +158,12 @@ class TestTheKernel:
 class TestTheCommandLine:
     def test_follows_new_ones_until_the_mount_ends(self, serve: Serve, tmp_path: Path) -> None:
         server = serve("memory:", config=configured(tmp_path))
-        words = [sys.executable, "-m", "fusebackend", "approval", "list", "-f", "--mount", server.path]
-        following = subprocess.Popen(words, env=mounts.module_environment(), stdout=subprocess.PIPE, text=True)
-        with fusebackend.connect(server.path, view="agent") as files:
-            files.write("/prod/x", "x")
-        assert following.stdout is not None
-        assert "write /prod/x" in following.stdout.readline()
-        server.stop()
-        assert following.wait(LIMIT_S) == 0
-        following.stdout.close()
+        with Beside("approval", "list", "-f", "--mount", server.path) as following:
+            with fusebackend.connect(server.path, view="agent") as files:
+                files.write("/prod/x", "x")
+            assert "write /prod/x" in following.line()
+            server.stop()
+            assert following.end() == (0, "")
 
 
 def test_a_write_waits_until_it_is_approved_and_happens_once(

@@ -9,7 +9,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 import served
 from click.testing import CliRunner
 from eventually import eventually
-from programs import command, has_ended
+from programs import Beside, command, has_ended
 
 from fusebackend import config
 from fusebackend.cli.umount import umount
@@ -42,7 +41,6 @@ class Shell:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.log_dir = home / "state/fusebackend"
-        self.foreground: list[subprocess.Popen[str]] = []
 
     def __call__(self, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return command(*words, cwd=cwd or self.home)
@@ -59,14 +57,6 @@ class Shell:
         (line,) = done.stderr.splitlines()
         assert line.startswith("Error: ")
         return line.removeprefix("Error: ")
-
-    def start(self, *words: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fusebackend", *map(str, words)],
-            env=mounts.module_environment(), cwd=self.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.foreground.append(process)
-        return process
 
     def status(self, mountpoint: Path) -> dict:
         (found,) = json.loads(self("status", "--json", mountpoint).stdout)
@@ -88,9 +78,6 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     for entry in reversed(table.mounts()):
         if entry.mountpoint.startswith(f"{tmp_path}/"):
             subprocess.run(["fusermount3", "-u", "-z", "--", entry.mountpoint], check=False, timeout=LIMIT_S)
-    for process in shell.foreground:
-        process.kill()
-        process.communicate(timeout=LIMIT_S)
     eventually(lambda: not servers(tmp_path), LIMIT_S)
 
 
@@ -347,8 +334,10 @@ class TestRefusals:
 
 class TestMountedAlready:
     def test_of_several_commands_at_once_one_mounts(self, shell: Shell, point: Path) -> None:
-        started = [shell.start("mount", point, "--default", "memory:") for _ in range(3)]
-        assert sorted(process.wait(LIMIT_S) for process in started) == [0, 1, 1]
+        with contextlib.ExitStack() as stack:
+            words = ("mount", point, "--default", "memory:")
+            started = [stack.enter_context(Beside(*words, cwd=shell.home)) for _ in range(3)]
+            assert sorted(command.end()[0] for command in started) == [0, 1, 1]
         assert len([entry for entry in table.mounts() if entry.mountpoint == str(point)]) == 1
         assert len(servers(point.parent)) == 1
         pid = shell.status(point)["pid"]
@@ -435,28 +424,28 @@ class TestUmount:
         shell.ok("mount", point, "--default", "memory:")
         assert shell.ok("umount", ".", cwd=point) == f"unmounted {point}\n"
 
-    @pytest.mark.parametrize("how", ["cwd", "fd", "exe"])
-    def test_it_says_who_has_something_open(self, shell: Shell, point: Path, how: str) -> None:
+    def test_it_says_who_has_something_open(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "memory:")
-        path = point / "open"
-        shutil.copy("/bin/sleep", path)
-        with contextlib.ExitStack() as held:
-            pid = os.getpid()
-            if how == "fd":
-                held.enter_context(path.open())
-            else:
-                words = ["sleep" if how == "cwd" else str(path), "60"]
-                sleeper = subprocess.Popen(words, cwd=point if how == "cwd" else "/")
-                held.callback(sleeper.wait)
-                held.callback(sleeper.kill)
-                pid, path = sleeper.pid, point if how == "cwd" else path
-            done = shell("umount", point)
-            assert done.returncode == 1
-            assert f"Error: '{point}' is busy\n" in done.stderr
-            (line,) = [line for line in done.stderr.splitlines() if f"  process {pid} (" in line]
-            assert f"has {path} open as {how}" in line
-            assert is_mounted(point)
-            assert shell.status(point)["state"] == "alive"
+        file = point / "open"
+        shutil.copy("/bin/sleep", file)
+        for case in each({"cwd": ["sleep", "60"], "exe": [str(file), "60"], "fd": None}):
+            with case as words, contextlib.ExitStack() as held:
+                pid, path = os.getpid(), file
+                if words is None:
+                    held.enter_context(file.open())
+                else:
+                    path = point if case.name == "cwd" else file
+                    sleeper = subprocess.Popen(words, cwd=point if case.name == "cwd" else "/")
+                    held.callback(sleeper.wait)
+                    held.callback(sleeper.kill)
+                    pid = sleeper.pid
+                done = shell("umount", point)
+                assert done.returncode == 1
+                assert f"Error: '{point}' is busy\n" in done.stderr
+                (line,) = [line for line in done.stderr.splitlines() if f"  process {pid} (" in line]
+                assert f"has {path} open as {case.name}" in line
+                assert is_mounted(point)
+                assert shell.status(point)["state"] == "alive"
         shell.ok("umount", point)
 
     def test_lazy_leaves_open_files_usable(self, shell: Shell, point: Path) -> None:
@@ -555,26 +544,16 @@ class TestStatus:
 def test_sigterm_in_the_first_moments(tmp_path: Path, delay_s: float) -> None:
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
-    command = [sys.executable, "-m", "fusebackend.cli.main", "mount", str(mountpoint), "--foreground"]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--default", "memory:"],
-            env={**os.environ, "PYTHONPATH": str(mounts.ROOT)},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        while not mounts.is_listed(mountpoint):  # not `ismount`: that would wait for an answer
-            assert process.poll() is None, (tmp_path / "log").read_text()
-        time.sleep(delay_s)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, (tmp_path / "log").read_text()
-        assert not mounts.is_listed(mountpoint)
-    finally:
-        process.kill()
-        process.wait()
-        if mounts.is_listed(mountpoint):
-            subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=True)
+    with Beside("mount", mountpoint, "--foreground", "--default", "memory:") as server:
+        try:
+            while not mounts.is_listed(mountpoint):  # not `ismount`: that would wait for an answer
+                assert server.process.poll() is None, server.end()
+            time.sleep(delay_s)
+            status, said = server.end(signal.SIGTERM)
+            assert (status, mounts.is_listed(mountpoint)) == (0, False), said
+        finally:
+            if mounts.is_listed(mountpoint):
+                subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=True)
 
 
 def test_sigterm_while_everything_is_stored_loses_nothing(tmp_path: Path, serve: mounts.Serve) -> None:

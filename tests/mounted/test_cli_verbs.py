@@ -6,11 +6,9 @@ import json
 import os
 import re
 import resource
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +16,8 @@ import mounts
 import programs
 import pytest
 from eventually import eventually
-from mounts import Mounted, Serve
-from programs import on_a_terminal, runs
+from mounts import Serve
+from programs import Beside, on_a_terminal, runs
 
 from fusebackend.testing.each import each
 
@@ -62,55 +60,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def mnt(shared: Path) -> Iterator[Path]:
     yield shared
     mounts.empty(shared, "memories")
-
-
-class Started:
-    """A command that runs beside the test. Its output is read line by line, each within the time limit."""
-
-    def __init__(self, *words: Word) -> None:
-        self.process = subprocess.Popen(
-            # The tests may have been started with SIGINT ignored, which children inherit.
-            ["env", "--default-signal=INT", *COMMAND, *words],
-            env=ENV,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self._held = b""
-
-    def line(self) -> str:
-        """Read the next line, without its end; fail if none comes in time."""
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + LIMIT_S
-        while b"\n" not in self._held:
-            left = deadline - time.monotonic()
-            assert left > 0 and select.select([self.process.stdout], [], [], left)[0], "no line came"
-            piece = os.read(self.process.stdout.fileno(), 65536)
-            assert piece, (self._held, self.process.communicate())
-            self._held += piece
-        line, _, self._held = self._held.partition(b"\n")
-        return os.fsdecode(line)
-
-    def end(self, with_signal: signal.Signals) -> tuple[int, bytes]:
-        """Send a signal; return exit status and standard error."""
-        self.process.send_signal(with_signal)
-        _, said = self.process.communicate(timeout=LIMIT_S)
-        return self.process.returncode, said
-
-
-@pytest.fixture
-def start() -> Iterator[type[Started]]:
-    started = []
-
-    class Remembered(Started):
-        def __init__(self, *words: Word) -> None:
-            super().__init__(*words)
-            started.append(self)
-
-    yield Remembered
-    for one in started:
-        one.process.kill()
-        one.process.communicate()
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -219,12 +168,12 @@ def test_from_mount_to_mount(serve, mnt):
     assert os.listdir(other) == ["a"]
 
 
-def test_a_download_that_is_interrupted_leaves_nothing(mnt, tmp_path, start):
+def test_a_download_that_is_interrupted_leaves_nothing(mnt, tmp_path):
     (mnt / "large").write_bytes(bytes(100_000_000))
     (tmp_path / "into").mkdir()
-    download = start("download", mnt / "large", tmp_path / "into")
-    eventually(lambda: os.listdir(tmp_path / "into"), LIMIT_S)
-    assert download.end(signal.SIGINT) == (INTERRUPTED, b"")
+    with Beside("download", mnt / "large", tmp_path / "into") as download:
+        eventually(lambda: os.listdir(tmp_path / "into"), LIMIT_S)
+        assert download.end(signal.SIGINT) == (INTERRUPTED, "")
     assert os.listdir(tmp_path / "into") == []
 
 
@@ -248,20 +197,18 @@ def test_whoever_reads_may_stop(mnt):
     (mnt / "many").mkdir()
     for number in range(400):
         (mnt / "many" / f"{number:03}{'x' * 200}").touch()
-    for case in each([(words, unbuffered) for words in PIPED for unbuffered in ("", "1")]):
-        with case as (words, unbuffered):
-            environment = {**ENV, "PYTHONUNBUFFERED": unbuffered}
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            with subprocess.Popen([*COMMAND, *words], env=environment, cwd=mnt, **pipes) as process:
-                try:
-                    assert process.stdout.read(1)
-                    process.stdout.close()
+    # Python writes an unbuffered line at once, and others when the command has ended or 8 KB are full.
+    with pytest.MonkeyPatch.context() as patch:
+        for case in each([*((words, "") for words in PIPED), (PIPED[1], "1")]):
+            with case as (words, unbuffered):
+                if unbuffered:
+                    patch.setenv("PYTHONUNBUFFERED", unbuffered)
+                with Beside(*words, cwd=mnt) as command:
+                    assert command.output.read(1)
+                    command.output.close()
                     if words[0] == "watch":
-                        (mnt / f"many/new{unbuffered}").touch()
-                    assert process.wait(LIMIT_S) == QUIET_END
-                    assert process.stderr.read() == b""
-                finally:
-                    process.kill()
+                        (mnt / "many/new").touch()
+                    assert command.end() == (QUIET_END, "")
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -270,38 +217,34 @@ def test_whoever_reads_may_stop(mnt):
 
 
 class TestExec:
-    def test_output_comes_when_it_is_printed(self, mnt, start):
-        command = start("exec", "--mount", mnt, "--", "echo first; while [ ! -e /go ]; do sleep 0.02; done; echo last")
-        assert command.line() == "first"
-        ok("write", mnt / "go", "--text", "")
-        assert command.line() == "last"
-        assert command.process.wait(LIMIT_S) == 0
+    def test_output_comes_when_it_is_printed(self, mnt):
+        script = "echo first; while [ ! -e /go ]; do sleep 0.02; done; echo last"
+        with Beside("exec", "--mount", mnt, "--", script) as command:
+            assert command.line() == "first"
+            ok("write", mnt / "go", "--text", "")
+            assert command.line() == "last"
+            assert command.end() == (0, "")
 
     @pytest.mark.parametrize("number, status", [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, -signal.SIGTERM)])
-    def test_the_command_ends_with_us(self, mnt, start, number, status):
+    def test_the_command_ends_with_us(self, mnt, number, status):
         seconds = f"6{number}.25"
-        command = start("exec", "--mount", mnt, "--", f"echo once; sleep {seconds}")
-        assert command.line() == "once"
-        eventually(lambda: runs("sleep", seconds), LIMIT_S)
-        assert command.end(number) == (status, b"")
+        with Beside("exec", "--mount", mnt, "--", f"echo once; sleep {seconds}") as command:
+            assert command.line() == "once"
+            eventually(lambda: runs("sleep", seconds), LIMIT_S)
+            assert command.end(number) == (status, "")
         eventually(lambda: not runs("sleep", seconds), LIMIT_S)
 
 
-class TestWatch:
-    @pytest.fixture
-    def mounted(self, serve: Serve) -> Mounted:
-        return serve("memory:")
-
-    def test_the_end_of_the_mount(self, mounted, start):
-        watch = start("watch", "--json", mounted.path)
+def test_a_watch_says_that_the_mount_has_ended(serve):
+    mounted = serve("memory:")
+    with Beside("watch", "--json", mounted.path) as watch:
         watch.line()
         (mounted.path / "file").touch()
         watch.line()  # from here on it only waits
         mounted.stop()
-        _, said = watch.process.communicate(timeout=LIMIT_S)
-        assert watch.process.returncode == 1
-        (line,) = said.decode().splitlines()
-        assert re.match(r"Error: the server of '.*' (has ended|tells of no more changes: the mount is ending)$", line)
+        status, said = watch.end()
+    assert status == 1
+    assert re.fullmatch(r"Error: the server of '.*' (has ended|tells of no more changes: the mount is ending)\n", said)
 
 
 # --------------------------------------------------------------------------------------------------------------

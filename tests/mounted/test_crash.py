@@ -36,7 +36,7 @@ from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.protocol import ROOT_NODE
 
-ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", day=20, night=200)
+ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", day=12, night=200)
 WRITERS = 3
 KEPT = 3
 """Files of each round and writer that stay until the end; the others go once they have been compared."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import mounts
 import pytest
 from eventually import eventually
-from programs import command
+from programs import Beside, command
 from together import beside, over_and_over
 
 import fusebackend
@@ -80,15 +80,11 @@ def test_the_containers_own_files_are_the_default(engine, serve) -> None:
 def test_a_client_that_goes_ends_its_command(engine, serve) -> None:
     server = serve(f"docker:{engine.image}", routes={"/memories": "memory:"}, options=OPEN)
     marker = str(1_000_000_000 + os.getpid())
-    command = f"echo began; exec sleep {marker}"
-    client = subprocess.Popen(
-        [sys.executable, "-m", "fusebackend.cli.main", "exec", "--mount", str(server.path), "--", command],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(mounts._module_path())}, stdout=subprocess.PIPE,
-    )  # fmt: skip
+    client = Beside("exec", "--mount", server.path, "--", f"echo began; exec sleep {marker}")
     with client, client_of(server) as other:
-        assert client.stdout is not None and client.stdout.readline() == b"began\n"
+        assert client.line() == "began"
         assert marker in output(other, "ps -o args")
-        client.kill()
+        client.process.kill()
         eventually(lambda: marker not in output(other, "ps -o args"), 30)
 
 

@@ -86,7 +86,7 @@ OPERATIONS = 30
 TOGETHER_S = 2
 
 
-@pytest.fixture(params=NATIVE)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.night) if name == "memory" else name for name in NATIVE])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Yield a directory on a mount of each kind."""
     (tmp_path / "files").mkdir()

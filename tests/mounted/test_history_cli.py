@@ -3,23 +3,20 @@ tested without a mount, in `tests/unit/cli/test_cli_history.py` and `test_cli_st
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import mounts
 import pytest
 from live import live
 from mounts import Mounted, Serve
-from programs import ok, session
+from programs import Beside, ok, session
 
 import fusebackend
 from fusebackend import Actor
@@ -121,51 +118,32 @@ def test_a_named_call_is_by_the_actor_of_the_client_or_the_block(mounted: Mounte
     ]  # fmt: skip
 
 
-@contextlib.contextmanager
-def following(*words: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    line = [sys.executable, "-m", "fusebackend", "log", "-f", *map(str, words)]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(line, env=mounts.module_environment(), cwd=cwd, text=True, **pipes) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
-
-
 def test_log_follows_changes_of_calls_that_go_on(mounted: Mounted) -> None:
     with fusebackend.connect(mounted.path, actor=Actor(agent="planner")) as files:
         files.write("/notes/before", "1")
         asked = ["--changes", "--by", "planner", mounted.path / "notes", mounted.path / "src"]
-        with following(*asked, "--json", cwd=mounted.path.parent) as process:
-            assert json.loads(line_of(process))["title"] == "write /notes/before"
+        with Beside("log", "-f", *asked, "--json") as following:
+            assert json.loads(following.line())["title"] == "write /notes/before"
             name = files.begin_call("work", agent="planner")
             (mounted.path / "other").write_text("1")
             (mounted.path / "notes/one").write_text("1")
-            change = json.loads(line_of(process))
+            change = json.loads(following.line())
             assert (change["change"], change["path"]) == ("create", f"{mounted.path}/notes/one")
             files.end_call(name)
             with fusebackend.acting(Actor(agent="coder")):
                 files.write("/notes/by-another", "1")
             files.write("/src/two", "1")
-            assert json.loads(line_of(process))["path"] == f"{mounted.path}/src/two"
+            assert json.loads(following.line())["path"] == f"{mounted.path}/src/two"
 
 
 def test_following_ends_with_the_mount(serve: Serve, tmp_path: Path) -> None:
     mounted = serve(f"sqlite:{tmp_path}/volume.db")
     with fusebackend.connect(mounted.path) as files:
         files.write("/one", "1")
-    with following(mounted.path, cwd=tmp_path) as process, following(mounted.path, "--changes", cwd=tmp_path) as other:
-        assert "write /one" in line_of(process)
-        assert "write /one" in line_of(other)
+    with Beside("log", "-f", mounted.path) as calls, Beside("log", "-f", mounted.path, "--changes") as changes:
+        assert "write /one" in calls.line() and "write /one" in changes.line()
         mounted.stop()
-        assert process.communicate(timeout=LIMIT_S) == ("", "")
-        rest = other.communicate(timeout=LIMIT_S)
-        assert (process.returncode, other.returncode, rest[1]) == (0, 0, "")
+        assert (calls.output.read(), calls.end(), changes.end()) == ("", (0, ""), (0, ""))
 
 
 # -- hooks -------------------------------------------------------------------------------------------------------------
@@ -200,7 +178,7 @@ bash(4, "rm -rf d file")
 """
 
 
-@pytest.mark.parametrize("agent", ["claude-code", "codex"])
+@pytest.mark.parametrize("agent", ["claude-code", pytest.param("codex", marks=pytest.mark.night)])
 def test_tool_calls_of_a_coding_agent_are_calls(
     mounted: Mounted, tmp_path: Path, agent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

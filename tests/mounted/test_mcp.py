@@ -17,6 +17,7 @@ import anyio
 import httpx2
 import mounts
 import pytest
+from click.testing import CliRunner
 from eventually import eventually
 from mounts import Mounted, Serve
 from programs import command, runs
@@ -31,6 +32,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ResourceUpdated
 from mcp.shared.exceptions import MCPError
 
+from fusebackend.cli.main import main
 from fusebackend.control import rendezvous
 from fusebackend.integrations.mcp import RESOURCE_BYTES, MountServer
 from fusebackend.integrations.tools import PAGE_CHARACTERS, TOOLS
@@ -380,18 +382,16 @@ def test_bad_words_are_one_line(mount: Mounted, tmp_path: Path) -> None:
         (["mcp", mount.path, "--http", "0.0.0.0:80"], "'0.0.0.0' is none"),
         (["mcp", mount.path, "--http", "here"], "HOST:PORT"),
     ):
-        done = command(*words)
-        assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+        done = CliRunner().invoke(main, [str(word) for word in words])
+        assert done.exit_code != 0 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 def test_a_port_that_is_taken_is_one_line(mount: Mounted) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = command("mcp", mount.path, "--http", f"127.0.0.1:{port}")
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"Error: can't listen on 127.0.0.1 port {port}: Address already in use\n",
-    )
+        done = CliRunner().invoke(main, ["mcp", str(mount.path), "--http", f"127.0.0.1:{port}"])
+    error = f"Error: can't listen on 127.0.0.1 port {port}: Address already in use\n"
+    assert (done.exit_code, done.stderr) == (1, error)
 
 
 def test_without_the_sdk_it_is_one_line(mount: Mounted, tmp_path: Path) -> None:

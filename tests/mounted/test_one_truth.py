@@ -55,7 +55,7 @@ def truth(served: Path) -> Iterator[OneTruth]:
     ("url", "steps"),
     [
         pytest.param("memory:", amount("FUSEBACKEND_TRUTH_STEPS", day=1000, night=10_000), marks=pytest.mark.night),
-        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", day=3_000, night=50_000)),
+        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", day=1_000, night=50_000)),
     ],
     ids=["memory", "sqlite"],
 )
@@ -99,7 +99,7 @@ def test_a_reader_sees_the_old_bytes_or_the_new(truth: OneTruth, sizes: tuple[in
     truth.agent.write("/file", versions[0])
     command = [sys.executable, "-c", READER, str(truth.path / "file"), *map(str, sizes)]
     readers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
-    for number in range(300):
+    for number in range(150):
         old, new = versions[number % 2], versions[(number + 1) % 2]
         if number % 3:
             assert truth.agent.edit("/file", old, new).error is None

@@ -21,7 +21,7 @@ from fusebackend.testing.posix import Limits, PosixCases
 OPTIONS = ("allow_other",) if os.geteuid() == 0 else ()
 """Other users have access where root runs the tests; only there do cases with other users run."""
 
-ENTRIES = amount("FUSEBACKEND_POSIX_ENTRIES", day=1000, night=3000)
+ENTRIES = amount("FUSEBACKEND_POSIX_ENTRIES", day=500, night=3000)
 """Of a directory that is read while it changes: many requests. To make them takes longer than all else by day."""
 
 

@@ -106,7 +106,7 @@ def test_mv_across_routes_and_back(work: Work) -> None:
 
 
 def test_rm_removes_a_tree(work: Work) -> None:
-    trees.make_sources(work.path / "tree", 300)
+    trees.make_sources(work.path / "tree", 100)
     work.zoo(work.path / "tree/zoo")
     trees.run("rm", "-r", work.path / "tree")
     assert os.listdir(work.path) == []
@@ -118,7 +118,7 @@ def test_rm_removes_a_tree(work: Work) -> None:
 
 
 def test_rg_grep_and_find_see_what_a_plain_directory_shows(work: Work, tmp_path: Path) -> None:
-    trees.make_sources(tmp_path / "plain", 300)
+    trees.make_sources(tmp_path / "plain", 150)
     trees.run("cp", "-a", f"{tmp_path}/plain/.", work.path)
 
     def lines(*command: str, cwd: Path) -> list[str]:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import mounts
 import programs
@@ -25,11 +24,9 @@ from eventually import eventually
 from kinds import MEMORY
 from mounts import Serve
 from services.docker import DockerEngine
-from together import beside, over_and_over, together
-from two_faces import TwoFaces
+from together import beside, together
 
 import fusebackend
-from fusebackend.backends import InMemoryBackend
 from fusebackend.testing.posix import PosixCases
 from fusebackend.testing.posix.case import fails, refused
 
@@ -97,6 +94,20 @@ ELSEWHERE = {
     "What was closed is seen by whoever opens next": (
         "mounted/test_one_truth.py::test_process_and_agent_never_see_anything_stale",
         "mounted/test_coherence.py::test_whoever_reads_sees_one_version_and_never_an_older_one_again",
+    ),
+    "An agent's change is whole": (
+        "mounted/test_one_truth.py::test_a_reader_sees_the_old_bytes_or_the_new",
+        "mounted/test_one_truth.py::test_an_edit_beside_a_writer_loses_nothing",
+        "mounted/test_one_truth.py::test_of_two_edits_at_once_one_is_told_or_both_are_in",
+        "mounted/test_one_truth.py::test_what_a_process_writes_in_one_call_is_seen_whole_by_an_agent",
+        "../fusebackend/testing/conformance/editing.py::test_edit_takes_what_read_shows",
+        "../fusebackend/testing/conformance/reading.py::test_a_line_has_the_number_that_grep_gives_it",
+        "unit/integrations/test_deepagents_permissions.py::test_an_agent_replaces_whatever_backend_it_was_given",
+    ),
+    "An unmount stores everything": (
+        "mounted/test_builds.py::test_all_is_there_after_a_remount",
+        "mounted/test_cli.py::test_the_server_unmounts_cleanly",
+        "mounted/test_cli.py::test_a_stopped_server_keeps_its_mount_and_what_it_has_not_stored",
     ),
     "What one host closes, another one opens": (
         "mounted/test_two_mounts.py::test_what_was_closed_at_one_host_is_opened_at_the_other",
@@ -276,45 +287,6 @@ def test_a_search_finds_what_was_closed_and_ends(native: Path) -> None:
         assert (len(cut.matches or []), cut.truncated) == (3, True)
 
 
-def test_an_agent_s_change_is_whole(faces: TwoFaces) -> None:
-    old, new = "a" * 30_000, "b" * 20_000
-    faces.call("write", "/file", old)
-    seen: set[str] = set()
-
-    def look() -> None:
-        began = time.monotonic()
-        with (faces.path / "file").open("rb", buffering=0) as file:
-            content = file.read().decode()
-        if time.monotonic() < began + 0.03:  # the write barrier waits no longer than 30 ms for a reader
-            seen.add(content)
-
-    with over_and_over(look):
-        for _ in range(100):
-            faces.call("edit", "/file", old, new)
-            faces.call("edit", "/file", new, old)
-    assert seen and seen <= {old, new}
-    assert "not found" in faces.ask("edit", "/file", new, old)["error"].lower()
-    assert "exists" in faces.ask("write", "/file", "")["error"]
-    assert told(InMemoryBackend(), *[("write_file", "/f", {"content": content}) for content in (old, new)]) == [
-        "Updated file /f", "Updated file /f",
-    ]  # fmt: skip
-    (faces.path / "mixed").write_bytes(b"a\rb\x0cc\xe2\x80\xa8d\r\nneedle\nlast\r\n")
-    (match,) = faces.call("grep", "needle", "/mixed")["matches"]
-    assert (match["line"], match["text"]) == (2, "needle"), "the line of `sed -n 2p`"
-    shown = faces.call("read", "/mixed")["file_data"]["content"]
-    faces.call("edit", "/mixed", shown, shown.replace("needle\n", "needle\nnew\n"))
-    assert (faces.path / "mixed").read_bytes() == b"a\rb\x0cc\xe2\x80\xa8d\r\nneedle\nnew\nlast\r\n"
-
-
-def told(backend: Any, *calls: tuple[str, str, dict[str, str]], **options: Any) -> list[str]:
-    """Return what deepagents' tools say to an agent."""
-    import graphs
-
-    script = [graphs.use(graphs.call(tool, file_path=path, **more)) for tool, path, more in calls]
-    state = graphs.deep_agent(None, script, backend=backend, **options).invoke(graphs.user("go"))
-    return [message.content for message in state["messages"] if message.type == "tool"]
-
-
 def test_a_route_that_others_change_unseen_is_believed_for_its_ttl(tmp_path: Path, serve: Serve) -> None:
     files = tmp_path / "files"
     files.mkdir()
@@ -325,17 +297,6 @@ def test_a_route_that_others_change_unseen_is_believed_for_its_ttl(tmp_path: Pat
     eventually(lambda: (path / "file").read_text() == "three")
     status = os.getxattr(path, "user.fusebackend.status").decode()
     assert '"ttl_s": 0.2' in status
-
-
-@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"])
-def test_an_unmount_stores_everything(tmp_path: Path, serve: Serve, url: str) -> None:
-    (tmp_path / "files").mkdir()
-    server = serve(url.format(tmp=tmp_path))
-    for number in range(200):
-        (server.path / f"file{number}").write_text(str(number))
-    server.stop()
-    path = serve(url.format(tmp=tmp_path)).path
-    assert [(path / f"file{number}").read_text() for number in range(200)] == [str(number) for number in range(200)]
 
 
 @pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", MEMORY])

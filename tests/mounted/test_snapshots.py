@@ -32,7 +32,7 @@ KINDS = [MEMORY, "sqlite:{tmp}/volume.db", POSTGRES]
 MANUAL = ["snapshots=manual"]
 """So that no other snapshots than those of a test are there."""
 
-ROUNDS = amount("FUSEBACKEND_SNAPSHOT_ROUNDS", day=12, night=100)
+ROUNDS = amount("FUSEBACKEND_SNAPSHOT_ROUNDS", day=3, night=100)
 
 SCENE = r"""
 umask 022

@@ -35,7 +35,7 @@ import fusebackend
 from fusebackend.backends import PostgresBackend
 from fusebackend.testing.posix.case import fails, opened, refused
 
-STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", day=200, night=2_000)
+STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", day=120, night=2_000)
 LIMIT_S = mounts.LIFE_LIMIT_S + STEPS / 3
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(LIMIT_S)]
@@ -83,7 +83,6 @@ Mount = Callable[..., Pair]
 def mount(postgres_dsn: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mount]:
     """Yield a function that mounts the volume twice; the second host may be one of `odd_hosts`."""
     monkeypatch.setenv("TWO_MOUNTS_DSN", postgres_dsn)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     with contextlib.ExitStack() as stack:
 
         def two(options: str = "", second: str | None = None) -> Pair:
@@ -358,7 +357,7 @@ def test_hosts_that_share_a_route_of_whole_files_come_to_the_same(which: str, re
     here, there = request.getfixturevalue(which)
     chance = random.Random(11)
     contents: dict[str, bytes] = {}
-    for number in range(24):
+    for number in range(12):
         host, other = chance.sample((here, there), 2)
         name = chance.choice("abc")
         how = chance.choice(["write", "replace", "remove", "agent"])
@@ -407,22 +406,22 @@ SOON_S = 60.0
 EARLY, LATE = -20.0, 17.0
 
 
-@pytest.fixture(params=["s3", "postgres"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "s3":
-        bucket: Bucket = request.getfixturevalue("bucket")
-        yield bucket.url(ttl="0.2")
-        return
-    server: Postgres = request.getfixturevalue("postgres")
-    with server.database() as dsn:
-        yield f"postgres:{dsn}?volume=skewed"
-
-
-@pytest.fixture
-def hosts(url: str, serve: Serve) -> tuple[Mounted, Mounted]:
-    """Serve two hosts, one with a slow clock and one with a fast clock."""
-    early, late = (serve("memory:", routes={"/there": skewed.url_of(url, hours)}) for hours in (EARLY, LATE))
-    return early, late
+@pytest.fixture(scope="module", params=["s3", "postgres"])
+def hosts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Mounted, Mounted]]:
+    """Serve two hosts, one with a slow clock and one with a fast clock. Tests have files of their own there."""
+    tmp = tmp_path_factory.mktemp("skewed")
+    with contextlib.ExitStack() as stack:
+        if request.param == "s3":
+            url = stack.enter_context(request.getfixturevalue("seaweedfs").bucket()).url(ttl="0.2")
+        else:
+            url = f"postgres:{stack.enter_context(request.getfixturevalue('postgres').database())}?volume=skewed"
+        early, late = (
+            stack.enter_context(mounts.mounted(tmp / name, "memory:", routes={"/there": skewed.url_of(url, hours)}))
+            for name, hours in (("early", EARLY), ("late", LATE))
+        )
+        yield early, late
 
 
 def test_each_sees_what_the_other_has_closed(hosts: tuple[Mounted, Mounted]) -> None:
@@ -442,7 +441,7 @@ def test_each_sees_what_the_other_has_closed(hosts: tuple[Mounted, Mounted]) -> 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["early", "late"])
 def test_a_lost_update_is_an_error_whoever_is_late(hosts: tuple[Mounted, Mounted], first: int) -> None:
-    mine, theirs = hosts[first].path / "there/file", hosts[1 - first].path / "there/file"
+    mine, theirs = (hosts[each].path / f"there/lost{first}" for each in (first, 1 - first))
     hosts[first].expected_log = "was changed by others|closed unsaved"
     mine.write_text("both know this")
     eventually(lambda: theirs.read_text() == "both know this", SOON_S)
@@ -486,7 +485,7 @@ def test_appends_of_two_hosts_all_land(hosts: tuple[Mounted, Mounted]) -> None:
 # A host that is stopped, loses its connection meanwhile, and goes on
 # --------------------------------------------------------------------------------------------------------------
 
-ROUNDS = amount("FUSEBACKEND_STOPPED_ROUNDS", day=5, night=20)
+ROUNDS = amount("FUSEBACKEND_STOPPED_ROUNDS", day=2, night=20)
 LEASED_S = 1.5
 """Until a host that is alone and busy has its lease, see `lease.py`."""
 

@@ -24,6 +24,7 @@ from trees import snapshot
 import fusebackend
 from fusebackend.backends.sqlite.check import check
 from fusebackend.protocol import UndoResult
+from fusebackend.testing.each import each
 
 KINDS = {"sqlite": "sqlite:{tmp}/volume.db", "memory": "memory:", "dir": "dir:{tmp}/live"}
 
@@ -78,22 +79,27 @@ def undo(path: Path, *calls: str, **options: Any) -> UndoResult:
         return files.undo(*calls, **options)
 
 
-@pytest.mark.parametrize("harm", HARM)
-def test_everything_is_as_it_was(mounted: Mounted, harm: str) -> None:
-    session(SCENE, mounted.path)
-    before = tree(mounted.path)
-    session(HARM[harm], mounted.path)
-    after = tree(mounted.path)
-    assert after != before
-    with fusebackend.connect(mounted.path) as files:
-        assert files.log(limit=1)[0].kind == "session" and files.status()["history"]["incomplete"] is None
-    undone = undo(mounted.path)
-    assert undone.conflicts == [] and undone.partly == []
-    assert tree(mounted.path) == before
-    assert (mounted.path / "repo/bytes").stat().st_ino == (mounted.path / "repo/sub/deep/other-name").stat().st_ino
-    redone = undo(mounted.path, undone.undo or "")
-    assert redone.conflicts == []
-    assert tree(mounted.path) == after
+def test_everything_is_as_it_was(mounted: Mounted) -> None:
+    """And as it was after, when that is taken back; the next case begins where this one did."""
+    path = mounted.path
+    session(SCENE, path)
+    before = tree(path)
+    for case in each(HARM):
+        with case as harm:
+            assert tree(path) == before, "an earlier case has left something"
+            session(harm, path)
+            after = tree(path)
+            assert after != before
+            with fusebackend.connect(path) as files:
+                assert files.log(limit=1)[0].kind == "session" and files.status()["history"]["incomplete"] is None
+            undone = undo(path)
+            assert undone.conflicts == [] and undone.partly == []
+            assert tree(path) == before
+            assert (path / "repo/bytes").stat().st_ino == (path / "repo/sub/deep/other-name").stat().st_ino
+            redone = undo(path, undone.undo or "")
+            assert redone.conflicts == []
+            assert tree(path) == after
+            assert undo(path, redone.undo or "").conflicts == []
 
 
 def test_a_process_that_has_a_file_open_reads_the_old_bytes(mounted: Mounted) -> None:
@@ -113,17 +119,17 @@ def test_changes_that_a_kill_has_prevented_stand_in_no_way(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     mounted = serve(f"sqlite:{tmp_path}/volume.db", at="mnt")
     session("echo 1 > file; mkdir d; sync .", mounted.path)
-    for each in tmp_path.glob("volume.db*"):
-        shutil.copy(each, tmp_path / f"kept-{each.name}")
+    for file in tmp_path.glob("volume.db*"):
+        shutil.copy(file, tmp_path / f"kept-{file.name}")
     with fusebackend.connect(mounted.path) as files:
         files.write("/d/new", "one\n")
         files.edit("/d/new", "one", "two")
         calls = [each.call for each in files.log(limit=2)]
     mounted.kill()
-    for each in tmp_path.glob("volume.db*"):  # as if nothing of it had been stored yet
-        each.unlink()
-    for each in tmp_path.glob("kept-*"):
-        each.rename(tmp_path / each.name.removeprefix("kept-"))
+    for file in tmp_path.glob("volume.db*"):  # as if nothing of it had been stored yet
+        file.unlink()
+    for file in tmp_path.glob("kept-*"):
+        file.rename(tmp_path / file.name.removeprefix("kept-"))
     again = serve(f"sqlite:{tmp_path}/volume.db", at="mnt")
     with fusebackend.connect(again.path) as files:
         assert not {each.call for each in files.log()} & set(calls)
@@ -203,7 +209,9 @@ def check_demonstrated(output: str) -> None:
     assert [line.split()[4] for line in merges] == ["port", "tidy", "rival"]
 
 
+@pytest.mark.night
 def test_in_files(tmp_path: Path) -> None:
+    """The one below has other routes, and all else is the same."""
     check_demonstrated(demonstrated(tmp_path))
 
 

@@ -210,8 +210,8 @@ WORDS = {
 }  # fmt: skip
 """The smallest form of a benchmark; `CONSTANTS` make it smaller."""
 
-SLOW = ("snapshots", "threads", "readers")
-"""They make five mounts and more, or mounts that import LangGraph."""
+BY_DAY = ("mount", "requests")
+"""A benchmark guards no promise. The day runs what all share: rounds, peers, tables; the night each of them."""
 
 CONSTANTS = {
     "bench_mount.make_source_tree": lambda archive, files: None,
@@ -239,7 +239,7 @@ CONSTANTS = {
 
 @pytest.mark.mounted
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.night if name in SLOW else ()) for name in driver.REGISTERED]
+    "name", [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.night) for name in driver.REGISTERED]
 )
 def test_each_runs_once(name: str, tmp_path, monkeypatch, capsys, no_caches, postgres, seaweedfs) -> None:
     """With the least work that its table needs, and with the servers of the tests' run."""

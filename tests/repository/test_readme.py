@@ -62,7 +62,8 @@ NOT_RUN = {
     "[project.entry-points": "for the pyproject.toml of a package; test_webdav_example.py has it installed",
 }
 
-AGENT = "fusebackend mount /mnt/agent"
+AGENT = """fusebackend mount /mnt/agent --foreground > mount.log 2>&1 &
+until mountpoint -q /mnt/agent; do sleep 0.02; done"""
 MEMORIES = "mkdir -p /mnt/agent/memories; echo 'sunday: TODO' > /mnt/agent/memories/old.md"
 PROJECT = "mkdir -p src/project; git init -q src/project; echo TODO > src/project/file; git -C src/project add file; \
 git -C src/project -c user.name=a -c user.email=a@b commit -qm one"
@@ -75,19 +76,10 @@ fusebackend mount /mnt/agent --config views.toml"""
 APPROVALS = r"""printf '[views.agent]\nrules = [{operations=["write"], paths=["/prod/**"], mode="interrupt"}]\n' >a.toml
 fusebackend mount /mnt/agent --config a.toml"""
 
-# The page's own snippets one after another, on a mount point that is unmounted at the end.
 TEN_MINUTES = [each for each in snippets(ROOT / "docs/first-ten-minutes.md") if each.first[:8] != "scripts/"]
-MOUNTED = ["mkdir agent; ln -s /mnt/agent agent/files", TEN_MINUTES[0].code.rstrip()]
-LOOKED = [*MOUNTED, *(f"( {each.code})" for each in TEN_MINUTES[1:2])]
-DELETED = [*LOOKED, f"printf %s {shlex.quote(TEN_MINUTES[3].code)} | {sys.executable} -"]
+"""They run one after another, as a reader of the page runs them."""
 
 BEFORE = {
-    TEN_MINUTES[0].code: MOUNTED[:1],
-    TEN_MINUTES[1].code: MOUNTED,
-    TEN_MINUTES[2].code: LOOKED,
-    TEN_MINUTES[3].code: LOOKED,
-    TEN_MINUTES[4].code: DELETED,
-    TEN_MINUTES[5].code: MOUNTED,
     "fusebackend status /mnt/agent  ": [AGENT],
     "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT, MEMORIES],
     "import fusebackend\n": [AGENT],
@@ -115,8 +107,6 @@ BEFORE = {
 """What is there before a snippet that begins so."""
 
 SAYS = {
-    TEN_MINUTES[2].code: ["None", "/memories/"],
-    TEN_MINUTES[3].code: ["20 tools", "     1\tmonday: call Ada", "False"],
     "import os\nimport fusebackend\nfrom fusebackend.backends import SqliteBackend": [
         "None", "hello", "", "[{'path': '/hello.txt', 'line': 1, 'text': 'hello'}]",
     ],
@@ -164,7 +154,7 @@ mount -t tmpfs none /mnt
 mount -t tmpfs none /srv
 mkdir /mnt/agent
 cd "$HOME"
-trap 'cd /; ! mountpoint -q /mnt/agent || fusebackend umount /mnt/agent' EXIT
+trap 'cd /; ! mountpoint -q /mnt/agent || fusermount3 -u /mnt/agent; wait' EXIT
 {before}
 exec 9>&1
 {{ {run}; }} >&9
@@ -181,7 +171,8 @@ PLACES = {
 
 def kept(snippets: list[Snippet], language: str, *, served: bool = False) -> list[Snippet]:
     """Those that are run: with a service of `PLACES`, or those without."""
-    run = [each for each in snippets if each.language == language and not any(map(each.code.startswith, NOT_RUN))]
+    run = [each for each in snippets if each.language == language and each not in TEN_MINUTES]
+    run = [each for each in run if not any(map(each.code.startswith, NOT_RUN))]
     return [each for each in run if (language == "sh" and any(place in each.code for place in PLACES)) == served]
 
 
@@ -241,6 +232,21 @@ def test_a_shell_snippet(snippet: Snippet, home: Path, request: pytest.FixtureRe
     said = run(home, before, f"setsid --wait bash -eu -o pipefail {home}/snippet.sh")  # a call of its own
     if "diff -r @previous @latest" in snippet.code:
         assert ">     assert not may_try(4)" in said and '>   "next": [],' in said, said
+
+
+@pytest.mark.mounted
+def test_the_first_ten_minutes(home: Path) -> None:
+    commands = []
+    for number, snippet in enumerate(TEN_MINUTES):
+        (home / f"{number}").write_text(snippet.code)
+        program = "bash -eu -o pipefail" if snippet.language == "sh" else sys.executable
+        commands.append(f"echo '== {number}'; setsid --wait {program} {home}/{number}")
+    said = run(home, ["mkdir agent; ln -s /mnt/agent agent/files"], "\n".join(commands))
+    _, _, looked, by_python, by_mcp, undone, _ = (part.splitlines() for part in re.split(r"^== \d\n", said, flags=re.M))
+    assert "memories/plan.md:1:monday: call Ada" in looked
+    assert by_python[:2] == ["None", "/memories/"]
+    assert by_mcp == ["20 tools", "     1\tmonday: call Ada", "False"]
+    assert undone[-1] == "monday: call Ada"
 
 
 @contextlib.contextmanager

@@ -99,8 +99,7 @@ def test_q2_4_the_table(tmp_path):
         with StoreBackend(store, namespace=("memories", "ann")) as backend:
             backend.write("/memories/AGENTS.md", "x")
         columns = [row[1] for row in store.conn.execute("PRAGMA table_info(store)")]
-        assert columns[:3] == ["prefix", "key", "value"]
-        assert "namespace" not in columns
+        assert columns[:3] == ["prefix", "key", "value"] and "namespace" not in columns
         rows = store.conn.execute("SELECT key FROM store WHERE prefix = 'memories.ann' AND key = '/memories/AGENTS.md'")
         assert rows.fetchall() == [("/memories/AGENTS.md",)]
 
@@ -120,36 +119,6 @@ def test_q2_6_temporary_files_and_two_namespaces(runtime):
     assert runtime.store.get(("knowledge",), "/docs.md").value["content"] == "/knowledge/docs.md"
     assert len(runtime.store.search(())) == 2
     assert {info["path"] for info in backend.ls("/").entries} == {"/knowledge/", "/memories/", "/tmp/"}
-
-
-def test_q2_6_inside_of_a_graph_the_routes_find_its_store():
-    from langgraph.graph import END, START, StateGraph
-
-    backend = CompositeBackend(
-        default=StateBackend(),
-        routes={
-            "/memories/": StoreBackend(namespace=lambda ctx: ("memories",)),
-            "/knowledge/": StoreBackend(namespace=lambda ctx: ("knowledge",)),
-        },
-    )
-    results = []
-
-    def node(state):
-        results.append(backend.write("/memories/AGENTS.md", "x"))
-        results.append(backend.write("/knowledge/docs.md", "y"))
-        return {}
-
-    store = InMemoryStore()
-    builder = StateGraph(dict)
-    builder.add_node("node", node)
-    builder.add_edge(START, "node")
-    builder.add_edge("node", END)
-    builder.compile(store=store).invoke({"messages": []})
-    assert [result.error for result in results] == [None, None]
-    assert sorted((item.namespace, item.key) for item in store.search(())) == [
-        (("knowledge",), "/docs.md"),
-        (("memories",), "/AGENTS.md"),
-    ]
 
 
 # -- composite -------------------------------------------------------------------------------------------------

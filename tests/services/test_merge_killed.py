@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from profiles import amount
+from programs import command
 
 from services.s3 import Bucket
 
 SCRIPT = Path(__file__).parents[1] / "unit" / "trees" / "merge" / "merge_killed.py"
-EVERY = amount("FUSEBACKEND_MERGE_KILLS_EVERY", day=5, night=1)
+EVERY = amount("FUSEBACKEND_MERGE_KILLS_EVERY", day=10, night=1)
 """Each write of so many is a kill: 1 takes several minutes."""
 
 pytestmark = pytest.mark.timeout(2400)
@@ -21,8 +20,7 @@ pytestmark = pytest.mark.timeout(2400)
 
 def run(directory: Path, s3: str, point: int | str) -> tuple[int, list[str]]:
     directory.mkdir(exist_ok=True)
-    command = [sys.executable, str(SCRIPT), str(directory), s3, str(point)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=False)
+    done = command("-c", SCRIPT.read_text(), directory, s3, point, limit_s=120)
     return done.returncode, done.stdout.splitlines()
 
 

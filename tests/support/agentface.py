@@ -1,4 +1,4 @@
-"""Functions that the tests of `VolumeBackend` share: nodes by path, put and get, and published changes."""
+"""Functions that tests of the agent face share: files and names by path, nodes of a `VolumeBackend`, changes."""
 
 from __future__ import annotations
 
@@ -41,6 +41,19 @@ def put(backend, path, data=b"x"):
 def get(backend, path):
     (response,) = backend.download_files([path])
     return response.content if response.error is None else response.error
+
+
+def text(backend, path):
+    """Download a file of text; None where there is none."""
+    (response,) = backend.download_files([path])
+    return None if response.content is None else response.content.decode()
+
+
+def names(backend, path="/"):
+    """Return the names in a directory, which must be listed without an error."""
+    listing = backend.ls(path)
+    assert listing.entries is not None, listing.error
+    return [entry["path"].rstrip("/").rpartition("/")[2] for entry in listing.entries]
 
 
 @contextlib.contextmanager

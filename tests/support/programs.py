@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
+from typing import Self
 
 import mounts
 import warm
@@ -52,7 +53,7 @@ def as_call(files: Client, where: Path, script: str, agent: str = "coder") -> st
     return found
 
 
-def ok(*words: object, cwd: Path, stdin: str = "") -> str:
+def ok(*words: object, cwd: Path | None = None, stdin: str = "") -> str:
     """Run `fusebackend`, which must succeed; return what it printed."""
     done = command(*words, cwd=cwd, stdin=stdin)
     assert done.returncode == 0, done
@@ -78,6 +79,43 @@ def command(
         return subprocess.CompletedProcess(arguments, status, os.fsdecode(out.read()), os.fsdecode(err.read()))
 
 
+class Beside:
+    """`fusebackend` beside a test, forked as by `command`. As a context manager it is killed at the block's end."""
+
+    def __init__(self, *words: object, cwd: Path | None = None) -> None:
+        ours, theirs = os.pipe()
+        self._files = contextlib.ExitStack()
+        self.output = self._files.enter_context(os.fdopen(ours, errors="surrogateescape"))
+        errors = os.fdopen(os.memfd_create("errors"), "w+", errors="surrogateescape")
+        self._errors = self._files.enter_context(errors)
+        with open(os.devnull) as nothing:
+            streams = (nothing.fileno(), theirs, self._errors.fileno())
+            self.process = warm.start([str(word) for word in words], mounts.module_environment(), streams, cwd)
+        os.close(theirs)
+
+    def line(self) -> str:
+        """Read the next line of its output; fail where it has ended."""
+        line = self.output.readline()
+        assert line, self.end()
+        return line.removesuffix("\n")
+
+    def end(self, by: signal.Signals | None = None) -> tuple[int, str]:
+        """Wait until it has ended, by a signal if one is given; return its exit status and its standard error."""
+        if by is not None:
+            self.process.send_signal(by)
+        status = self.process.wait(LIMIT_S)
+        self._errors.seek(0)
+        return status, self._errors.read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+        self._files.close()
+
+
 def python(code: str, *words: object, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
     """Run a program that uses the library, likewise. A warning in it is an error."""
     return command("-c", "import warnings\nwarnings.simplefilter('error')\n" + code, *words, limit_s=limit_s)
@@ -87,16 +125,15 @@ def on_a_terminal(*words: object, cwd: Path | None = None, typed: str = "") -> t
     """Run `fusebackend` on a terminal; return its exit status and everything that the terminal shows."""
     ours, theirs = pty.openpty()
     environment = {**mounts.module_environment(), "TERM": "xterm", "COLUMNS": "60"}
-    line = [sys.executable, "-m", "fusebackend", *map(os.fspath, words)]  # type: ignore[call-overload]
+    process = warm.start([str(word) for word in words], environment, (theirs, theirs, theirs), cwd)
+    os.close(theirs)
+    os.write(ours, typed.encode())
     shown = b""
-    with subprocess.Popen(line, env=environment, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        os.write(ours, typed.encode())
-        with contextlib.suppress(OSError):  # EIO: the other end is closed
-            while piece := os.read(ours, 65536):
-                shown += piece
-        os.close(ours)
-        status = process.wait(LIMIT_S)
+    with contextlib.suppress(OSError):  # EIO: the other end is closed
+        while piece := os.read(ours, 65536):
+            shown += piece
+    os.close(ours)
+    status = process.wait(LIMIT_S)
     return status, os.fsdecode(shown).replace("\r\n", "\n")
 
 

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 Replace = Callable[[Path, Path], None]
 """Put the second file in the place of the first, whose path must stay."""
@@ -49,12 +49,6 @@ def databases(old: Path, new: Path, directory: Path, mode: str) -> tuple[Path, P
             connection.execute(f"PRAGMA journal_mode = {mode}")
     behind_a_link(copies[0])
     return copies
-
-
-def text(backend: Any, path: str) -> str | None:
-    """Download a file of text; None where there is none."""
-    (answer,) = backend.download_files([path])
-    return None if answer.content is None else answer.content.decode()
 
 
 REPLACED: Final[dict[str, Replace]] = {

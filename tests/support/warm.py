@@ -238,17 +238,41 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> list[str]:
     return list(request["arguments"])
 
 
+_status: int | None = None
+"""What a forked command ends with, from the moment that it has nothing left to do."""
+
+
+def _end() -> None:
+    """End a forked command after everything that it has for its end, and before Python takes all modules apart: that
+    would copy the memory it shares with its parent, 45 ms of a processor of the 55 that a short command takes."""
+    if _status is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_status)
+
+
 def _main() -> None:
+    global _status
     channel = socket.socket(fileno=int(sys.argv[1]))
+    atexit.register(_end)  # before all others, and so it is called after them
     import gc
+    import importlib
+    import pkgutil
 
     import fusebackend.backends.directory
     import fusebackend.backends.memory
     import fusebackend.backends.sqlite
-    import fusebackend.cli.mount
-    import fusebackend.cli.serve
-    import fusebackend.server.api  # noqa: F401
+    import fusebackend.cli
+    import fusebackend.control.client.client
+    import fusebackend.linux.service_manager
+    import fusebackend.mount.session
+    import fusebackend.server.api
+    import fusebackend.server.assemble
+    import fusebackend.server.unmounted
     from fusebackend.cli.main import main
+
+    for command in pkgutil.iter_modules(fusebackend.cli.__path__):
+        importlib.import_module(f"fusebackend.cli.{command.name}")
 
     gc.freeze()  # these objects stay shared
     arguments = _serve(channel)
@@ -259,7 +283,11 @@ def _main() -> None:
         exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = ["fusebackend", *arguments]
-        main()
+        try:
+            main()
+        except SystemExit as end:
+            _status = end.code if isinstance(end.code, int) else None
+            raise
 
 
 if __name__ == "__main__":

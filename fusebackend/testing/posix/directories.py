@@ -136,13 +136,11 @@ class DirectoryCases(Case):
             assert set(kept) == stable
 
     def test_removing_while_listing_removes_all(self, d: Path) -> None:
-        fill(d, 1000)
-        removed = 0
+        fill(d, min(self.limits.many_entries, 1000))
         with Listing(d) as listing:
             for name in listing.rest():
                 os.unlink(os.fsencode(d) + b"/" + name)
-                removed += 1
-        assert (removed, os.listdir(d)) == (1000, [])
+        assert os.listdir(d) == []
 
     def test_telldir_and_seekdir_return_to_a_place(self, d: Path) -> None:
         fill(d, 500)

@@ -10,12 +10,10 @@ from types import SimpleNamespace
 import anyio
 import pytest
 import sandboxes
-import seed_backends
 from backend_kinds import opened_backend
 from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live import live
 from nodes import node_at
 from profiles import examples
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
@@ -31,16 +29,15 @@ from fusebackend.backends import (
     SandboxBackendProtocol,
     SqliteBackend,
     StateBackend,
-    StoreBackend,
     WriteResult,
     volume_of,
 )
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import budget
-from fusebackend.base.paths import AgentPath, PathError, is_below, normalise, parent_and_name
+from fusebackend.base.paths import PathError, is_below, normalise
 from fusebackend.composite.route_table import PrefixTable
 from fusebackend.integrations.deepagents import adopt
-from fusebackend.protocol import ROOT_NODE, Caller, Change
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.each import each
 
@@ -89,7 +86,7 @@ def filled(backend, *paths):
 
 
 def test_duplicate_prefixes_and_missing_backends_are_refused():
-    with pytest.raises(PathError, match="mean the same directory"):
+    with pytest.raises(PathError, match="'a' and '/a/' mean the same directory '/a/'"):
         CompositeBackend(InMemoryBackend(), {"a": InMemoryBackend(), "/a/": InMemoryBackend()})
     with pytest.raises(TypeError, match="'/a' is None"):
         CompositeBackend(InMemoryBackend(), {"a": None})
@@ -116,16 +113,6 @@ def test_paths_are_normalised_before_they_are_routed():
 # -- directories -----------------------------------------------------------------------------------------------
 
 
-def test_a_nested_route_is_seen_once_in_its_parent_and_nowhere_else():
-    composite = CompositeBackend(
-        filled(InMemoryBackend(), "/a/shadowed", "/top"),
-        {"/a/": filled(InMemoryBackend(), "/b/shadowed", "/f"), "/a/b/": filled(InMemoryBackend(), "/g")},
-    )
-    assert listed(composite) == ["/a/", "/top"]
-    assert listed(composite, "/a") == ["/a/b/", "/a/f"]
-    assert listed(composite, "/a/b/") == ["/a/b/g"]
-
-
 def test_missing_parents_are_synthesised_and_merge_with_what_is_there():
     default = InMemoryBackend()
     composite = CompositeBackend(default, {"/x/y/z/": filled(InMemoryBackend(), "/f")})
@@ -139,11 +126,14 @@ def test_missing_parents_are_synthesised_and_merge_with_what_is_there():
 
 def test_what_a_route_covers_is_hidden_in_every_verb():
     default = filled(InMemoryBackend(), "/a/shadowed", "/x", "/top")
-    composite = CompositeBackend(default, {"/a/": filled(InMemoryBackend(), "/f"), "/x/y/": InMemoryBackend()})
+    first = filled(InMemoryBackend(), "/b/shadowed", "/f")
+    nested = filled(InMemoryBackend(), "/g")
+    composite = CompositeBackend(default, {"/a/": first, "/a/b/": nested, "/x/y/": InMemoryBackend()})
     assert listed(composite) == ["/a/", "/top", "/x/"]
-    assert found(composite.grep("TODO")) == ["/a/f", "/top"]
+    assert listed(composite, "/a") == ["/a/b/", "/a/f"]
+    assert listed(composite, "/a/b/") == ["/a/b/g"]
+    assert found(composite.grep("TODO")) == found(composite.glob("**/*")) == ["/a/b/g", "/a/f", "/top"]
     assert found(composite.grep("TODO", "/x")) == []
-    assert found(composite.glob("**/*")) == ["/a/f", "/top"]
     assert composite.read("/a/shadowed").error
     assert "Is a directory" in composite.read("/x").error
     assert content(composite, "/a/shadowed") == "file_not_found"
@@ -366,23 +356,17 @@ def make_zoo(backend):
     volume.link(script, top, b"twin")
     volume.symlink(top, b"link", b"d/run.sh", ME)
     volume.mknod(top, b"pipe", 0o010644, 0, ME)
-    volume.setattr(script, volume_changes(mode=0o750, mtime_ns=10**18 + 7))
+    volume.setattr(script, AttrChanges(mode=0o750, mtime_ns=10**18 + 7))
     volume.setxattr(script, b"user.colour", b"red")
     hole = volume.create(top, b"hole", 0o644, os.O_WRONLY, ME).node
     volume.write(hole, 10 << 20, b"end")
     volume.release(hole, os.O_WRONLY)
-    volume.setattr(directory, volume_changes(mode=unwritable(backend), mtime_ns=10**18))
+    volume.setattr(directory, AttrChanges(mode=unwritable(backend), mtime_ns=10**18))
 
 
 def unwritable(backend):
     """The mode of a directory that nobody may write. From one of the machine root alone can move what is in it."""
     return 0o711 if isinstance(backend, FilesystemBackend) and os.geteuid() != 0 else 0o511
-
-
-def volume_changes(**changes):
-    from fusebackend.protocol import AttrChanges
-
-    return AttrChanges(**changes)
 
 
 @for_each(("kind", "into"), [("memory", "memory"), ("memory", "sqlite"), ("sqlite", "dir"),
@@ -843,68 +827,11 @@ def test_holes_are_not_read_when_a_file_moves(tmp_path, into):
 # -- the route table ---------------------------------------------------------------------------------------------------
 
 
-def test_prefixes_are_normalised_and_ordered_longest_first():
-    table = PrefixTable(["memories", "/memories/user/", "/a"])
-    assert table.prefixes == ("/memories/user", "/memories", "/a")
-
-
 @for_each("prefix", ["", "/", "//", "/a//b/", "/a/../b", "/./a", "~/x", "/a\0b", "//a"])
 def test_a_prefix_that_names_no_plain_directory_is_refused(prefix):
     with pytest.raises(PathError) as refusal:
         PrefixTable([prefix])
     assert "\n" not in str(refusal.value)
-
-
-def test_prefixes_that_mean_the_same_are_refused_and_both_named():
-    with pytest.raises(PathError, match=r"'memories' and '/memories/' mean the same directory '/memories/'"):
-        PrefixTable(["memories", "/memories/"])
-
-
-@for_each(
-    ("path", "expected"),
-    [
-        ("/", (None, "/")),
-        ("/x", (None, "/x")),
-        ("/memories", ("/memories", "/")),
-        ("/memories/a/b", ("/memories", "/a/b")),
-        ("/memories2/x", (None, "/memories2/x")),
-        ("/memories/user", ("/memories/user", "/")),
-        ("/memories/user/profile.txt", ("/memories/user", "/profile.txt")),
-        ("/memories/username", ("/memories", "/username")),
-        ("/deep", (None, "/deep")),
-        ("/deep/er/f", ("/deep/er", "/f")),
-    ],
-)
-def test_longest_prefix_first_by_whole_segments(path, expected):
-    assert PrefixTable(["/memories/", "/memories/user/", "/deep/er/"]).route(AgentPath(path)) == expected
-
-
-def test_names_in_a_directory_are_its_routes_and_the_ways_to_deeper_ones():
-    table = PrefixTable(["/a/b", "/a", "/x/y/z"])
-    assert table.names_below(AgentPath("/")) == ("a", "x")
-    assert table.names_below(AgentPath("/a")) == ("b",)
-    assert table.names_below(AgentPath("/x/y")) == ("z",)
-    assert table.names_below(AgentPath("/x/y/z")) == ()
-    assert table.names_below(AgentPath("/elsewhere")) == ()
-
-
-def test_prefixes_below_are_strictly_below_at_any_depth():
-    table = PrefixTable(["/a/b", "/a", "/x/y/z", "/ab"])
-    assert table.prefixes_below(AgentPath("/")) == ("/a", "/a/b", "/ab", "/x/y/z")
-    assert table.prefixes_below(AgentPath("/a")) == ("/a/b",)
-    assert table.prefixes_below(AgentPath("/x")) == ("/x/y/z",)
-    assert table.prefixes_below(AgentPath("/a/b")) == ()
-
-
-def test_what_routes_need_as_directories_is_pinned_and_covers_files():
-    table = PrefixTable(["/a/b"])
-    for path in ("/", "/a", "/a/b"):
-        assert table.pinned(AgentPath(path))
-    assert not table.pinned(AgentPath("/a/c"))
-    assert table.covers(None, AgentPath("/a"))  # a file of that name can't be seen: the way to the route is a directory
-    assert table.covers(None, AgentPath("/a/b/file"))
-    assert not table.covers(None, AgentPath("/a/c"))
-    assert not table.covers(AgentPath("/a/b"), AgentPath("/a/b/file"))
 
 
 segments = st.lists(st.sampled_from(["a", "b", "ab", "c"]), min_size=1, max_size=4)
@@ -919,17 +846,18 @@ def test_route_agrees_with_the_definition_and_outer_undoes_it(prefixes, text):
     assert prefix == (max(holding, key=len) if holding else None)
     assert table.outer(prefix, inner) == path
     assert normalise(inner) == inner
+    assert table.covers(prefix, path) == table.pinned(path)
+    assert table.covers(None, path) == (table.pinned(path) or prefix is not None)
 
 
-@given(st.lists(directories, max_size=6, unique=True), directories)
-def test_every_prefix_is_found_by_walking_down_names(prefixes, text):
-    table = PrefixTable(prefixes)
-    for prefix in prefixes:
-        directory = normalise(prefix)
-        while directory != "/":
-            directory, name = parent_and_name(directory)
-            assert name in table.names_below(directory)
-    assert table.pinned(normalise(text)) == any(is_below(prefix, text) for prefix in prefixes)
+@given(st.lists(directories, max_size=6, unique=True), directories | st.just("/"))
+def test_the_names_in_a_directory_are_its_routes_and_the_ways_to_deeper_ones(prefixes, text):
+    table, directory = PrefixTable(prefixes), normalise(text)
+    below = [normalise(prefix) for prefix in prefixes if is_below(prefix, directory) and prefix != directory]
+    assert table.prefixes_below(directory) == tuple(sorted(below))
+    names = {prefix[len(directory.rstrip("/")) + 1 :].split("/")[0] for prefix in below}
+    assert table.names_below(directory) == tuple(sorted(names))
+    assert table.pinned(directory) == (directory == "/" or bool(below) or directory in prefixes)
 
 
 # -- a slash at the end of a path --------------------------------------------------------------------------------------
@@ -937,25 +865,14 @@ def test_every_prefix_is_found_by_walking_down_names(prefixes, text):
 
 @pytest.fixture
 def kinds(tmp_path):
-    from langgraph.store.memory import InMemoryStore
-
-    def directory(name):
-        (tmp_path / name).mkdir()
-        return tmp_path / name
-
-    box = sandboxes.LocalSandbox(directory("box"), sandboxes.tools("gnu", tmp_path / "tools"))
-    made = {
-        "memory": InMemoryBackend(),
-        "dir": FilesystemBackend(directory("dir")),
-        "store": StoreBackend(store=InMemoryStore(), namespace=lambda _: ("files",)),
-        "sandbox": box,
-        "foreign": adopt(seed_backends.DuckBackend()),
-    }
+    (tmp_path / "box").mkdir()
+    box = sandboxes.LocalSandbox(tmp_path / "box", sandboxes.tools("gnu", tmp_path / "tools"))
     with contextlib.ExitStack() as stack:
-        made["sqlite"] = stack.enter_context(SqliteBackend(tmp_path / "files.db"))
-        server = stack.enter_context(live(directory("live"), InMemoryBackend()))
-        made["client"] = stack.enter_context(server.connect())
-        yield made
+        made = {
+            kind: stack.enter_context(opened_backend(kind, tmp_path / kind))
+            for kind in ("memory", "sqlite", "dir", "store")
+        }
+        yield {**made, "sandbox": box, "foreign": adopt(DuckBackend())}
 
 
 def test_a_file_with_a_slash_is_not_deleted(kinds):

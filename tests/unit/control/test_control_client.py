@@ -11,10 +11,13 @@ import time
 from functools import partial
 from types import SimpleNamespace
 
+import anyio
 import pytest
+from agentface import get
 from controlled import LIMIT_S, ClientOf, Listener, Raw, serving
 from for_each import for_each
-from together import together
+from raising import raising
+from together import beside, together
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -24,7 +27,8 @@ from fusebackend.control.client.client_connection import ServerLost
 from fusebackend.control.server import server_connection
 from fusebackend.protocol import ROOT_NODE, Caller, SandboxBackendProtocol
 from fusebackend.testing.conformance import BackendConformance
-from fusebackend.testing.posix.case import refused
+from fusebackend.testing.each import each
+from fusebackend.testing.posix.case import all_refused
 
 
 class TestConformance(BackendConformance):
@@ -72,9 +76,9 @@ class TestVerbs:
     def test_names_of_any_bytes(self, client, files, name):
         assert client.write(name, "text").error is None
         assert files.ls("/").entries[0] in client.ls("/").entries
-        assert client.download_files([name])[0].content == b"text"
-        assert [found["path"] for found in client.glob("*").matches] == [name]
-        assert [found["path"] for found in client.grep("text").matches] == [name]
+        assert get(client, name) == b"text"
+        for found in (client.glob("*"), client.grep("text")):
+            assert [match["path"] for match in found.matches] == [name]
 
     def test_a_path_that_is_no_text_is_an_error_in_the_record(self, client):
         assert client.read("/a\ud800").error
@@ -91,7 +95,7 @@ class TestVerbs:
         assert [(answer.path, answer.error) for answer in answers] == [
             ("/small", None), ("/large", None), ("/last", None),
         ]  # fmt: skip
-        assert files.download_files(["/large"])[0].content == content
+        assert get(files, "/large") == content
         found = client.download_files(["/small", "/none", "/large"])
         assert [answer.content for answer in found] == [b"1", None, content]
         assert found[1].error == "file_not_found"
@@ -108,10 +112,9 @@ class TestVerbs:
             (None, None), ("file_not_found", None), (None, None),
         ]  # fmt: skip
         assert b"".join(piece for index, piece in received if index == 0) == content
-        assert len(received) > 2
-        assert received[-1] == (2, b"small")
+        assert len(received) > 2 and received[-1] == (2, b"small")
         assert client.send("/deep/file", []).error is None
-        assert files.download_files(["/deep/file"])[0].content == b""
+        assert get(files, "/deep/file") == b""
         assert client.send("/deep", [b"x"]).error == "is_directory"
 
     def test_thousands_of_matches(self, client, files):
@@ -134,11 +137,10 @@ class TestVerbs:
         files.write("/notes.txt", "four")
         found = client.stat("/notes.txt")
         assert (found.type, found.size, found.mode, found.route) == ("file", 4, 0o644, "/")
-        assert client.stat("/notes").type == "directory"
-        assert client.stat("/notes").route == "/notes/"
-        assert (client.stat("/none").error, client.stat("/none").code) == ("File '/none' not found", "file_not_found")
-        assert client.stat("/../x").error
-        assert client.stat("/../x").code == "invalid_path"
+        notes, none, outside = (client.stat(path) for path in ("/notes", "/none", "/../x"))
+        assert (notes.type, notes.route) == ("directory", "/notes/")
+        assert (none.error, none.code) == ("File '/none' not found", "file_not_found")
+        assert outside.error and outside.code == "invalid_path"
 
     def test_stat_of_what_routes_cover_and_of_the_way_to_them(self, files):
         files.write("/way", "a file")
@@ -167,19 +169,15 @@ class TestVerbs:
         caller = Caller(os.geteuid(), os.getegid())
         files.volume.symlink(ROOT_NODE, b"link", b"target", caller)
         assert client.stat("/link").target == "target"
-        monkeypatch.setattr(type(files.volume), "readlink", _gone)
+        monkeypatch.setattr(type(files.volume), "readlink", raising(FileNotFoundError(2, "gone")))
         assert client.stat("/link").code == "file_not_found"
 
     def test_ranges_appends_and_directories(self, client, files):
         files.write("/deep/file", "0123456789")
-        found = client.read_range("/deep/file", 3, 4)
+        found, stat = client.read_range("/deep/file", 3, 4), client.stat("/deep/file")
         assert (found.content, found.size) == (b"3456", 10)
-        assert (found.mtime_ns, found.ctime_ns) == (
-            client.stat("/deep/file").mtime_ns,
-            client.stat("/deep/file").ctime_ns,
-        )
-        assert client.read_range("/deep/file", 8, 100).content == b"89"
-        assert client.read_range("/deep/file", 50, 1).content == b""
+        assert (found.mtime_ns, found.ctime_ns) == (stat.mtime_ns, stat.ctime_ns)
+        assert [client.read_range("/deep/file", *place).content for place in ((8, 100), (50, 1))] == [b"89", b""]
         client.append("/deep/file", [b"a", b"b" * 3_000_000])
         client.append("/notes/new/file", [])
         assert client.download_files(["/deep/file", "/notes/new/file"])[0].content == b"0123456789a" + b"b" * 3_000_000
@@ -187,19 +185,18 @@ class TestVerbs:
         client.make_directory("/made/deep", parents=True)
         assert client.stat("/made/deep").type == "directory"
         client.remove_directory("/made/deep")
-        for call, number in (
-            (lambda: client.read_range("/none", 0, 1), errno.ENOENT),
-            (lambda: client.read_range("/deep", 0, 1), errno.EISDIR),
-            (lambda: client.append("/deep", [b"x"]), errno.EISDIR),
-            (lambda: client.make_directory("/made"), errno.EEXIST),
-            (lambda: client.make_directory("/absent/made"), errno.ENOENT),
-            (lambda: client.make_directory("/deep/file/made", parents=True), errno.ENOTDIR),
-            (lambda: client.remove_directory("/deep"), errno.ENOTEMPTY),
-            (lambda: client.remove_directory("/deep/file"), errno.ENOTDIR),
-            (lambda: client.remove_directory("/notes"), errno.EBUSY),
-            (lambda: client.remove_directory("/none"), errno.ENOENT),
-        ):
-            refused(number, call)
+        all_refused(
+            (errno.ENOENT, client.read_range, "/none", 0, 1),
+            (errno.EISDIR, client.read_range, "/deep", 0, 1),
+            (errno.EISDIR, client.append, "/deep", [b"x"]),
+            (errno.EEXIST, client.make_directory, "/made"),
+            (errno.ENOENT, client.make_directory, "/absent/made"),
+            (errno.ENOTDIR, partial(client.make_directory, parents=True), "/deep/file/made"),
+            (errno.ENOTEMPTY, client.remove_directory, "/deep"),
+            (errno.ENOTDIR, client.remove_directory, "/deep/file"),
+            (errno.EBUSY, client.remove_directory, "/notes"),
+            (errno.ENOENT, client.remove_directory, "/none"),
+        )
         with pytest.raises(ValueError, match="climbs above"):
             client.make_directory("/../x")
 
@@ -208,33 +205,22 @@ class TestVerbs:
         with pytest.raises(ValueError, match=r"\.\."):
             client.invalidate("/../..")
 
-    async def _async_reads(self, client):
-        assert (await client.awrite("/async", "text")).error is None
-        assert (await client.aread("/async")).file_data["content"] == "text"
-        assert (await client.aexecute("hello")).exit_code == 0
+    @pytest.mark.parametrize("library", ["asyncio", "trio"])
+    def test_async_twins(self, client, library):
+        async def main():
+            assert (await client.awrite("/async", "text")).error is None
+            assert (await client.aread("/async")).file_data["content"] == "text"
+            assert (await client.aexecute("hello")).exit_code == 0
 
-    def test_async_twins(self, client):
-        import anyio
-
-        anyio.run(self._async_reads, client, backend="trio")
-        client.delete("/async")
-        anyio.run(self._async_reads, client, backend="asyncio")
+        anyio.run(main, backend=library)
 
     def test_many_threads(self, client):
-        failures = []
-
         def work(number):
             for turn in range(50):
                 client.upload_files([(f"/file-{number}", b"%d" % turn)])
-                if client.download_files([f"/file-{number}"])[0].content != b"%d" % turn:
-                    failures.append((number, turn))
+                assert get(client, f"/file-{number}") == b"%d" % turn
 
         together(*(partial(work, number) for number in range(16)))
-        assert not failures
-
-
-def _gone(volume, node):
-    raise FileNotFoundError(2, "gone")
 
 
 class TestLostServer:
@@ -242,11 +228,14 @@ class TestLostServer:
         with serving(files) as server:
             client = ClientOf(server)
             assert client.write("/x", "1").error is None
-        assert "can't be reached" in client.read("/x").error
-        assert "can't be reached" in client.write("/y", "1").error
-        assert "can't be reached" in client.upload_files([("/y", b"")])[0].error
-        assert "can't be reached" in client.download_files(["/y"])[0].error
-        assert "can't be reached" in client.execute("x").output
+        for said in (
+            client.read("/x").error,
+            client.write("/y", "1").error,
+            client.upload_files([("/y", b"")])[0].error,
+            client.download_files(["/y"])[0].error,
+            client.execute("x").output,
+        ):
+            assert "can't be reached" in said
         with pytest.raises(ServerLost):
             client.status()
         with serving(files) as client.server:
@@ -285,9 +274,8 @@ class TestLostServer:
         """It says so and hangs up, while the client sends: the call fails with EPIPE or ECONNRESET, or is answered."""
         busy = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32003,"message":"full"}}\n'
         address = str(tmp_path / "sock")
-        answered = []
 
-        def serve(listener: socket.socket) -> None:
+        def serve() -> str:
             for turn in range(12):
                 stream, _ = listener.accept()
                 with stream:
@@ -295,18 +283,16 @@ class TestLostServer:
                     stream.send(busy)
             stream, _ = listener.accept()
             with stream, stream.makefile("rb") as lines:
-                answered.append(json.loads(lines.readline()))
-                stream.sendall(b'{"jsonrpc":"2.0","id":%d,"result":{"error":null}}\n' % answered[0]["id"])
+                call = json.loads(lines.readline())
+                stream.sendall(b'{"jsonrpc":"2.0","id":%d,"result":{"error":null}}\n' % call["id"])
+                return call["method"]
 
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(address)
             listener.listen()
-            thread = threading.Thread(target=serve, args=(listener,))
-            thread.start()
-            with ClientOf(SimpleNamespace(address=address)) as client:
+            with beside(serve) as taken, ClientOf(SimpleNamespace(address=address)) as client:
                 assert client.write("/x", "y" * 100_000).error is None
-            thread.join()
-        assert [line["method"] for line in answered] == ["write"], "a change is sent again, as it was never taken"
+            assert taken.result() == "write", "a change is sent again, as it was never taken"
 
     @pytest.mark.parametrize("name", ["/long", "/binary", "/long.png"])
     def test_a_read_that_is_too_long_for_an_answer_is_downloaded(self, client, files, monkeypatch, name):
@@ -319,9 +305,9 @@ class TestLostServer:
     def test_more_than_a_message_holds_is_staged(self, client, files):
         text = "\N{SNOWMAN}\n" * (600 << 10)
         assert client.write("/long", text).error is None
-        assert files.download_files(["/long"])[0].content == text.encode()
+        assert get(files, "/long") == text.encode()
         assert client.edit("/long", text, text[::-1]).occurrences == 1
-        assert files.download_files(["/long"])[0].content == text[::-1].encode()
+        assert get(files, "/long") == text[::-1].encode()
         answer = client.run("cat", stdin=b"i" * (2 << 20))
         assert answer.exit_code == 0 and answer.output.endswith("i" * 100 + "'")
         assert "surrogates not allowed" in client.write("/odd", "\udcff" * (600 << 10)).error
@@ -333,17 +319,19 @@ class TestLostServer:
 
     def test_a_server_that_is_stopped_is_one_clear_error(self, tmp_path, monkeypatch):
         """It listens, and the kernel takes connections for it; nobody answers."""
-        monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
-        monkeypatch.setattr(connection_module, "ANSWER_TIMEOUT_S", 0.05)
-        monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 0.05)
+        for limit in ("SILENCE_S", "ANSWER_TIMEOUT_S", "CONNECT_TIMEOUT_S"):
+            monkeypatch.setattr(connection_module, limit, 0.05)
         address = str(tmp_path / "sock")
         with socket.socket(socket.AF_UNIX) as stopped:
             stopped.bind(address)
             stopped.listen(3)
             client = ClientOf(SimpleNamespace(address=address))
-            assert "hangs, or is stopped" in client.read("/x").error
-            assert "hangs, or is stopped" in client.write("/x", "y" * 1_000_000).error
-            assert "hangs, or is stopped" in client.read("/x").error, "its queue is full by now"
+            for call in (
+                lambda: client.read("/x"),
+                lambda: client.write("/x", "y" * 1_000_000),
+                lambda: client.read("/x"),  # its queue is full by now
+            ):
+                assert "hangs, or is stopped" in call().error
 
     def test_a_call_may_take_longer_than_a_server_may_be_silent(self, client, monkeypatch):
         monkeypatch.setattr(connection_module, "SILENCE_S", 0.02)
@@ -382,29 +370,29 @@ class TestWatch:
         assert client.ls("/").error is None
 
 
-@for_each("kind", ["sqlite", "memory", "dir"])
-@for_each("search", [{"pattern": "needle"}, {"pattern": "zz"}, {"pattern": "needle", "stream": True}])
-def test_a_search_that_is_cancelled_ends_at_once(tmp_path, kind, search):
-    (tmp_path / "files").mkdir()
-    backends = {
-        "sqlite": lambda: SqliteBackend(tmp_path / "files.db"),
-        "memory": InMemoryBackend,
-        "dir": lambda: FilesystemBackend(tmp_path / "files", virtual_mode=True),
-    }
-    with backends[kind]() as files:
+SEARCHED = {
+    "sqlite": lambda directory: SqliteBackend(directory / "files.db"),
+    "memory": lambda directory: InMemoryBackend(),
+    "dir": lambda directory: FilesystemBackend(directory, virtual_mode=True),
+}
+
+
+@pytest.mark.parametrize("kind", SEARCHED)
+def test_a_search_that_is_cancelled_ends_at_once(tmp_path, kind):
+    with SEARCHED[kind](tmp_path) as files:
         content = b"a needle in every line of it\n" * 40_000
         files.upload_files([(f"/file-{number}", content) for number in range(60)])
-        with serving(files) as server, Raw(server.address) as raw:
-            call = {"jsonrpc": "2.0", "id": "s", "method": "grep", "params": search}
-            raw.send(json.dumps(call).encode() + b"\n")
-            time.sleep(0.05)
-            start = time.monotonic()
-            raw.send(b'{"jsonrpc":"2.0","id":"c","method":"cancel","params":{"call":"s"}}\n')
-            answers = {}
-            while len(answers) < 2:
-                line = raw.line()
-                answers[line.get("id")] = line
-            took_s = time.monotonic() - start
-    if answers["c"]["result"]:  # else it had ended
-        assert answers["s"]["error"]["code"] == wire.CANCELLED
-    assert took_s < 10, "long before the search would have ended"
+        for case in each([{"pattern": "needle"}, {"pattern": "zz"}, {"pattern": "needle", "stream": True}]):
+            with case as search, serving(files) as server, Raw(server.address) as raw:
+                call = {"jsonrpc": "2.0", "id": "s", "method": "grep", "params": search}
+                raw.send(json.dumps(call).encode() + b"\n")
+                time.sleep(0.05)
+                start = time.monotonic()
+                raw.send(b'{"jsonrpc":"2.0","id":"c","method":"cancel","params":{"call":"s"}}\n')
+                answers = {}
+                while not {"s", "c"} <= answers.keys():
+                    line = raw.line()
+                    answers[line.get("id")] = line
+                assert time.monotonic() - start < 10, "long before the search would have ended"
+                if answers["c"]["result"]:  # else it had ended
+                    assert answers["s"]["error"]["code"] == wire.CANCELLED

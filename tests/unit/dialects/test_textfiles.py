@@ -6,9 +6,10 @@ import os
 
 import hypothesis
 import pytest
+from agentface import get
 from for_each import for_each
 from hypothesis import strategies as st
-from nodes import ME
+from nodes import ME, whole
 from profiles import examples
 from seed_backends import TextBackend
 
@@ -27,14 +28,11 @@ VARIANTS = [
 ]
 
 
-def face_of(**options):
+def face_of(content=None, **options):
+    """A face, and the files of the backend behind it; with content they are one, `/f`."""
     backend = TextBackend(**options)
+    backend.files.update({} if content is None else {"/f": content})
     return AgentFace(backend, "it"), backend.files
-
-
-def download(face, path="/f"):
-    (answer,) = face.download_files([path])
-    return answer.error if answer.content is None else answer.content
 
 
 def upload(face, data, path="/f"):
@@ -69,11 +67,9 @@ TEXTS = [
 @for_each("reads", ["numbered", "records", "plain"])
 @for_each("content", TEXTS)
 def test_what_text_and_size_tell_is_read_exactly(content, reads):
-    face, files = face_of(reads=reads)
+    face, _ = face_of(content, reads=reads)
     face.backend.exact_sizes = True
-    face = AgentFace(face.backend, "it")
-    files["/f"] = content
-    assert download(face) == content.encode()
+    assert get(AgentFace(face.backend, "it"), "/f") == content.encode()
 
 
 @for_each("page", [1, 2, 3, 1000])
@@ -82,71 +78,64 @@ def test_what_text_and_size_tell_is_read_exactly(content, reads):
 def test_a_backend_that_gives_fewer_lines_than_asked_is_asked_again(page, reads, ending):
     face, files = face_of(reads=reads, page=page)
     files["/f"] = "\n".join(f"line {number}ü" for number in range(7)) + ending
-    assert download(face) == files["/f"].encode()
+    assert get(face, "/f") == files["/f"].encode()
     # The rest is as long as the CRs would be that its lines don't have.
     files["/f"] = "1\n" * 1000 + "x" * 1000 + "\n"
-    assert download(face) == files["/f"].encode()
+    assert get(face, "/f") == files["/f"].encode()
 
 
 @for_each("content", ["one\r\ntwo\n", "one\u2028two\u2028", "one\ntwo\r\nthree\n", "one\r\ntwo\r\nthree"])
 def test_line_ends_that_nothing_tells_are_an_error(content):
-    face, files = face_of()
-    files["/f"] = content
-    assert "The bytes of '/f' are not known" in download(face)
+    face, _ = face_of(content)
+    assert "The bytes of '/f' are not known" in get(face, "/f")
 
 
 def test_numbered_lines_without_a_size_and_reminders_are_an_error():
-    face, files = face_of(sizes=None)
-    files["/f"] = "one\n"
-    assert "its listing has no size" in download(face)
-    face, files = face_of()
-    files["/f"] = " \n"
+    face, _ = face_of("one\n", sizes=None)
+    assert "its listing has no size" in get(face, "/f")
+    face, files = face_of(" \n")
     face.backend.read = lambda file_path, offset=0, limit=2000: "System reminder: File exists but has empty contents"
-    assert "nothing can be seen in it" in download(face)
+    assert "nothing can be seen in it" in get(face, "/f")
     files["/f"] = ""
-    assert download(face) == b""
+    assert get(face, "/f") == b""
 
 
 @pytest.mark.parametrize("reads", ["records", "plain"])
 def test_text_as_it_is_needs_no_size(reads):
-    face, files = face_of(reads=reads, sizes=None)
-    files["/f"] = "one\ntwo"
-    assert download(face) == b"one\ntwo"
+    face, _ = face_of("one\ntwo", reads=reads, sizes=None)
+    assert get(face, "/f") == b"one\ntwo"
 
 
 def test_a_unit_of_sizes_is_learned():
-    face, files = face_of()
-    files["/f"] = "naïve"  # 6 bytes; or 6 characters with a newline
-    assert "does not tell which text it is" in download(face)
+    face, files = face_of("naïve")  # 6 bytes; or 6 characters with a newline
+    assert "does not tell which text it is" in get(face, "/f")
     files["/g"] = "größer als größer\n"
-    assert download(face, "/g") == files["/g"].encode()
-    assert download(face) == "naïve".encode()
+    assert get(face, "/g") == files["/g"].encode()
+    assert get(face, "/f") == "naïve".encode()
     face, files = face_of(sizes="characters")
     files.update({"/f": "größer\n", "/g": "naïve\n"})
-    assert download(face) == "größer\n".encode() and download(face, "/g") == "naïve\n".encode()
+    assert get(face, "/f") == "größer\n".encode() and get(face, "/g") == "naïve\n".encode()
 
 
 def test_a_line_that_was_cut_and_bytes_that_are_no_text_are_an_error():
-    face, files = face_of()
-    files["/f"] = "x" * 9000 + "\nend\n"
+    face, _ = face_of("x" * 9000 + "\nend\n")
     whole = face.backend.read
     face.backend.read = lambda *args, **options: "\n".join(row[:2000] for row in whole(*args, **options).split("\n"))
-    assert "are not known" in download(face)
+    assert "are not known" in get(face, "/f")
     face.backend.read = lambda file_path, offset=0, limit=2000: b"\xff\xfe".decode()
-    assert "UnicodeDecodeError" in download(face)
+    assert "UnicodeDecodeError" in get(face, "/f")
     face.backend.read = lambda file_path, offset=0, limit=2000: "\udcff"
-    assert "no text" in download(face)
+    assert "no text" in get(face, "/f")
 
 
 def test_records_of_base64_are_bytes():
-    face, files = face_of(reads="records")
-    files["/f"] = "stand-in"
+    face, _ = face_of("stand-in", reads="records")
     face.backend.read = lambda file_path: {"file_data": {"content": "//4=", "encoding": "base64"}}
-    assert download(face) == b"\xff\xfe"
+    assert get(face, "/f") == b"\xff\xfe"
     face.backend.read = lambda file_path: {
         "file_data": {"content": "//4=", "encoding": "base64"}, "start_line": 1, "end_line": 1, "total_lines": 9,
     }  # fmt: skip
-    assert "a piece of base64" in download(face)
+    assert "a piece of base64" in get(face, "/f")
 
 
 def test_what_is_missing_or_a_directory_has_its_code():
@@ -170,7 +159,7 @@ def test_a_file_that_changes_between_listing_and_reading_is_read_again():
         return found
 
     face.backend.ls_info = ls_info
-    assert download(face) == b"after it was listed\n"
+    assert get(face, "/f") == b"after it was listed\n"
 
 
 # -- writing ---------------------------------------------------------------------------------------------------
@@ -209,12 +198,10 @@ def test_a_backend_that_keeps_something_else_than_what_it_was_given_is_told(capl
 
 
 def test_an_edit_that_fails_changes_nothing_and_a_write_that_fails_brings_back_what_was_deleted():
-    face, files = face_of(verbs=("edit",))
-    files["/f"] = "one\n"
+    face, files = face_of("one\n", verbs=("edit",))
     face.backend.edit = lambda *_, **__: {"error": "locked"}
     assert upload(face, b"two\n") == "locked" and files == {"/f": "one\n"}
-    face, files = face_of(verbs=("delete",))
-    files["/f"] = "one\n"
+    face, files = face_of("one\n", verbs=("delete",))
     write = face.backend.write
     face.backend.write = lambda path, content: {"error": "full"} if content == "two\n" else write(path, content)
     assert upload(face, b"two\n") == "full" and files == {"/f": "one\n"}
@@ -230,7 +217,6 @@ def volume_of(**options):
 
 def save(volume, name, data, flags=os.O_WRONLY):
     """`open`, `write` in two pieces with a `close` of a duplicate before, `close`. Returns the errno of what failed."""
-    node = None
     try:
         try:
             node = volume.lookup(ROOT_NODE, name).node
@@ -254,14 +240,9 @@ def save(volume, name, data, flags=os.O_WRONLY):
 
 def load(volume, name):
     try:
-        node = volume.lookup(ROOT_NODE, name).node
-        volume.open(node, os.O_RDONLY)
+        return whole(volume, volume.lookup(ROOT_NODE, name).node)
     except OSError as error:
         return error.errno
-    try:
-        return volume.read(node, 0, 1 << 20)
-    finally:
-        volume.release(node, os.O_RDONLY)
 
 
 def test_what_can_not_be_replaced_is_eexist_and_stays():

@@ -14,6 +14,7 @@ from for_each import for_each
 
 pytest.importorskip("deepagents")
 
+from agentface import names
 from deepagents.backends import CompositeBackend as TheirComposite
 from deepagents.backends import FilesystemBackend as TheirFilesystem
 from deepagents.backends import LocalShellBackend as TheirShell
@@ -21,6 +22,7 @@ from deepagents.backends import StateBackend as TheirState
 from deepagents.backends import protocol as theirs
 from deepagents.middleware.filesystem import supports_execution
 from graphs import call, deep_agent, delegate, edit, say, use, user, write
+from raising import raising
 from seed_backends import DuckBackend, SeedInMemoryBackend
 from their_backends import DictState, OldRemote, Sandbox
 
@@ -73,13 +75,16 @@ def test_the_class_says_what_the_backend_can(tmp_path):
 def test_errors_are_sentences_and_the_codes_are_theirs():
     made = export(InMemoryBackend())
     made.write("/d/f", "text text")
-    assert made.write("/d", "x").error == "Error writing file '/d': Is a directory"
-    assert made.write("/../x", "x").error.startswith("Path traversal not allowed")
-    assert "not valid text" in made.write("/x", "\ud800").error
-    assert made.edit("/d/f", "text", "x").error.startswith("Error: String 'text' appears 2 times in file. Use replace")
-    assert made.edit("/none", "a", "b").error == "Error: File '/none' not found"
-    assert made.delete("/none").error == "Error: File '/none' not found"
-    assert made.ls("/none").error == "Path '/none': path_not_found"
+    for result, words in [
+        (made.write("/d", "x"), "Error writing file '/d': Is a directory"),
+        (made.write("/../x", "x"), "Path traversal not allowed"),
+        (made.write("/x", "\ud800"), "not valid text"),
+        (made.edit("/d/f", "text", "x"), "Error: String 'text' appears 2 times in file. Use replace"),
+        (made.edit("/none", "a", "b"), "Error: File '/none' not found"),
+        (made.delete("/none"), "Error: File '/none' not found"),
+        (made.ls("/none"), "Path '/none': path_not_found"),
+    ]:
+        assert words in result.error
     uploads = made.upload_files([("/d", b""), ("/../x", b""), ("/d/f/g", b""), ("/ok", b"")])
     assert [upload.error for upload in uploads] == ["is_directory", "invalid_path", "invalid_path", None]
     downloads = made.download_files(["/d", "/none", "/../x", "~/AGENTS.md", "/ok"])
@@ -128,41 +133,37 @@ def test_a_window_that_makes_no_sense_is_left_out(caplog):
 # -- nothing raises --------------------------------------------------------------------------------------------
 
 
-class Raising:
-    """A backend all of whose verbs raise."""
-
-    def _raise(self, *args, **options):
-        raise OSError(5, "the cable is cut")
-
-    ls = read = write = edit = grep = glob = delete = upload_files = download_files = execute = _raise
-
-
-class Talking:
-    """A backend all of whose verbs answer nonsense."""
-
-    def _answer(self, *args, **options):
-        return 42
-
-    ls = read = write = edit = grep = glob = delete = upload_files = download_files = execute = _answer
+VERBS = ("ls", "read", "write", "edit", "grep", "glob", "delete", "upload_files", "download_files")
+Raising = type("Raising", (), dict.fromkeys([*VERBS, "execute"], raising(OSError(5, "the cable is cut"))))
+Talking = type("Talking", (), dict.fromkeys([*VERBS, "execute"], lambda *arguments, **options: 42))
+"""Backends all of whose verbs raise, or answer nonsense."""
 
 
 BAD = (None, 5, -1, 1e99, b"/x", "", "\0", "~/x", "/../x", "/" + "x" * 300, "/x" * 3000, "\udcff", ["/x"], {}, object())
 
 
-@pytest.fixture(params=["memory", "dir", "state", "composite", "raising", "nonsense", "closed", "factory", "shell"])
+def closed(directory):
+    backend = SqliteBackend(directory / "closed.db")
+    backend.close()
+    return backend
+
+
+ANY = {
+    "memory": lambda _: InMemoryBackend(),
+    "dir": FilesystemBackend,
+    "state": lambda _: StateBackend(),
+    "composite": lambda _: CompositeBackend(InMemoryBackend(), {"/x/": SeedInMemoryBackend(), "/bad/": Raising()}),
+    "raising": lambda _: Raising(),
+    "nonsense": lambda _: Talking(),
+    "closed": closed,
+    "factory": lambda _: lambda runtime: 1 / 0,
+    "shell": lambda directory: LocalShellBackend(directory, env=PATH),
+}
+
+
+@pytest.fixture(params=ANY)
 def any_backend(request, tmp_path):
-    if request.param == "dir":
-        return FilesystemBackend(tmp_path)
-    if request.param == "shell":
-        return LocalShellBackend(tmp_path, env=PATH)
-    if request.param == "composite":
-        return CompositeBackend(InMemoryBackend(), {"/x/": SeedInMemoryBackend(), "/bad/": Raising()})
-    if request.param == "closed":
-        backend = SqliteBackend(tmp_path / "closed.db")
-        backend.close()
-        return backend
-    made = {"memory": InMemoryBackend, "state": StateBackend, "raising": Raising, "nonsense": Talking}
-    return made[request.param]() if request.param != "factory" else lambda runtime: 1 / 0
+    return ANY[request.param](tmp_path)
 
 
 RESULTS = {
@@ -296,11 +297,13 @@ def test_an_agent_works_with_every_tool(tmp_path, given):
             say("done"),
         ]
         said = tools_said(deep_agent(None, script, backend=given(composite)).invoke(user("go")))
-        assert "/notes/" in said[3] and "/b.txt" in said[3] and "one again" in said[4]
-        assert "one again" in said[5] and "/b.txt" in said[6]
-        assert said[7].startswith("two") and "exit code 0" in said[7]
+        for turn, words in [
+            (3, "/notes/"), (3, "/b.txt"), (4, "one again"), (5, "one again"), (6, "/b.txt"), (7, "exit code 0"),
+            (9, "Updated file /notes/a.md"),
+        ]:  # fmt: skip
+            assert words in said[turn]
+        assert said[7].startswith("two")
         assert composite.read("/b.txt").error == "File '/b.txt' not found"
-        assert said[9] == "Updated file /notes/a.md"
         assert composite.read("/notes/a.md").file_data["content"] == "other\n"
         assert "already exists" in composite.write("/notes/a.md", "third\n").error
         composite.routes["/notes/"].close()
@@ -432,7 +435,7 @@ class _Opaque:
     """An object with somebody's verbs, of no class that is known."""
 
     def __init__(self, backend):
-        for verb in ("ls", "read", "write", "edit", "grep", "glob", "delete", "upload_files", "download_files"):
+        for verb in VERBS:
             setattr(self, verb, getattr(backend, verb))
 
 
@@ -451,8 +454,7 @@ def test_their_composite_becomes_ours_with_each_route_a_mount():
     route.write("/seen.txt", "yes")
     ours = adopt(their)
     assert ours.routes["/a/"] is route and set(ours.mounts()) == {"/", "/a", "/x/y"}
-    assert [info["path"] for info in ours.ls("/").entries] == ["/a/", "/x/"]
-    assert [info["path"] for info in ours.ls("/x").entries] == ["/x/y/"]
+    assert (names(ours), names(ours, "/x")) == (["a", "x"], ["y"])
     assert [info["path"] for info in ours.glob("*.txt").matches] == ["/a/seen.txt"]
     assert ours.delete("/x/y").error and ours.write("/a", "x").error
     nested = CompositeBackend(InMemoryBackend(), {"/theirs/": their})
@@ -470,13 +472,10 @@ def test_their_filesystem_raises_and_ours_around_it_does_not(tmp_path):
 
 
 def test_their_reminder_of_an_empty_file_is_no_content(tmp_path):
-    (tmp_path / "empty").write_bytes(b"")
-    (tmp_path / "blank").write_bytes(b" \n")
-    (tmp_path / "said").write_bytes(b"System reminder: File exists but has empty contents")
     ours = adopt(TheirFilesystem(tmp_path))
-    assert [ours.read(path).file_data["content"] for path in ("/empty", "/blank", "/said")] == [
-        "", " \n", "System reminder: File exists but has empty contents",
-    ]  # fmt: skip
+    for text in ("", " \n", "System reminder: File exists but has empty contents"):
+        (tmp_path / "f").write_text(text)
+        assert ours.read("/f").file_data["content"] == text
 
 
 def test_bytes_without_an_extension_that_tells_are_whole():
@@ -567,10 +566,11 @@ with fusebackend.mount(their_backends.make(), sys.argv[1]) as files:
 
 
 def test_a_state_that_is_a_graphs_can_not_be_mounted():
-    with pytest.raises(TypeError, match="has files only inside of a running graph"):
-        volume_of(TheirState())
-    with pytest.raises(TypeError, match="'StateBackend' makes backends and is none"):
-        adopt(StateBackend)
-    with pytest.raises(TypeError, match="a dict is no backend"):
-        adopt({})
+    for function, given, words in [
+        (volume_of, TheirState(), "has files only inside of a running graph"),
+        (adopt, StateBackend, "'StateBackend' makes backends and is none"),
+        (adopt, {}, "a dict is no backend"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            function(given)
     assert isinstance(volume_of(DictState()), ForeignVolume)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from deepagents import FilesystemMiddleware, FilesystemPermission
 from deepagents.backends import CompositeBackend as TheirComposite
 from deepagents.backends import FilesystemBackend as TheirFiles
 from graphs import call, deep_agent, say, use, user, write
-from test_deepagents_versions import OLD_DEEPAGENTS, OLDEST, TESTS
+from test_deepagents_versions import OLD_DEEPAGENTS, OLDEST, TESTS, printed
 
 from fusebackend.backends import CompositeBackend, InMemoryBackend, LocalShellBackend, StateBackend
 from fusebackend.integrations.deepagents import export
@@ -117,12 +116,7 @@ def test_the_newest(tmp_path):
 def test_the_oldest(tmp_path):
     if not OLD_DEEPAGENTS.is_dir():
         pytest.skip(f"no deepagents {OLDEST} in {OLD_DEEPAGENTS}: scripts/bootstrap --test installs it")
-    modules = (OLD_DEEPAGENTS, TESTS.parent, TESTS / "support", TESTS)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, modules))}
-    program = [sys.executable, TESTS / "support" / "permitted.py", tmp_path]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = printed("permitted.py", tmp_path, OLD_DEEPAGENTS)
     assert found["version"] == OLDEST and found["from"].startswith(str(OLD_DEEPAGENTS))
     check(found["outcomes"], "1  open")
 

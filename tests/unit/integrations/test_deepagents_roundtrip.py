@@ -1,21 +1,20 @@
 """Trees that deepagents writes and we read, that we write and deepagents reads, and the same calls on both."""
 
-import sqlite3
+import contextlib
+import os
 import tempfile
 from types import SimpleNamespace
 
 import pytest
 from for_each import for_each
+from nodes import put
 from profiles import examples
 
 pytest.importorskip("deepagents")
 
 from deepagents.backends import FilesystemBackend as TheirFilesystem
-from deepagents.backends import StoreBackend as TheirStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langgraph.store.memory import InMemoryStore
-from langgraph.store.sqlite import SqliteStore
 from their_backends import DictState
 
 from fusebackend.backends import (
@@ -24,11 +23,11 @@ from fusebackend.backends import (
     InMemoryBackend,
     SqliteBackend,
     StateBackend,
-    StoreBackend,
     volume_of,
 )
 from fusebackend.integrations.deepagents import adopt, export
-from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.testing.by_path import at, mkdir
+from fusebackend.volumes.contents import opened
 
 BIG = bytes(range(256)) * (5 << 12)  # 5 MiB
 BIG_TEXT = ("一行 of text\n" * (5 << 16)).encode()[: 5 << 20]
@@ -65,40 +64,20 @@ class Pair:
         self.release = []
         if kind == "directory":
             self.ours, self.theirs = FilesystemBackend(directory), TheirFilesystem(directory)
-        elif kind == "state":
+        elif kind in ("state", "state of lists"):
             self.theirs = DictState()
-            self.ours = StateBackend(_SameDict(self.theirs.files))
-        elif kind == "state of lists":
-            self.theirs = DictState()
-            self.ours = StateBackend(_SameDict(self.theirs.files), file_format="v1")
-        elif kind == "adopted directory":
-            self.theirs = TheirFilesystem(directory)
+            file_format = "v1" if kind == "state of lists" else "v2"
+            self.ours = StateBackend(_SameDict(self.theirs.files), file_format=file_format)
+        elif kind.startswith("adopted"):
+            self.theirs = TheirFilesystem(directory) if kind == "adopted directory" else DictState()
             self.ours = adopt(self.theirs)
-        elif kind == "adopted state":
-            self.theirs = DictState()
-            self.ours = adopt(self.theirs)
-        elif kind in ("store", "sqlite store"):
-            store = self._store(kind, directory)
-            self.theirs = TheirStore(namespace=lambda runtime: ("files",), store=store)
-            self.ours = StoreBackend(store, namespace=("files",))
         else:
-            made = {"memory": InMemoryBackend, "sqlite": lambda: SqliteBackend(directory + "/files.db")}
-            native = made[kind]()
+            native = InMemoryBackend() if kind == "memory" else SqliteBackend(directory + "/files.db")
             self.release.append(native.close)
             self.ours = CompositeBackend(native, {"/route/": InMemoryBackend()})
             self.theirs = export(self.ours)
         if hasattr(self.ours, "close"):
             self.release.insert(0, self.ours.close)
-
-    def _store(self, kind, directory):
-        if kind == "store":
-            return InMemoryStore()
-        connection = sqlite3.connect(directory + "/store.db", check_same_thread=False, isolation_level=None)
-        connection.execute("PRAGMA synchronous = OFF")  # each example has a file of its own
-        store = SqliteStore(connection)
-        store.setup()
-        self.release.append(connection.close)
-        return store
 
     def close(self):
         for release in self.release:
@@ -126,11 +105,10 @@ class _Replacing(dict):
         self._files.update(value)
 
 
-KINDS = (
-    "directory", "state", "state of lists", "store", "sqlite store", "adopted directory", "adopted state", "memory",
-    "sqlite",
-)  # fmt: skip
-generous = settings(max_examples=examples(40))
+KINDS = ("directory", "state", "state of lists", "adopted directory", "adopted state", "memory", "sqlite")
+"""`unit/backends/store/test_store_deepagents.py` has the stores."""
+
+generous = settings(max_examples=examples(25))
 
 
 @pytest.fixture(params=KINDS)
@@ -158,19 +136,9 @@ def downloaded(backend, tree):
 
 def through_the_kernel(volume, path):
     """The bytes of a file by lookup, open and read, as the mount reads it."""
-    node = ROOT_NODE
-    for name in path.strip("/").split("/"):
-        attr = volume.lookup(node, name.encode())
-        node = attr.node
-    volume.open(node, 0)
-    try:
-        return volume.read(node, 0, attr.size + 1)
-    finally:
-        volume.release(node, 0)
-
-
-def by_text(tree):
-    return {path: data.decode() for path, data in tree.items() if _is_text(data)}
+    attr = at(volume, path.strip("/").encode())
+    with opened(volume, attr.node, os.O_RDONLY):
+        return volume.read(attr.node, 0, attr.size + 1)
 
 
 def _is_text(data):
@@ -195,7 +163,7 @@ def test_what_one_uploads_the_other_reads(pair_of, tree):
 @given(tree=trees)
 @generous
 def test_what_one_writes_the_other_reads_and_the_kernel_too(pair_of, tree):
-    tree = {path: text.encode() for path, text in by_text(tree).items()}
+    tree = {path: data for path, data in tree.items() if _is_text(data)}
     for sides in (("theirs", "ours"), ("ours", "theirs")):
         pair = pair_of()
         writer, reader = (getattr(pair, side) for side in sides)
@@ -214,17 +182,11 @@ def test_what_the_kernel_writes_they_read(pair_of, tree):
         return  # the kernel's own business, and in the tests of DirectoryVolume
     volume = volume_of(adopt(pair.ours).mounts()["/"])
     for path, data in tree.items():
-        node = ROOT_NODE
-        *directories, name = path.strip("/").split("/")
-        for directory in directories:
-            try:
-                node = volume.lookup(node, directory.encode()).node
-            except FileNotFoundError:
-                node = volume.mkdir(node, directory.encode(), 0o755, Caller(0, 0)).node
-        made = volume.create(node, name.encode(), 0o644, 2, Caller(0, 0)).node
-        volume.write(made, 0, data)
-        volume.flush(made)
-        volume.release(made, 2)
+        *directories, name = path.strip("/").encode().split(b"/")
+        for depth in range(1, len(directories) + 1):
+            with contextlib.suppress(FileExistsError):
+                mkdir(volume, b"/".join(directories[:depth]))
+        put(volume, name, data, at(volume, b"/".join(directories)).node)
     assert downloaded(pair.theirs, tree) == tree
 
 

@@ -22,10 +22,15 @@ OLD_DEEPAGENTS = Path(os.environ.get("OLD_DEEPAGENTS") or Path(sys.prefix) / f"d
 def answers(directory, *path):
     """What `deepagents_program.py` prints, with these directories before all others on the path of imports."""
     mounts.require()
+    return printed("deepagents_program.py", directory, *path)
+
+
+def printed(program, directory, *path):
+    """The JSON that a program of tests/support prints."""
     modules = (*path, TESTS.parent, TESTS / "support", TESTS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, modules))}
-    program = [sys.executable, TESTS / "support" / "deepagents_program.py", directory]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, TESTS / "support" / program, directory]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

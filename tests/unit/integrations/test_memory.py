@@ -2,6 +2,12 @@
 
 import anyio
 import pytest
+
+pytest.importorskip("deepagents")
+
+import graphs
+from deepagents import MemoryMiddleware
+from deepagents.middleware.skills import SkillsMiddleware
 from seed_backends import DuckBackend, SeedInMemoryBackend
 
 import fusebackend
@@ -13,7 +19,7 @@ from fusebackend.backends import (
     SqliteBackend,
     StateBackend,
 )
-from fusebackend.integrations import memory_files as memory
+from fusebackend.integrations.deepagents import export
 from fusebackend.integrations.memory_files import GUIDELINES, aload, load
 
 AGENTS = "/memories/AGENTS.md"
@@ -72,10 +78,9 @@ def test_a_single_string_is_no_list(backend, wrong):
 
 
 def test_what_is_no_backend_is_refused():
-    with pytest.raises(TypeError, match="a dict is no backend"):
-        load({}, [AGENTS])
-    with pytest.raises(TypeError, match="makes backends and is none"):
-        load(StateBackend, [AGENTS])
+    for given, words in (({}, "a dict is no backend"), (StateBackend, "makes backends and is none")):
+        with pytest.raises(TypeError, match=words):
+            load(given, [AGENTS])
 
 
 @pytest.mark.parametrize("library", ["asyncio", "trio"])
@@ -89,7 +94,7 @@ def test_any_backend_will_do(backend):
     composite = CompositeBackend(backend, {"/seed/": seed, "/duck/": duck})
     found = load(composite, [AGENTS, "/seed/AGENTS.md", "/duck/AGENTS.md"])
     assert len(found.loaded) == 3 and "old words" in found.text
-    assert memory.load(seed, ["/AGENTS.md"]).loaded == {"/AGENTS.md": "old words"}
+    assert load(seed, ["/AGENTS.md"]).loaded == {"/AGENTS.md": "old words"}
 
 
 # -- deepagents' own -------------------------------------------------------------------------------------------
@@ -126,15 +131,8 @@ def ours(request, tmp_path):
             part.close()
 
 
-def system_prompt(agent):
-    return str(agent.model.seen[0][0].content)
-
-
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["invoke", "ainvoke"])
 def test_deepagents_loads_memory_and_skills_from_a_backend_of_ours(ours, asynchronous):
-    graphs = pytest.importorskip("graphs")
-    from fusebackend.integrations.deepagents import export
-
     agent = graphs.deep_agent(
         None,
         [graphs.say("done")],
@@ -146,18 +144,12 @@ def test_deepagents_loads_memory_and_skills_from_a_backend_of_ours(ours, asynchr
         anyio.run(agent.ainvoke, graphs.user("hello"))
     else:
         agent.invoke(graphs.user("hello"))
-    prompt = system_prompt(agent)
+    prompt = str(agent.model.seen[0][0].content)
     assert f"{AGENTS}\n\nThe colour is #FD5108" in prompt.replace("\\n", "\n")
     assert "report-writing" in prompt and "How this team writes reports" in prompt
 
 
 def test_the_middlewares_alone(ours):
-    pytest.importorskip("deepagents")
-    from deepagents import MemoryMiddleware
-    from deepagents.middleware.skills import SkillsMiddleware
-
-    from fusebackend.integrations.deepagents import export
-
     made = export(ours)
     loaded = MemoryMiddleware(backend=made, sources=[AGENTS]).before_agent({}, None, {})
     assert loaded == {"memory_contents": {AGENTS: "The colour is #FD5108\n"}}

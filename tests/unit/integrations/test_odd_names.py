@@ -93,15 +93,12 @@ def through_openai(files: Files) -> Callable[..., str]:
 
 
 def through_mcp(files: Files) -> Callable[..., str]:
-    def call(name: str, **given: Any) -> str:
-        async def main() -> str:
-            async with Client(MountServer(files).server) as client:
-                answer = await client.call_tool(name, given)
-                return json.loads(answer.model_dump_json())["content"][0]["text"]  # type: ignore[no-any-return]
+    async def call(name: str, given: Any) -> str:
+        async with Client(MountServer(files).server) as client:
+            answer = await client.call_tool(name, given)
+            return json.loads(answer.model_dump_json())["content"][0]["text"]  # type: ignore[no-any-return]
 
-        return anyio.run(main)
-
-    return call
+    return lambda name, **given: anyio.run(call, name, given)
 
 
 DOORS = {"tools": through_tools, "openai": through_openai, "mcp": through_mcp}
@@ -120,8 +117,7 @@ def test_tools_show_each_name_and_take_it_back(files: Files, door: str) -> None:
     for path in paths:
         assert call("read", path=path) == f"     1\tneedle in {path.removeprefix('/names/')}"
         assert call("edit", path=path, old_string="needle", new_string="needle") == f"{path}: 1 replaced"
-    text = call("read", path="/names/none\\377.md")
-    assert "none\\377.md' not found" in text
+    assert "none\\377.md' not found" in call("read", path="/names/none\\377.md")
     assert "leads out" in call("read", path="/names/../x") if door == "openai" else True
 
 

@@ -31,7 +31,6 @@ from fusebackend.protocol import (
     Attr,
     BackendProtocol,
     ExecuteResponse,
-    Features,
     GlobResult,
     GrepResult,
     LsResult,
@@ -44,7 +43,7 @@ from fusebackend.protocol import (
     verbs,
 )
 from fusebackend.server.mounted import MountedBackend
-from fusebackend.testing.posix.case import refused
+from fusebackend.testing.posix.case import all_refused
 
 MATCHES = [
     {"path": "/b.txt", "line": 1, "text": "b1"},
@@ -81,30 +80,31 @@ class New(BackendProtocol):
 
 class TestAliases:
     def test_new_names_of_an_old_backend(self):
-        assert Old().ls("/x") == LsResult(entries=[{"path": "/x"}])
-        assert Old().glob("*.py") == GlobResult(matches=[{"path": "/|*.py"}])
-        assert Old().glob("*.py", "/d") == GlobResult(matches=[{"path": "/d|*.py"}])
-        assert Old().grep("fail") == GrepResult(error="Error: no such thing")
+        for found, expected in [
+            (Old().ls("/x"), LsResult(entries=[{"path": "/x"}])),
+            (Old().glob("*.py"), GlobResult(matches=[{"path": "/|*.py"}])),
+            (Old().glob("*.py", "/d"), GlobResult(matches=[{"path": "/d|*.py"}])),
+            (Old().grep("fail"), GrepResult(error="Error: no such thing")),
+        ]:
+            assert found == expected
 
     def test_grep_of_an_old_backend_is_sorted_and_cut(self):
-        found = Old().grep("x")
-        assert [(match["path"], match["line"]) for match in found.matches] == [
-            ("/a.txt", 2),
-            ("/a.txt", 9),
-            ("/b.txt", 1),
-        ]
-        assert not found.truncated
-        cut = Old().grep("x", max_count=2)
-        assert [match["line"] for match in cut.matches] == [2, 9] and cut.truncated
-        assert not Old().grep("x", max_count=3).truncated
+        lines = [("/a.txt", 2), ("/a.txt", 9), ("/b.txt", 1)]
+        for most, shown in ((None, 3), (2, 2), (3, 3)):
+            found = Old().grep("x", max_count=most)
+            assert [(match["path"], match["line"]) for match in found.matches] == lines[:shown]
+            assert found.truncated is (shown < 3)
 
     def test_old_names_of_a_new_backend(self):
-        assert New().ls_info("/x") == [{"path": "/x"}]
-        assert New().ls_info("/none") == []
-        assert New().grep_raw("x", "/d") == [{**MATCHES[0], "path": "/d"}]
-        assert New().grep_raw("fail") == "no"
-        assert New().glob_info("*") == [{"path": "/|*"}]
-        assert New().glob_info("fail") == []
+        for found, expected in [
+            (New().ls_info("/x"), [{"path": "/x"}]),
+            (New().ls_info("/none"), []),
+            (New().grep_raw("x", "/d"), [{**MATCHES[0], "path": "/d"}]),
+            (New().grep_raw("fail"), "no"),
+            (New().glob_info("*"), [{"path": "/|*"}]),
+            (New().glob_info("fail"), []),
+        ]:
+            assert found == expected
 
     @for_each("verb", AGENT_VERBS + SEED_VERBS)
     def test_what_is_not_there_says_so_and_does_not_recurse(self, verb):
@@ -148,13 +148,6 @@ class TestTwins:
         assert run(main).error == "/f 3 4"
         assert threading.get_ident() not in backend.threads
 
-    def test_a_twin_calls_what_a_subclass_overrides(self):
-        class Faster(Slow):
-            def read(self, file_path, offset=0, limit=2000):
-                return ReadResult(error="overridden")
-
-        assert asyncio.run(Faster().aread("/f")).error == "overridden"
-
     def test_execute_has_one_on_sandboxes_only(self):
         class Shell(SandboxBackendProtocol):
             def execute(self, command, *, timeout=None):
@@ -176,13 +169,12 @@ class TestKernelFace:
             def statfs(self): ...
 
         volume = Bare()
-        for attempt in (
-            lambda: volume.unlink(1, b"x"),
-            lambda: volume.rename(1, b"x", 1, b"y"),
-            lambda: volume.write(2, 0, b""),
-            lambda: volume.getxattr(2, b"user.x"),
-        ):
-            refused(errno.ENOTSUP, attempt)
+        all_refused(
+            (errno.ENOTSUP, volume.unlink, 1, b"x"),
+            (errno.ENOTSUP, volume.rename, 1, b"x", 1, b"y"),
+            (errno.ENOTSUP, volume.write, 2, 0, b""),
+            (errno.ENOTSUP, volume.getxattr, 2, b"user.x"),
+        )
         assert volume.listxattr(1) == ()
         assert volume.subscribe(lambda change: None)() is None
         assert [unsupported(what).errno for what in ("link", "symlink", "mknod")] == [errno.EPERM] * 3
@@ -191,10 +183,6 @@ class TestKernelFace:
         attr = Attr(5, 0o040755, size=3)
         assert attr.is_dir and not Attr(6, 0o100644).is_dir
         assert "node=5" in repr(attr) and "size=3" in repr(attr)
-
-    def test_features_are_values(self):
-        assert Features() == Features()
-        assert Features(links=False) != Features()
 
 
 class TestErrors:
@@ -257,12 +245,9 @@ def test_every_class_shows_the_parameters_of_its_verbs(kind, name):
 # -- actors of changes -------------------------------------------------------------------------------------------------
 
 
-def test_without_a_word_it_is_the_default() -> None:
+def test_a_block_names_the_actor_and_outside_it_is_the_default() -> None:
     assert current_actor() is NOBODY
     assert current_actor(Actor(agent="a")) == Actor(agent="a")
-
-
-def test_a_block_names_the_actor() -> None:
     with acting(Actor(agent="outer")):
         with acting(Actor(agent="inner", call="1")):
             assert current_actor(Actor(agent="default")) == Actor(agent="inner", call="1")
@@ -296,8 +281,7 @@ def test_a_tool_of_a_langgraph_run_is_a_call() -> None:
     @tool
     def look(word: str) -> str:
         """Note the current actor."""
-        found.append(current_actor(Actor(agent="default", uid=7)))
-        found.append(current_actor(Actor(agent="default", uid=7)))
+        found.extend(current_actor(Actor(agent="default", uid=7)) for _ in range(2))
         return word
 
     graph: Any = StateGraph(MessagesState)

@@ -15,6 +15,7 @@ from counting import Counting, acl_of
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Usage
+from fusebackend.testing.by_path import walk
 from fusebackend.testing.posix.case import all_refused, refused
 from fusebackend.volumes.agent_face import VolumeBackend
 
@@ -44,13 +45,8 @@ def usage(backend: VolumeBackend) -> Usage:
 
 def counted(backend: VolumeBackend) -> tuple[int, int]:
     """The bytes and files of the tree below the root, as a walk finds them."""
-    volume, seen = backend.volume, {}
-    left = [ROOT_NODE]
-    while left:
-        for _, attr in volume.readdir(left.pop(), b"", 1000):
-            seen[attr.node] = attr
-            if attr.is_dir:
-                left.append(attr.node)
+    volume = backend.volume
+    seen = {attr.node: attr for _, attr in walk(volume)}
     xattrs = sum(
         len(name) + len(volume.getxattr(node, name)) for node in (ROOT_NODE, *seen) for name in volume.listxattr(node)
     )

@@ -78,28 +78,6 @@ class TestInPlace:
         with pytest.raises(OSError):
             tree.getattr(node)
 
-    @for_each("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (9 << 20) + 7])
-    def test_every_size_is_written_and_read_whole(self, backend, size):
-        data = os.urandom(size)
-        put(backend, "/file.bin", data)
-        assert get(backend, "/file.bin") == data
-        put(backend, "/file.bin", data[: size // 2])
-        assert get(backend, "/file.bin") == data[: size // 2]
-
-    def test_an_edit_writes_from_the_first_difference(self, backend, tree, monkeypatch):
-        put(backend, "/file.txt", b"a" * 200_000 + b"needle" + b"z" * 10)
-        written = []
-        original = tree.write
-
-        def write(node, offset, data):
-            written.append((offset, len(data)))
-            return original(node, offset, data)
-
-        monkeypatch.setattr(tree, "write", write)
-        assert backend.edit("/file.txt", "needle", "nail").error is None
-        assert written == [(200_001, 13)]
-        assert get(backend, "/file.txt") == b"a" * 200_000 + b"nail" + b"z" * 10
-
 
 class TestChanges:
     def test_a_new_file_and_its_parents(self, backend):
@@ -160,16 +138,6 @@ class TestChanges:
             assert backend.delete("/none").error
             assert backend.move("/dir", "/dir/sub").error
         assert changes == []
-
-    def test_a_subscriber_that_fails_ends_nothing(self, backend, tree, caplog):
-
-        stop = tree.subscribe(raising(RuntimeError("listener")))
-        assert backend.write("/file.txt", "x").error is None
-        assert "listener" in caplog.text
-        caplog.clear()
-        stop()
-        assert backend.delete("/file.txt").error is None
-        assert caplog.text == ""
 
 
 class WholeFileVolume(InMemoryVolume):

@@ -8,12 +8,13 @@ import stat
 from functools import partial
 
 import pytest
-from agentface import ME, attr_at, get, node_at, put
+from agentface import ME, attr_at, get, heard, node_at, put
 from raising import raising
 from together import together
 
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE, AttrChanges, unsupported
+from fusebackend.testing.posix.case import fails
 from fusebackend.volumes import agent_face as volume
 from fusebackend.volumes import contents, walk
 from fusebackend.volumes.damage import Damage
@@ -214,6 +215,21 @@ class TestOthersMeanwhile:
         backend.delete("/tree")
         assert node_at(backend, "/moved-away") == sub
 
+    def test_a_directory_whose_way_changes_while_it_is_deleted_stays(self, backend, tree, monkeypatch):
+        """What is told to be deleted is told by its path, which it has not any more."""
+        put(backend, "/a/b/file.txt")
+        original = tree.unlink
+
+        def unlink(parent, name):
+            original(parent, name)
+            tree.rename(ROOT_NODE, b"a", ROOT_NODE, b"elsewhere")
+
+        monkeypatch.setattr(tree, "unlink", unlink)
+        with heard(backend) as changes:
+            backend.delete("/a/b")
+        assert [change.path for change in changes if change.kind == "deleted"] == ["/a/b/file.txt"]
+        assert [info["path"] for info in backend.ls("/elsewhere").entries] == ["/elsewhere/b/"]
+
     def test_many_writers_of_one_file_make_every_edit(self, backend):
         put(backend, "/count.txt", b"0000")
 
@@ -254,10 +270,10 @@ class TestBounds:
 
     def test_a_tree_deeper_than_the_stack_of_python(self, backend, tree):
         parent = ROOT_NODE
-        for _ in range(3000):
+        for _ in range(1200):
             parent = tree.mkdir(parent, b"d", 0o755, ME).node
         tree.create(parent, b"deep.txt", 0o644, os.O_WRONLY, ME)
-        assert len(backend.glob("deep.txt").matches[0]["path"]) == 2 * 3000 + len("/deep.txt")
+        assert len(backend.glob("deep.txt").matches[0]["path"]) == 2 * 1200 + len("/deep.txt")
         assert backend.delete("/d").error is None
         assert backend.ls("/").entries == []
 
@@ -277,11 +293,6 @@ class TestBounds:
         monkeypatch.setattr(tree, "readdir", lambda node, *rest: looked.add(node) or original(node, *rest))
         assert [entry["path"] for entry in backend.glob("src/*.py").matches] == ["/src/a.py"]
         assert looked == {node_at(backend, "/src")}
-
-    @pytest.mark.parametrize("length", [255, 256])
-    def test_names_end_at_255_bytes(self, backend, length):
-        error = backend.write("/" + "n" * length, "x").error
-        assert error == (None if length == 255 else f"Error writing file '/{'n' * 256}': File name too long")
 
     @pytest.mark.parametrize("length", [4096, 4097])
     def test_paths_end_at_4096_bytes(self, backend, length):
@@ -321,6 +332,5 @@ def test_a_damaged_inode_is_left_out(error: OSError) -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT])
 def test_a_disk_or_a_lower_tree_that_does_not_answer_fails_the_listing(number: int) -> None:
     """Without that name in it `rsync --delete` would delete the file elsewhere."""
-    with pytest.raises(OSError) as caught:
+    with fails(number):
         listed(oserror(number))
-    assert caught.value.errno == number

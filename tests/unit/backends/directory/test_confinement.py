@@ -10,10 +10,10 @@ import contextlib
 import errno
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 from nodes import ME
 from together import over_and_over
 
@@ -246,9 +246,8 @@ def test_a_file_that_is_swapped_after_the_walk_saw_it(scene):
     (scene.root / "dir" / "file").unlink()
     os.mkfifo(scene.root / "dir" / "file")
     for path, number in (("top", errno.ELOOP), ("dir/file", errno.ENOENT)):
-        with pytest.raises(OSError) as caught:
+        with fails(number):
             seen[path].open()
-        assert caught.value.errno == number
     opened = seen["dir/sub/file"].open()
     assert os.read(opened.fd, 100) == b"harmless\n"
     volume.close()
@@ -272,7 +271,7 @@ def swapping(scene, *pairs):
 
     with over_and_over(swap):
         yield
-    assert swaps[0] > 10, "the attacker did not get its turn"
+        eventually(lambda: swaps[0] > 10, what="the attacker did not get its turn")
 
 
 @pytest.fixture
@@ -309,7 +308,7 @@ def test_searching_in_a_race(race, backend, monkeypatch, ripgrep):
     if not ripgrep:
         monkeypatch.setattr(search, "find_candidates", lambda *_: None)
     good = 0
-    for _ in range(60):
+    for _ in range(25):
         for result in (backend.grep("secret"), backend.grep("secret", "/dir"), backend.grep("secret", "/top")):
             assert not result.matches
         good += bool(backend.grep("harmless").matches)
@@ -355,8 +354,6 @@ def test_deleting_a_tree_whose_directories_are_swapped(scene, backend):
         os.symlink(scene.outside, tree / "b")
         with swapping(scene, (f"tree{number}/a", f"tree{number}/b")) if number % 10 == 0 else contextlib.nullcontext():
             good += backend.delete(f"/tree{number}").error is None
-            if number % 10 == 0:
-                threading.Event().wait(0.005)  # so that the attacker gets its turn at least
     scene.unharmed()
     assert good
 

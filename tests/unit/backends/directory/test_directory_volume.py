@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from nodes import ME, put, whole
+from nodes import ME, names, put, whole
 
 from fusebackend.backends import FilesystemBackend
 from fusebackend.backends.directory import dirfd, nodes
@@ -37,14 +37,6 @@ def volume(tmp_path):
 @pytest.fixture
 def disk(tmp_path, volume) -> Path:
     return tmp_path / "root"
-
-
-def listing(volume, node=ROOT_NODE, limit=100):
-    names, after = [], b""
-    while page := volume.readdir(node, after, limit):
-        names += [name for name, _ in page]
-        after = names[-1]
-    return names
 
 
 def cold(volume):
@@ -90,7 +82,7 @@ def test_a_root_that_was_removed_is_an_error_and_looks_like_no_empty_directory(v
     with fails(errno.EIO):
         volume.lookup(ROOT_NODE, b"absent")
     with fails(errno.EIO):
-        listing(volume)
+        names(volume)
     with fails(errno.EIO):
         put(volume, b"new")
     assert os.listdir(disk) == []
@@ -326,7 +318,7 @@ def test_a_page_is_not_empty_before_the_end(volume, disk):
     assert [name for name, _ in volume.readdir(ROOT_NODE, b"09", 10)] == [b"45", b"46", b"47", b"48", b"49"]
     assert volume.readdir(ROOT_NODE, b"49", 10) == []
     (disk / "50").touch()
-    assert listing(volume)[-1] == b"50", "a listing that starts is new"
+    assert names(volume)[-1] == b"50", "a listing that starts is new"
 
 
 def test_listings_are_bounded(volume, disk):

@@ -273,22 +273,6 @@ def test_two_deletes_of_one_tree(backend, tmp_path):
     assert all(result.error is None or "not found" in result.error for result in results)
 
 
-def test_a_directory_that_was_moved_away_meanwhile_is_left_alone(backend, tmp_path, monkeypatch):
-    (tmp_path / "tree" / "sub").mkdir(parents=True)
-    rmdir = backend.volume.rmdir
-
-    def move_first(parent, name):
-        if name == b"sub":
-            (tmp_path / "tree").rename(tmp_path / "elsewhere")
-            (tmp_path / "tree").mkdir()
-        rmdir(parent, name)
-
-    monkeypatch.setattr(backend.volume, "rmdir", move_first)
-    backend.delete("/tree")
-    assert (tmp_path / "elsewhere").is_dir()
-    assert (tmp_path / "tree").is_dir(), "this is another directory, which nobody asked to be deleted"
-
-
 # -- searches ----------------------------------------------------------------------------------------------------------
 
 

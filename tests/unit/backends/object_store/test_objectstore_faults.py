@@ -12,7 +12,7 @@ from services.failing_proxy import failing_bucket
 
 from fusebackend.backends import S3Backend
 from fusebackend.protocol import ROOT_NODE
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
 
 RW = os.O_RDWR
 
@@ -32,10 +32,9 @@ def test_a_full_bucket_is_enospc_and_loses_nothing(proxied):
         node = volume.create(ROOT_NODE, b"new", 0o644, RW, ME).node
         volume.write(node, 0, b"does not fit")
         proxy.answers["PUT"] = (507, "QuotaExceeded")
-        with fails(errno.ENOSPC):
-            volume.flush(node)
-        assert "No space left on device" in backend.write("/other", "x").error
-        assert "No space left on device" in backend.edit("/kept", "before", "after").error
+        refused(errno.ENOSPC, volume.flush, node)
+        for refused_verb in (backend.write("/other", "x"), backend.edit("/kept", "before", "after")):
+            assert "No space left on device" in refused_verb.error
         assert backend.download_files(["/kept"])[0].content == b"before"
         assert volume.read(node, 0, 100) == b"does not fit"
         proxy.answers.clear()
@@ -51,9 +50,9 @@ def test_errors_of_the_service_are_errors_and_are_over_when_it_is_well(proxied):
         for status, code, words in ((403, "AccessDenied", "permission_denied"), (404, "NoSuchBucket", "not_found")):
             proxy.answers = dict.fromkeys(("GET", "HEAD", "PUT", "DELETE"), (status, code))
             assert words in str(backend.ls("/d").error)
-            assert backend.write("/d/b", "x").error
-            assert backend.move("/d", "/e").error
-            assert backend.delete("/d/a").error
+            assert all(
+                done.error for done in (backend.write("/d/b", "x"), backend.move("/d", "/e"), backend.delete("/d/a"))
+            )
         proxy.answers.clear()
         assert backend.download_files(["/d/a"])[0].content == b"text"
         assert backend.move("/d", "/e").error is None

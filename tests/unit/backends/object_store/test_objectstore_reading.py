@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import obstore
 import pytest
+from eventually import eventually
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import LocalStore, MemoryStore
@@ -21,7 +21,7 @@ from profiles import examples
 from fusebackend.backends.object_store.bucket.requests import ObjectVersion
 from fusebackend.backends.object_store.volume import PACE
 from fusebackend.remote.ranges import BLOCK_BYTES, WHOLE_BYTES, Allowance, BlockCache, RangedReader, Run
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
 
 MIB = 1 << 20
 DATA = random.Random(1).randbytes(20 * MIB + 77)
@@ -66,12 +66,6 @@ class Requests:
         with self._lock:
             return sum(end - start for start, end in self.ranges)
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < deadline, f"this never came: {self.ranges}"
-            time.sleep(0.002)
-
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
@@ -82,10 +76,6 @@ def reader_of(store: Any, cache: BlockCache, key: str = "key") -> RangedReader:
     head = obstore.head(store, key)
     etag = head["e_tag"]
     return RangedReader(key, ObjectVersion(store, key, etag), etag=etag, size=head["size"], cache=cache)
-
-
-def put(store: MemoryStore, key: str, data: bytes) -> None:
-    obstore.put(store, key, data)
 
 
 # -- the right bytes ----------------------------------------------------------------------------------------------
@@ -123,15 +113,9 @@ def test_threads_that_read_at_random_and_in_order_at_once(store: MemoryStore, ca
     reader = reader_of(store, cache)
 
     def read(number: int) -> bool:
-        chance = random.Random(number)
-        offset, good = 0, True
-        for _ in range(60):
-            if number % 2:
-                offset = chance.randrange(len(DATA))
-            size = 128 << 10
-            good = good and reader.read(offset, size) == DATA[offset : offset + size]
-            offset += size
-        return good
+        chance, size = random.Random(number), 128 << 10
+        offsets = [chance.randrange(len(DATA)) if number % 2 else turn * size for turn in range(60)]
+        return all(reader.read(offset, size) == DATA[offset : offset + size] for offset in offsets)
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(read, range(8)))
@@ -140,18 +124,17 @@ def test_threads_that_read_at_random_and_in_order_at_once(store: MemoryStore, ca
 
 def test_an_empty_object_and_reads_beyond_the_end(cache: BlockCache) -> None:
     store = MemoryStore()
-    put(store, "empty", b"")
-    put(store, "small", b"abc")
+    obstore.put(store, "empty", b"")
+    obstore.put(store, "small", b"abc")
     assert reader_of(store, cache, "empty").read(0, 10) == b""
     small = reader_of(store, cache, "small")
-    assert small.read(1, 10) == b"bc"
-    assert small.read(3, 10) == b"" and small.read(1 << 40, 10) == b""
-    assert small.read(0, 0) == b""
+    places = [(1, 10), (3, 10), (1 << 40, 10), (0, 0)]
+    assert [small.read(*place) for place in places] == [b"bc", b"", b"", b""]
 
 
 def test_of_a_store_without_etags_a_reader_caches_for_itself_alone(store: MemoryStore, cache: BlockCache) -> None:
     for data in (DATA, DATA[::-1]):
-        put(store, "key", data)
+        obstore.put(store, "key", data)
         reader = RangedReader("key", ObjectVersion(store, "key", None), etag=None, size=len(DATA), cache=cache)
         assert reader.read(5 * MIB, 1000) == data[5 * MIB : 5 * MIB + 1000]
         reader.close()
@@ -172,23 +155,21 @@ def test_a_local_directory_is_read_as_well(tmp_path: Path, cache: BlockCache) ->
 def test_an_object_that_is_gone_is_stale(store: MemoryStore, cache: BlockCache) -> None:
     reader = reader_of(store, cache)
     obstore.delete(store, "key")
-    with fails(errno.ESTALE):
-        reader.read(0, 100)
+    refused(errno.ESTALE, reader.read, 0, 100)
 
 
 def test_an_answer_of_another_version_is_stale_when_the_store_ignores_conditions(
     store: MemoryStore, cache: BlockCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = reader_of(store, cache)
-    put(store, "key", DATA[::-1])
+    obstore.put(store, "key", DATA[::-1])
     get = obstore.get
 
     def careless(store: Any, key: str, *, options: Any) -> Any:
         return get(store, key, options={"range": options["range"]})
 
     monkeypatch.setattr(obstore, "get", careless)
-    with fails(errno.ESTALE):
-        reader.read(0, 100)
+    refused(errno.ESTALE, reader.read, 0, 100)
 
 
 def test_an_error_is_told_once_and_the_next_read_tries_again(
@@ -200,8 +181,7 @@ def test_an_error_is_told_once_and_the_next_read_tries_again(
     requests.before = fail
     reader = reader_of(store, cache)
     for _ in range(2):
-        with fails(errno.ETIMEDOUT):
-            reader.read(9 * MIB, 100)
+        refused(errno.ETIMEDOUT, reader.read, 9 * MIB, 100)
     requests.before = lambda _: None
     assert reader.read(9 * MIB, 100) == DATA[9 * MIB : 9 * MIB + 100]
 
@@ -220,7 +200,7 @@ def test_an_error_of_what_was_read_ahead_is_forgotten(
     requests.before = fail_ahead
     assert reader.read(0, 256 << 10) == DATA[: 256 << 10]
     assert failed.wait(30)
-    requests.wait_for(lambda: not reader._ahead)
+    eventually(lambda: not reader._ahead)
     requests.before = lambda _: None
     assert reader.read(256 << 10, 256 << 10) == DATA[256 << 10 : 512 << 10]
     reader.close()
@@ -241,18 +221,17 @@ def test_a_small_read_fetches_its_block_and_the_next_one_there_nothing(
 
 def test_a_small_object_is_one_request(cache: BlockCache, requests: Requests) -> None:
     store = MemoryStore()
-    put(store, "small", DATA[:WHOLE_BYTES])
+    obstore.put(store, "small", DATA[:WHOLE_BYTES])
     reader = reader_of(store, cache, "small")
-    for offset in range(0, WHOLE_BYTES, 64 << 10):
-        assert reader.read(offset, 64 << 10) == DATA[offset : offset + (64 << 10)]
+    assert b"".join(reader.read(offset, 64 << 10) for offset in range(0, WHOLE_BYTES, 64 << 10)) == DATA[:WHOLE_BYTES]
     assert requests.ranges == [(0, WHOLE_BYTES)]
 
 
 def test_readers_of_one_bucket_share_what_is_cached(tmp_path: Path, cache: BlockCache, requests: Requests) -> None:
     stores = [LocalStore(tmp_path), LocalStore(tmp_path)]
     obstore.put(stores[0], "key", DATA[:MIB])
-    assert reader_of(stores[0], cache).read(MIB // 2, 100) == DATA[MIB // 2 : MIB // 2 + 100]
-    assert reader_of(stores[1], cache).read(MIB // 2, 100) == DATA[MIB // 2 : MIB // 2 + 100]
+    for store in stores:
+        assert reader_of(store, cache).read(MIB // 2, 100) == DATA[MIB // 2 : MIB // 2 + 100]
     assert len(requests.ranges) == 1
 
 
@@ -278,7 +257,7 @@ def test_threads_that_want_one_block_at_once_fetch_it_once(
     requests.gate.clear()
     with ThreadPoolExecutor(8) as threads:
         reads = [threads.submit(reader.read, 7 * MIB + 100 * number, 100) for number in range(8)]
-        requests.wait_for(lambda: bool(requests.ranges))
+        eventually(lambda: bool(requests.ranges))
         requests.gate.set()
         for number, read in enumerate(reads):
             assert read.result(30) == DATA[7 * MIB + 100 * number :][:100]
@@ -293,7 +272,7 @@ def test_a_whole_file_in_order_is_fetched_once(
     for offset in range(0, len(DATA), size):
         assert reader.read(offset, size) == DATA[offset : offset + size]
     reader.close()
-    requests.wait_for(lambda: requests.bytes >= len(DATA))
+    eventually(lambda: requests.bytes >= len(DATA))
     assert requests.bytes <= len(DATA) + 2 * PACE.part_bytes
 
 
@@ -322,7 +301,7 @@ def test_who_reads_in_order_finds_the_next_parts_under_way_at_once(
     reader = reader_of(store, cache)
     for offset in range(0, 3 * MIB, 256 << 10):
         reader.read(offset, 256 << 10)
-    requests.wait_for(lambda: max(end for _, end in requests.ranges) >= 8 * MIB)
+    eventually(lambda: max(end for _, end in requests.ranges) >= 8 * MIB)
     reader.close()
 
 
@@ -347,7 +326,7 @@ def test_one_reader_that_hangs_does_not_keep_another_from_reading(
     reader = reader_of(store, cache)
     with ThreadPoolExecutor(1) as threads:
         hung = threads.submit(reader.read, 4 * MIB, 100)
-        requests.wait_for(lambda: bool(requests.ranges))
+        eventually(lambda: bool(requests.ranges))
         assert reader.read(11 * MIB, 100) == DATA[11 * MIB : 11 * MIB + 100]
         released.set()
         assert hung.result(30) == DATA[4 * MIB : 4 * MIB + 100]
@@ -391,12 +370,10 @@ def test_readers_together_keep_to_their_allowance(
 
 def test_what_is_given_up_is_read_again(store: MemoryStore, cache: BlockCache) -> None:
     reader = reader_of(store, cache)
-    got = []
     for offset in range(0, len(DATA), 256 << 10):
-        got.append(reader.read(offset, 256 << 10))
+        assert reader.read(offset, 256 << 10) == DATA[offset : offset + (256 << 10)]
         if offset % MIB == 0:
             reader.drop_ahead()
-    assert b"".join(got) == DATA
     reader.close()
 
 
@@ -415,9 +392,7 @@ def test_a_run_asks_for_whole_blocks_one_after_the_other_and_never_beyond_the_en
 
 def test_content_that_came_in_another_way_is_not_fetched_again(cache: BlockCache, requests: Requests) -> None:
     store = MemoryStore()
-    put(store, "key", DATA[:MIB])
-    etag = obstore.head(store, "key")["e_tag"]
-    assert etag is not None
-    cache.put_whole("key", etag, DATA[:MIB])
+    obstore.put(store, "key", DATA[:MIB])
+    cache.put_whole("key", obstore.head(store, "key")["e_tag"], DATA[:MIB])
     assert reader_of(store, cache).read(300_000, MIB) == DATA[300_000:MIB]
     assert requests.ranges == []

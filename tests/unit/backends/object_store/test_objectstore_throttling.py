@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +14,9 @@ import pytest
 from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import ME
+from nodes import whole
 from obstore.exceptions import GenericError
+from raising import raising
 from services.failing_proxy import failing_bucket
 
 from fusebackend.backends import S3Backend
@@ -24,7 +24,8 @@ from fusebackend.backends.object_store.bucket import errors as throttling
 from fusebackend.backends.object_store.bucket.errors import FIRST_S, MOST_S, PATIENCE_S, patiently
 from fusebackend.backends.object_store.bucket.requests import Bucket
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
-from fusebackend.protocol import ROOT_NODE, AttrChanges
+from fusebackend.protocol import ROOT_NODE
+from fusebackend.testing import by_path
 from fusebackend.vfs.options import DEFAULT_DEADLINE_S
 
 REFUSALS = [(503, "SlowDown"), (429, "TooManyRequests")]
@@ -49,8 +50,7 @@ class Clock:
         self.now += seconds
 
 
-def refused() -> None:
-    raise GenericError("Server returned non-2xx status code: 503 Service Unavailable: <Code>SlowDown</Code>")
+refused = raising(GenericError("Server returned non-2xx status code: 503 Service Unavailable: <Code>SlowDown</Code>"))
 
 
 # -- the waits ----------------------------------------------------------------------------------------------------
@@ -90,12 +90,8 @@ def test_a_request_is_sent_until_it_is_answered(refusals: int) -> None:
 )
 def test_other_errors_leave_at_once(error: Exception) -> None:
     clock = Clock()
-
-    def request() -> None:
-        raise error
-
     with pytest.raises(type(error)):
-        patiently(request, clock=clock, sleep=clock.sleep)
+        patiently(raising(error), clock=clock, sleep=clock.sleep)
     assert clock.waits == []
 
 
@@ -115,14 +111,6 @@ def bucket(seaweedfs, hasty):
         yield found
 
 
-def chmod(backend: S3Backend) -> None:
-    backend.volume.setattr(backend.volume.lookup(ROOT_NODE, b"file").node, AttrChanges(mode=0o600))
-
-
-def mkdir(backend: S3Backend) -> None:
-    backend.volume.mkdir(ROOT_NODE, b"made", 0o755, ME)
-
-
 CALLS: dict[str, Callable[[S3Backend], object]] = {
     "ls": lambda backend: backend.ls("/directory").error,
     "read": lambda backend: backend.read("/file").error,
@@ -130,8 +118,8 @@ CALLS: dict[str, Callable[[S3Backend], object]] = {
     "edit": lambda backend: backend.edit("/file", "text", "other").error,
     "move": lambda backend: backend.move("/file", "/directory/file").error,
     "delete": lambda backend: backend.delete("/file").error,
-    "chmod": chmod,
-    "mkdir": mkdir,
+    "chmod": lambda backend: by_path.chmod(backend.volume, b"file", 0o600),
+    "mkdir": lambda backend: by_path.mkdir(backend.volume, b"made"),
 }
 
 
@@ -193,10 +181,7 @@ def visit(volume: ObjectStoreVolume) -> None:
         volume.hold(directory.node)
         for file, attr in volume.readdir(directory.node, b"", 1000):
             assert volume.getattr(volume.lookup(directory.node, file).node).size == attr.size
-        node = volume.lookup(directory.node, b"f0").node
-        volume.open(node, os.O_RDONLY)
-        assert volume.read(node, 0, 100) == name
-        volume.release(node, os.O_RDONLY)
+        assert whole(volume, volume.lookup(directory.node, b"f0").node) == name
 
 
 def test_an_idle_hour_costs_nothing_and_ends_without_a_storm(seaweedfs) -> None:

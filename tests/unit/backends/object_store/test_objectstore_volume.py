@@ -8,11 +8,14 @@ import os
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import obstore
 import pytest
-from nodes import ME, names, put
+from agentface import get
+from eventually import eventually
+from nodes import ME, names, node_at, overwrite, put, whole
 from objects import content, keys
 from obstore.exceptions import InvalidPathError
 from obstore.store import MemoryStore
@@ -28,7 +31,8 @@ from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 from fusebackend.rules.ruled_volume import RuledVolume
 from fusebackend.rules.view import View
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
+from fusebackend.volumes.contents import opened
 from fusebackend.volumes.walk import resolve
 
 RW, READ, APPEND = os.O_RDWR, os.O_RDONLY, os.O_WRONLY | os.O_APPEND
@@ -68,16 +72,11 @@ def test_a_view_asks_for_attributes_where_it_shows_others(store, monkeypatch, pa
 
 def test_a_lost_update_is_an_error_and_both_versions_are_kept(store, volume, other, caplog):
     node = put(volume, b"f", b"before")
-    theirs = other.lookup(ROOT_NODE, b"f").node
-    volume.open(node, RW)
-    other.open(theirs, RW)
-    volume.write(node, 0, b"ours, ")
-    other.write(theirs, 0, b"theirs")
-    other.flush(theirs)
-    with fails(errno.ESTALE):
-        volume.flush(node)
-    volume.release(node, RW)
-    other.release(theirs, RW)
+    with opened(volume, node, RW), opened(other, node_at(other, "/f"), RW) as theirs:
+        volume.write(node, 0, b"ours, ")
+        other.write(theirs, 0, b"theirs")
+        other.flush(theirs)
+        refused(errno.ESTALE, volume.flush, node)
     assert content(store, "f") == b"theirs"
     (beside,) = [key for key in keys(store) if key.startswith("f.conflict-")]
     assert content(store, beside) == b"ours, "
@@ -87,50 +86,37 @@ def test_a_lost_update_is_an_error_and_both_versions_are_kept(store, volume, oth
 def test_a_version_that_is_gone_is_not_written_over(store, volume, other):
     """It was opened and not read: it can't be had any more, so the first write is refused."""
     node = put(volume, b"f", b"before")
-    volume.open(node, RW)
-    store.put("f", b"theirs")
-    with fails(errno.ESTALE):
-        volume.write(node, 3, b"ours")
-    volume.release(node, RW)
+    with opened(volume, node, RW):
+        store.put("f", b"theirs")
+        refused(errno.ESTALE, volume.write, node, 3, b"ours")
     assert (keys(store), content(store, "f")) == (["f"], b"theirs")
 
 
 def test_of_two_who_make_a_file_one_is_told(store, volume, other, caplog):
-    one = volume.create(ROOT_NODE, b"f", 0o644, RW, ME).node
-    two = other.create(ROOT_NODE, b"f", 0o644, RW, ME).node
-    volume.write(one, 0, b"one")
-    other.write(two, 0, b"two")
+    one, two = unsaved(volume, b"f", b"one"), unsaved(other, b"f", b"two")
     volume.flush(one)
-    with fails(errno.ESTALE):
-        other.flush(two)
+    refused(errno.ESTALE, other.flush, two)
     assert content(store, "f") == b"one"
     assert [content(store, key) for key in keys(store) if ".conflict-" in key] == [b"two"]
 
 
 def test_what_was_only_appended_goes_to_the_end_of_what_is_there(store, volume, other):
     node = put(volume, b"log", b"0\n")
-    theirs = other.lookup(ROOT_NODE, b"log").node
-    volume.open(node, APPEND)
-    other.open(theirs, APPEND)
-    assert volume.append(node, b"ours\n") == 5
-    assert other.append(theirs, b"theirs\n") == 7
-    other.flush(theirs)
-    volume.flush(node)
-    assert content(store, "log") == b"0\ntheirs\nours\n"
-    assert volume.read(node, 0, 100) == b"0\ntheirs\nours\n"
-    volume.release(node, APPEND)
-    other.release(theirs, APPEND)
+    with opened(volume, node, APPEND), opened(other, node_at(other, "/log"), APPEND) as theirs:
+        assert (volume.append(node, b"ours\n"), other.append(theirs, b"theirs\n")) == (5, 7)
+        other.flush(theirs)
+        volume.flush(node)
+        assert content(store, "log") == volume.read(node, 0, 100) == b"0\ntheirs\nours\n"
 
 
 def test_a_put_whose_answer_was_lost_is_no_conflict(store, volume):
     node = put(volume, b"f", b"before")
-    volume.open(node, RW)
-    volume.write(node, 0, b"after!")
-    # As if a put of exactly this had arrived after its caller had given up on it.
-    entry = volume._tree.entry(node)
-    store.put("f", b"after!", attributes={"mtime": metadata.written(entry.stamp)["mtime"]})
-    volume.flush(node)
-    volume.release(node, RW)
+    with opened(volume, node, RW):
+        volume.write(node, 0, b"after!")
+        # As if a put of exactly this had arrived after its caller had given up on it.
+        entry = volume._tree.entry(node)
+        store.put("f", b"after!", attributes={"mtime": metadata.written(entry.stamp)["mtime"]})
+        volume.flush(node)
     assert keys(store) == ["f"]
 
 
@@ -156,15 +142,13 @@ def test_what_others_do_is_seen_after_the_ttl_and_at_open(store):
         assert names(volume) == [b"f"]
         node = volume.lookup(ROOT_NODE, b"f").node
         assert volume.getattr(node).size == 5
-        volume.open(node, READ)
-        assert (volume.getattr(node).size, volume.read(node, 0, 100)) == (6, b"second")
-        volume.release(node, READ)
+        with opened(volume, node, READ):
+            assert (volume.getattr(node).size, volume.read(node, 0, 100)) == (6, b"second")
         now[0] += 5.0
         assert names(volume) == [b"f", b"g"]
         store.delete("f")
         volume.expire()
-        with pytest.raises(FileNotFoundError):
-            volume.lookup(ROOT_NODE, b"f")
+        refused(errno.ENOENT, volume.lookup, ROOT_NODE, b"f")
 
 
 def counted(monkeypatch, function):
@@ -179,9 +163,7 @@ def counted(monkeypatch, function):
 def read_all(volume, directory):
     for name in names(volume, directory):
         node = volume.lookup(directory, name).node
-        volume.open(node, READ)
-        assert volume.read(node, 0, 100) == name
-        volume.release(node, READ)
+        assert whole(volume, node) == name
 
 
 @pytest.mark.parametrize("size", [10, 300_000, 1 << 20])
@@ -191,9 +173,8 @@ def test_what_is_not_here_is_never_believed(store, size):
     with contextlib.closing(ObjectStoreVolume(store, ttl_s=5.0, clock=lambda: 0.0)) as volume:
         node = volume.lookup(ROOT_NODE, b"f").node
         store.put("f", b"2" * (size + 1))
-        volume.open(node, READ)
-        assert (volume.getattr(node).size, volume.read(node, 0, 10)) == (size + 1, b"2" * 10)
-        volume.release(node, READ)
+        with opened(volume, node, READ):
+            assert (volume.getattr(node).size, volume.read(node, 0, 10)) == (size + 1, b"2" * 10)
 
 
 def test_every_open_asks_for_the_version_once(store, volume, monkeypatch):
@@ -210,9 +191,7 @@ def test_a_file_that_is_opened_again_at_once_is_looked_at_again(store):
         node = put(volume, b"f", b"0")
         for number in range(1, 20):
             store.put("f", str(number).encode())
-            volume.open(node, READ)
-            assert volume.read(node, 0, 10) == str(number).encode()
-            volume.release(node, READ)
+            assert whole(volume, node) == str(number).encode()
             names(volume)
             volume.getattr(node)
 
@@ -259,21 +238,15 @@ def test_after_a_lost_answer_what_is_deleted_stays_so(store, volume, lost):
 
 
 def test_after_a_lost_answer_other_bytes_are_no_conflict(store, volume, lost):
-    volume.open(lost, os.O_RDWR)
-    volume.write(lost, 0, b"other\n")
-    volume.flush(lost)
-    volume.release(lost, os.O_RDWR)
-    assert keys(store) == ["a"]
-    assert content(store, "a") == b"other\n"
+    overwrite(volume, lost, 0, b"other\n")
+    assert (keys(store), content(store, "a")) == (["a"], b"other\n")
 
 
 def test_after_a_lost_answer_nothing_is_appended_twice(store, volume, lost):
-    volume.open(lost, os.O_WRONLY | os.O_APPEND)
-    volume.append(lost, b"second\n")
-    volume.flush(lost)
-    volume.release(lost, os.O_WRONLY | os.O_APPEND)
-    assert keys(store) == ["a"]
-    assert content(store, "a") == b"first\nsecond\n"
+    with opened(volume, lost, APPEND):
+        volume.append(lost, b"second\n")
+        volume.flush(lost)
+    assert (keys(store), content(store, "a")) == (["a"], b"first\nsecond\n")
 
 
 def test_a_directory_of_others_stays_when_only_an_unsaved_file_is_left_in_it(store, volume):
@@ -282,20 +255,15 @@ def test_a_directory_of_others_stays_when_only_an_unsaved_file_is_left_in_it(sto
     unsaved(volume, b"waits", b"w", directory)
     volume.unlink(directory, b"x")
     volume.rename(directory, b"waits", ROOT_NODE, b"moved")
-    assert names(volume) == [b"moved", b"theirs"]
-    assert names(volume, directory) == []
+    assert (names(volume), names(volume, directory)) == ([b"moved", b"theirs"], [])
 
 
 def test_a_directory_that_others_emptied_stays_while_an_unsaved_file_is_in_it(store, volume):
     store.put("theirs/deep/x", b"x")
-    above = volume.lookup(ROOT_NODE, b"theirs").node
-    directory = volume.lookup(above, b"deep").node
-    volume.lookup(directory, b"x")
+    above, directory, _ = (node_at(volume, path) for path in ("/theirs", "/theirs/deep", "/theirs/deep/x"))
     unsaved(volume, b"waits", b"w", directory)
     store.delete("theirs/deep/x")
-    assert names(volume) == [b"theirs"]
-    assert names(volume, above) == [b"deep"]
-    assert names(volume, directory) == [b"waits"]
+    assert [names(volume, node) for node in (ROOT_NODE, above, directory)] == [[b"theirs"], [b"deep"], [b"waits"]]
     with pytest.raises(OSError, match="not empty"):
         volume.rmdir(ROOT_NODE, b"theirs")
     volume.sync()
@@ -305,15 +273,12 @@ def test_a_directory_that_others_emptied_stays_while_an_unsaved_file_is_in_it(st
 def test_an_open_file_that_others_replace_is_stale_and_no_mixture(store, volume):
     store.put("f", bytes(9 << 20))
     node = volume.lookup(ROOT_NODE, b"f").node
-    volume.open(node, READ)
-    assert volume.read(node, 0, 10) == bytes(10)
-    store.put("f", b"x" * (9 << 20))
-    with fails(errno.ESTALE):
-        volume.read(node, 8 << 20, 10)
-    volume.release(node, READ)
-    volume.open(node, READ)
-    assert volume.read(node, 8 << 20, 10) == b"x" * 10
-    volume.release(node, READ)
+    with opened(volume, node, READ):
+        assert volume.read(node, 0, 10) == bytes(10)
+        store.put("f", b"x" * (9 << 20))
+        refused(errno.ESTALE, volume.read, node, 8 << 20, 10)
+    with opened(volume, node, READ):
+        assert volume.read(node, 8 << 20, 10) == b"x" * 10
 
 
 # -- keys ------------------------------------------------------------------------------------------------------
@@ -323,7 +288,7 @@ def test_keys_that_are_no_paths_never_end_a_listing(bucket, monkeypatch):
     """SeaweedFS has no such keys, so the listings that obstore refuses and S3 answers are made up here."""
     list_directory = S3Extras.list_directory
 
-    def refused(*args, **options):
+    def no_path(*args, **options):
         raise InvalidPathError("a//b is no path")
 
     def with_odd_keys(extras, directory):
@@ -335,8 +300,8 @@ def test_keys_that_are_no_paths_never_end_a_listing(bucket, monkeypatch):
         bucket.put(key, key.encode())
     with S3Backend(bucket.name, "t", ttl=0.0, **bucket.options()) as backend:
         with monkeypatch.context() as patch:
-            patch.setattr(obstore, "list_with_delimiter", refused)
-            patch.setattr(obstore, "list", refused)
+            patch.setattr(obstore, "list_with_delimiter", no_path)
+            patch.setattr(obstore, "list", no_path)
             patch.setattr(S3Extras, "list_directory", with_odd_keys)
             shown = [info["path"] for info in backend.ls("/").entries]
             assert shown == ["/marked/", "/ok", "/only/", "/sub/"]
@@ -353,8 +318,7 @@ def test_an_object_with_the_key_of_a_directory_is_a_file_beside_it(store, volume
         obstore.put(store, key, key.encode())
     with ObjectStoreBackend(store, ttl=0.0) as backend:
         assert [info["path"] for info in backend.ls("/").entries] == ["/both%=", "/both/"]
-        assert backend.download_files(["/both%="])[0].content == b"both"
-        assert backend.download_files(["/both/below"])[0].content == b"both/below"
+        assert (get(backend, "/both%="), get(backend, "/both/below")) == (b"both", b"both/below")
         assert backend.edit("/both%=", "both", "changed").error is None
     assert content(store, "both") == b"changed"
 
@@ -374,8 +338,7 @@ def test_a_flat_bucket_of_ten_thousand_keys_is_listed_and_asked_for_single_names
         monkeypatch.setattr(obstore, "list_with_delimiter", lambda *args: listings.append(args))
         store.put("late", b"x")
         assert volume.lookup(ROOT_NODE, b"late").size == 1
-        with pytest.raises(FileNotFoundError):
-            volume.lookup(ROOT_NODE, b"none")
+        refused(errno.ENOENT, volume.lookup, ROOT_NODE, b"none")
         assert listings == []
 
 
@@ -387,8 +350,8 @@ def test_empty_directories_outlive_their_last_file_and_leave_nothing_behind(stor
     assert names(other) == [b"d", b"theirs"]
     assert keys(store) == ["d/.fusebackend.directory", "theirs/.fusebackend.directory"]
     assert names(volume, directory) == []
-    volume.rmdir(ROOT_NODE, b"d")
-    volume.rmdir(ROOT_NODE, b"theirs")
+    for name in (b"d", b"theirs"):
+        volume.rmdir(ROOT_NODE, name)
     assert keys(store) == []
     with pytest.raises(OSError, match="Invalid or incomplete multibyte"):
         volume.mkdir(ROOT_NODE, b".fusebackend.directory", 0o755, ME)
@@ -406,14 +369,9 @@ def test_modes_owners_times_and_links_are_metadata_that_other_tools_know(seaweed
             volume.setattr(node, AttrChanges(mode=0o4750, uid=12, gid=34, mtime_ns=-1_500_000_001))
             volume.symlink(ROOT_NODE, b"link", b"../some/where", ME)
             volume.mkdir(ROOT_NODE, b"d", 0o2770, Caller(5, 6))
-            for refused in (
-                lambda: volume.link(node, ROOT_NODE, b"hard"),
-                lambda: volume.mknod(ROOT_NODE, b"fifo", stat.S_IFIFO | 0o600, 0, ME),
-            ):
-                with fails(errno.EPERM):
-                    refused()
-            with fails(errno.ENOTSUP):
-                volume.setxattr(node, b"user.x", b"")
+            refused(errno.EPERM, volume.link, node, ROOT_NODE, b"hard")
+            refused(errno.EPERM, volume.mknod, ROOT_NODE, b"fifo", stat.S_IFIFO | 0o600, 0, ME)
+            refused(errno.ENOTSUP, volume.setxattr, node, b"user.x", b"")
         assert bucket.get("link") == b"../some/where"
         known = {name: bucket.attributes("f")[name] for name in ("mode", "uid", "gid", "mtime")}
         assert known == {"mode": str(0o104750), "uid": "12", "gid": "34", "mtime": "-1.500000001"}
@@ -422,13 +380,16 @@ def test_modes_owners_times_and_links_are_metadata_that_other_tools_know(seaweed
         bucket.put("nonsense", b"x", mode="rwx", uid="-1", mtime="yesterday")
         with S3Backend(bucket.name, "", **options) as again:
             look = lambda name: again.volume.lookup(ROOT_NODE, name)  # noqa: E731
-            attr = look(b"f")
-            assert (attr.mode, attr.uid, attr.gid, attr.mtime_ns) == (0o104750, 12, 34, -1_500_000_001)
+            for name, mode, uid, gid, mtime_ns in [
+                (b"f", 0o104750, 12, 34, -1_500_000_001),
+                (b"d", 0o042770, 5, 6, look(b"d").mtime_ns),
+                (b"s3fs", 0o100644, 7, 8, 981173106 * 10**9),
+                (b"rclone", 0o100600, os.geteuid(), os.getegid(), 981173106_500_000_000),
+                (b"nonsense", 0o100644, os.geteuid(), os.getegid(), look(b"nonsense").mtime_ns),
+            ]:
+                attr = look(name)
+                assert (attr.mode, attr.uid, attr.gid, attr.mtime_ns) == (mode, uid, gid, mtime_ns), name
             assert again.volume.readlink(look(b"link").node) == b"../some/where"
-            assert (look(b"d").mode, look(b"d").uid, look(b"d").gid) == (0o042770, 5, 6)
-            assert (look(b"s3fs").mode, look(b"s3fs").uid, look(b"s3fs").mtime_ns) == (0o100644, 7, 981173106 * 10**9)
-            assert (look(b"rclone").mode, look(b"rclone").mtime_ns) == (0o100600, 981173106_500_000_000)
-            assert (look(b"nonsense").mode, look(b"nonsense").uid) == (0o100644, os.geteuid())
             assert abs(look(b"nonsense").mtime_ns / 1e9 - time.time()) < 3600
             again.volume.setattr(look(b"rclone").node, AttrChanges(mode=0o640))
         assert bucket.get("rclone") == b"x"
@@ -439,10 +400,7 @@ def test_attributes_that_are_none_of_ours_are_carried_along(store, volume):
     store.put("f", b"1", attributes={"Content-Type": "text/x-mine", "colour": "blue"})
     node = volume.lookup(ROOT_NODE, b"f").node
     volume.setattr(node, AttrChanges(mode=0o600))
-    volume.open(node, RW)
-    volume.write(node, 1, b"2")
-    volume.flush(node)
-    volume.release(node, RW)
+    overwrite(volume, node, 1, b"2")
     kept = obstore.get(store, "f", options={"head": True}).attributes
     assert (kept["Content-Type"], kept["colour"], kept["mode"]) == ("text/x-mine", "blue", str(0o100600))
 
@@ -458,8 +416,7 @@ def test_64_readers_of_different_files_read_at_once(store, monkeypatch):
         nodes = [volume.lookup(ROOT_NODE, b"f%d" % number).node for number in range(64)]
         for node in nodes:
             volume.open(node, READ)
-        barrier = threading.Barrier(48)
-        original = obstore.get
+        barrier, original = threading.Barrier(48), obstore.get
 
         def slow(*args, **options):
             with contextlib.suppress(threading.BrokenBarrierError):
@@ -467,18 +424,12 @@ def test_64_readers_of_different_files_read_at_once(store, monkeypatch):
             return original(*args, **options)
 
         monkeypatch.setattr(obstore, "get", slow)
-        results = []
-        read = lambda node: results.append(volume.read(node, 0, 10))  # noqa: E731
-        threads = [threading.Thread(target=read, args=(node,)) for node in nodes]
-        for thread in threads:
-            thread.start()
-        while sum(thread.is_alive() for thread in threads) > 16:
-            time.sleep(0.01)
-        assert not barrier.broken
-        barrier.abort()
-        for thread in threads:
-            thread.join()
-        assert results == [b"x" * 10] * 64
+        with ThreadPoolExecutor(64) as threads:
+            reads = [threads.submit(volume.read, node, 0, 10) for node in nodes]
+            eventually(lambda: sum(read.done() for read in reads) >= 48)
+            assert not barrier.broken
+            barrier.abort()
+            assert [read.result() for read in reads] == [b"x" * 10] * 64
         monkeypatch.undo()
         for node in nodes:
             volume.release(node, READ)
@@ -489,11 +440,10 @@ def test_agents_and_kernel_share_one_truth(store):
     for backend in (ObjectStoreBackend(store), InMemoryBackend()):
         with backend:
             node = put(backend.volume, b"f", b"kernel\n")
-            backend.volume.open(node, READ)
-            assert backend.edit("/f", "kernel", "agent").error is None
-            assert backend.volume.read(node, 0, 100) == b"agent\n"
-            assert backend.volume.getattr(node).size == 6
-            backend.volume.release(node, READ)
+            with opened(backend.volume, node, READ):
+                assert backend.edit("/f", "kernel", "agent").error is None
+                assert backend.volume.read(node, 0, 100) == b"agent\n"
+                assert backend.volume.getattr(node).size == 6
 
 
 # -- what a listing does not say -------------------------------------------------------------------------------
@@ -546,11 +496,9 @@ def test_without_attributes_they_are_neither_shown_nor_lost(store, links):
         assert backend.edit("/d/script", "#!", "#!/bin/sh").error is None
         script = volume.lookup(node, b"script").node
         volume.setattr(script, AttrChanges(mode=0o600))
-        volume.open(script, READ)
-        volume.release(script, READ)
+        assert whole(volume, script) == b"#!/bin/sh"
         assert volume.getattr(script).mode == 0o100600, "kept in memory"
-        with fails(errno.EPERM):
-            volume.symlink(node, b"new", b"file", ME)
+        refused(errno.EPERM, volume.symlink, node, b"new", b"file", ME)
     kept = obstore.get(store, "d/script", options={"head": True}).attributes
     assert (kept["Content-Type"], kept["mode"], kept["uid"]) == ("text/x-mine", str(0o100755), "7")
     assert content(store, "d/script") == b"#!/bin/sh"

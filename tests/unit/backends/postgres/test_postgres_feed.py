@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from nodes import ME
 from postgres_hosts import cut_feed, sql
 from profiles import amount, examples
-from services.postgres import Server, running
 from services.stall import Stall
 from together import together
 
@@ -364,25 +363,6 @@ def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
     assert volume_feed._pending == {30, feed.NO_XID}, "its own"
 
 
-def test_nothing_is_told_while_all_hosts_read_by_themselves() -> None:
-    volume_feed = feed.VolumeFeed(1)
-    volume_feed.session = 1
-    volume_feed._others = 15
-    woken: list[None] = []
-    volume_feed.wake = lambda: woken.append(None)
-    volume_feed.announce(40)
-    assert volume_feed._is_due
-    volume_feed.heard("busy 2 1000000 30:30:")
-    assert not volume_feed._is_due, "it was committed before, and so is read"
-    volume_feed.announce(41)
-    assert not volume_feed._is_due
-    assert len(woken) == 1
-    volume_feed._told_until = time.monotonic()
-    volume_feed.announce(42)
-    assert volume_feed._is_due
-    assert len(woken) == 2
-
-
 def test_hosts_that_are_busy_read_without_being_woken(
     here: Host, there: Host, third: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,13 +401,6 @@ def test_a_newcomer_reads_what_nobody_tells(
         fourth.wait(Change(node, ROOT_NODE, b"news"))
 
 
-def test_a_wake_up_among_three_carries_a_snapshot(here: Host, there: Host, third: Host, postgres_dsn: str) -> None:
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        connection.execute(f"LISTEN {feed.channel(here.id)}")
-        here.make(b"a")
-        assert next(connection.notifies(timeout=LIMIT_S)).payload.split(" ")[-1].count(":") == 2
-
-
 def test_more_changes_than_can_be_read_are_everything(
     here: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,29 +432,3 @@ def test_many_threads_use_the_connection_of_the_feed(here: Host, there: Host) ->
     assert len(seen) == 8 * 600
     node = there.make(b"f")
     here.wait(Change(node, ROOT_NODE, b"f"))
-
-
-# -- restarts ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with running() as server:
-        yield server
-
-
-@pytest.mark.parametrize("end", ["stop", "crash"])
-def test_after_a_restart_everything_is_looked_up_again(server: Server, end: str) -> None:
-    with server.database() as dsn:
-        here, there = Host(dsn), Host(dsn)
-        here.make(b"before")
-        getattr(server, end)()
-        server.start()
-        here.wait(Change())  # lost
-        eventually(lambda: here.features.change_feed and there.features.change_feed, LIMIT_S)
-        here.wait(Change())
-        node = there.make(b"after")
-        here.wait(Change(node, ROOT_NODE, b"after"))
-        for host in (here, there):
-            with contextlib.suppress(OSError) if end == "crash" else contextlib.nullcontext():
-                host.close()  # which fails if the crash has taken something

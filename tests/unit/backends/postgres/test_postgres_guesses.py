@@ -19,7 +19,7 @@ from postgres_check import check
 from postgres_hosts import ME, sql
 from round_trips import Trips, sent
 from services.postgres import Postgres, running
-from together import together
+from together import beside, together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.guesses import CONTESTED_S
@@ -27,6 +27,7 @@ from fusebackend.backends.postgres.known_inodes import KnownInodes
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.base import acl
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Link, WrongLinks
+from fusebackend.testing.posix.case import refused
 from fusebackend.volumes.agent_face import VolumeBackend
 
 pytestmark = pytest.mark.services
@@ -72,10 +73,9 @@ def top_of(pair: Hosts, name: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def unheard(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """A host's guesses are not told of other hosts' changes, but in a test of that."""
-    if "heard" not in request.node.name:
-        monkeypatch.setattr(KnownInodes, "heard", lambda self, nodes, directories: None)
+def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host's guesses are not told of other hosts' changes."""
+    monkeypatch.setattr(KnownInodes, "heard", lambda self, nodes, directories: None)
 
 
 @pytest.fixture
@@ -199,14 +199,6 @@ def test_a_guess_waits_for_a_change_and_is_compared_then(
     one, two = hosts
     here, there = tree(one, top)
     looked_up(two, here, there)
-    failed: list[int | None] = []
-
-    def remove() -> None:
-        try:
-            two.rmdir(here, b"empty")
-        except OSError as error:
-            failed.append(error.errno)
-
     inside = one.lookup(here, b"empty").node
     reached, go_on = threading.Event(), threading.Event()
 
@@ -216,17 +208,12 @@ def test_a_guess_waits_for_a_change_and_is_compared_then(
         reached.set()
         assert go_on.wait(LIMIT_S)
 
-    filler = threading.Thread(target=one.change_as_one, args=(fill, f"/{request.node.name}/here/empty/x"))
-    remover = threading.Thread(target=remove)
-    filler.start()
-    assert reached.wait(LIMIT_S)
-    remover.start()
     waiting = "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    eventually(lambda: "WITH lock AS" in str(sql(server.dsn(), waiting)), LIMIT_S)
-    go_on.set()
-    for thread in (filler, remover):
-        thread.join(LIMIT_S)
-    assert failed == [errno.ENOTEMPTY]
+    with beside(lambda: one.change_as_one(fill, f"/{request.node.name}/here/empty/x")):
+        assert reached.wait(LIMIT_S)
+        with beside(lambda: refused(errno.ENOTEMPTY, two.rmdir, here, b"empty")):
+            eventually(lambda: "WITH lock AS" in str(sql(server.dsn(), waiting)), LIMIT_S)
+            go_on.set()
     assert names(two, inside) == {b"x"}
 
 
@@ -528,20 +515,3 @@ def test_the_way_to_an_absent_name_is_compared_in_the_same_round_trip(
     one._known._names_of(one._known.moment, here, one._read_inode(here).version).names[b"file"] = node  # type: ignore[union-attr]
     with pytest.raises(WrongLinks):
         look(one, b"file", wrong)
-
-
-def test_news_that_are_heard_spare_a_guess(hosts: Hosts, top: int, trips: Trips) -> None:
-    one, two = hosts
-
-    def is_known() -> bool:
-        return two.lookup(top, b"x").node > 0 and two._known.get(top) is not None
-
-    two.mkdir(top, b"a", 0o755, ME)
-    for name, change in (
-        (b"b", lambda: trips(lambda: two.rmdir(top, b"a")) == 2),
-        (b"e", lambda: trips(lambda: two.mkdir(top, b"c", 0o755, ME)) == 1),  # a new name needs none
-    ):
-        eventually(is_known, LIMIT_S)
-        one.mkdir(top, name, 0o755, ME)
-        eventually(lambda: two._known.get(top) is None, LIMIT_S)
-        assert change(), name

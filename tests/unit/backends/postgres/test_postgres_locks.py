@@ -12,6 +12,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from typing import Any
 
 import psycopg
@@ -22,12 +23,12 @@ from postgres_hosts import ME, sql
 from profiles import amount
 from round_trips import Trips
 from services.postgres import Postgres
-from together import together
+from together import beside, over_and_over, together
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres import stored_tree, transaction
+from fusebackend.backends.postgres import stored_tree
 from fusebackend.backends.postgres.schema import TURN_LOCK
-from fusebackend.backends.postgres.transaction import Transaction, Wanted, overtaken
+from fusebackend.backends.postgres.transaction import Transaction, overtaken
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Change, Changes
 
 LIMIT_S = 60.0
@@ -79,18 +80,9 @@ class Paused:
 
 def waits(call: Callable[[], Any], paused: Paused) -> None:
     """The call ends after the paused verb, and not before."""
-    done = threading.Event()
-
-    def run() -> None:
-        call()
-        done.set()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert not done.wait(0.3)
-    paused.__exit__()
-    assert done.wait(LIMIT_S)
-    thread.join()
+    with beside(call) as waiting:
+        assert not wait([waiting], timeout=0.3).done
+        paused.__exit__()
 
 
 # -- waiting for one another -----------------------------------------------------------------------------------------
@@ -130,16 +122,6 @@ def test_a_directory_is_renamed_while_no_verb_walks(hosts: Hosts) -> None:
     assert {info["path"] for info in two.ls("/").entries or ()} == {"/a/", "/d/"}
 
 
-def test_a_name_in_one_directory_is_made_by_one_after_another(hosts: Hosts) -> None:
-    one, two = hosts[:2]
-    ok(one.write("/a/file", "x"))
-    inside = one.volume.lookup(ROOT_NODE, b"a").node
-    paused = Paused(one, lambda: one.volume.mknod(inside, b"new", 0o100644, 0, ME), "/a/new")
-    with paused:
-        waits(lambda: two.write("/a/new", "second"), paused)
-    assert (two.write("/a/new", "third").error or "").startswith("Cannot write to /a/new because it already exists")
-
-
 def test_those_who_wait_for_a_directory_stand_in_line(hosts: Hosts, database: str) -> None:
     """A commit wakes one of them. All that wait for a row are woken by each, for its next version."""
     ok(hosts[0].write("/a/first", "x"))
@@ -150,18 +132,15 @@ def test_those_who_wait_for_a_directory_stand_in_line(hosts: Hosts, database: st
         lambda: ok(hosts[2].delete("/a/first")),
         lambda: volume.mknod(directory, b"third", 0o100644, 0, ME),
     ]
-    threads = [threading.Thread(target=call) for call in calls]
     waiting = (
         "SELECT locktype, classid::int FROM pg_locks WHERE NOT granted AND pid IN (SELECT pid FROM"
         " pg_stat_activity WHERE datname = current_database())"
     )
-    with Paused(hosts[0], lambda: ok(hosts[0].write("/a/zero", "x")), "/a/zero"):
-        for thread in threads:
-            thread.start()
-        eventually(lambda: len(sql(database, waiting)) == len(threads), LIMIT_S)
-        assert sql(database, waiting) == [("advisory", TURN_LOCK)] * len(threads)
-    for thread in threads:
-        thread.join(LIMIT_S)
+    paused = Paused(hosts[0], lambda: ok(hosts[0].write("/a/zero", "x")), "/a/zero")
+    with paused, beside(lambda: together(*calls)):
+        eventually(lambda: len(sql(database, waiting)) == len(calls), LIMIT_S)
+        assert sql(database, waiting) == [("advisory", TURN_LOCK)] * len(calls)
+        paused.__exit__()
     assert {entry["path"] for entry in hosts[0].ls("/a").entries or []} == {"/a/second", "/a/third", "/a/zero"}
 
 
@@ -294,24 +273,15 @@ def test_a_symbolic_link_that_is_pointed_elsewhere_is_followed_anew(hosts: Hosts
     one, two, three, _ = hosts
     ok(one.write("/x/start", ""), one.write("/y/start", ""))
     one.volume.symlink(ROOT_NODE, b"now", b"x", ME)
-    done = threading.Event()
+    targets = itertools.cycle((b"x", b"y"))
 
     def swap() -> None:
-        for number in itertools.count():
-            if done.is_set():
-                return
-            target = b"xy"[number % 2 : number % 2 + 1]
-            two.volume.symlink(ROOT_NODE, b"next", target, ME)
-            two.volume.rename(ROOT_NODE, b"next", ROOT_NODE, b"now")
+        two.volume.symlink(ROOT_NODE, b"next", next(targets), ME)
+        two.volume.rename(ROOT_NODE, b"next", ROOT_NODE, b"now")
 
-    def write() -> None:
-        try:
-            for number in range(rounds(40)):
-                ok(three.write(f"/now/file{number}", str(number)))
-        finally:
-            done.set()
-
-    together(swap, write)
+    with over_and_over(swap):
+        for number in range(rounds(40)):
+            ok(three.write(f"/now/file{number}", str(number)))
     found = {info["path"].rpartition("/")[2] for place in "xy" for info in one.ls(f"/{place}").entries or ()}
     assert found == {"start", *(f"file{number}" for number in range(rounds(40)))}
     assert check_of(one) == []
@@ -358,7 +328,7 @@ def test_directories_move_while_files_are_made_in_them(hosts: Hosts, postgres: P
     for place in places:
         ok(hosts[0].write(f"{place}/start", ""))
     made: dict[str, bytes] = {}
-    done = threading.Event()
+    chances = {backend: random.Random(number) for number, backend in enumerate(hosts)}
 
     def write(backend: PostgresBackend, seed: int) -> None:
         chance = random.Random(seed)
@@ -380,27 +350,21 @@ def test_directories_move_while_files_are_made_in_them(hosts: Hosts, postgres: P
                 finally:
                     volume.release(node, os.O_WRONLY)
 
-    def move(backend: PostgresBackend, seed: int) -> None:
-        chance = random.Random(seed)
-        while not done.is_set():
-            source, target = chance.choice(["/a", "/b", "/c", "/a/in", "/b/in"]), chance.choice(places)
-            moved = backend.move(source, f"{target}/in")
-            assert moved.error is None or "deadlock" not in moved.error, moved.error
-            backend.move(f"{target}/in", source)
-            with contextlib.suppress(OSError):  # a ring, if both are done
-                backend.volume.rename(ROOT_NODE, b"a", backend.volume.lookup(ROOT_NODE, b"b").node, b"ring")
-            with contextlib.suppress(OSError):
-                backend.volume.rename(ROOT_NODE, b"b", backend.volume.lookup(ROOT_NODE, b"a").node, b"ring")
-            for inner, outer in (("/b/ring", "/a"), ("/a/ring", "/b")):
-                backend.move(inner, outer)
+    def move(backend: PostgresBackend) -> None:
+        chance = chances[backend]
+        source, target = chance.choice(["/a", "/b", "/c", "/a/in", "/b/in"]), chance.choice(places)
+        moved = backend.move(source, f"{target}/in")
+        assert moved.error is None or "deadlock" not in moved.error, moved.error
+        backend.move(f"{target}/in", source)
+        with contextlib.suppress(OSError):  # a ring, if both are done
+            backend.volume.rename(ROOT_NODE, b"a", backend.volume.lookup(ROOT_NODE, b"b").node, b"ring")
+        with contextlib.suppress(OSError):
+            backend.volume.rename(ROOT_NODE, b"b", backend.volume.lookup(ROOT_NODE, b"a").node, b"ring")
+        for inner, outer in (("/b/ring", "/a"), ("/a/ring", "/b")):
+            backend.move(inner, outer)
 
-    def write_all() -> None:
-        try:
-            together(lambda: write(hosts[0], 0), lambda: make(hosts[1], 1))
-        finally:
-            done.set()
-
-    together(write_all, lambda: move(hosts[2], 2), lambda: move(hosts[3], 3))
+    with over_and_over(lambda: move(hosts[2])), over_and_over(lambda: move(hosts[3])):
+        together(lambda: write(hosts[0], 0), lambda: make(hosts[1], 1))
     assert check_of(hosts[0]) == []
     found = {
         path.rpartition("/")[2]: path for path in (info["path"] for info in hosts[0].glob("**/file-*").matches or ())
@@ -455,26 +419,24 @@ def test_a_name_that_led_elsewhere_when_its_directory_was_free_is_no_deadlock(
     here, there = (volume.mkdir(ROOT_NODE, name, 0o755, ME).node for name in (b"here", b"there"))
     for name in (b"x", b"y"):
         volume.rename(ROOT_NODE, name, here, name)
-    threads = [
-        threading.Thread(target=hosts[number].volume.rename, args=(here, name, there, name), daemon=True)
-        for number, name in ((1, b"x"), (2, b"y"))
-    ]
     key = (volume.id, here)
-    with psycopg.connect(database) as swapper, psycopg.connect(database, autocommit=True) as connection:
+
+    def rename_both() -> None:
+        rename = [host.volume.rename for host in hosts]
+        together(lambda: rename[1](here, b"x", there, b"x"), lambda: rename[2](here, b"y", there, b"y"))
+
+    with psycopg.connect(database) as swapper:
         swapper.execute("SELECT FROM fusebackend.inode WHERE volume = %s AND node = %s FOR UPDATE", key)
-        for thread in threads:
-            thread.start()
-        waiting = (
-            "SELECT count(*) FROM pg_locks WHERE NOT granted"
-            " AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database())"
-        )
-        eventually(lambda: connection.execute(waiting).fetchall() == [(len(threads),)], LIMIT_S)
-        swap = "UPDATE fusebackend.dentry SET node = %s - node WHERE volume = %s AND parent = %s"
-        swapper.execute(swap, (one + other, *key))
-        swapper.execute("UPDATE fusebackend.inode SET version = version + 1 WHERE volume = %s AND node = %s", key)
-        swapper.commit()
-        for thread in threads:
-            thread.join(LIMIT_S)
+        with beside(rename_both):
+            waiting = (
+                "SELECT count(*) FROM pg_locks WHERE NOT granted"
+                " AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database())"
+            )
+            eventually(lambda: sql(database, waiting) == [(2,)], LIMIT_S)
+            swap = "UPDATE fusebackend.dentry SET node = %s - node WHERE volume = %s AND parent = %s"
+            swapper.execute(swap, (one + other, *key))
+            swapper.execute("UPDATE fusebackend.inode SET version = version + 1 WHERE volume = %s AND node = %s", key)
+            swapper.commit()
     assert [volume.lookup(there, name).node for name in (b"x", b"y")] == [other, one]
     assert check_of(hosts[0]) == []
     assert postgres.log_text.count("deadlock detected") == before
@@ -515,18 +477,3 @@ def test_a_file_is_made_where_another_host_removes_the_directory(hosts: Hosts) -
         assert removed in ([], [errno.ENOTEMPTY])
         assert two.download(f"/d{number}/file").content == b"x"
     assert check_of(one) == []
-
-
-def test_wanted_rows_are_locked_before_they_change(hosts: Hosts) -> None:
-    """A rule that changed a row which is not locked would overwrite another host's change."""
-    volume = hosts[0].volume
-    with (
-        pytest.raises(AssertionError, match="is not locked"),
-        volume._connections.leased(lambda connection: None) as connection,
-    ):
-        begun = transaction.Transaction(connection, volume.id, 1, snapshots=volume._newest, several=True)
-        try:
-            begun.fetch(Wanted(nodes=(ROOT_NODE,)), lock=False)
-            begun.changed(begun.inode(ROOT_NODE))
-        finally:
-            begun.rollback()

@@ -125,12 +125,14 @@ def _make(connection: psycopg.Connection[Any], first: int, last: int) -> None:
 def _keep(connection: psycopg.Connection[Any]) -> None:
     """Snapshots, and old rows of as many nodes as a portion that is freed, times ten."""
     connection.execute("INSERT INTO fusebackend.snapshot SELECT 1, n, n::text::bytea, n FROM generate_series(1, 3) n")
-    for node in range(KEPT - 2499, KEPT + 1):
-        for query, parameters in (
-            old_rows.keep_inodes(1, [node], 2),
-            old_rows.keep_names(1, [(DIRECTORY, b"%05d" % (node - DIRECTORY))], 2),
-            old_rows.keep_chunks(1, node, [0], 2),
-        ):
+    nodes = range(KEPT - 2499, KEPT + 1)
+    kept = [
+        old_rows.keep_inodes(1, nodes, 2),
+        old_rows.keep_names(1, [(DIRECTORY, b"%05d" % (node - DIRECTORY)) for node in nodes], 2),
+        *(old_rows.keep_chunks(1, node, [0], 2) for node in nodes),
+    ]
+    with connection.pipeline():
+        for query, parameters in kept:
             connection.execute(query.encode(), parameters)
     connection.execute("UPDATE fusebackend.inode SET made = 2 WHERE node IN (SELECT node FROM fusebackend.old_inode)")
     connection.execute("INSERT INTO fusebackend.old_xattr SELECT 1, node, 'a', 'b', 0, 2 FROM fusebackend.old_inode")

@@ -7,6 +7,7 @@ from functools import partial
 from urllib.parse import quote
 
 import pytest
+from for_each import for_each
 from postgres_hosts import sql
 from services.postgres import Postgres
 from together import together
@@ -103,11 +104,11 @@ def test_a_uri_is_as_good_as_words(postgres: Postgres) -> None:
             assert backend.download_files(["/a.txt"])[0].content == b"1"
 
 
-@pytest.mark.parametrize("name", ["a b", "ü☃😀", "50%", "a&b=c?d", "it's; DROP", "../x", "x" * 200])
+@for_each("name", ["a b", "ü☃😀", "50%", "a&b=c?d", "it's; DROP", "../x", "x" * 200])
 def test_a_volume_has_any_printable_name(postgres_dsn: str, name: str) -> None:
     with open_backend(f"postgres:{postgres_dsn}?volume={quote(name, safe='')}") as backend:
         assert backend.write("/a.txt", name).error is None
-    assert sql(postgres_dsn, "SELECT name FROM fusebackend.volume") == [(name,)]
+    assert (name,) in sql(postgres_dsn, "SELECT name FROM fusebackend.volume")
 
 
 class TestRefused:

@@ -24,6 +24,7 @@ from profiles import examples
 from search_machine import SearchMachine, scan
 from services.postgres import PORT, Postgres
 from services.stall import Stall
+from together import beside, together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.search import index as index_module
@@ -332,16 +333,6 @@ def test_files_are_indexed_in_the_background(database: str, sql: Sql, monkeypatc
     assert "fusebackend-index" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_when_all_is_indexed_the_index_is_in_order(backend: PostgresBackend, sql: Sql) -> None:
-    """What it has gathered would be read by every search."""
-    for number in range(20):
-        put(backend, f"/{number}.txt", b"needle %d\n" % number)
-    assert indexer_of(backend).work(quiet_s=0) == 0.0
-    index_all(backend)
-    assert sql("SELECT gin_clean_pending_list(%s::regclass)", index_module.INDEX) == [(0,)]
-    assert len(found(backend, "needle")) == 20
-
-
 def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
     database: str, sql: Sql, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -502,27 +493,20 @@ def test_searches_leave_connections_to_others(backend: PostgresBackend) -> None:
     """As many as may be at once, and one more, which waits for its turn or its end."""
     put(backend, "/file.txt", b"needle\n")
     called_off = threading.Event()
-    ended: list[type[BaseException]] = []
 
     def search_long() -> None:
-        try:
-            with budget.limited(None, called_off):
-                backend.search.queries.rows(SLEEP, seconds=3600)
-        except BaseException as error:
-            ended.append(type(error))
+        with budget.limited(None, called_off), pytest.raises(Spent):
+            backend.search.queries.rows(SLEEP, seconds=3600)
 
-    threads = [threading.Thread(target=search_long) for _ in range(query_module.QUERIES_AT_ONCE)]
-    for thread in threads:
-        thread.start()
-    active = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE %s"
-    eventually(lambda: backend.volume.connections.query(active, [f"{SLEEP[:15]}%"]) == [(len(threads),)])
-    assert backend.read("/file.txt").error is None, "the volume goes on"
-    with budget.limited(0.1):
-        assert backend.grep("needle").truncated
-    called_off.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert ended == [Spent] * len(threads) and found(backend, "needle") == ["/file.txt"]
+    longest = query_module.QUERIES_AT_ONCE
+    with beside(lambda: together(*[search_long] * longest), limit_s=PATIENCE_S):
+        active = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE %s"
+        eventually(lambda: backend.volume.connections.query(active, [f"{SLEEP[:15]}%"]) == [(longest,)])
+        assert backend.read("/file.txt").error is None, "the volume goes on"
+        with budget.limited(0.1):
+            assert backend.grep("needle").truncated
+        called_off.set()
+    assert found(backend, "needle") == ["/file.txt"]
 
 
 def test_a_search_ends_when_the_server_says_nothing(

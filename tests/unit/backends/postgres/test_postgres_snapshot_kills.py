@@ -28,7 +28,7 @@ from fusebackend.testing.snapshots.copy import Copied, read_once
 
 ME = Caller(0, 0)
 HOSTS = 2
-KILLS = amount("FUSEBACKEND_SNAPSHOT_KILLS", day=20, night=200)
+KILLS = amount("FUSEBACKEND_SNAPSHOT_KILLS", day=8, night=200)
 MOST = 6
 """Snapshots at a time."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import psycopg
 import pytest
@@ -16,11 +16,13 @@ from postgres_hosts import ME
 from profiles import amount
 from services.postgres import Server, running
 from test_postgres_log import History
+from together import over_and_over
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import unsynced
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE
+from fusebackend.testing.posix.case import fails
 
 pytestmark = pytest.mark.services
 
@@ -63,20 +65,19 @@ def crash(server: Server, volume: PostgresVolume) -> None:
     server.crash()
     server.start()
     hold_back(server)
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        try:
-            volume.getattr(ROOT_NODE)
-            return
-        except OSError:
-            assert time.monotonic() < deadline, "the volume does not work again"
-            time.sleep(0.05)
+    eventually(lambda: works(volume.getattr, ROOT_NODE), LIMIT_S, "the volume does not work again")
 
 
-def fails(call: Callable[..., object], *arguments: object) -> None:
-    with pytest.raises(OSError, match="has crashed, and lost changes") as caught:
+def works(call: Callable[..., object], *arguments: object) -> bool:
+    with contextlib.suppress(OSError):
         call(*arguments)
-    assert caught.value.errno == errno.EIO
+        return True
+    return False
+
+
+def lost(call: Callable[..., object], *arguments: object) -> None:
+    with fails(errno.EIO, match="has crashed, and lost changes"):
+        call(*arguments)
 
 
 def make(volume: PostgresVolume, name: bytes, data: bytes = b"") -> int:
@@ -98,15 +99,15 @@ def test_an_fsync_of_what_a_crash_has_taken_is_an_error_and_of_the_rest_is_none(
     assert volume.read(changed, 0, 10) == b"first"
     volume.fsync(kept)
     for _ in range(2):  # as long as it is open: another handle's process has not heard of it
-        fails(volume.fsync, changed)
-        fails(volume.fsync, made)
-    fails(volume.fsync, ROOT_NODE)  # the name
+        lost(volume.fsync, changed)
+        lost(volume.fsync, made)
+    lost(volume.fsync, ROOT_NODE)  # the name
     volume.fsync(ROOT_NODE)
     volume.release(changed, os.O_RDWR)
     volume.open(changed, os.O_RDWR)
     volume.write(changed, 0, b"anew")
     volume.fsync(changed)
-    fails(volume.sync)
+    lost(volume.sync)
     volume.sync()
 
 
@@ -116,7 +117,7 @@ def test_a_write_that_follows_the_crash_does_not_hide_the_loss(server: Server, v
     volume.write(node, 0, b"lost")
     crash(server, volume)
     volume.write(node, 5, b" and more")
-    fails(volume.fsync, node)
+    lost(volume.fsync, node)
     assert volume.read(node, 0, 100) == b"first and more"
 
 
@@ -249,64 +250,37 @@ def test_nothing_that_was_fsynced_is_lost_and_every_loss_is_told(
     nodes = [make(hosts[number % 2], b"%d" % number, b"%08d" % 0) for number in range(4)]
     for node, host in zip(nodes, hosts * 2, strict=True):
         host.fsync(node)
-    done = threading.Event()
-    synced = [0] * 4
-    losses = [0] * 4
-    failures: list[BaseException] = []
+    values, synced, losses = [0] * 4, [0] * 4, [0] * 4
 
     def count(number: int) -> None:
         host, node = hosts[number % 2], nodes[number]
-        value = 0
+        values[number] += 1
+        value = values[number]
         try:
-            while not done.is_set():
-                value += 1
-                try:
-                    host.write(node, 0, b"%08d" % value)
-                    if value % 7 == 0:
-                        host.fsync(node)
-                        synced[number] = value
-                        assert int(host.read(node, 0, 8)) == value, "an fsync has confirmed what is not there"
-                except OSError as error:
-                    assert error.errno in (errno.EIO, errno.ETIMEDOUT), error
-                    losses[number] += 1
-                    again(host, node)
-        except BaseException as error:
-            failures.append(error)
+            host.write(node, 0, b"%08d" % value)
+            if value % 7 == 0:
+                host.fsync(node)
+                synced[number] = value
+                assert int(host.read(node, 0, 8)) == value, "an fsync has confirmed what is not there"
+        except OSError as error:
+            assert error.errno in (errno.EIO, errno.ETIMEDOUT), error
+            losses[number] += 1
+            works(host.release, node, os.O_RDWR)  # opened anew, it has not been told of anything
+            eventually(lambda: works(host.open, node, os.O_RDWR), LIMIT_S)
 
-    def again(host: PostgresVolume, node: int) -> None:
-        """Open the file anew: what it was told of is past."""
-        deadline = time.monotonic() + LIMIT_S
-        while not done.is_set():
-            try:
-                host.release(node, os.O_RDWR)
-                host.open(node, os.O_RDWR)
-                return
-            except OSError:
-                assert time.monotonic() < deadline
-                host._uses.open(node, os.O_RDWR, 0)
-                time.sleep(0.05)
+    def has(node: int, least: int) -> None:
+        assert int(hosts[0].read(node, 0, 8)) >= least
 
-    threads = [threading.Thread(target=count, args=(number,), daemon=True) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for _ in range(amount("CRASHES", day=5, night=100)):
-        time.sleep(0.3)
-        server.crash()
-        confirmed = list(synced)
-        server.start()
-        for node, least in zip(nodes, confirmed, strict=True):
-            deadline = time.monotonic() + LIMIT_S
-            while True:
-                try:
-                    assert int(hosts[0].read(node, 0, 8)) >= least
-                    break
-                except OSError:
-                    assert time.monotonic() < deadline
-    done.set()
-    for thread in threads:
-        thread.join(LIMIT_S)
-        assert not thread.is_alive()
-    assert failures == []
+    with contextlib.ExitStack() as counting:
+        for number in range(4):
+            counting.enter_context(over_and_over(partial(count, number)))
+        for _ in range(amount("CRASHES", day=5, night=100)):
+            time.sleep(0.3)
+            server.crash()
+            confirmed = list(synced)
+            server.start()
+            for node, least in zip(nodes, confirmed, strict=True):
+                eventually(partial(works, has, node, least), LIMIT_S)
     assert sum(losses) > 0
     for host in hosts:
         with contextlib.suppress(OSError):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from typing import Any
 
 import psycopg
 import pytest
@@ -18,12 +16,7 @@ from fusebackend.backends.postgres import host_session as session
 from fusebackend.backends.postgres import schema, transaction
 from fusebackend.databases import listener
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
-
-
-def fails(number: int, call: Callable[..., object], *arguments: object) -> None:
-    with pytest.raises(OSError) as caught:
-        call(*arguments)
-    assert caught.value.errno == number, caught.value
+from fusebackend.testing.posix.case import refused
 
 
 def rows_of(volume: Host, node: int) -> list[int]:
@@ -34,23 +27,6 @@ def rows_of(volume: Host, node: int) -> list[int]:
 
 
 # -- names ---------------------------------------------------------------------------------------------------------
-
-
-def test_one_of_many_makes_a_name(one: Host, two: Host) -> None:
-    made: list[int] = []
-    refused: list[int | None] = []
-
-    def make(volume: Host) -> None:
-        for number in range(20):
-            try:
-                made.append(volume.mknod(ROOT_NODE, b"%d" % number, 0o100644, 0, ME).node)
-            except FileExistsError as error:
-                refused.append(error.errno)
-
-    together(*(lambda volume=volume: make(volume) for volume in (one, two, one, two)))
-    assert len(made) == len(set(made)) == 20
-    assert len(refused) == 60
-    assert len(one.readdir(ROOT_NODE, b"", 100)) == 20
 
 
 def test_two_moves_never_make_a_ring(one: Host, two: Host) -> None:
@@ -74,27 +50,6 @@ def test_two_moves_never_make_a_ring(one: Host, two: Host) -> None:
         assert sorted(outcomes, key=str) == [errno.EINVAL, None]
     assert one._read_inode(ROOT_NODE).nlink == two._read_inode(ROOT_NODE).nlink == 2 + 15
     eventually(lambda: one.getattr(ROOT_NODE).nlink == two.getattr(ROOT_NODE).nlink == 2 + 15)  # when it is told
-
-
-def test_a_directory_is_not_removed_while_something_is_made_in_it(one: Host, two: Host) -> None:
-    for number in range(15):
-        name = b"d%d" % number
-        directory = one.mkdir(ROOT_NODE, name, 0o755, ME).node
-        outcomes: dict[str, int | None] = {}
-
-        def attempt(key: str, call: Callable[..., object], *arguments: object, outcomes: Any = outcomes) -> None:
-            try:
-                call(*arguments)
-                outcomes[key] = None
-            except OSError as error:
-                outcomes[key] = error.errno
-
-        together(
-            lambda directory=directory: attempt("make", one.mknod, directory, b"x", 0o100644, 0, ME),
-            lambda name=name: attempt("remove", two.rmdir, ROOT_NODE, name),
-        )
-        made, removed = outcomes["make"], outcomes["remove"]
-        assert (made, removed) in ((None, errno.ENOTEMPTY), (errno.ESTALE, None), (errno.ENOENT, None))
 
 
 # -- data ----------------------------------------------------------------------------------------------------------
@@ -121,11 +76,11 @@ def test_a_rewrite_of_what_another_host_has_changed_is_stale(one: Host, two: Hos
     one.open(node, os.O_RDWR)
     two.open(node, os.O_RDWR)
     two.write(node, 0, b"other")
-    fails(errno.ESTALE, one.setattr, node, AttrChanges(size=0))
+    refused(errno.ESTALE, one.setattr, node, AttrChanges(size=0))
     assert one.content(node) == b"other"
     one.write(node, 5, b" and mine")  # a range is no rewrite
     assert two.content(node) == b"other and mine"
-    fails(errno.ESTALE, one.setattr, node, AttrChanges(size=0))  # still
+    refused(errno.ESTALE, one.setattr, node, AttrChanges(size=0))  # still
     one.open(node, os.O_WRONLY)  # who opens it now knows what is there
     one.setattr(node, AttrChanges(size=0))
     one.write(node, 0, b"mine")
@@ -137,7 +92,7 @@ def test_of_two_rewrites_the_later_one_wins_and_the_other_is_told(one: Host, two
     for volume in (one, two):
         volume.open(node, os.O_WRONLY)
         volume.setattr(node, AttrChanges(size=0))
-    fails(errno.ESTALE, one.write, node, 0, b"from one")
+    refused(errno.ESTALE, one.write, node, 0, b"from one")
     two.write(node, 0, b"from two")
     two.write(node, 8, b"!")
     assert one.content(node) == b"from two!"
@@ -288,8 +243,8 @@ def test_a_change_of_several_operations_sees_what_it_has_done(one: Host, monkeyp
             directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
             node = one.make(b"file", b"hello" * 30_000, directory)
             one.setxattr(node, b"user.x", b"1")
-            fails(errno.ENOTEMPTY, one.rmdir, ROOT_NODE, b"d")
-            fails(errno.EEXIST, one.mkdir, directory, b"file", 0o755, ME)
+            refused(errno.ENOTEMPTY, one.rmdir, ROOT_NODE, b"d")
+            refused(errno.EEXIST, one.mkdir, directory, b"file", 0o755, ME)
             assert [name for name, _ in one.readdir(directory, b"", 10)] == [b"file"]
             one.setattr(node, AttrChanges(size=70_000))
             one.write(node, 80_000, b"end")
@@ -303,24 +258,10 @@ def test_a_change_of_several_operations_sees_what_it_has_done(one: Host, monkeyp
             one.unlink(directory, b"link")
             one.rmdir(ROOT_NODE, b"d")
             assert [name for name, _ in one.readdir(ROOT_NODE, b"", 10)] == [b"moved"]
-            fails(errno.ENOENT, one.lookup, ROOT_NODE, b"d")
+            refused(errno.ENOENT, one.lookup, ROOT_NODE, b"d")
         assert one.content(node) == b"hello" * 14_000 + bytes(10_000) + b"end"
         one.unlink(ROOT_NODE, b"moved")
         assert one.getattr(ROOT_NODE).nlink == 2
-
-
-def test_nobody_changes_anything_during_a_change_of_several_operations(one: Host, two: Host) -> None:
-    """Counting in a file, as an agent's edit does: read it, and write what it is then."""
-    node = one.make(b"count", b"0")
-
-    def count(volume: Host) -> None:
-        for _ in range(20):
-            with volume.changing():
-                value = int(volume.content(node))
-                volume.write(node, 0, b"%d" % (value + 1))
-
-    together(*(lambda volume=volume: count(volume) for volume in (one, two, one, two)))
-    assert one.content(node) == b"80"
 
 
 def test_a_view_is_of_one_state(one: Host, two: Host) -> None:
@@ -331,18 +272,3 @@ def test_a_view_is_of_one_state(one: Host, two: Host) -> None:
         assert one.content(node) == b"before"
         assert one.getattr(node).size == 6
     assert one.content(node) == b"afterwards"
-
-
-def test_what_fills_a_change_of_several_operations_need_not_fit_into_memory(one: Host) -> None:
-    """More than is gathered before it is written; what was written before is still seen."""
-    piece = bytes(range(256)) * 4096
-    with one.changing():
-        node = one.create(ROOT_NODE, b"large", 0o644, os.O_RDWR, ME).node
-        for number in range(12):
-            one.write(node, number * len(piece), piece)
-        assert one.read(node, 0, len(piece)) == piece
-        one.setattr(node, AttrChanges(size=10 * len(piece) + 100))
-        one.release(node, os.O_RDWR)
-    attr = one.getattr(node)
-    assert (attr.size, attr.blocks) == (10 * len(piece) + 100, (10 * len(piece) + 4096) // 512)
-    assert one.read(node, 10 * len(piece), 1000) == piece[:100]

@@ -1,4 +1,8 @@
-"""The published suite on a `DockerBackend`: one container for all cases, emptied for each."""
+"""The published suite on a `DockerBackend`: one container for all cases, emptied for each.
+
+A command in a container costs 70 ms. The scripts are those of `BaseSandbox`, which `test_sandbox_conformance.py` puts
+to the whole suite with the same tools; by day the container is asked for its own part, the transfers, and a smoke.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import pytest
 
 from fusebackend.backends import DockerBackend
 from fusebackend.testing.conformance import BackendConformance
+from fusebackend.testing.conformance.batches import BatchCases
 
 
 @pytest.fixture(scope="module")
@@ -16,10 +21,17 @@ def container_backend(docker_engine):
         yield backend
 
 
-class TestDocker(BackendConformance):
-    cancelled_s = 8.0  # those that had begun are an `exec` each; all hundred of the crowd would take longer
-
+class Contained:
     @pytest.fixture
     def backend(self, container_backend):
         assert container_backend.execute("cd / && rm -rf /work && mkdir /work").exit_code == 0
         return container_backend
+
+
+class TestTransfers(Contained, BatchCases):
+    pass
+
+
+@pytest.mark.configuration
+class TestDocker(Contained, BackendConformance):
+    cancelled_s = 8.0  # those that had begun are an `exec` each; all hundred of the crowd would take longer

@@ -36,7 +36,6 @@ class TestGnu(SandboxConformance):
     kind = "gnu"
 
 
-@pytest.mark.configuration
 class TestBusybox(SandboxConformance):
     kind = "busybox"
 

@@ -10,26 +10,24 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from counting import acl_of
-from failing import Failing
+from failing import Failing, drop_caches
 from nodes import ME, node_at, put
 
 from fusebackend.backends.sqlite import backend, flusher
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges
 from fusebackend.testing.each import each
+from fusebackend.testing.snapshots.copy import but_atimes, read_once
 from fusebackend.volumes.quota import Limits
 
 ACCESS, DEFAULT = b"system.posix_acl_access", b"system.posix_acl_default"
 LIMITS = Limits(limit_bytes=1 << 30)
 """With limits an operation has more to read."""
-
-
-FIELDS = set(Attr.__slots__) - {"atime_ns", "version"}
 
 
 class Nodes(NamedTuple):
@@ -104,28 +102,9 @@ def change(volume: SqliteVolume, nodes: Nodes) -> None:
     volume.setxattr(nodes.one, b"user.name", b"value")
 
 
-def drop_caches(volume: SqliteVolume) -> None:
-    """Have all that can be read from the file read again."""
-    volume._names.clear()
-    volume._chunks.clear()
-    for node in volume._inodes.keys() - volume._dirty.inodes.keys() - volume._dirty.xattrs.keys():
-        del volume._inodes[node]
-
-
-def state(volume: SqliteVolume) -> dict[str, Any]:
+def state(volume: SqliteVolume) -> object:
     """Return all that can be seen of a volume, but access times."""
-    found: dict[str, Any] = {"usage": volume.usage, "snapshots": [each.name for each in volume.snapshots()]}
-    waiting = [("", ROOT_NODE)]
-    while waiting:
-        above, node = waiting.pop()
-        for name, attr in volume.readdir(node, b"", 1000):
-            path = f"{above}/{name.decode()}"
-            fields = [getattr(attr, field) for field in FIELDS]
-            xattrs = {key: volume.getxattr(attr.node, key) for key in volume.listxattr(attr.node)}
-            found[path] = fields, xattrs, None if attr.is_dir else volume.read(attr.node, 0, 1 << 20)
-            if attr.is_dir:
-                waiting.append((path, attr.node))
-    return found
+    return volume.usage, [taken.name for taken in volume.snapshots()], but_atimes(read_once(volume))
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import hashlib
 import os
 import random
 import shutil
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +25,8 @@ from profiles import amount
 
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
-from fusebackend.protocol import ROOT_NODE, Volume
+from fusebackend.protocol import Volume
+from fusebackend.testing.by_path import content, walk
 
 HOME = Path(__file__).parents[3] / "support"
 STEPS = 150
@@ -109,15 +109,7 @@ def _judge(path: Path, allowed: list[bytes], new: bool, where: str) -> None:
 
 
 def _tree(volume: Volume) -> Tree:
-    tree: Tree = {}
-    for name, attr in list(volume.readdir(ROOT_NODE, b"", 1 << 20)):
-        if stat.S_ISDIR(attr.mode):
-            tree[name.decode() + "/"] = b""
-            continue
-        volume.open(attr.node, os.O_RDONLY)
-        tree[name.decode()] = volume.read(attr.node, 0, attr.size)
-        volume.release(attr.node, os.O_RDONLY)
-    return tree
+    return {path.decode() + "/" * attr.is_dir: content(volume, attr) for path, attr in walk(volume)}
 
 
 def _digest(tree: Tree, snapshots: dict[str, Tree]) -> bytes:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
 import shutil
 import sqlite3
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +21,10 @@ from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.schema import connect_again
 from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
 from fusebackend.protocol import ROOT_NODE, Caller
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.by_path import Shown, shown
+from fusebackend.testing.posix.case import fails, refused
 
 ME = Caller(0, 0)
-
-Tree = dict[bytes, object]
 
 
 @pytest.fixture
@@ -43,24 +42,6 @@ def volume(path: Path) -> Iterator[SqliteVolume]:
 
 def get(volume: SqliteVolume, name: bytes) -> bytes:
     return volume.read(volume.lookup(ROOT_NODE, name).node, 0, 1 << 24)
-
-
-def everything(volume: SqliteVolume) -> Tree:
-    """Path → what is there: file contents, link targets, None for a directory."""
-    found: Tree = {}
-    waiting = [(b"", ROOT_NODE)]
-    while waiting:
-        above, node = waiting.pop()
-        for name, attr in volume.readdir(node, b"", 10_000):
-            path = above + b"/" + name
-            if attr.is_dir:
-                waiting.append((path, attr.node))
-                found[path] = None
-            elif stat.S_ISLNK(attr.mode):
-                found[path] = volume.readlink(attr.node)
-            else:
-                found[path] = (attr.mode, attr.nlink, volume.read(attr.node, 0, 1 << 20))
-    return found
 
 
 # -- a full disk ---------------------------------------------------------------------------------------------------
@@ -92,7 +73,7 @@ def test_a_full_disk_is_enospc_and_nothing_is_lost(
     disk = FullDisk(monkeypatch)
     put(volume, b"before", b"b" * 100_000)
     volume.sync()
-    kept = everything(volume)
+    kept = shown(volume)
     disk.full = True
     put(volume, b"waits", b"w" * 100_000)
     volume.unlink(ROOT_NODE, b"before")
@@ -116,7 +97,7 @@ def test_a_full_disk_is_enospc_and_nothing_is_lost(
     put(volume, b"refused", b"r")
     volume.sync()
     assert check(path) == []
-    assert set(everything(volume)) == {b"/renamed", b"/refused"}
+    assert set(shown(volume)) == {b"renamed", b"refused"}
 
 
 def test_a_write_tries_again_after_a_while(volume: SqliteVolume, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +107,8 @@ def test_a_write_tries_again_after_a_while(volume: SqliteVolume, monkeypatch: py
     put(volume, b"a", b"1")
     with pytest.raises(OSError):
         volume.sync()
-    with pytest.raises(OSError) as caught:
-        put(volume, b"b", b"2")
-    assert caught.value.errno == errno.ENOSPC and disk.attempts == 2
+    refused(errno.ENOSPC, put, volume, b"b", b"2")
+    assert disk.attempts == 2
     disk.full = False
     put(volume, b"b", b"2")
     assert disk.attempts == 3
@@ -196,7 +176,7 @@ def test_closing_a_full_volume_is_an_error_and_keeps_what_was_synced(
         with fails(errno.ENOSPC):
             volume.close()
     assert check(path) == []
-    assert set(contents(path)) == {b"/synced"}
+    assert set(contents(path)) == {b"synced"}
 
 
 # -- a crash -------------------------------------------------------------------------------------------------------
@@ -210,23 +190,12 @@ def as_of_now(volume: SqliteVolume, copy: Path) -> Path:
     return copy
 
 
-def contents(path: Path) -> Tree:
-    volume = SqliteVolume(path)
-    try:
-        return everything(volume)
-    finally:
-        volume.close()
+def contents(path: Path) -> Shown:
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        return shown(volume)
 
 
 # -- a file that is moved away ------------------------------------------------------------------------------------
-
-
-def is_eio(call: Callable[[], object]) -> bool:
-    try:
-        call()
-    except OSError as error:
-        return error.errno == errno.EIO
-    return False
 
 
 def test_no_row_of_another_volume_is_read_or_freed_once_that_took_the_path(tmp_path: Path) -> None:
@@ -240,8 +209,8 @@ def test_no_row_of_another_volume_is_read_or_freed_once_that_took_the_path(tmp_p
     volume = SqliteVolume(path)
     os.rename(path, tmp_path / "aside.db")
     os.rename(other, path)
-    assert is_eio(lambda: volume.snapshot("s").readdir(ROOT_NODE, b"", 10))
-    assert is_eio(lambda: connect_again(str(path)))
+    refused(errno.EIO, volume.snapshot("s").readdir, ROOT_NODE, b"", 10)
+    refused(errno.EIO, connect_again, str(path))
     os.rename(path, other)
     os.rename(tmp_path / "aside.db", path)
     assert [name for name, _ in volume.snapshot("s").readdir(ROOT_NODE, b"", 10)] == [b"ours"]
@@ -263,9 +232,9 @@ def test_a_file_that_is_gone_is_an_error_at_the_next_sync(
     elif how == "deleted":
         elsewhere.unlink()
     volume.mkdir(ROOT_NODE, b"after", 0o755, ME)
-    assert is_eio(volume.sync)
+    refused(errno.EIO, volume.sync)
     assert volume.trouble is not None and f"its file {path} was moved or deleted" in volume.trouble[1]
-    assert is_eio(lambda: volume.mkdir(ROOT_NODE, b"later", 0o755, ME)), "and it is no ENOENT"
+    refused(errno.EIO, volume.mkdir, ROOT_NODE, b"later", 0o755, ME)
     assert volume.statfs().blocks > 0
     assert caplog.text.count("was moved or deleted") == 1
     if how == "moved":
@@ -279,7 +248,7 @@ def test_a_file_that_is_gone_is_an_error_at_the_next_sync(
         assert [name for name, _ in volume.readdir(ROOT_NODE, b"", 10)] == [b"after", b"before", b"later"]
         volume.close()
     else:
-        assert is_eio(volume.close)
+        refused(errno.EIO, volume.close)
         assert path.exists() == (how == "replaced")
 
 
@@ -289,7 +258,7 @@ def test_what_a_volume_holds_is_in_the_file_that_was_moved(tmp_path: Path) -> No
     volume.sync()
     os.rename(path, elsewhere)
     volume.mkdir(ROOT_NODE, b"after", 0o755, ME)
-    assert is_eio(volume.close)
+    refused(errno.EIO, volume.close)
     assert check(elsewhere) == []
     volume = SqliteVolume(elsewhere)
     assert [name for name, _ in volume.readdir(ROOT_NODE, b"", 10)] == [b"after"]

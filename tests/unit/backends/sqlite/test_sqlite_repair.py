@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -25,6 +26,8 @@ from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.repair import repair
 from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges
+from fusebackend.testing.by_path import walk
+from fusebackend.volumes.contents import opened
 
 __all__ = ["volume_file"]
 
@@ -212,7 +215,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @example(["INSERT OR IGNORE INTO place VALUES (-5, 0, 1)"])
 @given(statements=st.lists(STATEMENTS, min_size=1, max_size=8))
 def test_any_damage_is_mended(sound: Path, tmp_path: Path, statements: list[str]) -> None:
@@ -252,38 +255,30 @@ def bytes_held(path: Path) -> Counter[bytes]:
 
 def visit(path: Path) -> dict[str, bytes | None]:
     """Use everything in a volume once; gives each path, with the contents of files."""
-    volume = SqliteVolume(path)
     tree: dict[str, bytes | None] = {}
-
-    def walk(node: int, above: str) -> None:
-        for name, attr in list(volume.readdir(node, b"", 1000)):
-            where = above + os.fsdecode(name)
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        for name, attr in walk(volume):
+            where = os.fsdecode(name)
             assert where not in tree
-            tree[where] = contents(attr)
-            volume.listxattr(attr.node)
-            volume.setattr(attr.node, AttrChanges(atime_ns=5))
-            if attr.is_dir:
-                walk(attr.node, where + "/")
-
-    def contents(attr: Attr) -> bytes | None:
-        if stat.S_ISLNK(attr.mode):
-            return volume.readlink(attr.node)
-        if not stat.S_ISREG(attr.mode):
-            return None
-        volume.open(attr.node, os.O_RDWR)
-        data = volume.read(attr.node, 0, min(attr.size, 1 << 22))
-        volume.write(attr.node, 0, data[:10])
-        volume.release(attr.node, os.O_RDWR)
-        return data
-
-    try:
-        walk(ROOT_NODE, "")
+            tree[where] = used(volume, attr)
         made = volume.mkdir(ROOT_NODE, b"made after the repair", 0o755, ME).node
         volume.rmdir(ROOT_NODE, b"made after the repair")
         assert all(made != attr.node for _, attr in volume.readdir(ROOT_NODE, b"", 1000))
-    finally:
-        volume.close()
     return tree
+
+
+def used(volume: SqliteVolume, attr: Attr) -> bytes | None:
+    """Use a file once; gives its contents, the first 4 MiB of them, or None where it can have none."""
+    data = None
+    if stat.S_ISLNK(attr.mode):
+        data = volume.readlink(attr.node)
+    elif stat.S_ISREG(attr.mode):
+        with opened(volume, attr.node, os.O_RDWR) as node:
+            data = volume.read(node, 0, min(attr.size, 1 << 22))
+            volume.write(node, 0, data[:10])
+    volume.listxattr(attr.node)
+    volume.setattr(attr.node, AttrChanges(atime_ns=5))
+    return data
 
 
 def test_a_read_only_disk_is_told_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

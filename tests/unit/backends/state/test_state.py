@@ -122,12 +122,6 @@ def test_a_write_that_is_refused_has_no_update_and_one_that_replaces_has(backend
     assert "/a" in StateBackend(backend.runtime, on_exists="replace").write("/a", "2").files_update
 
 
-def test_a_listing_tells_a_file_from_what_is_not_there(backend):
-    backend.write("/d/f", "x")
-    assert backend.ls("/d/f").error == "Path '/d/f': not_a_directory"
-    assert backend.ls("/nothing").error == "Path '/nothing': path_not_found"
-
-
 def test_delete_maps_paths_to_none_and_takes_a_directory_whole(backend):
     for path in ("/d/a", "/d/e/b", "/d2"):
         backend.write(path, "x")
@@ -227,11 +221,3 @@ def test_a_dict_that_others_change_in_place_is_seen_as_it_is():
     assert [info["path"] for info in backend.ls("/").entries] == ["/e/"]
     backend.write("/d", "now a file")
     assert [info["path"] for info in backend.glob("*").matches] == ["/d", "/e/b"]
-
-
-def test_a_change_that_fails_leaves_no_trace(backend):
-    backend.write("/a", "1")
-    with pytest.raises(RuntimeError), backend._view.changing() as files:
-        files.put(AgentPath("/b"), None, {"content": "2"})
-        raise RuntimeError
-    assert [info["path"] for info in backend.ls("/").entries] == ["/a"]

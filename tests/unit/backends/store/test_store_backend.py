@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -14,14 +15,18 @@ from types import SimpleNamespace
 
 import pytest
 import stores
+from agentface import get, names
 from for_each import for_each
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
+from raising import raising
 from stored import put_if, put_new
 from stores import NS, before_its_change
 from together import together
 
 from fusebackend.backends import StoreBackend
+from fusebackend.backends.store import source
+from fusebackend.databases import sqlite as sqlite_module
 from fusebackend.protocol.versions import digest_of
 from fusebackend.urls import parse
 from fusebackend.urls.opening import UrlError, open_backend
@@ -31,11 +36,6 @@ def put(store, key, content="text", **more):
     value = {"content": content, "encoding": "utf-8", "created_at": "2025-01-01T00:00:00+00:00", **more}
     store.put(NS, key, value)
     return value
-
-
-def get(backend, path):
-    (answer,) = backend.download_files([path])
-    return answer.error or answer.content
 
 
 # -- which store, which namespace ------------------------------------------------------------------------------
@@ -57,15 +57,14 @@ def test_a_store_or_a_runtime_that_has_one(store):
 
 
 def test_the_namespace_is_asked_at_every_verb():
-    store, user = InMemoryStore(), ["ann"]
-    backend = StoreBackend(store, namespace=lambda _: ("users", user[0]))
-    backend.write("/note", "of ann")
-    user[0] = "bob"
-    assert backend.read("/note").error == "File '/note' not found"
-    backend.write("/note", "of bob")
-    user[0] = "ann"
+    user = SimpleNamespace(name="")
+    backend = StoreBackend(InMemoryStore(), namespace=lambda _: ("users", user.name))
+    for name in ("ann", "bob"):
+        user.name = name
+        assert backend.read("/note").error == "File '/note' not found"
+        backend.write("/note", f"of {name}")
+    user.name = "ann"
     assert "of ann" in backend.read("/note")
-    assert backend.items is backend.items
 
 
 @for_each(
@@ -84,10 +83,8 @@ def test_the_namespace_is_asked_at_every_verb():
     ],
 )
 def test_what_is_no_namespace_is_refused_in_one_line(namespace, message):
-    with pytest.raises((TypeError, ValueError), match=r"namespace|label") as refusal:
+    with pytest.raises((TypeError, ValueError), match=rf"^[^\n]*{re.escape(message)}[^\n]*$"):
         StoreBackend(InMemoryStore(), namespace=namespace)
-    assert message in str(refusal.value)
-    assert "\n" not in str(refusal.value)
     backend = StoreBackend(InMemoryStore(), namespace=lambda _: namespace)
     assert message in backend.write("/a", "x").error
     assert message in backend.ls("/").error
@@ -104,32 +101,31 @@ def test_a_namespace_that_langgraph_takes_is_taken(store):
 def test_a_namespace_function_that_fails_says_so():
     backend = StoreBackend(InMemoryStore(), namespace=lambda runtime: (runtime.context.user_id,))
     message = "The namespace's function failed: AttributeError: 'NoneType' object has no attribute 'context'."
-    assert message in backend.read("/a").error
     assert "No LangGraph graph is running here, so it was given None." in backend.ls("/").error
-    assert backend.download_files(["/a"])[0].error
-    assert backend.grep("x").error
-    assert backend.glob("*").error
+    check_that_each_verb_says(backend, message)
+
+
+def check_that_each_verb_says(backend, words):
     for result in (
-        backend.write("/a", ""),
-        backend.edit("/a", "a", "b"),
-        backend.delete("/a"),
-        backend.move("/a", "/b"),
-    ):
-        assert message in result.error
+        backend.ls("/"), backend.read("/a"), backend.write("/a", ""), backend.edit("/a", "a", "b"),
+        backend.grep("x"), backend.glob("*"), backend.delete("/a"), backend.move("/a", "/b"),
+    ):  # fmt: skip
+        assert words in result.error
+    assert backend.upload_files([("/a", b"")])[0].error and backend.download_files(["/a"])[0].error
 
 
 def test_without_a_store_it_says_what_to_do():
     backend = StoreBackend(namespace=("memories",))
     assert "There is no store: no LangGraph graph with one is running here" in backend.write("/a", "x").error
     assert "There is no store" in StoreBackend(SimpleNamespace(store=None, state={})).ls("/").error
-    with pytest.raises(TypeError, match="SimpleNamespace is neither a LangGraph store nor has it a 'store'"):
-        StoreBackend(SimpleNamespace(state={}))
-    with pytest.raises(TypeError, match="Two stores are given; give one"):
-        StoreBackend(InMemoryStore(), store=InMemoryStore())
-    with pytest.raises(TypeError, match="object is no LangGraph store: it has no get and no put"):
-        StoreBackend(store=object())
-    with pytest.raises(ValueError, match="file_format must be 'v1' or 'v2'"):
-        StoreBackend(InMemoryStore(), file_format="v3")
+    for given, options, words in [
+        ([SimpleNamespace(state={})], {}, "SimpleNamespace is neither a LangGraph store nor has it a 'store'"),
+        ([InMemoryStore()], {"store": InMemoryStore()}, "Two stores are given; give one"),
+        ([], {"store": object()}, "object is no LangGraph store: it has no get and no put"),
+        ([InMemoryStore()], {"file_format": "v3"}, "file_format must be 'v1' or 'v2'"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=words):
+            StoreBackend(*given, **options)
 
 
 def test_inside_of_a_graph_the_store_and_the_runtime_are_the_graphs():
@@ -172,34 +168,22 @@ def test_a_store_that_answers_in_its_event_loop_alone_is_refused(tmp_path):
 
 
 def test_a_store_that_fails_is_an_error_and_no_exception():
-    class Broken(InMemoryStore):
-        def batch(self, ops):
-            raise RuntimeError("no luck")
-
-    class Asynchronous(InMemoryStore):
-        def batch(self, ops):
-            raise NotImplementedError("await me")
-
-    for store, words in (
-        (Broken(), "The store failed: RuntimeError: no luck"),
-        (Asynchronous(), "can't do this: await me"),
+    for error, words in (
+        (RuntimeError("no luck"), "The store failed: RuntimeError: no luck"),
+        (NotImplementedError("await me"), "can't do this: await me"),
     ):
-        backend = StoreBackend(store)
-        for result in (
-            backend.ls("/"), backend.read("/a"), backend.write("/a", ""), backend.edit("/a", "a", "b"),
-            backend.grep("x"), backend.glob("*"), backend.delete("/a"), backend.move("/a", "/b"),
-        ):  # fmt: skip
-            assert words in result.error
-        assert backend.upload_files([("/a", b"")])[0].error
-        assert backend.download_files(["/a"])[0].error
+
+        class Broken(InMemoryStore):
+            batch = raising(error)
+
+        check_that_each_verb_says(StoreBackend(Broken()), words)
 
 
 def test_child_namespaces_are_trees_of_their_own(store, backend):
     put(store, "/mine", "of mine")
     store.put((*NS, "sub"), "/theirs", {"content": "x", "encoding": "utf-8"})
     store.put(("memories2",), "/other", {"content": "x", "encoding": "utf-8"})
-    assert [info["path"] for info in backend.ls("/").entries] == ["/mine"]
-    assert [info["path"] for info in backend.glob("**").matches] == ["/mine"]
+    assert names(backend) == [info["path"][1:] for info in backend.glob("**").matches] == ["mine"]
     assert backend.grep("x").matches == []
     assert backend.delete("/theirs").error == "Error: File '/theirs' not found"
     assert store.get((*NS, "sub"), "/theirs") is not None
@@ -221,18 +205,16 @@ def test_the_seeds_format_is_read_and_migrated_when_it_is_written(store, backend
     }  # fmt: skip
     assert backend.edit("/AGENTS.md", "FD5108", "000000").error is None
     value = store.get(NS, "/AGENTS.md").value
-    assert value["content"] == "# Memory\n主题色: #000000"
-    assert value["encoding"] == "utf-8"
-    assert value["created_at"] == "2025-01-01T00:00:00"
-    assert value["modified_at"] > "2026"
+    assert value.pop("modified_at") > "2026"
+    text = "# Memory\n主题色: #000000"
+    assert value == {"content": text, "encoding": "utf-8", "created_at": "2025-01-01T00:00:00"}
 
 
 def test_the_list_of_splitlines_is_read_as_what_it_kept(store, backend):
     """The Korean seed and deepagents-backends: a last newline is lost, an empty file is an empty list."""
-    store.put(NS, "/empty", {"content": "".splitlines()})
-    store.put(NS, "/two", {"content": "one\ntwo\n".splitlines()})
-    assert get(backend, "/empty") == b""
-    assert get(backend, "/two") == b"one\ntwo"
+    for text, kept in {"": b"", "one\ntwo\n": b"one\ntwo"}.items():
+        store.put(NS, "/f", {"content": text.splitlines()})
+        assert get(backend, "/f") == kept
 
 
 def test_the_seeds_format_is_written_on_request(store):
@@ -262,6 +244,16 @@ FOREIGN = {
 }
 
 
+def check_that_it_can_be_read_only(backend, path, content):
+    refused = "It is a value of the store that is no file, and can be read only"
+    for result in (
+        backend.edit(path, content.decode()[0], "x"), backend.delete(path), backend.move(path, "/elsewhere"),
+    ):  # fmt: skip
+        assert refused in result.error
+    codes = [backend.upload_files([(path, b"{}")])[0].error, put_if(backend, path, b"{}", digest_of(content))]
+    assert codes == ["permission_denied"] * 2
+
+
 @for_each("name", FOREIGN)
 def test_a_value_that_is_no_file_is_json_and_can_be_read_only(store, backend, name):
     value = FOREIGN[name]
@@ -274,12 +266,7 @@ def test_a_value_that_is_no_file_is_json_and_can_be_read_only(store, backend, na
     assert content.endswith(b"}\n")
     assert [match["path"] for match in backend.glob("*.json").matches] == [path]
     assert backend.read(f"/{name}").error == f"File '/{name}' not found"
-    refused = "It is a value of the store that is no file, and can be read only"
-    assert refused in backend.edit(path, "{", "[").error
-    assert backend.upload_files([(path, b"{}")])[0].error == "permission_denied"
-    assert put_if(backend, path, b"{}", digest_of(content)) == "permission_denied"
-    assert refused in backend.delete(path).error
-    assert refused in backend.move(path, "/elsewhere").error
+    check_that_it_can_be_read_only(backend, path, content)
     assert backend.upload_files([(f"/{name}", b"x")])[0].error == "permission_denied"
     backend.write("/dir/file", "x")
     assert backend.move("/dir/file", f"/{name}").error
@@ -334,14 +321,9 @@ def test_a_long_text_has_a_file_of_its_own(store, backend, name):
     assert [info["path"] for info in backend.glob("*.md").matches] == [path]
     word = content.split("\n")[0].strip("\r")
     assert path in {match["path"] for match in backend.grep(word).matches}
-    assert {match["path"] for match in backend.grep(word, path).matches} == {path}
-    assert {match["path"] for match in backend.grep(word, glob="*.md").matches} == {path}
-    refused = "It is a value of the store that is no file, and can be read only"
-    assert refused in backend.edit(path, content[0], "x").error
-    assert backend.upload_files([(path, b"")])[0].error == "permission_denied"
-    assert put_if(backend, path, b"", digest_of(content.encode())) == "permission_denied"
-    assert refused in backend.delete(path).error
-    assert refused in backend.move(path, "/elsewhere").error
+    for options in ({"path": path}, {"glob": "*.md"}):
+        assert {match["path"] for match in backend.grep(word, **options).matches} == {path}
+    check_that_it_can_be_read_only(backend, path, content.encode())
     assert backend.write(path, "").error
     assert store.get(NS, f"/{name}").value == TEXTS[name]
     store.put(NS, f"/{name}", {"text": "short"})
@@ -377,12 +359,12 @@ def test_json_has_sorted_keys(store, backend):
 @pytest.mark.parametrize("levels", [200, 1_000, 20_000])
 def test_a_value_of_a_thousand_levels_takes_no_other_value_with_it(store, backend, levels):
     """orjson, by which SqliteStore writes, refuses more than 254 levels; other programs don't."""
-    value = {"text": LONG}
-    for _ in range(levels):
-        value = {"in": value}
     raw = '{"in": ' * levels + json.dumps({"text": LONG}) + "}" * levels
     put(store, "/good", "good")
     if isinstance(store, InMemoryStore):
+        value = {"text": LONG}
+        for _ in range(levels):
+            value = {"in": value}
         store.put(NS, "/deep", value)
     elif isinstance(store, SqliteStore):
         store.conn.execute("INSERT INTO store (prefix, key, value) VALUES ('memories', '/deep', ?)", (raw.encode(),))
@@ -419,28 +401,26 @@ def test_values_that_only_memory_can_hold_are_shown():
     assert backend.edit("/good", "good", "better").error is None
 
 
-def test_a_value_of_a_hundred_megabytes_is_shown(store, backend):
-    content = "0123456789\n" * 10_000_000
+def test_a_value_of_tens_of_megabytes_is_shown(store, backend):
+    content = "0123456789\n" * 2_000_000
     store.put(NS, "/large", {"text": content})
     large = {info["path"]: info["size"] for info in backend.ls("/").entries}
-    assert large == {"/large.json": len(content) + 10_000_000 + len('{\n  "text": ""\n}\n'), "/large.md": len(content)}
+    assert large == {"/large.json": len(content) + 2_000_000 + len('{\n  "text": ""\n}\n'), "/large.md": len(content)}
     assert get(backend, "/large.md") == content.encode()
 
 
 def test_what_is_no_json_in_the_table_is_shown_as_it_is(tmp_path):
     with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store:
         store.setup()
-        store.conn.execute("INSERT INTO store (prefix, key, value) VALUES ('memories', '/odd', 'not json {')")
-        store.conn.execute("INSERT INTO store (prefix, key, value) VALUES ('memories', '/list', '[1]')")
-        store.conn.execute("INSERT INTO store (prefix, key, value) VALUES ('memories', '/text', '\"one line\"')")
+        for row in [("/odd", "not json {"), ("/list", "[1]"), ("/text", '"one line"')]:
+            store.conn.execute("INSERT INTO store (prefix, key, value) VALUES ('memories', ?, ?)", row)
         with StoreBackend(store, namespace=NS) as backend:
-            assert get(backend, "/odd.json") == b"not json {"
-            assert get(backend, "/list.json") == b"[\n  1\n]\n"
-            assert get(backend, "/text.json") == b'"one line"\n'
-            assert get(backend, "/text.md") == b"one line"
-            assert [info["path"] for info in backend.ls("/").entries] == [
-                "/list.json", "/odd.json", "/text.json", "/text.md",
-            ]  # fmt: skip
+            assert {name: get(backend, f"/{name}") for name in names(backend)} == {
+                "list.json": b"[\n  1\n]\n",
+                "odd.json": b"not json {",
+                "text.json": b'"one line"\n',
+                "text.md": b"one line",
+            }
             assert backend.upload_files([("/odd.json", b"")])[0].error == "permission_denied"
 
 
@@ -514,12 +494,15 @@ def test_of_two_who_create_a_file_one_is_told(store):
 
 
 def test_an_upload_over_known_bytes_only(store, backend):
-    assert put_if(backend, "/a", b"1", None) is None
-    assert put_if(backend, "/a", b"2", None) == "conflict"
-    assert put_if(backend, "/a", b"2", digest_of(b"1")) is None
-    assert put_if(backend, "/a", b"3", digest_of(b"1")) == "conflict"
-    assert put_if(backend, "/none", b"3", digest_of(b"1")) == "conflict"
-    assert put_if(backend, "/a/b", b"3", None) == "invalid_path"
+    for path, data, known, error in [
+        ("/a", b"1", None, None),
+        ("/a", b"2", None, "conflict"),
+        ("/a", b"2", digest_of(b"1"), None),
+        ("/a", b"3", digest_of(b"1"), "conflict"),
+        ("/none", b"3", digest_of(b"1"), "conflict"),
+        ("/a/b", b"3", None, "invalid_path"),
+    ]:
+        assert put_if(backend, path, data, known) == error, (path, data)
     assert get(backend, "/a") == b"2"
 
 
@@ -570,8 +553,7 @@ def test_created_stays_and_modified_moves(store, backend):
     row = store.get(NS, "/a")
     backend.upload_files([("/a", b"2")])
     changed = store.get(NS, "/a")
-    assert changed.value["created_at"] == value["created_at"]
-    assert changed.value["modified_at"] > value["created_at"]
+    assert changed.value["created_at"] == value["created_at"] < changed.value["modified_at"]
     assert changed.created_at == row.created_at or isinstance(store, InMemoryStore)  # that one keeps no such time
     assert changed.updated_at >= row.updated_at
     assert backend.read("/a").file_data["modified_at"] == changed.value["modified_at"]
@@ -580,9 +562,7 @@ def test_created_stays_and_modified_moves(store, backend):
 def test_a_listing_has_the_stores_time_where_the_value_has_none(store, backend):
     store.put(NS, "/bare", {"content": "x"})
     store.put(NS, "prefs", {"theme": "dark"})
-    for info in backend.ls("/").entries:
-        assert info["modified_at"].startswith("20")
-        assert info["modified_at"].endswith("+00:00")
+    assert all(re.fullmatch(r"20.*\+00:00", info["modified_at"]) for info in backend.ls("/").entries)
 
 
 @pytest.mark.parametrize("kind", stores.SQL_KINDS)
@@ -626,10 +606,7 @@ def test_what_the_store_itself_writes_and_reads_is_the_same_row(tmp_path):
 
 def test_backends_over_one_store_share_its_connections(store, monkeypatch):
     """The factories of the seeds make a backend for every call of a tool."""
-    from fusebackend.backends.store import source
-
-    opened = []
-    plain = source.database_of
+    opened, plain = [], source.database_of
     monkeypatch.setattr(source, "database_of", lambda store: (opened.append(store), plain(store))[1])
     backends = [StoreBackend(store, namespace=NS) for _ in range(20)]
     for number, backend in enumerate(backends):
@@ -640,8 +617,8 @@ def test_backends_over_one_store_share_its_connections(store, monkeypatch):
     for backend in backends[:-1]:
         backend.close()
     assert "x" in backends[-1].read("/3")
-    backends[-1].close()
-    backends[-1].close()
+    for _ in range(2):
+        backends[-1].close()
     with StoreBackend(store, namespace=NS) as again:
         assert "x" in again.read("/3")
     assert len(opened) == 2
@@ -726,9 +703,7 @@ def test_a_store_that_embeds_is_written_through_itself(tmp_path):
 
 
 def test_a_locked_database_is_said(tmp_path, monkeypatch):
-    from fusebackend.databases import sqlite
-
-    monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
+    monkeypatch.setattr(sqlite_module, "BUSY_S", 0.05)
     with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store:
         store.setup()
         with StoreBackend(store, namespace=NS) as backend:
@@ -775,9 +750,8 @@ def test_a_url_opens_postgres(postgres, tmp_path):
     ],
 )
 def test_a_url_that_makes_no_sense_is_refused_before_anything_is_opened(url, message):
-    with pytest.raises(UrlError) as refusal:
+    with pytest.raises(UrlError, match=re.escape(message)):
         parse(url)
-    assert message in str(refusal.value)
 
 
 def test_a_database_that_is_none(tmp_path):
@@ -798,19 +772,18 @@ def test_a_database_that_is_none(tmp_path):
         ("volume.db?ns=a", "The database belongs to another program"),
         ("good.db", "names no namespace; add ?ns=NAME, such as ?ns=memories, or ?tree=1 for all; this store holds a.b"),
     ):
-        with pytest.raises(UrlError) as refusal:
+        with pytest.raises(UrlError, match=rf"^[^\n]*{re.escape(message)}[^\n]*$"):
             open_backend(f"store+sqlite:{tmp_path}/{name}")
-        assert message in str(refusal.value)
-        assert "\n" not in str(refusal.value)
 
 
 def test_a_server_that_is_none(postgres):
-    with pytest.raises(UrlError, match=r"'store\+postgres:host=/nowhere password=\*\*\*': PostgreSQL: connection"):
-        open_backend("store+postgres:host=/nowhere password=hidden?ns=a")
-    with pytest.raises(UrlError, match="missing"):
-        open_backend("store+postgres:dbname?ns=a")
-    with pytest.raises(UrlError, match='database "none" does not exist'):
-        open_backend(f"store+postgres:{postgres.dsn('none')}?ns=a")
+    for place, words in [
+        ("host=/nowhere password=hidden", r"'store\+postgres:host=/nowhere password=\*\*\*': PostgreSQL: connection"),
+        ("dbname", "missing"),
+        (postgres.dsn("none"), 'database "none" does not exist'),
+    ]:
+        with pytest.raises(UrlError, match=words):
+            open_backend(f"store+postgres:{place}?ns=a")
 
 
 BLOCKED = """

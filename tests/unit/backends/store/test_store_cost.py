@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
-import time
 
 import pytest
 import stores
@@ -54,20 +52,19 @@ def rows(monkeypatch):
 def test_a_listing_reads_what_it_lists(store, rows):
     fill(store, tree(200))
     with StoreBackend(store, namespace=NS) as backend:
-        assert len(backend.ls("/dir00100").entries) == 20
-        assert len(rows) <= 25
-        rows.clear()
-        assert len(backend.ls("/").entries) == 200
-        assert len(rows) <= 1000  # hops over what is below; PostgreSQL reads a batch before it knows that it has to
-        rows.clear()
-        assert "x" in backend.read("/dir00100/file07.md")
-        assert backend.write("/dir00100/new.md", "").error is None
-        assert backend.edit("/dir00100/new.md", "a", "b").error
-        assert len(rows) <= 10
-        rows.clear()
-        assert len(backend.glob("*.md", "/dir00042").matches) == 20
-        assert len(backend.grep("x", "/dir00042").matches) == 20
-        assert len(rows) <= 45
+        for most, verb, *arguments in [
+            (25, "ls", "/dir00100"),
+            (1000, "ls", "/"),  # hops over what is below; PostgreSQL reads a batch before it knows that it has to
+            (3, "read", "/dir00100/file07.md"),
+            (5, "write", "/dir00100/new.md", ""),
+            (5, "edit", "/dir00100/file07.md", "x\n", "y\n"),
+            (23, "glob", "*.md", "/dir00042"),
+            (23, "grep", "x", "/dir00042"),
+        ]:
+            rows.clear()
+            found = getattr(backend, verb)(*arguments)
+            assert found.error is None and len(rows) <= most, (verb, arguments, len(rows))
+            assert verb != "ls" or len(found.entries) == (20 if most == 25 else 200)
 
 
 def test_one_large_directory_is_read_once(store, rows):
@@ -198,23 +195,3 @@ def test_a_store_in_memory_is_listed_while_others_change_it():
         for _ in range(40):
             assert len(backend.ls("/dir00001").entries) == 20
             assert len(backend.glob("dir00002/*").matches) == 20
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("directory", ["/dir00000", "/dir02500", "/dir04999"])
-def test_a_directory_of_twenty_among_a_hundred_thousand_keys_takes_no_time(large, directory):
-    large.ls("/")
-    took = []
-    for _ in range(9):
-        began = time.perf_counter()
-        assert len(large.ls(directory).entries) == 20
-        took.append(time.perf_counter() - began)
-    assert statistics.median(took) < 0.2, took  # the machine may be busy: 0.3 to 5 ms are usual
-
-
-@pytest.fixture(scope="module", params=stores.SQL_KINDS)
-def large(request, store_of):
-    store, _ = store_of(request.param)
-    fill(store, tree(5000))
-    with StoreBackend(store, namespace=NS) as backend:
-        yield backend

@@ -6,7 +6,9 @@ import contextlib
 
 import pytest
 import stores
+from agentface import names
 from ears import Ear
+from raising import raising
 from stores import NS
 from together import together
 
@@ -50,12 +52,13 @@ def made(store):
 def test_every_change_of_others_is_told(store, backend, ear):
     assert backend.items.feed
     before = backend.items.token()
-    store.put(NS, "/a", FILE)
-    ear.wait("/a")
-    store.put(NS, "/a", {**FILE, "content": "y"})
-    ear.wait("/a")
-    store.delete(NS, "/a")
-    ear.wait("/a")
+    for change in (
+        lambda: store.put(NS, "/a", FILE),
+        lambda: store.put(NS, "/a", {**FILE, "content": "y"}),
+        lambda: store.delete(NS, "/a"),
+    ):
+        change()
+        ear.wait("/a")
     assert backend.items.token() != before
     store.put(NS, "/old", FILE)
     store.conn.execute("UPDATE store SET key = '/new' WHERE key = '/old'")
@@ -104,14 +107,10 @@ def test_who_has_stopped_listening_hears_nothing(store, backend, ear):
 
 
 def test_a_listener_that_fails_does_not_end_the_feed(store, backend, ear, caplog):
-    def fail(key):
-        raise RuntimeError("no luck")
-
-    stop = backend.items.watch(fail)
-    store.put(NS, "/a", FILE)
-    ear.wait("/a")
-    store.put(NS, "/b", FILE)
-    ear.wait("/b")
+    stop = backend.items.watch(raising(RuntimeError("no luck")))
+    for key in ("/a", "/b"):
+        store.put(NS, key, FILE)
+        ear.wait(key)
     stop()
     assert "a subscriber failed" in caplog.text
 
@@ -126,6 +125,9 @@ def test_anybody_may_notify(store, ear):
 def test_a_lost_connection_is_made_again_and_anything_may_have_changed(store, backend, ear):
     feed = backend.items._database.feed()
     assert backend.items.token() is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feed._listener, "live", False)
+        assert backend.items.token() is None, "while it is lost nothing is believed"
     store.conn.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
         " AND (query LIKE 'LISTEN%' OR query LIKE '%regclass%' AND pid <> pg_backend_pid())"
@@ -136,19 +138,12 @@ def test_a_lost_connection_is_made_again_and_anything_may_have_changed(store, ba
     ear.wait("/a")
 
 
-def test_while_it_is_lost_nothing_is_believed(store, backend):
-    feed = backend.items._database.feed()
-    feed._listener.live = False
-    assert backend.items.token() is None
-
-
 def test_the_trigger_is_made_once_whoever_comes_first(postgres_dsn, store):
-    opened = contextlib.ExitStack()
-    backends = [opened.enter_context(stores.other_program(store, NS)) for _ in range(4)]
-    together(*(lambda backend=backend: backend.items.feed for backend in backends))
-    assert all(backend.items.feed for backend in backends)
-    assert made(store) == ["fusebackend_store_changed", "fusebackend_store_notify", "fusebackend_store_truncated"]
-    opened.close()
+    with contextlib.ExitStack() as opened:
+        backends = [opened.enter_context(stores.other_program(store, NS)) for _ in range(4)]
+        together(*(lambda backend=backend: backend.items.feed for backend in backends))
+        assert all(backend.items.feed for backend in backends)
+        assert made(store) == ["fusebackend_store_changed", "fusebackend_store_notify", "fusebackend_store_truncated"]
 
 
 def test_nothing_is_made_by_an_agent_alone_nor_when_it_is_not_wanted(postgres_dsn, store):
@@ -261,7 +256,7 @@ def test_what_has_expired_is_gone_where_the_store_says_so(store):
     store.put(NS, "/a", FILE, ttl=1)
     store.conn.execute("UPDATE store SET expires_at = now() - interval '1 minute'")
     with StoreBackend(store, namespace=NS) as backend:
-        assert [info["path"] for info in backend.ls("/").entries] == ["/a"]
+        assert names(backend) == ["a"]
     store.ttl_config = {"omit_expired": True}
     with StoreBackend(store, namespace=NS) as backend:
         assert backend.ls("/").entries == []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
+import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import conversations
 import pytest
+from agentface import names
 from graphs import say, thread, use, user, write
 from threadview import View
 
@@ -20,6 +21,7 @@ from fusebackend.backends.threads.database.rows import Place, Saved
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.index_cache import FORMAT
 from fusebackend.backends.threads.message_index import MAX_FILE_BYTES, MAX_FILES_BYTES, RecentFiles
+from fusebackend.testing.each import each
 
 
 @pytest.fixture(autouse=True)
@@ -28,23 +30,32 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> str:
-    path = str(tmp_path / "threads.db")
-    with conversations.opened("sqlite", path) as saver:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "threads.db"
+    with conversations.opened("sqlite", str(path)) as saver:
         conversations.coder(saver, "t")
-        conversations.nested_graphs(saver, "nested")
     return path
+
+
+@pytest.fixture
+def database(made: Path, tmp_path: Path) -> str:
+    return str(shutil.copy(made, tmp_path))
 
 
 def files(database: str) -> dict[str, bytes]:
     """All files that a new server shows, whose sizes `View.tree` has compared."""
     with ThreadsBackend.from_sqlite(database) as backend:
-        found = {f"/t/{path}": data for path, data in View(backend, "/t").tree().items()}
-        spaces = [entry["path"].rstrip("/") for entry in backend.ls("/nested/subgraphs").entries or []]
-        for path in ["/nested", *spaces]:
-            found |= {f"{path}/{name}": data for name, data in View(backend, path).tree().items()}
-        return found
+        tops = [f"/{name}" for name in names(backend)]
+        tops += [entry["path"].rstrip("/") for top in tops for entry in backend.ls(f"{top}/subgraphs").entries or []]
+        return {f"{top}/{name}": data for top in tops for name, data in View(backend, top).tree().items()}
+
+
+@contextlib.contextmanager
+def changing(path: str | Path) -> Iterator[sqlite3.Connection]:
+    """A connection whose changes are committed."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        yield connection
 
 
 def cached(cache: Path) -> list[Path]:
@@ -52,6 +63,8 @@ def cached(cache: Path) -> list[Path]:
 
 
 def test_a_second_server_shows_the_same(database: str, cache: Path) -> None:
+    with conversations.opened("sqlite", database) as saver:
+        conversations.nested_graphs(saver, "nested")
     before = files(database)
     assert cached(cache)
     assert all(path.stat().st_mode & 0o077 == 0 for path in cached(cache))
@@ -60,16 +73,12 @@ def test_a_second_server_shows_the_same(database: str, cache: Path) -> None:
 
 def test_a_transcript_is_measured_when_it_is_looked_at(database: str) -> None:
     """A search through `messages/` indexes these alone; what it leaves out is in no cache either."""
-
-    def size(backend: ThreadsBackend) -> int:
-        thread = backend.volume.lookup(1, b"t").node
-        return backend.volume.lookup(thread, b"transcript.md").size
-
     with ThreadsBackend.from_sqlite(database) as backend:
         assert backend.ls("/t/messages").entries
     for _ in range(2):  # the second finds it in the cache
         with ThreadsBackend.from_sqlite(database) as backend:
-            assert size(backend) == len(View(backend, "/t").tree()["transcript.md"])
+            view = View(backend, "/t")
+            assert view.attr("transcript.md").size == len(view.tree()["transcript.md"])
 
 
 def test_what_has_grown_meanwhile_is_seen(database: str) -> None:
@@ -85,7 +94,7 @@ def test_what_has_grown_meanwhile_is_seen(database: str) -> None:
 
 def delete(which: str) -> Callable[[str], None]:
     def delete_three(database: str) -> None:
-        with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        with changing(database) as connection:
             connection.execute(
                 "DELETE FROM checkpoints WHERE thread_id = 't' AND checkpoint_id IN (SELECT checkpoint_id FROM"
                 f" checkpoints WHERE thread_id = 't' ORDER BY checkpoint_id {which} LIMIT 3)"
@@ -99,19 +108,15 @@ def replace(database: str) -> None:
     os.unlink(database)
     with conversations.opened("sqlite", database) as saver:
         conversations.artist(saver, "t")
-        conversations.nested_graphs(saver, "nested")
 
 
 def change_a_message(database: str) -> None:
     """By hand: no id and no count of rows changes, only bytes."""
-    with sqlite3.connect(database) as connection:
-        rows = connection.execute(
-            "SELECT rowid, value FROM writes WHERE thread_id = 't' AND channel = 'messages'"
-        ).fetchall()
-        for row, value in rows:
-            longer = value.replace(b"The redirect is wrong.", b"THE REDIRECT IS WRONG.")
-            connection.execute("UPDATE writes SET value = ? WHERE rowid = ?", (longer, row))
-    connection.close()
+    with changing(database) as connection:
+        connection.create_function(
+            "shouted", 1, lambda value: value.replace(b"The redirect is wrong.", b"THE REDIRECT IS WRONG.")
+        )
+        connection.execute("UPDATE writes SET value = shouted(value) WHERE thread_id = 't' AND channel = 'messages'")
 
 
 @pytest.mark.parametrize("change", [delete("DESC"), delete("ASC"), replace, change_a_message])
@@ -125,32 +130,44 @@ def test_what_others_do_to_the_database_is_seen(database: str, cache: Path, chan
     assert with_cache != before
 
 
-def test_a_damaged_cache_costs_time_only(database: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = files(database)
-    for path in cached(cache):
-        path.write_bytes(b"no database" * 1000)
-    assert files(database) == before
-    for path in cached(cache):
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2 : len(data) // 2 + 500] = b"\xff" * len(data[len(data) // 2 : len(data) // 2 + 500])
-        path.write_bytes(bytes(data))
-    assert files(database) == before
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+def lacking(part: str) -> Callable[[Path], None]:
+    def delete_part(path: Path) -> None:
+        with changing(path) as connection:
+            assert connection.execute("DELETE FROM parts WHERE part = ?", (f"{part} {FORMAT}",)).rowcount == 1
+
+    return delete_part
 
 
-def test_a_cache_that_is_damaged_inside_is_made_anew(
+def overwritten(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(change(path.read_bytes()))
+
+
+DAMAGES = {
+    "no database": overwritten(lambda data: b"no database" * 1000),
+    "its middle": overwritten(lambda data: data[: len(data) // 2] + b"\xff" * 500 + data[len(data) // 2 + 500 :]),
+    "all behind its head": overwritten(lambda data: data[:4096] + b"X" * (len(data) - 4096)),
+    "no messages": lacking("messages"),
+    "no steps": lacking("steps"),
+}
+
+
+def test_a_damaged_cache_costs_time_only_and_is_made_anew(
     database: str, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each later server read every checkpoint again."""
     before = files(database)
-    (path,) = cached(cache)
-    data = path.read_bytes()
-    path.write_bytes(data[:4096] + b"X" * (len(data) - 4096))
-    assert files(database) == before
-    assert [record for record in caplog.records if "can't be used" in record.message]
-    caplog.clear()
-    assert files(database) == before
-    assert not caplog.records
+    for case in each(DAMAGES):
+        with case as damage:
+            (path,) = cached(cache)
+            damage(path)
+            assert files(database) == before
+            told = [record for record in caplog.records if "can't be used" in record.message]
+            assert told or case.name != "all behind its head"
+            assert not [record for record in caplog.records if record.levelname == "ERROR"]
+            caplog.clear()
+            assert files(database) == before
+            assert not caplog.records
+            caplog.clear()
 
 
 def test_a_cache_that_cannot_be_made_is_not_needed(database: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,15 +181,12 @@ def test_a_cache_that_cannot_be_made_is_not_needed(database: str, cache: Path, m
 
 
 def test_the_database_is_not_written_to(database: str) -> None:
-    def digest() -> str:
-        return hashlib.sha256(Path(database).read_bytes()).hexdigest()
-
-    with sqlite3.connect(database) as connection:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
-    before = digest()
+    before = Path(database).read_bytes()
     files(database)
-    assert digest() == before
+    is_same = Path(database).read_bytes() == before  # a comparison that can be shown
+    assert is_same
     wal = Path(database + "-wal")
     assert not wal.exists() or wal.stat().st_size == 0
 
@@ -225,16 +239,6 @@ def test_messages_are_the_same_whatever_is_read_first(
         assert View(backend, "/t").tree() == steps
     with ThreadsBackend.from_sqlite(database) as backend:  # which finds both parts in the cache
         assert View(backend, "/t").tree() == steps
-
-
-def test_a_part_that_the_cache_lacks_is_made_anew(database: str, cache: Path) -> None:
-    before = files(database)
-    for part in ("messages", "steps"):
-        (path,) = cached(cache)
-        with sqlite3.connect(path) as connection:
-            assert connection.execute("DELETE FROM parts WHERE part = ?", (f"{part} {FORMAT}",)).rowcount > 1
-        connection.close()
-        assert files(database) == before
 
 
 def test_files_that_are_kept_are_few() -> None:

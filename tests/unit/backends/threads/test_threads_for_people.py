@@ -7,7 +7,7 @@ import datetime
 import json
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,11 @@ from threadview import Step, View, steps
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads.database.rows import time_ns_of
 
-KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services), "memory"]
+NIGHT = pytest.mark.night
+KINDS = [
+    "sqlite", pytest.param("postgres", marks=[NIGHT, pytest.mark.services]), pytest.param("memory", marks=NIGHT),
+]  # fmt: skip
+"""By day, `test_threads_state.py` and `test_threads_model.py` read the others."""
 
 
 class Bench:
@@ -66,33 +70,27 @@ def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) 
 
 
 each_story = for_each("story", STORIES)
-NIGHT = pytest.mark.night
+
+
+CHECKS: dict[str, Callable[[View, list[Step]], None]] = {
+    "every message and call is found once": lambda view, found: threadview.check_conversation(
+        view, threadview.all_messages(found)
+    ),
+    "every checkpoint has a row": threadview.check_rows,
+    "every checkpoint has its files, messages and values": threadview.check_history,
+    "the readme says what it was about": threadview.check_readme,
+}
 
 
 @each_story
-def test_every_message_and_call_is_found_once(b: Bench, story: str) -> None:
-    expected = threadview.all_messages(b.steps(story))
-    threadview.check_conversation(b.view(f"/{story}"), expected)
-
-
-@each_story
-def test_every_checkpoint_has_a_row(b: Bench, story: str) -> None:
-    threadview.check_rows(b.view(f"/{story}"), b.steps(story))
-
-
-@each_story
-def test_every_checkpoint_has_its_files_messages_and_values(b: Bench, story: str) -> None:
-    threadview.check_history(b.view(f"/{story}"), b.steps(story))
+@for_each("check", CHECKS)
+def test_what_people_see_is_what_langgraph_knows(b: Bench, story: str, check: str) -> None:
+    CHECKS[check](b.view(f"/{story}"), b.steps(story))
 
 
 @each_story
 def test_git_applies_the_changes(b: Bench, story: str, tmp_path: Path) -> None:
     threadview.check_patches(b.view(f"/{story}"), b.steps(story), tmp_path)
-
-
-@each_story
-def test_the_readme_says_what_it_was_about(b: Bench, story: str) -> None:
-    threadview.check_readme(b.view(f"/{story}"), b.steps(story))
 
 
 @each_story
@@ -115,8 +113,8 @@ def test_subgraphs_are_shown_the_same_way(b: Bench, tmp_path: Path) -> None:
     for number, space in enumerate(found):
         view, expected = b.view(f"/nested_graphs/subgraphs/{space}"), b.steps("nested_graphs", space)
         threadview.check_conversation(view, threadview.all_messages(expected))
-        threadview.check_rows(view, expected)
-        threadview.check_history(view, expected)
+        for check in (threadview.check_rows, threadview.check_history):
+            check(view, expected)
         threadview.check_patches(view, expected, tmp_path / str(number))
 
 
@@ -211,10 +209,11 @@ def test_links_of_all_threads(b: Bench) -> None:
 def test_verbs_find_and_read_it(b: Bench) -> None:
     view = b.view("/coder")
     (legacy,) = [name for name, data in view.below("messages").items() if b"so I delete it" in data]
-    found = b.backend.grep("so I delete it", "/coder/messages").matches or []
-    assert [match["path"] for match in found] == [f"/coder/messages/{legacy}"]
-    found = b.backend.grep("so I delete it", glob="transcript.md").matches or []
-    assert {match["path"] for match in found} == {"/coder/transcript.md"}
+    for options, expected in [
+        ({"path": "/coder/messages"}, f"/coder/messages/{legacy}"),
+        ({"glob": "transcript.md"}, "/coder/transcript.md"),
+    ]:
+        assert {match["path"] for match in b.backend.grep("so I delete it", **options).matches or []} == {expected}
     patches = b.backend.grep("deleted file mode", "/coder/changes").matches or []
     assert len(patches) == 2
     assert "so I delete it" in str(b.backend.read(f"/coder/messages/{legacy}"))
@@ -234,19 +233,16 @@ def test_copies_of_threads_are_as_real_as_their_seeds(
     """`conversations.fill`: LangGraph reads a copy as it reads the seed, but for the changed words."""
     where = request.getfixturevalue("postgres_dsn") if kind == "postgres" else str(tmp_path / "threads.db")
     with conversations.opened(kind, where) as saver:
-        made = conversations.fill(saver, 34)
-        assert [thread.name for thread in made] == [f"T{number:07}" for number in range(34)]
-        for thread in made[:4] + made[32:]:
+        made = conversations.fill(saver, len(STORIES))
+        assert [thread.name for thread in made] == [f"T{number:07}" for number in range(len(STORIES))]
+        for thread in made[:4]:
             agent = STORIES[thread.story](InMemorySaver(serde=saver.serde), "T9999999")
             real = steps(agent, "T9999999")
             agent.checkpointer = saver
             copied = steps(agent, thread.name)
-            assert [step.next for step in copied] == [step.next for step in real]
-            assert [len(step.interrupts) for step in copied] == [len(step.interrupts) for step in real]
-            assert [len(step.messages) for step in copied] == [len(step.messages) for step in real]
-            assert [sorted(map(len, step.files.values())) for step in copied] == [
-                sorted(map(len, step.files.values())) for step in real
-            ]
-            assert [step.state.keys() for step in copied] == [step.state.keys() for step in real]
+            for step, its in zip(copied, real, strict=True):
+                assert (step.next, step.state.keys()) == (its.next, its.state.keys())
+                assert (len(step.interrupts), len(step.messages)) == (len(its.interrupts), len(its.messages))
+                assert sorted(map(len, step.files.values())) == sorted(map(len, its.files.values()))
             for word in set(conversations.WORDS) - set(thread.words.values()):
                 assert word not in str(copied)

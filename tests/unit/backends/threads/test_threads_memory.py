@@ -11,6 +11,7 @@ from typing import Any
 import bigthreads
 import graphs
 import pytest
+from nodes import names, node_at
 
 from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.threads.database.values import Message
@@ -19,6 +20,7 @@ from fusebackend.backends.threads.nodes import Node, Record
 from fusebackend.backends.threads.tree import FEW_LINES
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.protocol import ROOT_NODE
+from fusebackend.volumes.contents import opened
 
 THREADS = 80
 CHECKPOINTS = 12
@@ -40,9 +42,14 @@ def walk(volume: Any) -> list[int]:
     return held
 
 
-def test_little_is_left_when_the_kernel_has_forgotten(tmp_path: Path) -> None:
-    path = tmp_path / "threads.db"
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("memory") / "threads.db"
     bigthreads.make(path, threads=THREADS, checkpoints=CHECKPOINTS, files=FILES)
+    return path
+
+
+def test_little_is_left_when_the_kernel_has_forgotten(path: Path) -> None:
     with ThreadsBackend.from_sqlite(str(path)) as backend:
         volume: Any = backend.volume
         assert isinstance(volume, ThreadsVolume)
@@ -64,35 +71,26 @@ def test_little_is_left_when_the_kernel_has_forgotten(tmp_path: Path) -> None:
         assert len(walk(volume)) == len(held)
 
 
-def test_what_is_open_or_held_outlives_that(tmp_path: Path) -> None:
-    path = tmp_path / "threads.db"
-    bigthreads.make(path, threads=THREADS, checkpoints=CHECKPOINTS, files=FILES)
+def test_what_is_open_or_held_outlives_that(path: Path) -> None:
     with ThreadsBackend.from_sqlite(str(path)) as backend:
         volume: Any = backend.volume
         assert isinstance(volume, ThreadsVolume)
-
-        def at(name: str) -> int:
-            node = ROOT_NODE
-            for part in name.split("/"):
-                node = volume.lookup(node, part.encode()).node
-            return node
-
-        checkpoint = sorted(name for name, _ in volume.readdir(at("thread-0003/history"), b"", 100))[12].decode()
-        kept = {name: at(name) for name in (
+        checkpoint = sorted(names(volume, node_at(volume, "thread-0003/history")))[12].decode()
+        kept = {name: node_at(volume, name) for name in (
             "thread-0003", "thread-0003/history", f"thread-0003/history/{checkpoint}/notes/1",
             f"thread-0003/history/{checkpoint}/notes/1/file-001.md", "thread-0005/head/notes/2/file-002.md",
             "thread-0007/messages.jsonl",
         )}  # fmt: skip
         for node in kept.values():
             volume.hold(node)
-        opened = kept[f"thread-0003/history/{checkpoint}/notes/1/file-001.md"]
-        volume.open(opened, os.O_RDONLY)
+        file = kept[f"thread-0003/history/{checkpoint}/notes/1/file-001.md"]
+        volume.open(file, os.O_RDONLY)
         volume.forget(set(walk(volume)) - set(kept.values()))
         volume.tidy()
         gc.collect()
-        assert {name: at(name) for name in kept} == kept
-        assert b"version" in volume.read(opened, 0, 1 << 20)
-        volume.release(opened, os.O_RDONLY)
+        assert {name: node_at(volume, name) for name in kept} == kept
+        assert b"version" in volume.read(file, 0, 1 << 20)
+        volume.release(file, os.O_RDONLY)
 
 
 def test_a_record_is_kept_once_whatever_its_parts_are() -> None:
@@ -116,13 +114,11 @@ def test_a_large_conversation_is_dropped_soon_after_it_was_read(
         graphs.deep_agent(saver, [graphs.say("x" * size)]).invoke(graphs.user("tell me"), graphs.thread("t"))
     with ThreadsBackend.from_sqlite(path) as backend:
         volume: Any = backend.volume
-        messages = volume.lookup(volume.lookup(ROOT_NODE, b"t").node, b"messages").node
-        answer = volume.lookup(messages, b"0002-ai.md").node
+        answer = node_at(volume, "t/messages/0002-ai.md")
         volume.hold(answer)
         for _ in range(2):
-            volume.open(answer, os.O_RDONLY)
-            assert volume.read(answer, 0, 2 * size).strip() == b"x" * size
-            volume.release(answer, os.O_RDONLY)
+            with opened(volume, answer, os.O_RDONLY):
+                assert volume.read(answer, 0, 2 * size).strip() == b"x" * size
             volume.tidy()
             assert volume._tree.has_large_values  # the next file of it may be read now
             with monkeypatch.context() as later:

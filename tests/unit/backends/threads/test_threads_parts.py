@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import datetime
 import decimal
 import json
@@ -35,12 +36,14 @@ from fusebackend.backends.threads.database.rows import (
     NOTHING,
     NULL_TASK,
     Damaged,
+    Place,
     Raw,
     Saved,
     Write,
     checkpoint_name,
     time_ns_of,
 )
+from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 from fusebackend.backends.threads.database.values import (
     Ext,
     FilesChannel,
@@ -162,9 +165,9 @@ def test_deep_nesting_is_shown_up_to_a_bound() -> None:
 # -- channels ----------------------------------------------------------------------------------------------------------
 
 
-@for_each("piece", [b"\x90", b"\xc0", b"\x01", b"\x81\xa1a\x90"])
+@for_each("piece", [b"\x90", b"\x81\xa1a\x90"])
 def test_more_values_than_any_checkpoint_has_are_refused_before_they_are_made(piece: bytes) -> None:
-    count = (8 << 20) // len(piece)
+    count = (2 << 20) // len(piece)
     tracemalloc.start()
     try:
         with pytest.raises(Damaged, match="more than 500,000 values"):
@@ -172,6 +175,9 @@ def test_more_values_than_any_checkpoint_has_are_refused_before_they_are_made(pi
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_piece_of_json_may_have_16_mebibytes() -> None:
     with pytest.raises(Damaged, match="JSON of more than 16 MiB"):
         loads(Raw("json", b"[" + b"[]," * (6 << 20) + b"[]]"))
 
@@ -400,22 +406,14 @@ def test_nodes_that_wait_for_several_others(tmp_path: Any) -> None:
     graph = StateGraph(TypedDict("State", {"x": int}))
     for name in ("a", "b", "c"):
         graph.add_node(name, lambda state: {})
-    graph.add_edge(START, "a")
-    graph.add_edge(START, "b")
-    graph.add_edge(["a", "b"], "c")
-    graph.add_edge("c", END)
+    for start, end in ((START, "a"), (START, "b"), (["a", "b"], "c"), ("c", END)):
+        graph.add_edge(start, end)
     with graphs.sqlite_saver(tmp_path / "t.db") as saver:
         agent = graph.compile(checkpointer=saver)
         agent.invoke({"x": 1}, graphs.thread("t"))
-        from fusebackend.backends.threads.database.rows import Place
-        from fusebackend.backends.threads.database.sqlite import SqliteDatabase
-
-        database = SqliteDatabase(str(tmp_path / "t.db"))
-        found = [
-            next_nodes(database.saved(Place("t", ""), checkpoint))
-            for checkpoint in graphs.checkpoint_ids(agent, graphs.thread("t"))
-        ]
-        database.close()
+        ids = graphs.checkpoint_ids(agent, graphs.thread("t"))
+        with contextlib.closing(SqliteDatabase(str(tmp_path / "t.db"))) as database:
+            found = [next_nodes(database.saved(Place("t", ""), checkpoint)) for checkpoint in ids]
     assert found == [("__start__",), ("a", "b"), ("c",), ()]
 
 
@@ -433,20 +431,16 @@ def test_a_run_without_a_sign_of_life_has_ended() -> None:
     watch = clocks.watch()
     made, writes = saved(TWO), [wrote("t1", "files", 1)]
 
-    def active() -> bool:
-        return watch.is_active(made, writes, standing(made, writes))
+    def at(*moments: float) -> list[bool]:
+        found = []
+        for moment in moments:
+            clocks.seconds = moment
+            found.append(watch.is_active(made, writes, standing(made, writes)))
+        return found
 
-    assert active()
-    clocks.seconds = 599
-    assert active()
-    clocks.seconds = 601
-    assert not active()
+    assert at(0, 599, 601) == [True, True, False]
     writes.append(wrote("t1", "messages", 2))  # a sign of life
-    assert active()
-    clocks.seconds = 1200
-    assert active()
-    clocks.seconds = 1202
-    assert not active()
+    assert at(601, 1200, 1202) == [True, True, False]
 
 
 def test_who_comes_late_goes_by_the_time_of_the_checkpoint() -> None:
@@ -534,11 +528,8 @@ def test_it_reads_like_a_log_and_its_header_has_a_line_for_each_field() -> None:
     assert "\x1b" not in made
 
 
-def test_equal_sets_have_no_patch() -> None:
+def test_files_are_in_order_of_their_names_and_equal_sets_have_no_patch() -> None:
     assert patch(Header("1", "a", "d", "s"), {b"f": b"x"}, {b"f": b"x"}) == b""
-
-
-def test_files_are_in_order_of_their_names() -> None:
     made = patch(
         Header("1", "a", "d", "s"), {b"b": b"1\n", b"same": b""}, {b"c": b"2\n", b"a": b"", b"same": b""}
     ).decode()
@@ -575,7 +566,7 @@ def names(message: dict[str, Any], number: int = 1) -> list[str]:
 
 
 class TestHostile:
-    @settings(max_examples=examples(300), deadline=None)
+    @settings(max_examples=examples(150))
     @given(
         st.lists(
             st.sampled_from(
@@ -615,9 +606,8 @@ class TestHostile:
         assert len(names(tool("x", name="n" * 500))[0]) < 100
 
     def test_a_tools_result_is_byte_for_byte(self) -> None:
-        assert files_of(3, tool("a\x1b[31m\r\n"))[0] == ("0003-tool-grep.txt", b"a\x1b[31m\r\n")
-        assert files_of(3, tool("\udcff"))[0].data == b"\xff"
-        assert files_of(3, tool("\ud800"))[0].data == b"?"
+        for text, data in [("a\x1b[31m\r\n", b"a\x1b[31m\r\n"), ("\udcff", b"\xff"), ("\ud800", b"?"), ("", b"")]:
+            assert files_of(3, tool(text)) == [("0003-tool-grep.txt", data)]
 
     def test_values_of_a_thousand_levels(self) -> None:
         deep: Any = "x"
@@ -714,9 +704,6 @@ class TestFiles:
         assert b'"mood": "good"' in files_of(1, human("hi", mood="good"))[0].data
         assert names(tool("x", artifact={"rows": [1]})) == ["0001-tool-grep.txt", "0001-tool-grep.artifact.json"]
 
-    def test_an_empty_result_is_an_empty_file(self) -> None:
-        assert files_of(1, tool("")) == [("0001-tool-grep.txt", b"")]
-
 
 class TestCuts:
     def test_a_long_result_names_the_whole(self) -> None:
@@ -748,8 +735,11 @@ class TestTitle:
         assert len(title(iter([human("word " * 100)]))) == 80
 
     def test_a_slug(self) -> None:
-        assert slug("Fix the login test!") == "fix-the-login-test"
-        assert slug("../../etc\n") == "etc"
-        assert slug("ü€") == "untitled"
+        for text, expected in {
+            "Fix the login test!": "fix-the-login-test",
+            "../../etc\n": "etc",
+            "ü€": "untitled",
+            "x" * 100: "x" * 40,
+        }.items():
+            assert slug(text) == expected
         assert len(slug("word " * 100)) <= 40
-        assert slug("x" * 100) == "x" * 40

@@ -13,14 +13,15 @@ from typing import Any
 import graphs
 import pytest
 import threadcases
-from for_each import for_each
+from agentface import names, text
 from graphs import say, thread, use, user, write
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from threadcases import STORIES, Bench, check_history, record, shown
+from raising import raising
+from threadcases import Bench, check_history, record, shown
 
 from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.threads.database import saver as saver_module
@@ -37,63 +38,47 @@ class OfSomebody(BaseCheckpointSaver[str]):
         super().__init__()
         self.inner = InMemorySaver()
         self.lists = 0
+        for name in ("get_tuple", "put", "put_writes", "get_next_version", "get_delta_channel_history"):
+            setattr(self, name, getattr(self.inner, name))
 
     def list(self, config: Any, **options: Any) -> Iterator[Any]:
         self.lists += 1
         return self.inner.list(config, **options)
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("get_tuple", "put", "put_writes", "get_next_version", "get_delta_channel_history"):
-            return getattr(self.inner, name)
-        return super().__getattribute__(name)
-
 
 SAVERS = ["memory", "sqlite in memory", "encrypted", "somebody's"]
 
 
-@contextlib.contextmanager
-def saver_of(kind: str, directory: Path) -> Iterator[Any]:
-    if kind == "memory":
+@pytest.fixture(params=SAVERS)
+def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    if request.param == "memory":
         yield InMemorySaver()
-    elif kind == "somebody's":
+    elif request.param == "somebody's":
         yield OfSomebody()
     else:
-        path = ":memory:" if kind == "sqlite in memory" else directory / "threads.db"
-        serde = EncryptedSerializer(graphs.Reversed()) if kind == "encrypted" else None
+        path = ":memory:" if request.param == "sqlite in memory" else tmp_path / "threads.db"
+        serde = EncryptedSerializer(graphs.Reversed()) if request.param == "encrypted" else None
         with contextlib.closing(sqlite3.connect(path, check_same_thread=False)) as connection:
             yield SqliteSaver(connection, serde=serde)
 
 
-@pytest.fixture(params=SAVERS)
-def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    with saver_of(request.param, tmp_path) as saver:
-        yield saver
-
-
-@for_each("story", STORIES)
-@for_each("kind", SAVERS)
-def test_every_checkpoint_is_as_langgraph_finds_it(kind: str, story: str, tmp_path: Path) -> None:
-    with saver_of(kind, tmp_path) as saver:
-        agent = STORIES[story](saver)
-        with ThreadsBackend.from_saver(saver) as backend:
-            check_history(Bench(saver, backend), agent, story)
-            assert [entry["path"] for entry in backend.ls("/").entries or []] == [f"/{story}/"]
-
-
-def test_state_and_namespaces_are_shown(saver: Any) -> None:
-    agent = threadcases.a_subagent(saver)
+def test_checkpoints_state_and_namespaces_are_shown(saver: Any) -> None:
+    """`test_threads_model.py` and `test_threads_for_people.py` have more stories in a saver that is asked itself."""
+    agent, forked = threadcases.a_subagent(saver), threadcases.time_travel(saver)
     with ThreadsBackend.from_saver(saver) as backend:
         b = Bench(saver, backend)
-        (space,) = [entry["path"].rstrip("/") for entry in backend.ls("/a_subagent/subgraphs").entries or []]
-        assert b.tree(f"{space}/head")["/sub.txt"] == b"s"
-        state = json.loads(backend.download_files(["/a_subagent/state.json"])[0].content or b"")
+        assert names(backend) == ["a_subagent", "time_travel"]
+        check_history(b, agent, "a_subagent")
+        check_history(b, forked, "time_travel")
+        (space,) = names(backend, "/a_subagent/subgraphs")
+        assert b.tree(f"/a_subagent/subgraphs/{space}/head")["/sub.txt"] == b"s"
+        state = json.loads(text(backend, "/a_subagent/state.json"))
         assert state["checkpoint_id"] == graphs.checkpoint_ids(agent, thread("a_subagent"))[-1]
 
 
 def test_what_is_saved_later_is_seen(saver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver_module, "SWEEP_INTERVAL_S", 0.0)
-    monkeypatch.setattr(saver_module, "MEMORY_INTERVAL_S", 0.0)
-    monkeypatch.setattr(saver_module, "SWEEP_SHARE", 1e9)
+    for name, value in {"SWEEP_INTERVAL_S": 0.0, "MEMORY_INTERVAL_S": 0.0, "SWEEP_SHARE": 1e9}.items():
+        monkeypatch.setattr(saver_module, name, value)
     with ThreadsBackend.from_saver(saver) as backend:
         b = Bench(saver, backend)
         assert backend.ls("/").entries == []
@@ -118,9 +103,9 @@ def test_a_thread_that_is_deleted_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     threadcases.plain(saver, "one")
     threadcases.plain(saver, "two")
     with ThreadsBackend.from_saver(saver) as backend:
-        assert [entry["path"] for entry in backend.ls("/").entries or []] == ["/one/", "/two/"]
+        assert names(backend) == ["one", "two"]
         saver.delete_thread("one")
-        assert [entry["path"] for entry in backend.ls("/").entries or []] == ["/two/"]
+        assert names(backend) == ["two"]
         assert backend.ls("/one").error is not None
 
 
@@ -155,14 +140,11 @@ def test_a_postgres_saver_is_read_directly(postgres_dsn: str, pooled: bool) -> N
 
     with graphs.postgres_saver(postgres_dsn) as saver:
         threadcases.plain(saver)
-        if pooled:
-            with ConnectionPool(postgres_dsn, kwargs={"autocommit": True}, min_size=1, open=True) as pool:
-                opened = database_of_saver(PostgresSaver(pool))  # type: ignore[arg-type]
-        else:
-            opened = database_of_saver(saver)
+        with ConnectionPool(postgres_dsn, kwargs={"autocommit": True}, min_size=1, open=True) as pool:
+            opened = database_of_saver(PostgresSaver(pool) if pooled else saver)  # type: ignore[arg-type]
         assert isinstance(opened, PostgresDatabase)
         with ThreadsBackend(opened) as backend:
-            assert [entry["path"] for entry in backend.ls("/").entries or []] == ["/plain/"]
+            assert names(backend) == ["plain"]
 
 
 def test_a_saver_that_is_asked_itself_is_read_only() -> None:
@@ -198,45 +180,33 @@ def test_the_constructor_says_what_to_use() -> None:
 
 
 def test_a_saver_that_fails_is_an_error_in_its_own_words() -> None:
-    class Broken(OfSomebody):
-        def list(self, config: Any, **options: Any) -> Iterator[Any]:
-            raise RuntimeError("no such luck")
-
+    saver: Any = OfSomebody()
+    saver.list = raising(RuntimeError("no such luck"))
     with pytest.raises(OSError, match="the saver failed: RuntimeError: no such luck"):
-        ThreadsBackend.from_saver(Broken())
+        ThreadsBackend.from_saver(saver)
 
 
 @pytest.mark.parametrize("channel", ["odd", "files"])
 def test_values_that_can_not_be_packed_harm_no_other(channel: str) -> None:
-    is_odd = False
-
     class Odd:
         def __reduce__(self) -> Any:
             raise TypeError("never")
 
-    class WithAnOddValue(OfSomebody):
-        def get_tuple(self, config: Any) -> Any:
-            found = self.inner.get_tuple(config)
-            if found is not None and is_odd:
-                found.checkpoint["channel_values"][channel] = Odd()
-            return found
+    def with_an_odd_value(config: Any) -> Any:
+        found = saver.inner.get_tuple(config)
+        if found is not None:
+            found.checkpoint["channel_values"][channel] = Odd()
+        return found
 
-        def __getattribute__(self, name: str) -> Any:
-            if name == "get_tuple":
-                return object.__getattribute__(self, name)
-            return super().__getattribute__(name)
-
-    saver = WithAnOddValue()
+    saver: Any = OfSomebody()
     threadcases.plain(saver)
-    is_odd = True
+    saver.get_tuple = with_an_odd_value
     assert isinstance(database_of_saver(saver), SaverDatabase)
     with ThreadsBackend.from_saver(saver) as backend:
-        head = {entry["path"] for entry in backend.ls("/plain/head").entries or []}
         if channel == "files":
-            assert head == {"/plain/head/ERROR.txt"}
-            assert b"can't be packed" in (backend.download_files(["/plain/head/ERROR.txt"])[0].content or b"")
-            assert b"unreadable" in (backend.download_files(["/plain/README.md"])[0].content or b"")
+            assert names(backend, "/plain/head") == ["ERROR.txt"]
+            assert "can't be packed" in text(backend, "/plain/head/ERROR.txt")
+            assert "unreadable" in text(backend, "/plain/README.md")
             return
-        assert backend.download_files(["/plain/head/a.txt"])[0].content == b"three\n"
-        state = json.loads(backend.download_files(["/plain/state.json"])[0].content or b"")
-        assert "can't be packed" in json.dumps(state)
+        assert text(backend, "/plain/head/a.txt") == "three\n"
+        assert "can't be packed" in text(backend, "/plain/state.json")

@@ -1,6 +1,6 @@
 """A merge over four kinds of routes in a process of its own, which ends at one write of the journal or keeps on.
 
-    python merge_killed.py DIRECTORY S3_URL POINT
+    merge_killed.py DIRECTORY S3_URL POINT
 
 At POINT `fill` it makes the files: those of stores and buckets have the server's times in later processes. Without a
 branch in the directory, it makes one, with its changes. At another POINT the process kills itself; -1 for never. Prints
@@ -14,8 +14,6 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
 
 from langgraph.store.sqlite import SqliteStore
 from merging import Branched, at, chmod, link, mkdir, remove, rename, replace, write
