@@ -241,7 +241,8 @@ def test_a_search_sees_what_one_backend_with_the_visible_files_would(prefixes, f
     default, reference = StateBackend(), StateBackend()
     composite = CompositeBackend(default, {prefix: StateBackend() for prefix in prefixes})
     for shadow in shadows:
-        if any(shadow == prefix or shadow.startswith(prefix + "/") for prefix in prefixes):
+        # Not at a prefix itself: the files of routes are in the state below that key, and it would be `/a%=`.
+        if any(shadow.startswith(prefix + "/") for prefix in prefixes) and shadow not in prefixes:
             default.upload_files([(shadow, b"TODO\nTODO\n")])
     for file in files:
         uploaded = composite.upload_files([(file, b"x\nTODO\n")])
