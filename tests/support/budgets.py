@@ -40,6 +40,7 @@ LONGER: dict[str, int] = {
     "tests/mounted/test_undo.py": 45,  # random calls, kills, and a session of everything
     "tests/mounted/test_views.py": 50,  # 120 tests on two kinds of volumes
     "tests/repository/test_readme.py": 120,  # each snippet of the documents, with its services
+    "tests/services/test_merge_killed.py": 30,  # a kill at some writes of a merge
     "tests/unit/backends/object_store/test_objectstore_faults.py": 40,  # a service that is killed and started again
     "tests/unit/backends/object_store/test_objectstore_throttling.py": 45,  # the client library's own waits
     "tests/unit/backends/postgres/test_postgres_connections.py": 35,  # 64 volumes, and full servers that are waited for
