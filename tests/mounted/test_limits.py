@@ -187,6 +187,7 @@ def _make_files(directory: Path, count: int) -> None:
 # Many at once
 # --------------------------------------------------------------------------------------------------------------
 
+
 def test_killed_clients_leave_nothing_behind(serve: Serve, tmp_path: Path) -> None:
     """A client killed in the middle of a write, a lock or a listing must not keep the server from ending well."""
     server = serve(f"sqlite:{tmp_path}/volume.db")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from backend_kinds import opened_backend
 from whole_tree import Kept, whole_tree
 
 from fusebackend.base.paths import ROOT, AgentPath
@@ -30,19 +31,44 @@ ME = Caller(os.geteuid(), os.getegid())
 
 
 class Names:
-    """Stands for `NodePaths`: the path by which a node was last reached."""
+    """Stands for `NodePaths`, as far as it can know: the names by which the kernel has found each node."""
 
-    def __init__(self) -> None:
-        self.paths: dict[int, str] = {ROOT_NODE: "/"}
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._found: dict[int, list[tuple[int, bytes]]] = {}
+
+    def note(self, node: int, parent: int, name: bytes) -> None:
+        there = self._found.setdefault(node, [])
+        if (parent, name) in there:
+            there.remove((parent, name))
+        there.append((parent, name))
 
     def last(self, route: object, node: int) -> bytes | None:
-        return os.fsencode(self.paths[node]) if node in self.paths else None
-
-    of = last
+        if node == ROOT_NODE:
+            return b"/"
+        return self.below(route, *self._found[node][-1]) if node in self._found else None
 
     def below(self, route: object, node: int, name: bytes) -> bytes | None:
         above = self.last(route, node)
         return None if above is None else above.rstrip(b"/") + b"/" + name
+
+    def of(self, route: object, node: int) -> bytes | None:
+        there = self._found.get(node, [])
+        while there and not self._leads(*there[-1], node):
+            if len(there) == 1:
+                return None
+            there.pop()
+        return self.last(route, node)
+
+    def _leads(self, parent: int, name: bytes, node: int) -> bool:
+        try:
+            return self._volume.lookup(parent, name).node == node
+        except OSError:
+            return False
+
+    def forget(self) -> list[int]:
+        gone, self._found = list(self._found), {}
+        return gone
 
 
 class Files:
@@ -61,20 +87,27 @@ class Files:
 
     def at(self, path: str) -> tuple[int, bytes]:
         *above, name = os.fsencode(path).strip(b"/").split(b"/")
-        parent, way = ROOT_NODE, ""
+        parent = ROOT_NODE
         for each in above:
-            parent = self.volume.lookup(parent, each).node
-            way += "/" + os.fsdecode(each)
-            self._names.paths[parent] = way
+            parent = self._found(parent, each, self.volume.lookup(parent, each)).node
         return parent, name
 
     def attr(self, path: str) -> Attr:
         if path == "/":
             return self.volume.getattr(ROOT_NODE)
-        attr = self.volume.lookup(*self.at(path))
-        self.volume.hold(attr.node)  # the kernel knows it from now on
-        self._names.paths[attr.node] = path
+        parent, name = self.at(path)
+        return self._found(parent, name, self.volume.lookup(parent, name))
+
+    def _found(self, parent: int, name: bytes, attr: Attr) -> Attr:
+        """The kernel knows it from now on."""
+        self.volume.hold(attr.node)
+        self._names.note(attr.node, parent, name)
         return attr
+
+    def made(self, make: Callable[..., Attr], path: str, *words: Any) -> int:
+        """Have a method of the door make something; returns its node."""
+        parent, name = self.at(path)
+        return self._found(parent, name, make(parent, name, *words)).node
 
     def exists(self, path: str) -> bool:
         try:
@@ -91,14 +124,15 @@ class Files:
 
     def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Create a file, or replace its bytes: open(2) with O_TRUNC."""
-        if self.exists(path):
-            with opened(self.volume, self.attr(path).node, os.O_WRONLY) as node:
-                self.door.setattr(node, AttrChanges(size=0))
-                self._write(node, 0, data)
+        if not self.exists(path):
+            self.create(path, data, mode)
             return
-        parent, name = self.at(path)
-        node = self.door.create(parent, name, mode, os.O_WRONLY, ME).node
-        self._names.paths[node] = path
+        with opened(self.volume, self.attr(path).node, os.O_WRONLY) as node:
+            self.door.setattr(node, AttrChanges(size=0))
+            self._write(node, 0, data)
+
+    def create(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        node = self.made(self.door.create, path, mode, os.O_WRONLY, ME)
         self._write(node, 0, data)
         self.volume.release(node, os.O_WRONLY)
 
@@ -117,16 +151,18 @@ class Files:
             self.door.flush(node)
 
     def mkdir(self, path: str, mode: int = 0o755) -> None:
-        self.door.mkdir(*self.at(path), mode, ME)
+        self.made(self.door.mkdir, path, mode, ME)
 
     def symlink(self, target: str, path: str) -> None:
-        self.door.symlink(*self.at(path), os.fsencode(target), ME)
+        self.made(self.door.symlink, path, os.fsencode(target), ME)
 
     def fifo(self, path: str) -> None:
-        self.door.mknod(*self.at(path), stat.S_IFIFO | 0o600, 0, ME)
+        self.made(self.door.mknod, path, stat.S_IFIFO | 0o600, 0, ME)
 
     def link(self, old: str, new: str) -> None:
-        self.door.link(self.attr(old).node, *self.at(new))
+        node, (parent, name) = self.attr(old).node, self.at(new)
+        self.door.link(node, parent, name)
+        self._names.note(node, parent, name)
 
     def remove(self, path: str) -> None:
         remove = self.door.rmdir if self.attr(path).is_dir else self.door.unlink
@@ -141,8 +177,12 @@ class Files:
         self.remove(path)
 
     def rename(self, old: str, new: str, flags: int = 0) -> None:
-        self.attr(old)
+        nodes = [(self.attr(old).node, new)]
+        with contextlib.suppress(FileNotFoundError):
+            nodes.append((self.attr(new).node, old))
         self.door.rename(*self.at(old), *self.at(new), flags)
+        for node, path in nodes if flags else nodes[:1]:
+            self._names.note(node, *self.at(path))
 
     def change(self, path: str, **changes: Any) -> None:
         self.door.setattr(self.attr(path).node, AttrChanges(**changes))
@@ -194,7 +234,7 @@ class Recorded:
         ]
         self.recorder.follow(routes)
         for route in routes:
-            names: Any = self.names.setdefault(route.prefix, Names())
+            names: Any = self.names.setdefault(route.prefix, Names(route.volume))
             self.routes[route.prefix] = Files(route.volume, Door(route, names, [self.recorder.listener(route)]), names)
         self.undoing = Undo(self.recorder, self.volumes)
 
@@ -214,6 +254,16 @@ class Recorded:
     def close(self) -> None:
         self.recorder.calls.close()
         self.history.close()
+
+
+@contextlib.contextmanager
+def recorded_of(kind: str, directory: Path, prefix: str = ROOT) -> Iterator[Recorded]:
+    """Record the changes of a new backend of a kind, for the length of a block."""
+    with (
+        opened_backend(kind, directory) as backend,
+        contextlib.closing(Recorded(directory, {prefix: backend.volume})) as recorded,
+    ):
+        yield recorded
 
 
 def root(volume: Volume) -> dict[str, Volume]:

@@ -1,23 +1,29 @@
-"""Servers without a mount for tests: `fusebackend serve` in its own process, by default where there is no /dev/fuse."""
+"""Servers without a mount for tests: `fusebackend serve` in its own process, some where there is no /dev/fuse."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import mounts
+import programs
 import pytest
+import warm
 
 from fusebackend.control import rendezvous
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
+LARGEST_BYTES = 1 << 20
+"""Of a server's output."""
+
+Process = subprocess.Popen[bytes] | warm.Forked
 
 NO_FUSE = """
 set -e
@@ -36,28 +42,24 @@ AS_USER = () if os.geteuid() == 0 else ("--map-current-user", "--keep-caps")
 WITHOUT_FUSE = ("unshare", "--mount", *AS_USER, "sh", "-c", NO_FUSE, "sh")
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support")])}
-
-
 def command(*words: str, wrapper: Sequence[str] = ()) -> list[str]:
     return [*wrapper, sys.executable, "-m", "fusebackend", *words]
 
 
-def run(*words: str, status: int = 0, wrapper: Sequence[str] = ()) -> str:
+def run(*words: str, status: int = 0) -> str:
     """Run a command; returns what it printed, of both streams."""
-    done = subprocess.run(
-        command(*words, wrapper=wrapper),
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    done = programs.command(*words, limit_s=LIMIT_S)
     said = done.stdout + done.stderr
     assert done.returncode == status, said
     assert "Traceback" not in said, said
     return said
+
+
+def homes(patch: pytest.MonkeyPatch, directory: Path) -> None:
+    """Give servers and commands new directories for sockets, data and state."""
+    for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        patch.setenv(name, str(directory / name))
+        (directory / name).mkdir(mode=0o700)
 
 
 def script(text: str, place: Path, monkeypatch: pytest.MonkeyPatch, *namespaces: str) -> list[str]:
@@ -75,7 +77,7 @@ def script(text: str, place: Path, monkeypatch: pytest.MonkeyPatch, *namespaces:
     done = subprocess.run(
         ["unshare", *own, "sh", "-c", text],
         cwd=place,
-        env={**environment(), "PYTHON": sys.executable},
+        env={**mounts.module_environment(), "PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=LIMIT_S * 2,
@@ -85,44 +87,52 @@ def script(text: str, place: Path, monkeypatch: pytest.MonkeyPatch, *namespaces:
 
 
 @contextlib.contextmanager
-def served(*words: str, place: str, wrapper: Sequence[str] = WITHOUT_FUSE) -> Iterator[rendezvous.Served]:
+def served(*words: str, place: str, wrapper: Sequence[str] = ()) -> Iterator[rendezvous.Served]:
     """Serve for the length of a block; the server must end with 0, and log no error."""
-    with started(command("serve", *words, wrapper=wrapper), place) as (process, found):
+    with started(["serve", *words], place, wrapper) as (process, found):
         yield found
         end(process)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a server. It must end with 0, and have logged no error."""
+def end(process: Process) -> None:
+    """End a server. It must end with 0."""
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=LIMIT_S)[0].decode()
-    assert process.returncode == 0, said
-    assert "ERROR" not in said and "Traceback" not in said, said
+    assert process.wait(LIMIT_S) == 0
 
 
 @contextlib.contextmanager
-def started(line: Sequence[str], place: str) -> Iterator[tuple[subprocess.Popen[bytes], rendezvous.Served]]:
-    """Start a server for the length of a block, by its command line; it is killed at the end, if it has not ended."""
-    # When the tests themselves are killed, their servers get SIGTERM.
-    process = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "TERM", "--", *line],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        assert process.stdout is not None
-        said = b""
-        deadline = time.monotonic() + LIMIT_S
-        while b"serving /" not in said:
-            assert select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0], said.decode()
-            piece = os.read(process.stdout.fileno(), 65536)
-            assert piece, said.decode()
-            said += piece
-        found = rendezvous.server_of(place)
-        assert found is not None, said.decode()
-        yield process, found
-    finally:
-        process.kill()
-        process.communicate()
+def started(
+    arguments: Sequence[str], place: str, wrapper: Sequence[str] = ()
+) -> Iterator[tuple[Process, rendezvous.Served]]:
+    """Start a server for the length of a block, by the arguments of `fusebackend`, or of Python where they are `-c CODE
+    …`; it is killed at the end, if it has not ended, and must have logged no error.
+
+    Without a wrapper it is forked from a process that has imported everything.
+    """
+    with tempfile.TemporaryFile() as output, Path(os.devnull).open("rb") as nothing:
+        streams = nothing.fileno(), output.fileno(), output.fileno()
+
+        def said() -> str:
+            return os.pread(output.fileno(), LARGEST_BYTES, 0).decode()
+
+        process: Process
+        if wrapper:
+            # When the tests themselves are killed, their servers get SIGTERM.
+            line = ["setpriv", "--pdeathsig", "TERM", "--", *command(*arguments, wrapper=wrapper)]
+            process = subprocess.Popen(
+                line, env=mounts.module_environment(), stdin=nothing, stdout=output, stderr=output
+            )
+        else:
+            process = warm.start([*arguments], mounts.module_environment(), streams)
+        try:
+            deadline = time.monotonic() + LIMIT_S
+            while "serving /" not in said():
+                assert process.poll() is None and time.monotonic() < deadline, said()
+                time.sleep(0.002)
+            found = rendezvous.server_of(place)
+            assert found is not None, said()
+            yield process, found
+        finally:
+            process.kill()
+            process.wait(LIMIT_S)
+        assert "ERROR" not in said() and "Traceback" not in said(), said()

@@ -167,8 +167,7 @@ class NodePaths:
         indexes = (route.index, *(twin.index for twin in route.twins))
         for inode in tuple(self._adopted):
             known = self._inodes.get(inode)
-            top = inode_number(route_index(inode), ROOT_NODE)
-            if known is None or known.parent != top or b"/" not in known.name:
+            if known is None or b"/" not in known.name:
                 self._adopted.discard(inode)  # forgotten, or found again since
                 continue
             path = AgentPath("/" + paths.to_text(known.name))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import MOUNT, commands
+from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,15 +64,21 @@ TREE = ["/t/a.txt", "/t/sub/b", "/t/sub/deep/c", "/t/\udcff\n"]
 
 
 class TestUpload:
-    def test_a_file(self, command, files, tree):
-        assert command.ok("upload", "tree/a.txt", f"{MOUNT}/new/name") == ""
-        assert content(files, "/new/name") == b"a"
-
-    def test_into_a_directory(self, command, files, tree):
-        command.ok("upload", "tree/a.txt", MOUNT)
-        command.ok("upload", "tree/a.txt", f"{MOUNT}/new/")
-        command.ok("upload", "tree/sub/b", "tree/sub/deep/c", "--mount", MOUNT, "/two")
-        assert paths(files) == ["/a.txt", "/new/a.txt", "/two/b", "/two/c"]
+    @for_each(("words", "uploaded"), [
+        (["tree/a.txt", f"{MOUNT}/new/name"], ["/new/name"]),
+        (["tree/a.txt", MOUNT], ["/a.txt"]),
+        (["tree/a.txt", f"{MOUNT}/new/"], ["/new/a.txt"]),
+        (["tree/sub/b", "tree/sub/deep/c", "--mount", MOUNT, "/two"], ["/two/b", "/two/c"]),
+        (["tree/sub", MOUNT], ["/sub/b", "/sub/deep/c"]),
+        (["tree/sub/", f"{MOUNT}/other/"], ["/other/sub/b", "/other/sub/deep/c"]),  # a tree keeps its name
+        (["tree/link", f"{MOUNT}/x"], ["/x"]),  # what was named may be a link
+    ])  # fmt: skip
+    def test_where_it_goes(self, command, files, tree, words, uploaded):
+        assert command.ok("upload", *words) == ""
+        assert paths(files) == uploaded
+        assert content(files, uploaded[0]) == (b"a" if "tree/sub" not in words[0] else b"\0" * 10)
+        for path in {f"/{path.split('/')[1]}" for path in uploaded}:
+            files.delete(path)
 
     def test_a_tree(self, command, files, tree):
         done = command("upload", "tree", f"{MOUNT}/t")
@@ -83,11 +90,6 @@ class TestUpload:
             "fusebackend: left out 'tree/fifo': a special file",
             "fusebackend: left out 'tree/link': a symbolic link",
         ]
-
-    def test_a_tree_into_a_directory_keeps_its_name(self, command, files, tree):
-        command("upload", "tree/sub", MOUNT)
-        command("upload", "tree/sub/", f"{MOUNT}/other/")
-        assert paths(files) == ["/other/sub/b", "/other/sub/deep/c", "/sub/b", "/sub/deep/c"]
 
     def test_what_is_in_the_current_directory(self, command, files, tree, monkeypatch):
         monkeypatch.chdir(tree / "sub")
@@ -129,10 +131,6 @@ class TestUpload:
         found = command.json("upload", "tree", "--mount", MOUNT, "/t")
         assert {"local": "tree/sub/b", "path": "/t/sub/b", "size": 10} in found["files"]
         assert {"local": "tree/link", "reason": "a symbolic link"} in found["skipped"]
-
-    def test_what_was_named_may_be_a_link(self, command, files, tree):
-        command.ok("upload", "tree/link", f"{MOUNT}/x")
-        assert content(files, "/x") == b"a"
 
     def test_what_can_not_be_uploaded(self, command, files, tree):
         command.answers(

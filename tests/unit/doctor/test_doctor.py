@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import mounts
 import pytest
 import served
 from for_each import for_each
@@ -33,9 +34,7 @@ Findings = dict[str, dict[str, str]]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-        (tmp_path / name).mkdir(mode=0o700)
+    served.homes(monkeypatch, tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # of mktemp
 
 
@@ -45,7 +44,7 @@ def diagnosed(
     """Run the command; returns the findings by what they are about."""
     done = subprocess.run(
         served.command("doctor", "--json", *words, wrapper=wrapper),
-        env={**served.environment(), **(env or {})},
+        env={**mounts.module_environment(), **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -73,6 +72,13 @@ def says(finding: dict[str, Any], verdict: str, why: str, *mends: str) -> None:
     assert finding["verdict"] == verdict, finding
     assert why in finding["why"], finding
     assert all(mend in finding["mend"] for mend in mends), finding
+
+
+def say(found: Findings, expected: dict[str, tuple[str, ...]]) -> None:
+    """Each is as `says` wants it, or not there where nothing is expected."""
+    assert [what for what in expected if what in found] == [what for what in expected if expected[what]]
+    for what in expected.keys() & found.keys():
+        says(found[what], *expected[what])
 
 
 def bound(tmpfs: str, commands: str, over: str) -> tuple[str, ...]:
@@ -181,16 +187,11 @@ CONDITIONS: dict[str, tuple[Sequence[str], int | None, dict[str, tuple[str, ...]
 @for_each("name", CONDITIONS)
 def test_a_condition(name: str) -> None:
     wrapper, status, findings = CONDITIONS[name]
-    found = diagnosed(wrapper=wrapper, status=status)
-    for what, expected in findings.items():
-        if expected:
-            says(found[what], *expected)
-        else:
-            assert what not in found
+    say(diagnosed(wrapper=wrapper, status=status), findings)
 
 
 def test_the_text_for_people() -> None:
-    done = subprocess.run(served.command("doctor"), env=served.environment(), capture_output=True, text=True)
+    done = subprocess.run(served.command("doctor"), env=mounts.module_environment(), capture_output=True, text=True)
     lines = done.stdout.splitlines()
     assert all(line.startswith(("ok ", "warning ", "error ", "         mend: ")) for line in lines)
     assert any(line.startswith("ok       runtime directory: ") for line in lines)
@@ -202,7 +203,7 @@ class TestMounting:
         (tmp_path / "pyfuse3").mkdir()
         message = "libfuse3.so.3: cannot open shared object file: No such file or directory"
         (tmp_path / "pyfuse3/__init__.py").write_text(f"raise ImportError({message!r})\n")
-        env = {"PYTHONPATH": f"{tmp_path}:{served.environment()['PYTHONPATH']}"}
+        env = {"PYTHONPATH": f"{tmp_path}:{mounts.module_environment()['PYTHONPATH']}"}
         found = diagnosed(env=env, status=1)
         says(found["libfuse3"], "error", message, "libfuse3" if distribution.distribution() == "debian" else "fuse3")
 
@@ -289,17 +290,19 @@ class TestRoutes:
                 },
                 status=1,
             )
-        says(found["/new/"], "ok", "the file will be made")
+        say(found, {
+            "/new/": ("ok", "the file will be made"),
+            "/nowhere/": ("error", "there is no directory", f"mkdir -p {tmp_path}/nowhere"),
+            "/text/": ("error", "is no SQLite file", "another path"),
+            "/used/": ("warning", "in use by another fusebackend", "unmount"),
+            "/threads/": ("error", "there is no file", "SqliteSaver"),
+            "/dir/": ("ok", "can be read and written"),
+            "/none/": ("error", "there is no directory", f"mkdir -p {tmp_path}/none"),
+            "/file/": ("error", "is not a directory"),
+            "/code/": ("ok", "code of its own"),
+            "/": ("ok", "needs nothing"),
+        })  # fmt: skip
         assert not (tmp_path / "new.db").exists()
-        says(found["/nowhere/"], "error", "there is no directory", f"mkdir -p {tmp_path}/nowhere")
-        says(found["/text/"], "error", "is no SQLite file", "another path")
-        says(found["/used/"], "warning", "in use by another fusebackend", "unmount")
-        says(found["/threads/"], "error", "there is no file", "SqliteSaver")
-        says(found["/dir/"], "ok", "can be read and written")
-        says(found["/none/"], "error", "there is no directory", f"mkdir -p {tmp_path}/none")
-        says(found["/file/"], "error", "is not a directory")
-        says(found["/code/"], "ok", "code of its own")
-        says(found["/"], "ok", "needs nothing")
 
     @needs_root
     def test_what_another_user_may_not_have(self, tmp_path: Path) -> None:
@@ -317,9 +320,11 @@ class TestRoutes:
         shutil.move(tmp_path / "closed.db", tmp_path / "open/closed.db")
         routes = {"/closed": "dir:closed", "/readable": "dir:readable", "/db": "sqlite:open/closed.db"}
         found = self.of(tmp_path, routes, wrapper=NOBODY, status=1)
-        says(found["/closed/"], "error", "can't be read by this user", "chmod u+rx")
-        says(found["/readable/"], "warning", "the route is read-only", "chmod u+w")
-        says(found["/db/"], "error", "can't be written: Permission denied", "chmod u+rw")
+        say(found, {
+            "/closed/": ("error", "can't be read by this user", "chmod u+rx"),
+            "/readable/": ("warning", "the route is read-only", "chmod u+w"),
+            "/db/": ("error", "can't be written: Permission denied", "chmod u+rw"),
+        })  # fmt: skip
 
     def test_services_that_do_not_answer(self, tmp_path: Path, closed_port: int) -> None:
         secret = "hunter2"
@@ -335,10 +340,12 @@ class TestRoutes:
             status=1,
         )
         assert secret not in json.dumps(found)
-        says(found["/pg/"], "error", "Connection refused", "start it")
-        says(found["/threads/"], "error", "Connection refused", "start it")
-        says(found["/s3/"], "error", "the service does not answer", "whether the endpoint is reachable")
-        says(found["/docker/"], "error", "There is no Docker engine", "DOCKER_HOST")
+        say(found, {
+            "/pg/": ("error", "Connection refused", "start it"),
+            "/threads/": ("error", "Connection refused", "start it"),
+            "/s3/": ("error", "the service does not answer", "whether the endpoint is reachable"),
+            "/docker/": ("error", "There is no Docker engine", "DOCKER_HOST"),
+        })  # fmt: skip
 
     def test_packages_that_are_missing(self, tmp_path: Path) -> None:
         for module in ("psycopg", "obstore", "docker"):
@@ -346,7 +353,7 @@ class TestRoutes:
         hiding = "import sys\nfor name in ('psycopg', 'obstore', 'docker'): sys.modules[name] = None\n"
         (tmp_path / "without/sitecustomize.py").write_text(hiding)
         routes = {"/pg": "postgres:dbname=x?volume=v", "/s3": "s3://bucket?region=x", "/docker": "docker:debian"}
-        env = {"PYTHONPATH": f"{tmp_path}/without:{served.environment()['PYTHONPATH']}"}
+        env = {"PYTHONPATH": f"{tmp_path}/without:{mounts.module_environment()['PYTHONPATH']}"}
         found = self.of(tmp_path, routes, env=env, status=1)
         for name, extra in (("/pg/", "postgres"), ("/s3/", "s3"), ("/docker/", "docker")):
             says(found[name], "error", extra, f"pip install 'fusebackend[{extra}]'")
@@ -429,5 +436,7 @@ class TestDistributions:
 @needs_root
 def test_mount_says_where_to_look(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
-    said = served.run("mount", str(tmp_path / "mnt"), wrapper=served.WITHOUT_FUSE, status=1)
-    assert "there is no /dev/fuse" in said and "'fusebackend doctor'" in said and said.count("\n") == 1
+    line = served.command("mount", str(tmp_path / "mnt"), wrapper=served.WITHOUT_FUSE)
+    done = subprocess.run(line, env=mounts.module_environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "there is no /dev/fuse" in done.stderr and "'fusebackend doctor'" in done.stderr

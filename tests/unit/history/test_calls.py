@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from clocks import Clock
 from eventually import eventually
 from for_each import for_each
 from together import together
@@ -24,16 +25,9 @@ from fusebackend.testing.each import each
 from fusebackend.vfs.calls import request
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture
@@ -65,12 +59,12 @@ def changed(calls, call):
 def test_a_session_is_one_call_until_it_is_quiet(calls, clock, history):
     first = calls.of_process(process(calls, 10), 5)
     number = changed(calls, first)
-    clock.now_s += QUIET_S - 0.1
+    clock.now += QUIET_S - 0.1
     assert calls.of_process(process(calls, 11), 5) is first
-    clock.now_s += QUIET_S
+    clock.now += QUIET_S
     assert calls.of_process(process(calls, 12), 5) is first
     assert calls.of_process(process(calls, 20, session=20), 5) is not first
-    clock.now_s += QUIET_S + 0.1
+    clock.now += QUIET_S + 0.1
     second = calls.of_process(process(calls, 13), 5)
     assert second is not first
     calls.end_quiet()
@@ -140,7 +134,7 @@ def test_verbs_of_a_tool_call_are_one_call(calls, clock, history):
             assert undo is not first
     with acting(Actor(agent="planner", thread="t", call="toolu_2")), calls.inside("verb", "x") as third:
         assert third is not first
-    clock.now_s += QUIET_S + 0.1
+    clock.now += QUIET_S + 0.1
     calls.end_quiet()
     assert (history.call(number).kind, history.call(number).actor) == ("tool", actor)
     assert history.call(number).ended_ns is not None
@@ -188,7 +182,7 @@ def test_a_named_call_has_a_process_and_its_descendants(calls, history):
 
 def test_a_change_that_comes_late_still_has_a_call(calls, clock, history):
     call = calls.of_process(process(calls), 5)
-    clock.now_s += QUIET_S + 0.1
+    clock.now += QUIET_S + 0.1
     calls.end_quiet()  # a slow volume is still at work
     number = changed(calls, call)
     calls.end_quiet()
@@ -199,8 +193,8 @@ def test_a_session_that_is_never_quiet_ends_in_time(calls, clock, history):
     first = calls.of_process(process(calls), 5)
     number = changed(calls, first)
     for _ in range(40):
-        clock.now_s += 100
-        first.last_s = clock.now_s
+        clock.now += 100
+        first.last_s = clock.now
         calls.end_quiet()
     assert history.call(number).ended_ns is not None
     assert calls.of_process(process(calls), 5) is not first

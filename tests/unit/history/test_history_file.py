@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import sqlite3
@@ -27,14 +28,6 @@ AFTER = Stamp(stat.S_IFREG | 0o600, 1, 2, 7, 99)
 MEMORIES = AgentPath("/memories")
 
 
-class Clock:
-    now = 1000
-
-    def __call__(self) -> int:
-        self.now += 1
-        return self.now
-
-
 @pytest.fixture
 def path(tmp_path):
     return str(tmp_path / "of.history" / "history.db")
@@ -42,7 +35,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def history(path):
-    history = HistoryFile(path, Clock())
+    history = HistoryFile(path, itertools.count(1001).__next__)
     yield history
     history.close()
 
@@ -131,20 +124,6 @@ def test_records_without_a_stamp_are_found_in_portions(history):
 def test_the_file_is_private(history, path):
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
-
-
-def test_records_with_identities_are_written_many_at_a_time(history):
-    """A statement for each took the lock of Python from the mount's loop 400 times."""
-    statements: list[str] = []
-    history.flush()
-    history._writer.set_trace_callback(statements.append)
-    call = history.open_call("session", "rm", NOBODY)
-    numbers = [
-        history.add(call, ROOT, "remove", b"/%d" % node, node=node, identity=b"%d:1" % node) for node in range(200)
-    ]
-    history.flush()
-    assert sum("INTO" in each for each in statements) < 20
-    assert history.identities([call]) == {number: b"%d:1" % node for node, number in enumerate(numbers)}
 
 
 def test_a_call_that_changes_nothing_leaves_no_trace(history):
@@ -324,7 +303,7 @@ def test_a_disk_that_fails_at_any_statement_loses_no_record(path, monkeypatch, c
     """Neither in memory, nor a link of the chain."""
     monkeypatch.setattr("fusebackend.history.history_file.WRITE_EVERY_S", 3600)
     disk = failing.Failing(monkeypatch)
-    history, calls, expected = HistoryFile(path, Clock()), 0, []
+    history, calls, expected = HistoryFile(path, itertools.count(1001).__next__), 0, []
     while not expected or disk.hit:
         history.forget(expected[:-3])  # which writes what could not be written, too
         expected = expected[-3:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from backend_kinds import opened_backend
 from for_each import for_each
-from recorded import Agent, Files, Recorded
+from recorded import Agent, Files, Recorded, recorded_of
 
 from fusebackend.backends import FilesystemBackend
 from fusebackend.base import budget
@@ -32,15 +30,6 @@ Step = tuple[Any, ...]
 """A method of `Files`, and its arguments."""
 
 KINDS = ["memory", "sqlite", "dir"]
-
-
-@contextlib.contextmanager
-def recorded_of(kind: str, directory: Path) -> Iterator[Recorded]:
-    with (
-        opened_backend(kind, directory) as backend,
-        contextlib.closing(Recorded(directory, {"/": backend.volume})) as recorded,
-    ):
-        yield recorded
 
 
 @pytest.fixture(autouse=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backend_kinds import opened_backend
 from profiles import amount
-from recorded import Recorded
+from recorded import Recorded, recorded_of
 
 from fusebackend.history.history_file import Filter
 from fusebackend.protocol import Actor
@@ -18,16 +16,6 @@ from fusebackend.protocol import Actor
 ROUNDS = amount("UNDO_CHOSEN", day=40, night=1000)
 
 NAMES = ["/a", "/b", "/d/c", "/d/e"]
-
-
-@contextlib.contextmanager
-def opened(kind: str, directory: Path) -> Iterator[Recorded]:
-    directory.mkdir()
-    with (
-        opened_backend(kind, directory) as backend,
-        contextlib.closing(Recorded(directory, {"/": backend.volume})) as recorded,
-    ):
-        yield recorded
 
 
 def step(recorded: Recorded, rng: random.Random, names: list[str], *, thread: str) -> int:
@@ -53,7 +41,7 @@ def step(recorded: Recorded, rng: random.Random, names: list[str], *, thread: st
 def test_all_since_a_call_is_the_state_before_it(kind: str, tmp_path: Path) -> None:
     for seed in range(ROUNDS):
         rng = random.Random(seed)
-        with opened(kind, tmp_path / str(seed)) as recorded:
+        with recorded_of(kind, tmp_path / str(seed)) as recorded:
             recorded.files.mkdir("/d")
             before = {}
             for _ in range(12):
@@ -75,7 +63,7 @@ def test_all_since_a_call_is_the_state_before_it(kind: str, tmp_path: Path) -> N
 
 def test_all_of_a_thread(tmp_path: Path) -> None:
     rng = random.Random(1)
-    with opened("sqlite", tmp_path / "volume") as recorded:
+    with recorded_of("sqlite", tmp_path / "volume") as recorded:
         recorded.files.mkdir("/d")
         empty = recorded.files.dump()
         calls: dict[str, list[str]] = {"one": [], "two": []}
@@ -95,7 +83,7 @@ def test_all_of_a_thread(tmp_path: Path) -> None:
 
 
 def test_what_another_thread_changed_since_is_named_before_anything_is_done(tmp_path: Path) -> None:
-    with opened("sqlite", tmp_path / "volume") as recorded:
+    with recorded_of("sqlite", tmp_path / "volume") as recorded:
         for thread, path in (("one", "/mine"), ("one", "/shared"), ("two", "/shared")):
             with recorded.recorder.calls.inside("tool", "write", Actor(thread=thread)):
                 recorded.files.write(path, thread.encode())

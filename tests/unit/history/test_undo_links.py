@@ -21,21 +21,21 @@ from typing import Any
 
 import pytest
 from profiles import amount
-from recorded import ME, Agent, Recorded
-from whole_tree import Kept, whole_tree
+from recorded import Agent, Recorded
+from whole_tree import Kept
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.base.paths import ROOT
 from fusebackend.history import history_file
 from fusebackend.history import undo as undo_module
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Volume
+from fusebackend.protocol import RENAME_EXCHANGE, AttrChanges, Volume
 from fusebackend.rules.rule import within
 from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
 from fusebackend.rules.view import View
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import opened
 
-ROUNDS = amount("UNDO_LINK_ROUNDS", day=40, night=5_000)
+ROUNDS = amount("UNDO_LINK_ROUNDS", day=15, night=5_000)
 """For each kind of volume."""
 
 FIRST = amount("UNDO_LINK_FIRST", day=0, night=0)
@@ -47,50 +47,11 @@ NAMES = [f"{above}/{name}" for above in ("", *DIRECTORIES) for name in ("f", "g"
 DIRECTORY_KINDS = ["dir", "dir without birth times"]
 KINDS = ["memory", "sqlite", "sqlite that hides names", *DIRECTORY_KINDS]
 
-State = dict[bytes, Kept]
+State = dict[str, Kept]
 
 
 class Killed(BaseException):
     """The end of the server."""
-
-
-class Names:
-    """Stands for `NodePaths`, as far as it can know: the names by which the kernel has found each node."""
-
-    def __init__(self, volume: Volume) -> None:
-        self._volume = volume
-        self._found: dict[int, list[tuple[int, bytes]]] = {}
-
-    def note(self, node: int, parent: int, name: bytes) -> None:
-        there = self._found.setdefault(node, [])
-        if (parent, name) in there:
-            there.remove((parent, name))
-        there.append((parent, name))
-
-    def last(self, route: object, node: int) -> bytes | None:
-        return self.below(route, *self._found[node][-1]) if node in self._found else None
-
-    def below(self, route: object, parent: int, name: bytes) -> bytes | None:
-        above = b"" if parent == ROOT_NODE else self.last(route, parent)
-        return None if above is None else above + b"/" + name
-
-    def of(self, route: object, node: int) -> bytes | None:
-        there = self._found.get(node, [])
-        while there and not self._leads(*there[-1], node):
-            if len(there) == 1:
-                return None
-            there.pop()
-        return self.last(route, node)
-
-    def _leads(self, parent: int, name: bytes, node: int) -> bool:
-        try:
-            return self._volume.lookup(parent, name).node == node
-        except OSError:
-            return False
-
-    def forget(self) -> list[int]:
-        gone, self._found = list(self._found), {}
-        return gone
 
 
 class World:
@@ -120,11 +81,7 @@ class World:
         if self.kind == "dir without birth times":  # as on old kernels, and over some networks
             anything: Any = self.volume
             anything.lasting = lambda node: None
-        self.names = Names(self.volume)
-        names: Any = self.names
-        self.recorded.names[ROOT] = names
-        self.door = self.recorded.files.door
-        self.door.names = names
+        self.files = self.recorded.files
 
     def close(self) -> None:
         self.recorded.close()
@@ -140,6 +97,7 @@ class World:
             self._backend.close()
             self._backend = self._opened()
         self.recorded.volumes = {ROOT: self._backend.volume}
+        self.recorded.names.clear()
         self.recorded.open()
         if killed:
             self.recorded.history.interrupted = [killed]
@@ -148,7 +106,7 @@ class World:
 
     def forget(self) -> None:
         """The kernel drops its dentries, and the volume the nodes that nobody holds."""
-        self.volume.forget(self.names.forget())
+        self.volume.forget(self.recorded.names[ROOT].forget())
         if self.kind in DIRECTORY_KINDS:
             volume: Any = self.volume
             table = volume._nodes
@@ -159,130 +117,83 @@ class World:
 
     # -- what the kernel does --------------------------------------------------------------------------------------
 
-    def at(self, path: str) -> tuple[int, bytes]:
-        *above, name = os.fsencode(path).strip(b"/").split(b"/")
-        parent = ROOT_NODE
-        for each in above:
-            parent = self._look(parent, each)
-        return parent, name
-
-    def _look(self, parent: int, name: bytes) -> int:
-        node = self.volume.lookup(parent, name).node
-        self.volume.hold(node)
-        self.names.note(node, parent, name)
-        return node
-
-    def node(self, path: str) -> int:
-        return self._look(*self.at(path))
-
-    def made(self, make: Callable[..., Any], path: str, *args: Any) -> int:
-        parent, name = self.at(path)
-        node: int = make(parent, name, *args).node
-        self.volume.hold(node)
-        self.names.note(node, parent, name)
-        return node
-
-    def rename(self, old: str, new: str, flags: int = 0) -> None:
-        nodes = [(self.node(old), new)]
-        with contextlib.suppress(FileNotFoundError):
-            nodes.append((self.node(new), old))
-        self.door.rename(*self.at(old), *self.at(new), flags)
-        for node, path in nodes if flags else nodes[:1]:
-            self.names.note(node, *self.at(path))
-
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[int]:
         """Open a regular file; what is written to a FIFO never gets here."""
-        node = self.node(path)
-        if not stat.S_ISREG(self.volume.getattr(node).mode):
+        attr = self.files.attr(path)
+        if not stat.S_ISREG(attr.mode):
             raise OSError(errno.EINVAL, "no regular file")
-        with opened(self.volume, node, os.O_WRONLY):
+        with opened(self.volume, attr.node, os.O_WRONLY) as node:
             yield node
 
     def plant(self, rng: random.Random) -> None:
         """Make files of each kind, with one to three names each."""
+        files = self.files
         for directory in DIRECTORIES:
-            self.made(self.door.mkdir, directory, 0o755, ME)
+            files.mkdir(directory)
         names = rng.sample(NAMES, len(NAMES) - 2)
         while names:
             first, *others = names[: rng.randrange(1, 4)]
             names = names[len(others) + 1 :]
             match rng.randrange(5):
                 case 0:
-                    self.made(self.door.symlink, first, b"f", ME)
+                    files.symlink("f", first)
                 case 1:
-                    self.made(self.door.mknod, first, stat.S_IFIFO | 0o600, 0, ME)
+                    files.fifo(first)
                 case _:
-                    data = b"planted " + bytes([rng.randrange(65, 91)]) * rng.randrange(8)
-                    self._filled(self.made(self.door.create, first, 0o644, os.O_WRONLY, ME), data)
+                    files.create(first, b"planted " + bytes([rng.randrange(65, 91)]) * rng.randrange(8))
             for other in others:
-                self.link(first, other)
+                files.link(first, other)
 
-    def link(self, old: str, new: str) -> None:
-        node = self.node(old)
-        parent, name = self.at(new)
-        self.door.link(node, parent, name)
-        self.names.note(node, parent, name)
-
-    def step(self, rng: random.Random) -> None:
-        """Make a random change; many are not possible."""
+    def step(self, rng: random.Random, tell: Callable[[str], None]) -> None:
+        """Make a random change, and tell of it before; many are not possible."""
         path, other = rng.choice(NAMES), rng.choice(NAMES)
         data = bytes([rng.randrange(65, 91)]) * rng.randrange(1, 30)
-        door = self.door
-        match rng.choice(STEPS):
+        word, files, door = rng.choice(STEPS), self.files, self.files.door
+        tell(f"  {word} {path} {other}")
+        match word:
             case "create":
-                self._filled(self.made(door.create, path, 0o644, os.O_WRONLY, ME), data)
+                files.create(path, data)
             case "replace":
-                self._filled(self.made(door.create, "/new", 0o644, os.O_WRONLY, ME), data)
-                self.rename("/new", path)
+                files.create("/new", data)
+                files.rename("/new", path)
             case "write":
                 with self.writing(path) as node:
                     door.write(node, rng.randrange(4), data)
             case "write through":  # an open file, whose name goes meanwhile
                 with self.writing(path) as node:
-                    door.unlink(*self.at(path))
+                    door.unlink(*files.at(path))
                     if rng.randrange(2):
-                        self._filled(self.made(door.create, path, 0o644, os.O_WRONLY, ME), b"other")
+                        files.create(path, b"other")
                     door.write(node, 0, data)
             case "truncate":
                 with self.writing(path) as node:
                     door.setattr(node, AttrChanges(size=rng.randrange(20)))
             case "chmod":
-                node = self.node(path)
-                if not stat.S_ISLNK(self.volume.getattr(node).mode):  # Linux has no such call
-                    door.setattr(node, AttrChanges(mode=rng.choice([0o600, 0o640, 0o755])))
+                if not stat.S_ISLNK(files.attr(path).mode):  # Linux has no such call
+                    files.change(path, mode=rng.choice([0o600, 0o640, 0o755]))
             case "touch":
-                door.setattr(self.node(path), AttrChanges(mtime_ns=rng.randrange(1, 4) * 10**18))
+                files.change(path, mtime_ns=rng.randrange(1, 4) * 10**18)
             case "setxattr":
-                door.setxattr(self.node(path), b"user.x", data)
+                files.xattr(path, b"user.x", data)
             case "symlink":
-                self.made(door.symlink, path, rng.choice([b"f", b"g"]), ME)
+                files.symlink(rng.choice(["f", "g"]), path)
             case "fifo":
-                self.made(door.mknod, path, stat.S_IFIFO | 0o600, 0, ME)
+                files.fifo(path)
             case "link":
-                self.link(path, other)
+                files.link(path, other)
             case "unlink":
-                door.unlink(*self.at(path))
+                door.unlink(*files.at(path))
             case "rename":
-                self.rename(path, other)
+                files.rename(path, other)
             case "exchange":
-                self.rename(path, other, RENAME_EXCHANGE)
+                files.rename(path, other, RENAME_EXCHANGE)
             case "mkdir":
-                self.made(door.mkdir, rng.choice(DIRECTORIES), 0o755, ME)
+                files.mkdir(rng.choice(DIRECTORIES))
             case "rmdir":
-                door.rmdir(*self.at(rng.choice(DIRECTORIES)))
+                door.rmdir(*files.at(rng.choice(DIRECTORIES)))
             case "move directory":
-                self.rename(*rng.sample([*DIRECTORIES, "/i"], 2), rng.choice([0, RENAME_EXCHANGE]))
-
-    def _filled(self, node: int, data: bytes) -> None:
-        self.door.write(node, 0, data)
-        self.volume.release(node, os.O_WRONLY)
-
-    # -- what is there ---------------------------------------------------------------------------------------------
-
-    def state(self) -> State:
-        """Return all files, without the times of directories: bytes, attributes, and the names that share each."""
-        return whole_tree(self.volume)
+                files.rename(*rng.sample([*DIRECTORIES, "/i"], 2), rng.choice([0, RENAME_EXCHANGE]))
 
 
 STEPS = (
@@ -309,7 +220,7 @@ class Round:
     def play(self) -> None:
         with self.world.recorded.call("plant"):
             self.world.plant(self.rng)
-        self.known[self.standing] = self.world.state()
+        self.known[self.standing] = self.world.files.dump()
         if self.rng.randrange(4):
             for _ in range(self.rng.randrange(1, 5)):
                 self._between()
@@ -331,17 +242,10 @@ class Round:
                 self.world.forget()
 
     def _try(self) -> None:
-        before = self.rng.getstate()
-        failed = ""
         try:
-            self.world.step(self.rng)
+            self.world.step(self.rng, self.story.append)
         except OSError as error:
-            failed = f": {error.strerror}"
-        replayed = random.Random()
-        replayed.setstate(before)
-        path, other = replayed.choice(NAMES), replayed.choice(NAMES)
-        replayed.randrange(65, 91), replayed.randrange(1, 30)
-        self.story.append(f"  {replayed.choice(STEPS)} {path} {other}{failed}")
+            self.story.append(f"    {error.strerror}")
 
     def _call(self, steps: int) -> None:
         self.story.append("call")
@@ -354,7 +258,7 @@ class Round:
         if number and self.world.recorded.history.call(number) and self.world.recorded.history.records(number):
             self.standing |= {number}
             self.story.append(f"was c{number}")
-            self.known[self.standing] = self.world.state()
+            self.known[self.standing] = self.world.files.dump()
 
     def _beside(self) -> None:
         """Calls that go on at the same time."""
@@ -371,7 +275,7 @@ class Round:
         chosen, after = self._choose()
         if not chosen:
             return
-        before = self.world.state()
+        before = self.world.files.dump()
         assert before == self.known[self.standing], "another look finds the same"
         self.story.append(f"undo {chosen}")
         is_gone = bool(self.world.recorded.history.overlaps(chosen))
@@ -397,7 +301,7 @@ class Round:
         if result.undo and not self.killed:  # else that one has made the second part
             self.undos[int(result.undo[1:])] = after, self.standing
         self.standing = after
-        now = self.world.state()
+        now = self.world.files.dump()
         self._same(self.known.setdefault(after, now), now, "not the state before")
         # Without one of `left` a state has those names or not, by the order of the undos that led to it.
         self.known = {which: known for which, known in self.known.items() if which == after or self.left <= which}
@@ -406,7 +310,7 @@ class Round:
         if self.killed:
             self.ended = True  # a part is done, and can't be finished
         else:
-            self._same(before, self.world.state(), "an undo that was refused has changed something")
+            self._same(before, self.world.files.dump(), "an undo that was refused has changed something")
 
     def _choose(self) -> tuple[list[int], frozenset[int]]:
         rng = self.rng

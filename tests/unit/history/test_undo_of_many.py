@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 from collections.abc import Iterator
@@ -10,27 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_kinds import opened_backend
 from profiles import amount
-from recorded import Agent, Files, Recorded
+from recorded import Agent, Files, Recorded, recorded_of
 
 from fusebackend.protocol import RENAME_EXCHANGE
 
 AGENTS = 10
 STEPS = 25
 RUNS = {
-    "memory": amount("UNDO_RUNS", day=100, night=350),
-    "sqlite": amount("UNDO_RUNS", day=50, night=150),
+    "memory": amount("UNDO_RUNS", day=30, night=350),
+    "sqlite": amount("UNDO_RUNS", day=15, night=150),
 }
 """Together 500 at night."""
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Recorded]:
-    with (
-        opened_backend(request.param, tmp_path) as backend,
-        contextlib.closing(Recorded(tmp_path, {"/": backend.volume})) as found,
-    ):
+    with recorded_of(request.param, tmp_path) as found:
         yield found
 
 

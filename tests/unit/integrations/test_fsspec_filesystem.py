@@ -51,13 +51,12 @@ def known() -> None:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
-            patch.setenv(name, str(tmp_path_factory.mktemp("x")))
+        served.homes(patch, tmp_path_factory.mktemp("x"))
         directory = tmp_path_factory.mktemp("config")
         (directory / "project").mkdir()
         path = directory / "agent.toml"
         path.write_text(CONFIG)
-        with served.served("--config", str(path), place=str(path), wrapper=()):
+        with served.served("--config", str(path), place=str(path)):
             yield str(path)
 
 

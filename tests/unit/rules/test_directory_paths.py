@@ -41,21 +41,6 @@ def error(work: Callable[[], object]) -> int | None:
     return caught.value.errno
 
 
-def test_a_path_is_looked_up_once(volume: Volume, ruled: RuledVolume, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = node_at(ruled, "work/a/b")
-    ruled.lookup(deep, b"file")
-    asked: list[bytes] = []
-    lookup = volume.lookup
-    monkeypatch.setattr(volume, "lookup", lambda parent, name: asked.append(name) or lookup(parent, name))
-    for _ in range(3):
-        ruled.lookup(deep, b"file")
-    assert asked == [b"file"] * 3
-    volume.directory_moves = None  # type: ignore[attr-defined]
-    asked.clear()
-    ruled.lookup(deep, b"file")
-    assert asked == [b"b", b"a", b"work", b"file"], "a volume that can't tell is asked for each name"
-
-
 def moved(volume: Volume) -> None:
     volume.rename(node_at(volume, "work"), b"a", node_at(volume, "secrets"), b"a")
 
@@ -126,24 +111,3 @@ def test_a_directory_that_goes_takes_no_other_path_with_it(
     ruled.mkdir(deep, b"new", 0o755, ME)
     assert asked == [b"b"], "what is removed"
     assert error(lambda: ruled.mkdir(b, b"in it", 0o755, ME)) == errno.ESTALE
-
-
-def test_a_walk_looks_each_name_up_once(volume: Volume, ruled: RuledVolume, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the volume can't tell that no directory has moved, unless this thread has moved one."""
-    volume.directory_moves = None  # type: ignore[attr-defined]
-    asked: list[bytes] = []
-    lookup = volume.lookup
-    monkeypatch.setattr(volume, "lookup", lambda parent, name: asked.append(name) or lookup(parent, name))
-    with ruled.walking([]):
-        deep = node_at(ruled, "work/a/b")
-        ruled.lookup(deep, b"file")
-        assert sorted(asked) == sorted([b"work", b"a", b"b", b"file", *(b"work", b"a", b"b")]), "found, and once again"
-        asked.clear()
-        ruled.mkdir(deep, b"new", 0o755, ME)
-        assert asked == []
-    with ruled.changing():
-        deep = node_at(ruled, "work/a/b")
-        ruled.rename(node_at(ruled, "work"), b"a", ROOT_NODE, b"moved")
-        asked.clear()
-        ruled.lookup(deep, b"file")
-        assert asked == [b"b", b"moved", b"file"]

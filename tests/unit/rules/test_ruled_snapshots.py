@@ -38,7 +38,14 @@ def ruled(below: SnapshotVolume, *, read_only: bool = False) -> RuledSnapshotVol
     return RuledSnapshotVolume(below, View("/", [HIDDEN]), read_only=read_only)
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)])
+KINDS = ["memory", "sqlite"]
+AND_POSTGRES = pytest.mark.parametrize(
+    "below", [*KINDS, pytest.param("postgres", marks=pytest.mark.services)], indirect=True
+)
+"""For what is found by the numbers of a volume, which are its own affair."""
+
+
+@pytest.fixture(params=KINDS)
 def below(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SnapshotVolume]:
     volume: SnapshotVolume
     if request.param == "memory":
@@ -87,6 +94,7 @@ def tree(volume: Volume, node: int = ROOT_NODE, path: str = "") -> dict[str, byt
     return found
 
 
+@AND_POSTGRES
 def test_what_is_hidden_now_is_in_no_snapshot(below: SnapshotVolume) -> None:
     for path in ("/a", "/.env", "/sub/.env", "/private/p"):
         make(below, path, path.encode())
@@ -110,6 +118,7 @@ def test_what_is_hidden_now_is_in_no_snapshot(below: SnapshotVolume) -> None:
     assert "/private/p" in tree(below.snapshot("before the rule")), "it is there without the rule"
 
 
+@AND_POSTGRES
 def test_a_hidden_directory_is_closed_to_its_number(below: SnapshotVolume) -> None:
     """A branch has numbers from before a rule was there."""
     make(below, "/private/deep/p", b"p")
@@ -125,6 +134,7 @@ def test_a_hidden_directory_is_closed_to_its_number(below: SnapshotVolume) -> No
         refused(errno.ENOENT, taken.lookup, node, name)
 
 
+@AND_POSTGRES
 def test_a_directory_is_found_by_a_number_of_an_earlier_session(below: SnapshotVolume) -> None:
     make(below, "/a/b/c/x", b"x")
     make(below, "/a/b/c/.env", b"hidden")

@@ -112,7 +112,7 @@ def rules_of(chance: random.Random) -> list[tuple[tuple[str, ...], tuple[str, ..
     return made
 
 
-@for_each("seed", range(10))
+@for_each("seed", range(5))
 def test_random_decisions_are_those_of_the_reference(seed):
     chance = random.Random(seed)
     for _ in range(25):

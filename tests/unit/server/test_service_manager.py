@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import mounts
 import pytest
 import served
 
@@ -52,7 +53,7 @@ def test_a_server_says_ready_and_stopping_and_hides_the_socket_from_its_children
 ) -> None:
     (tmp_path / "shared").mkdir()
     command = served.command("serve", "--default", f"shell:{tmp_path}/shared", "--socket", str(tmp_path / "socket"))
-    environment = {**served.environment(), "NOTIFY_SOCKET": manager.address}
+    environment = {**mounts.module_environment(), "NOTIFY_SOCKET": manager.address}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         ready = manager.next()

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mounts
+import programs
 import pytest
 import served
 from eventually import eventually
@@ -51,8 +52,7 @@ pytestmark = pytest.mark.skipif(not can_unshare(), reason="only root has a mount
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Directories of this module's own for sockets and state."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
-            patch.setenv(name, str(tmp_path_factory.mktemp("x")))
+        served.homes(patch, tmp_path_factory.mktemp("x"))
         yield
 
 
@@ -70,7 +70,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(config: str) -> Iterator[rendezvous.Served]:
-    with served.served("--config", config, place=config) as found:
+    with served.served("--config", config, place=config, wrapper=served.WITHOUT_FUSE) as found:
         yield found
 
 
@@ -134,17 +134,8 @@ def test_commands_say_why_there_are_none(files: Client) -> None:
 def test_the_command_line(config: str, server: rendezvous.Served, tmp_path: Path) -> None:
     by = ("--mount", config)
     served.run("write", *by, "--text", "hello\n", "/cli.txt")
-    taken, left_out = served.run("snapshot", "create", *by, "cli").splitlines()
-    assert taken == "/.fusebackend/snapshots/cli" and left_out.endswith(
-        "not in it, for they keep no snapshots: /project/"
-    )
-    served.run("edit", *by, "/cli.txt", "hello", "goodbye")
-    assert "\n-hello\n+goodbye\n" in served.run("diff", *by, "cli", "--", "/cli.txt")
-    assert served.run("diff", *by, "--name-status", "cli..main", "--", "/cli.txt") == "M\tcli.txt\n"
-    assert "restored 1 path" in served.run("restore", *by, "--from", "cli", "/cli.txt")
     assert served.run("read", "--mount", server.socket, "/cli.txt") == "hello\n"
     assert served.run("branch", "create", *by, "cli-branch").startswith("/.fusebackend/branches/cli-branch\n")
-    assert served.run("branch", "path", *by, "cli-branch") == "/.fusebackend/branches/cli-branch\n"
     assert "serves" not in served.run("view", "list", *by)
     assert "not mounted" in served.run("status", config)
     (state,) = json.loads(served.run("status", "--json", server.socket))
@@ -240,7 +231,7 @@ class TestMessages:
         ],
     )
     def test_what_can_not_be_served(self, words: list[str], says: str) -> None:
-        done = subprocess.run(served.command("serve", *words), env=served.environment(), capture_output=True, text=True)
+        done = programs.command("serve", *words)
         assert done.returncode in (1, 2) and says in done.stderr and "Traceback" not in done.stderr
         assert done.stderr.splitlines()[-1].startswith("Error: ")
 
@@ -304,7 +295,7 @@ sys.argv = ["fusebackend", "serve", "--default", "memory:", "--socket", "{tmp_pa
 main()
 """
     process = subprocess.Popen(
-        [sys.executable, "-c", code], env=served.environment(), stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code], env=mounts.module_environment(), stdout=subprocess.PIPE, text=True
     )
     timer = threading.Timer(served.LIMIT_S, process.kill)
     timer.start()

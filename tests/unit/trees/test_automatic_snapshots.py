@@ -6,6 +6,7 @@ import errno
 from datetime import UTC, datetime
 
 import pytest
+from clocks import Clock
 from hypothesis import example, given
 from hypothesis import strategies as st
 from raising import raising
@@ -71,25 +72,14 @@ def test_names_are_times() -> None:
     assert [time_of(name) for name in ("mine", "@mine", "20261123T123000Z")] == [None] * 3
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.monotonic_s = 1000.0
-        self.time_s = float(NOW)
-
-    def __call__(self, seconds: float) -> None:
-        self.monotonic_s += seconds
-        self.time_s += seconds
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(NOW)
 
 
 @pytest.fixture
-def after() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def taking(volume: InMemoryVolume, after: Clock) -> AutomaticSnapshots:
-    snapshots = Snapshots({ROOT: volume})
-    return AutomaticSnapshots(snapshots, lambda: after.monotonic_s, lambda: int(after.time_s * 1e9))
+def taking(volume: InMemoryVolume, clock: Clock) -> AutomaticSnapshots:
+    return AutomaticSnapshots(Snapshots({ROOT: volume}), clock, lambda: int(clock() * 1e9))
 
 
 @pytest.fixture
@@ -106,18 +96,18 @@ def touch(volume: InMemoryVolume, name: bytes) -> None:
 
 
 def test_one_is_taken_before_a_call_if_something_has_changed(
-    volume: InMemoryVolume, taking: AutomaticSnapshots, after: Clock
+    volume: InMemoryVolume, taking: AutomaticSnapshots, clock: Clock
 ) -> None:
     taking.before_call()
     assert names(volume) == ["@20261123T123000.000Z"]
     touch(volume, b"a")
-    after(EVERY_S - 1)
+    clock.now += EVERY_S - 1
     taking.before_call()
     assert len(names(volume)) == 1, "not so soon"
-    after(1)
+    clock.now += 1
     taking.before_call()
     assert len(names(volume)) == 2
-    after(EVERY_S)
+    clock.now += EVERY_S
     taking.before_call()
     assert len(names(volume)) == 2, "nothing has changed since"
     assert volume.snapshot(names(volume)[1]).lookup(ROOT_NODE, b"a")
@@ -126,7 +116,7 @@ def test_one_is_taken_before_a_call_if_something_has_changed(
 def test_a_volume_that_takes_none_hinders_no_call(
     volume: InMemoryVolume,
     taking: AutomaticSnapshots,
-    after: Clock,
+    clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -134,20 +124,20 @@ def test_a_volume_that_takes_none_hinders_no_call(
     monkeypatch.setattr(volume, "take_snapshot", raising(oserror(errno.ENOSPC)))
     for _ in range(3):
         taking.before_call()
-        after(EVERY_S)
+        clock.now += EVERY_S
     assert len(caplog.records) == 1 and "No space left" in caplog.text
 
 
-def test_old_ones_go_and_others_stay(volume: InMemoryVolume, taking: AutomaticSnapshots, after: Clock) -> None:
+def test_old_ones_go_and_others_stay(volume: InMemoryVolume, taking: AutomaticSnapshots, clock: Clock) -> None:
     volume.take_snapshot("mine")
     for number in range(6):
         touch(volume, b"%d" % number)
         taking.take_if_changed()
-        after(600)
-    after(4 * HOUR)
+        clock.now += 600
+    clock.now += 4 * HOUR
     taking.clean()
     assert names(volume) == ["mine", "@20261123T123000.000Z", "@20261123T130000.000Z"], "the first of each hour"
-    after(7 * DAY)
+    clock.now += 7 * DAY
     taking.clean()
     assert names(volume) == ["mine"]
 
@@ -156,7 +146,7 @@ def test_old_ones_go_and_others_stay(volume: InMemoryVolume, taking: AutomaticSn
     "disk", [StatFs(4096, 1 << 30, 1 << 29, 0, 0), StatFs(4096, 100, 50, 0, 0), StatFs(4096, 1 << 30, 1 << 20, 0, 0)]
 )
 def test_the_oldest_go_where_they_take_too_much(
-    volume: InMemoryVolume, taking: AutomaticSnapshots, after: Clock, monkeypatch: pytest.MonkeyPatch, disk: StatFs
+    volume: InMemoryVolume, taking: AutomaticSnapshots, clock: Clock, monkeypatch: pytest.MonkeyPatch, disk: StatFs
 ) -> None:
     kept_bytes = 11 << 30 if disk.blocks_free == 1 << 29 else 1 << 20
     monkeypatch.setattr(volume, "snapshot_bytes", lambda: kept_bytes)
@@ -165,7 +155,7 @@ def test_the_oldest_go_where_they_take_too_much(
     for number in range(8):
         touch(volume, b"%d" % number)
         taking.take_if_changed()
-        after(EVERY_S)
+        clock.now += EVERY_S
     before = names(volume)
     taking.clean()
     assert names(volume) == [before[0], *before[3:]], "a quarter of eight"

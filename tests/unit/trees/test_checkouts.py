@@ -24,14 +24,12 @@ from fusebackend.trees.checkouts import Checkouts
 def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     home = tmp_path_factory.mktemp("x")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME"):
-            patch.setenv(name, str(home / name))
-            (home / name).mkdir(mode=0o700)
+        served.homes(patch, home)
         (home / "live").mkdir()
         config = home / "agent.toml"
         config.write_text('default = "sqlite:a.db"\n[routes]\n"/live/" = "dir:live"\n"/mem/" = "memory:"\n')
         with (
-            served.served("--config", str(config), place=str(config), wrapper=()),
+            served.served("--config", str(config), place=str(config)),
             fusebackend.connect(config) as client,
         ):
             client.write("/kept.txt", "kept")

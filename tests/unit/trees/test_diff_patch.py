@@ -66,7 +66,7 @@ def patched(
     return directory, made
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(before=trees(), after=trees())
 def test_git_makes_one_tree_of_the_other(
     tmp_path_factory: pytest.TempPathFactory, before: random_trees.Tree, after: random_trees.Tree
@@ -80,7 +80,7 @@ def test_git_makes_one_tree_of_the_other(
     shutil.rmtree(directory)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     before=trees((b".git", b".GIT ", b"git~1"), special=True),
     after=trees((b".git", b".GIT ", b"git~1"), special=True),

@@ -89,7 +89,7 @@ def files_of(volume: EarlierVolume) -> dict[bytes, Any]:
 
 
 @pytest.mark.parametrize(("kind", "is_later"), [("memory", False), ("dir", False), ("dir", True)])
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(first=STEPS, steps=STEPS)
 @example([], [("create", "X", 0, 0, 0), ("link", "X", 0, 26, 0), ("rename", "X", 0, 0, 1), ("rename", "X", 0, 1, 0)])
 @example([("create", "X", 0, 0, 3), ("setxattr", "X", 0, 0, 5)], [("create", "X", 0, 1, 3)])  # of a live file
@@ -106,7 +106,7 @@ def test_the_state_before_each_call_is_exact(kind: str, is_later: bool, first: A
 
 
 @pytest.mark.parametrize("kind", ["memory", "dir"])
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(steps=STEPS)
 # A change by a call that had begun before, within a tick of the clock after the moment.
 @example(steps=[("create", "X", 21, 23, 47), ("mkdir", "Z", 33, 19, 28), ("truncate", "X", 9, 3, 93)])

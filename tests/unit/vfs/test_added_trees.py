@@ -319,6 +319,27 @@ def test_a_change_through_one_is_told_of_the_other(filesystem: FileSystem, kerne
     assert filesystem.names.last(filesystem.tree.attached[route_index(twin)], node_of(directory)) == b"/e"
 
 
+def test_an_answer_that_a_change_through_the_other_has_overtaken_is_not_believed(
+    filesystem: FileSystem, root: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where no notice is sent, for the kernel has not been given the name there yet."""
+    for name in (b"file", b"other"):
+        run(filesystem.mknod(ROOT_INODE, name, 0o100644, 0, ME))
+    route = filesystem.tree.attached[route_index(root)]
+    plain = route.ask
+
+    async def overtaken(function: Any, *args: Any) -> Any:
+        answer = await plain(function, *args)
+        monkeypatch.setattr(route, "ask", plain)
+        await filesystem.unlink(ROOT_INODE, b"file")
+        return answer
+
+    assert walk(filesystem, "other", start=root).timeout_s > 0
+    monkeypatch.setattr(route, "ask", overtaken)
+    entry = walk(filesystem, "file", start=root)
+    assert entry.inode and entry.timeout_s == 0
+
+
 def test_what_the_agent_changes_is_told_of_both(filesystem: FileSystem, kernel: FakeKernel, root: int) -> None:
     agent = VolumeBackend(filesystem.tree.routes[0].volume)
     agent.write("/d/file", "x")

@@ -23,6 +23,7 @@ from fusebackend.base.paths import PathError
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, Change, FileEvent
 from fusebackend.testing.each import each
+from fusebackend.vfs.inodes import OTHER_NAMES, ROOT_INODE
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.vfs.watch import feed as feed_module
 from fusebackend.vfs.watch import feed as watch_module
@@ -134,6 +135,14 @@ TOLD: dict[str, list[tuple[list[Step], list[str]]]] = {
         ([("kernel", "unlink", "/l"), ("kernel", "write", "/f", b"2")], ["deleted mount /l", "modified mount /f"]),
         ([("kernel", "rename", "/f", "/g"), ("kernel", "write", "/f", b"3")],
          ["moved mount /g /f", "modified mount /g"]),
+    ],
+    "a name of a file is known however often its others are used since": [
+        ([("kernel", "create", "/kept"), ("kernel", "link", "/kept", "/f"), ("kernel", "link", "/kept", "/l"),
+          *OTHER_NAMES * [("kernel", "invalidate_entry", ROOT_INODE, b"f"), ("kernel", "inode", "/f"),
+                          ("kernel", "invalidate_entry", ROOT_INODE, b"l"), ("kernel", "inode", "/l")],
+          ("agent", "delete", "/f"), ("agent", "delete", "/l"), ("kernel", "write", "/kept", b"1")],
+         ["created mount /kept", "created mount /f", "created mount /l", "deleted api /f", "deleted api /l",
+          "modified mount /kept"]),
     ],
     "a file without a name": [
         ([("kernel", "create", "/f"), ("kernel", "unlink", "/f"), ("kernel", "write", "/f", b"1")],
@@ -296,6 +305,13 @@ class TestAgents:
         volume.publish(Change(node=1))
         volume.publish(Change(node=7, kind="modified", path="/f", source="elsewhere"))
         assert mount.told() == ["unknown elsewhere /m/", "modified elsewhere /m/f"]
+
+    def test_a_change_in_a_directory_that_has_come_anew_is_another_one(self, mount: Mount) -> None:
+        """A host may tell of a directory that goes and comes with everything in it by its name alone."""
+        volume: Any = mount.agent.routes["/m/"].volume
+        for kind, path in (("modified", "/d/f"), ("deleted", "/d/"), ("created", "/d/"), ("modified", "/d/f")):
+            volume.publish(Change(kind=kind, path=path, source="elsewhere"))
+        assert [event.split()[0] for event in mount.told()] == ["modified", "deleted", "created", "modified"]
 
     def test_an_unconfined_directory_is_told_of_as_far_as_it_is_shown(self, tmp_path: Path) -> None:
         (tmp_path / "root").mkdir()

@@ -141,11 +141,11 @@ def _one(old: Any, theirs: Any, ours: Any) -> Any:
 
 @settings(max_examples=examples(500))
 @given(base=STEPS, branch=STEPS, main=STEPS)
-def test_a_merge_is_that_of_the_model(base: Any, branch: Any, main: Any, tmp_path_factory: Any) -> None:
+def test_a_merge_is_that_of_the_model(base: Any, branch: Any, main: Any, tmp_path: Path) -> None:
     trees = three(base, branch, main, knows_nodes=False)
     before = merging.shown(trees.main)
     wanted = model(merging.shown(trees.base), merging.shown(trees.branch), before)
-    outcome = merged(trees, tmp_path_factory.mktemp("merge"))
+    outcome = merged(trees, tmp_path)
     if wanted is None:
         assert outcome.plan.conflicts
         assert merging.shown(trees.main) == before
@@ -158,11 +158,11 @@ def test_a_merge_is_that_of_the_model(base: Any, branch: Any, main: Any, tmp_pat
 @settings(max_examples=examples(500))
 @given(base=RENAMES, branch=RENAMES, main=RENAMES, keep=st.sampled_from([None, "main", "branch"]), knows=st.booleans())
 def test_a_merge_ends_and_is_complete(
-    base: Any, branch: Any, main: Any, keep: Any, knows: bool, tmp_path_factory: Any
+    base: Any, branch: Any, main: Any, keep: Any, knows: bool, tmp_path: Path
 ) -> None:
     trees = three(base, branch, main, knows_nodes=knows)
     before = merging.shown(trees.main)
-    outcome = merged(trees, tmp_path_factory.mktemp("merge"), keep)
+    outcome = merged(trees, tmp_path, keep)
     if outcome.plan.conflicts:
         assert merging.shown(trees.main) == before
         assert keep is None or {each.reason for each in outcome.plan.conflicts} == {"renamed into itself by both"}
@@ -174,11 +174,9 @@ def test_a_merge_ends_and_is_complete(
 
 @settings(max_examples=examples(300))
 @given(base=RENAMES, branch=RENAMES, knows=st.booleans())
-def test_main_that_has_not_changed_becomes_the_branch(
-    base: Any, branch: Any, knows: bool, tmp_path_factory: Any
-) -> None:
+def test_main_that_has_not_changed_becomes_the_branch(base: Any, branch: Any, knows: bool, tmp_path: Path) -> None:
     trees = three(base, branch, [], knows_nodes=knows)
-    outcome = merged(trees, tmp_path_factory.mktemp("merge"))
+    outcome = merged(trees, tmp_path)
     assert not outcome.plan.conflicts
     assert merging.shown(trees.main) == merging.shown(trees.branch)
     if knows:
