@@ -283,7 +283,7 @@ def differs_on_purpose(step, ours, theirs, files):
 
 
 @given(script=st.lists(steps, max_size=25))
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(100))
 def test_the_same_calls_have_the_same_results(script):
     with tempfile.TemporaryDirectory() as theirs, tempfile.TemporaryDirectory() as ours:
         original = TheirFilesystem(theirs)

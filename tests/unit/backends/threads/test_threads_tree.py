@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -43,10 +44,14 @@ OF_A_LINE = [
 ]  # fmt: skip
 
 
-def put_files(saver: Any, thread_id: str, files: dict[str, Any]) -> Any:
-    agent = graphs.deep_agent(saver, [say("ok")])
-    agent.invoke(user("go", files=files), thread(thread_id))
-    return agent
+@functools.lru_cache(maxsize=1)
+def agent_of(saver: Any) -> Any:
+    """An agent that says that it is done; it takes longer to make than to run."""
+    return graphs.deep_agent(saver)
+
+
+def put_files(saver: Any, thread_id: str, files: dict[str, Any]) -> None:
+    agent_of(saver).invoke(user("go", files=files), thread(thread_id))
 
 
 def test_what_a_thread_shows(b: Bench) -> None:
@@ -228,7 +233,7 @@ def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
     held = {path: node_at(volume, path) for path in paths}
     for node in held.values():
         volume.hold(node)
-    for directory in b.history("/snapshots"):
+    for directory in b.history("/snapshots")[::5]:
         b.tree(directory)
     assert {path: node_at(volume, path) for path in held} == held
     volume.forget(held.values())
