@@ -48,7 +48,12 @@ class ExtendedAttributes:
         if name in acl.NAMES and self.has_acls() and not route.volume.features.acls:
             raise oserror(errno.ENODATA)  # ENOTSUP would fail the kernel's check of permissions
         self._check(route, name)
-        return await route.ask(route.volume.getxattr, node, name)
+        try:
+            return await route.ask(route.volume.getxattr, node, name)
+        except OSError as error:
+            if name == _SELINUX and error.errno == errno.ENODATA:
+                raise oserror(errno.ENOTSUP) from None
+            raise
 
     async def set(self, inode: int, name: bytes, value: bytes) -> None:
         route, node = await self._resolver.place(inode, make=True)
@@ -100,6 +105,10 @@ class ExtendedAttributes:
         if self._inodes.beside and known is not None and known.is_dir:
             self._twins.attributes_changed(route, node)
 
+
+_SELINUX = b"security.selinux"
+"""A file without one has ENOTSUP: `ls -l` then asks for no other file's. After ENODATA it asks for each, half of the
+work of listing a large directory. A kernel with SELinux answers itself (security_inode_getsecurity)."""
 
 _FOR_ROOT = b"trusted."
 """Other users are not told that these exist (xattr(7)); reading them is what the kernel prevents."""

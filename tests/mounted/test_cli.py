@@ -19,7 +19,7 @@ import pytest
 import served
 from click.testing import CliRunner
 from eventually import eventually
-from programs import Beside, command, has_ended
+from programs import Beside, command, has_ended, refused
 
 from fusebackend import config
 from fusebackend.cli.umount import umount
@@ -51,12 +51,7 @@ class Shell:
         return done.stdout
 
     def refused(self, *words: object, status: int = 1, cwd: Path | None = None) -> str:
-        """Run a command that must fail; return its one line of an error."""
-        done = self(*words, cwd=cwd)
-        assert done.returncode == status, done.stdout + done.stderr
-        (line,) = done.stderr.splitlines()
-        assert line.startswith("Error: ")
-        return line.removeprefix("Error: ")
+        return refused(*words, cwd=cwd or self.home, status=status)
 
     def status(self, mountpoint: Path) -> dict:
         (found,) = json.loads(self("status", "--json", mountpoint).stdout)

@@ -17,7 +17,7 @@ import programs
 import pytest
 from eventually import eventually
 from mounts import Serve
-from programs import Beside, on_a_terminal, runs
+from programs import Beside, on_a_terminal, refused, runs
 
 from fusebackend.testing.each import each
 
@@ -38,15 +38,6 @@ def ok(*words: Word, cwd: Path | None = None, stdin: bytes = b"") -> bytes:
     done = run(*words, cwd=cwd, stdin=stdin)
     assert (done.returncode, done.stderr) == (0, b"")
     return done.stdout
-
-
-def refused(*words: Word, status: int = 1, cwd: Path | None = None) -> str:
-    """Run a command that must fail; return its error, the only line it prints."""
-    done = run(*words, cwd=cwd)
-    assert (done.returncode, done.stdout) == (status, b""), done
-    (line,) = done.stderr.decode().splitlines()
-    assert line.startswith("Error: ")
-    return line.removeprefix("Error: ")
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +120,7 @@ class TestPaths:
         assert ok("grep", "-l0", "needle", mnt) == path + b"\0"
         assert ok("read", path) == b"needle\n"
         assert json.loads(ok("ls", "--json", mnt / "dir"))[0]["path"] == os.fsdecode(path)
-        refused("read", path + b"x")
+        refused("read", os.fsdecode(path + b"x"))
         ok("rm", path)
         assert os.listdir(mnt / "dir") == []
 

@@ -344,7 +344,7 @@ def test_a_write_is_seen_though_its_pages_were_read_again_before_it_arrived(stal
 # --------------------------------------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[2]
-MOST = 200
+MOST = 100
 
 SERVER = """
 import json, os, subprocess, sys
@@ -401,7 +401,7 @@ def has_the_notice() -> bool:
 
 def test_a_walk_beyond_the_limit(tmp_path: Path) -> None:
     """`init_flags` tells the version of the kernel: without it names are dropped, as on kernels before 6.18."""
-    bigthreads.make(tmp_path / "threads.db", threads=8, checkpoints=10, files=20)
+    bigthreads.make(tmp_path / "threads.db", threads=4, checkpoints=8, files=16)
     point = tmp_path / "agent"
     point.mkdir()
 

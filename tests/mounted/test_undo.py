@@ -236,12 +236,6 @@ def kept_mount(serve: Serve, request: pytest.FixtureRequest, tmp_path: Path) -> 
     return serve(str(request.param).format(tmp=tmp_path), routes=routes, options=["snapshots=manual"])
 
 
-def refused(*words: object, cwd: Path, status: int = 1) -> str:
-    done = command(*words, cwd=cwd)
-    assert (done.returncode, done.stdout) == (status, ""), done
-    return done.stderr
-
-
 def take(kept_mount: Mounted, name: str) -> Path:
     with fusebackend.connect(str(kept_mount.path)) as files:
         files.create_snapshot(name)
@@ -257,7 +251,9 @@ def test_files_that_are_open_for_writing(kept_mount: Mounted) -> None:
     with (path / "log").open("a") as log, (path / "other").open():
         log.write("new\n")
         log.flush()
-        error = refused("restore", ".", "--from", "before", cwd=path)
+        done = command("restore", ".", "--from", "before", cwd=path)
+        assert (done.returncode, done.stdout) == (1, "")
+        error = done.stderr
         assert f"Error: '/log' is open for writing by {Path('/proc/self/comm').read_text().strip()} " in error
         assert f"(process {os.getpid()})" in error
         assert "'/other'" not in error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mounts import Serve
-from programs import command, sh
+from programs import ok, sh
 
 from fusebackend.testing.each import each
 
@@ -27,15 +27,9 @@ def repository(serve: Serve) -> Path:
     return found
 
 
-def run(repository: Path, *words: str, stdin: str = "") -> str:
-    done = command(*words, stdin=stdin, cwd=repository)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def hook(repository: Path, event: str, *words: str, **told: str) -> str:
     given = {"session_id": "s", "transcript_path": "/t.jsonl", "cwd": str(repository), **told}
-    return run(repository, "hook", "worktree", event, *words, stdin=json.dumps(given)).strip()
+    return ok("hook", "worktree", event, *words, cwd=repository, stdin=json.dumps(given)).strip()
 
 
 def created(repository: Path, name: str, *words: str) -> Path:
@@ -51,7 +45,7 @@ def git(repository: Path, words: str) -> str:
 
 
 def branches(repository: Path) -> list[str]:
-    return [branch["name"] for branch in json.loads(run(repository, "branch", "list", "--json"))]
+    return [branch["name"] for branch in json.loads(ok("branch", "list", "--json", cwd=repository))]
 
 
 def test_two_subagents_edit_and_commit(repository: Path) -> None:
@@ -64,14 +58,14 @@ def test_two_subagents_edit_and_commit(repository: Path) -> None:
     assert git(repository, "status --short") == ""
     left = hook(repository, "start").splitlines()
     assert len(left) == 2 and left[0].startswith("The worktree 'worktree-agent-1' was left ")
-    assert "a worktree" in run(repository, "branch", "list")
+    assert "a worktree" in ok("branch", "list", cwd=repository)
     removed(repository, one)
     assert git(repository, "status --short") == "M file\n?? dirty"
     assert git(repository, "log --format=%s -1 refs/fusebackend/worktree-agent-1") == "uno"
     with pytest.raises(AssertionError, match=r"'worktree-feature-two' is kept: '/project/file' .*changed"):
         removed(repository, two)
     assert branches(repository) == ["worktree-feature-two"]
-    run(repository, "branch", "merge", "worktree-feature-two", "--merge-lines")
+    ok("branch", "merge", "worktree-feature-two", "--merge-lines", cwd=repository)
     assert (repository / "file").read_text() == "uno\n2\n3\n4\ncinque\n"
     assert git(repository, "log --format=%s -1 refs/fusebackend/worktree-feature-two") == "cinco"
     assert git(repository, "log --format=%s") == "one", "the history of the mount's own repository is its own"

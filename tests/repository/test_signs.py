@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import typing
@@ -69,6 +70,7 @@ def is_there(name: str, source: Path) -> bool:
 BASENAMES = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
 
 
+@functools.cache
 def prose(path: Path) -> str:
     """A document without its snippets of other people's files; of a module, its docstrings and comments."""
     text = path.read_text()

@@ -19,9 +19,9 @@ from fusebackend.testing.posix.case import refused
 @pytest.fixture
 def environment(seaweedfs, monkeypatch):
     """As for boto3, the service and the keys are known from the environment."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", seaweedfs.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret)
+    known = {"ENDPOINT_URL": seaweedfs.endpoint, "ACCESS_KEY_ID": seaweedfs.key, "SECRET_ACCESS_KEY": seaweedfs.secret}
+    for name, value in known.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
 
 
 @pytest.fixture

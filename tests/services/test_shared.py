@@ -17,7 +17,8 @@ import pytest
 from services import postgres as service
 from services import seaweedfs, shared, slow_fsync
 
-pytestmark = pytest.mark.services
+# No promise: a run whose workers have no server fails by itself.
+pytestmark = [pytest.mark.services, pytest.mark.night]
 
 ANOTHER_WORKER = """
 import sys

@@ -60,6 +60,15 @@ def ok(*words: object, cwd: Path | None = None, stdin: str = "") -> str:
     return done.stdout
 
 
+def refused(*words: object, cwd: Path | None = None, status: int = 1) -> str:
+    """Run `fusebackend`, which must fail; return its error, the only line that it prints."""
+    done = command(*words, cwd=cwd)
+    assert (done.returncode, done.stdout) == (status, ""), done
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: ")
+    return line.removeprefix("Error: ")
+
+
 def command(
     *words: object, cwd: Path | None = None, stdin: str = "", limit_s: float = LIMIT_S
 ) -> subprocess.CompletedProcess[str]:

@@ -6,10 +6,8 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from typing import Any, cast
 
 import pytest
-from failing import Failing, Retried
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
@@ -79,20 +77,3 @@ class SqliteMachine(VolumeMachine):
         finally:
             self.bounds.undo()
             shutil.rmtree(self.directory)
-
-
-class FailingSqliteMachine(SqliteMachine):
-    """Each operation is tried on a disk that fails after some statements, and then again."""
-
-    volume: Any
-
-    def reopen_volume(self) -> SqliteVolume:
-        if not hasattr(self, "failing"):
-            self.bounds.setattr(sqlite, "FULL_RETRY_S", 0)
-            self.bounds.setattr(storedtree, "CACHE_NAMES", 2)
-            self.failing = Failing(self.bounds)
-        return cast("SqliteVolume", Retried(super().reopen_volume(), self.failing))
-
-    @rule(calls=st.sampled_from((None, *range(8))), writes_back=st.booleans())
-    def fail_after(self, calls: int | None, writes_back: bool) -> None:
-        self.volume.calls, self.volume.writes_back = calls, writes_back

@@ -69,6 +69,7 @@ def run(suite: pytest.Pytester, *arguments: str) -> tuple[int, str]:
     return result.parseoutcomes()["passed"], result.stdout.str()
 
 
+@pytest.mark.night
 def test_the_day_leaves_out_what_is_of_the_night_and_says_so(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_suite=CASES)
     for workers in ([], ["-n", "2"]):
@@ -81,12 +82,14 @@ def test_the_day_leaves_out_what_is_of_the_night_and_says_so(suite: pytest.Pytes
         assert (passed, "left to the night" in said) == (69, False)
 
 
+@pytest.mark.night
 def test_what_is_asked_for_is_not_left_out(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_suite=CASES)
     assert run(suite, "-m", "night")[0] == 1
     assert run(suite, "test_suite.py::TestSecond")[0] == 8
 
 
+@pytest.mark.night
 def test_cases_are_counted_and_long_modules_named(suite: pytest.Pytester) -> None:
     loop = """
         import time
@@ -109,6 +112,7 @@ def test_cases_are_counted_and_long_modules_named(suite: pytest.Pytester) -> Non
     assert re.search(r"s test_one\.py, budget 0\.1 s", said) and "test_two.py, budget" not in said
 
 
+@pytest.mark.night
 def test_one_that_is_alone_runs_beside_no_other(suite: pytest.Pytester, tmp_path: Path) -> None:
     path = tmp_path / "intervals"
     source = INTERVALS.format(path=str(path))

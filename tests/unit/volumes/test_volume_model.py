@@ -18,7 +18,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from profiles import examples
-from sqlite_machine import FailingSqliteMachine
 
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
@@ -71,9 +70,9 @@ class PlainDirectoryMachine(DirectoryMachine):
         shutil.rmtree(os.fsencode(self.directory))
 
 
-for machine in (MemoryMachine, FailingSqliteMachine, DirectoryVolumeMachine, PlainDirectoryMachine):
+for machine in (MemoryMachine, DirectoryVolumeMachine, PlainDirectoryMachine):
     case = machine.TestCase
-    case.settings = FEW if machine in (FailingSqliteMachine, PlainDirectoryMachine) else SETTINGS
+    case.settings = FEW if machine is PlainDirectoryMachine else SETTINGS
     globals()[f"Test{machine.__name__}"] = case
 del machine, case
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from eventually import eventually
-from nodes import ME
+from nodes import ME, node_at
 from together import over_and_over
 
 from fusebackend.backends.directory import dirfd, search
@@ -239,18 +239,17 @@ def test_what_was_just_made_and_is_swapped_keeps_its_owner(scene, monkeypatch):
 
 
 def test_a_file_that_is_swapped_after_the_walk_saw_it(scene):
-    volume = DirectoryVolume(scene.root)
-    seen = dict(LocalWalk(volume, ROOT_NODE))
-    (scene.root / "top").unlink()
-    os.symlink("../outside/file", scene.root / "top")
-    (scene.root / "dir" / "file").unlink()
-    os.mkfifo(scene.root / "dir" / "file")
-    for path, number in (("top", errno.ELOOP), ("dir/file", errno.ENOENT)):
-        with fails(number):
-            seen[path].open()
-    opened = seen["dir/sub/file"].open()
-    assert os.read(opened.fd, 100) == b"harmless\n"
-    volume.close()
+    with contextlib.closing(DirectoryVolume(scene.root)) as volume:
+        seen = dict(LocalWalk(volume, ROOT_NODE))
+        (scene.root / "top").unlink()
+        os.symlink("../outside/file", scene.root / "top")
+        (scene.root / "dir" / "file").unlink()
+        os.mkfifo(scene.root / "dir" / "file")
+        for path, number in (("top", errno.ELOOP), ("dir/file", errno.ENOENT)):
+            with fails(number):
+                seen[path].open()
+        opened = seen["dir/sub/file"].open()
+        assert os.read(opened.fd, 100) == b"harmless\n"
 
 
 # -- races -----------------------------------------------------------------------------------------------------------
@@ -364,11 +363,11 @@ def test_the_kernel_face_in_a_race(race, scene, backend):
     secret = SECRET.encode()
     for number in range(ROUNDS):
         for attempt in (
-            lambda: _read(volume, [b"dir", b"file"]),
-            lambda: _read(volume, [b"dir", b"sub", b"file"]),
-            lambda: _read(volume, [b"top"]),
+            lambda: _read(volume, "dir/file"),
+            lambda: _read(volume, "dir/sub/file"),
+            lambda: _read(volume, "top"),
             lambda number=number: _make(volume, b"new%d" % number),
-            lambda: _chmod(volume, [b"dir", b"file"]),
+            lambda: _chmod(volume, "dir/file"),
             lambda: _names(volume),
         ):
             if number % 7 == 0:
@@ -385,15 +384,8 @@ def test_the_kernel_face_in_a_race(race, scene, backend):
     assert good
 
 
-def _find(volume, names):
-    node = ROOT_NODE
-    for name in names:
-        node = volume.lookup(node, name).node
-    return node
-
-
-def _read(volume, names):
-    node = _find(volume, names)
+def _read(volume, path):
+    node = node_at(volume, path)
     volume.open(node, os.O_RDWR)
     try:
         return volume.read(node, 0, 1000)
@@ -402,7 +394,7 @@ def _read(volume, names):
 
 
 def _make(volume, name):
-    directory = _find(volume, [b"dir"])
+    directory = node_at(volume, "dir")
     node = volume.create(directory, name, 0o666, os.O_RDWR, ME).node
     try:
         volume.write(node, 0, b"mine")
@@ -412,12 +404,12 @@ def _make(volume, name):
     return b""
 
 
-def _chmod(volume, names):
-    node = _find(volume, names)
+def _chmod(volume, path):
+    node = node_at(volume, path)
     volume.setattr(node, AttrChanges(mode=0o600, mtime_ns=1))
     return b""
 
 
 def _names(volume):
-    directory = _find(volume, [b"dir"])
+    directory = node_at(volume, "dir")
     return b" ".join(name for name, attr in volume.readdir(directory, b"", 10) if attr.size == len(SECRET))

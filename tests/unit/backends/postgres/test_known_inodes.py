@@ -10,7 +10,7 @@ import pytest
 from eventually import eventually
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
-from nodes import put
+from nodes import put, whole
 from postgres_hosts import ME, Host
 from round_trips import Trips
 
@@ -204,17 +204,6 @@ def test_bounds() -> None:
 
 
 # -- in a volume ---------------------------------------------------------------------------------------------------
-
-
-def whole(volume: Host, node: int) -> bytes:
-    volume.open(node, os.O_RDONLY)
-    try:
-        attr = volume.getattr(node)
-        content = volume.read(node, 0, 1 << 17)
-        assert attr.size == len(content)
-        return content
-    finally:
-        volume.release(node, os.O_RDONLY)
 
 
 def test_a_small_file_is_opened_and_read_in_one_round_trip(one: Host, two: Host, trips: Trips) -> None:

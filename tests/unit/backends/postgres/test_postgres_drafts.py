@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -370,10 +371,9 @@ def test_a_connection_that_is_lost_at_the_commit_loses_nothing(
 
 
 def test_a_volume_that_is_closed_stores_its_drafts(database: str, two: PostgresVolume) -> None:
-    other = PostgresVolume(database, two.name)
-    node = draft(other)
-    two.open(node, os.O_RDONLY)
-    other.close()
+    with contextlib.closing(PostgresVolume(database, two.name)) as other:
+        node = draft(other)
+        two.open(node, os.O_RDONLY)
     assert two.read(node, 0, 100) == b"draft"
 
 

@@ -217,13 +217,12 @@ def test_a_change_waits_for_another_one_for_a_while(server: Server, monkeypatch:
     """A host that stops in the middle of a change holds the others up for so long, and then they say so."""
     assert host_session.LOCK_S < pipeline.STALL_S
     monkeypatch.setitem(host_session.SETTINGS, "lock_timeout", "300ms")
-    volume = PostgresVolume(server.dsn(), "waiting")
-    with psycopg.connect(server.dsn(), autocommit=True) as other, other.transaction():
-        other.execute("SELECT FROM fusebackend.inode WHERE volume = %s AND node = 1 FOR UPDATE", [volume.id])
-        with fails(errno.EBUSY, match="lock timeout"):
-            volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
-    volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
-    volume.close()
+    with contextlib.closing(PostgresVolume(server.dsn(), "waiting")) as volume:
+        with psycopg.connect(server.dsn(), autocommit=True) as other, other.transaction():
+            other.execute("SELECT FROM fusebackend.inode WHERE volume = %s AND node = 1 FOR UPDATE", [volume.id])
+            with fails(errno.EBUSY, match="lock timeout"):
+                volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
+        volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
 
 
 # -- a network that says nothing -----------------------------------------------------------------------------------
@@ -252,33 +251,31 @@ def take_all_numbers(volume: PostgresVolume) -> None:
 
 def test_new_numbers_are_not_waited_for_without_end(network: Stall, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come by the session's own connection."""
-    volume = PostgresVolume(behind(network), "numbers")
-    take_all_numbers(volume)
-    monkeypatch.setattr(pipeline, "STALL_S", 0.5)
-    monkeypatch.setattr(postgres, "CONNECT_S", 2)
-    network.stall()
-    with fails(errno.EIO, errno.ETIMEDOUT), beside(volume._session.new_node, limit_s=LIMIT_S):
-        pass
-    network.resume()
-    monkeypatch.undo()
-    works_again(lambda: volume.mkdir(ROOT_NODE, b"d", 0o755, ME))
-    volume.close()
+    with contextlib.closing(PostgresVolume(behind(network), "numbers")) as volume:
+        take_all_numbers(volume)
+        monkeypatch.setattr(pipeline, "STALL_S", 0.5)
+        monkeypatch.setattr(postgres, "CONNECT_S", 2)
+        network.stall()
+        with fails(errno.EIO, errno.ETIMEDOUT), beside(volume._session.new_node, limit_s=LIMIT_S):
+            pass
+        network.resume()
+        monkeypatch.undo()
+        works_again(lambda: volume.mkdir(ROOT_NODE, b"d", 0o755, ME))
 
 
 def test_a_connection_that_the_server_still_believes_in_keeps_nobody_out(server: Server, network: Stall) -> None:
     """It holds the lock by which others know that this session lives, and may hold it for hours."""
-    volume = PostgresVolume(behind(network), "believed")
-    node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
-    take_all_numbers(volume)
-    network.stall()
-    volume._session._host._conninfo = server.dsn()
-    volume._session.run(lambda connection: connection.close())  # of which the server hears nothing
-    volume._session.new_node()
-    network.resume()
-    works_again(lambda: volume.unlink(ROOT_NODE, b"file"))
-    assert volume.getattr(node).nlink == 0
-    volume.release(node, os.O_RDWR)
-    volume.close()
+    with contextlib.closing(PostgresVolume(behind(network), "believed")) as volume:
+        node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
+        take_all_numbers(volume)
+        network.stall()
+        volume._session._host._conninfo = server.dsn()
+        volume._session.run(lambda connection: connection.close())  # of which the server hears nothing
+        volume._session.new_node()
+        network.resume()
+        works_again(lambda: volume.unlink(ROOT_NODE, b"file"))
+        assert volume.getattr(node).nlink == 0
+        volume.release(node, os.O_RDWR)
 
 
 # -- a full disk -------------------------------------------------------------------------------------------------------

@@ -297,11 +297,10 @@ def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host,
     here.make(b"a")
     eventually(lambda: not here._feed._pending, LIMIT_S)
     assert here._feed._others == 0
-    there = Host(postgres_dsn)
-    node = here.make(b"b")
-    there.ear.until(Change(node, ROOT_NODE, b"b"), feed.LOOK_S * 5)
-    assert here._feed._others == 1
-    there.close()
+    with contextlib.closing(Host(postgres_dsn)) as there:
+        node = here.make(b"b")
+        there.ear.until(Change(node, ROOT_NODE, b"b"), feed.LOOK_S * 5)
+        assert here._feed._others == 1
 
 
 @pytest.fixture

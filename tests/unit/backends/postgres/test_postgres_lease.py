@@ -11,13 +11,13 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 import psycopg
 import pytest
 from eventually import eventually
 from nodes import names, put, whole
 from postgres_hosts import cut_feed, sql
+from raising import raising
 from round_trips import Trips
 from services.postgres import Postgres
 from together import together
@@ -187,7 +187,7 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
     monkeypatch.setattr(host_session, "REJOIN_S", 0.0)
     node = put(one, b"file", b"0")
     connect = one._session._host._connect
-    monkeypatch.setattr(one._session._host, "_connect", refuse)
+    monkeypatch.setattr(one._session._host, "_connect", raising(psycopg.OperationalError("refused by the test")))
     cut_feed(one)
     eventually(lambda: not one._feed.live, LIMIT_S)
     with opened(database) as two:
@@ -216,10 +216,6 @@ def test_a_session_that_does_not_know_that_it_was_taken_for_dead_comes_back(
         rewrite(one, node, b"1")
         assert not is_held(two)
         assert whole(two, node) == b"1"
-
-
-def refuse() -> Any:
-    raise psycopg.OperationalError("refused by the test")
 
 
 def test_a_view_says_nothing_of_what_came_later(one: PostgresVolume) -> None:

@@ -151,17 +151,16 @@ def test_a_history_is_told_once_which_of_its_rows_a_crash_has_taken(server: Serv
 
 def test_a_write_that_was_recovered_is_no_loss(server: Server, volume: PostgresVolume) -> None:
     """Another host's `fsync` has brought it to the disk."""
-    other = PostgresVolume(server.dsn(), volume.name)
-    node = make(volume, b"file", b"first")
-    volume.write(node, 0, b"again")
-    other.sync()
-    crash(server, volume)
-    volume.fsync(node)
-    assert volume.read(node, 0, 10) == b"again"
-    volume.write(node, 0, b"third")
-    volume.fsync(node)
-    volume.sync()
-    other.close()
+    with contextlib.closing(PostgresVolume(server.dsn(), volume.name)) as other:
+        node = make(volume, b"file", b"first")
+        volume.write(node, 0, b"again")
+        other.sync()
+        crash(server, volume)
+        volume.fsync(node)
+        assert volume.read(node, 0, 10) == b"again"
+        volume.write(node, 0, b"third")
+        volume.fsync(node)
+        volume.sync()
 
 
 def test_a_clean_restart_takes_nothing(server: Server, volume: PostgresVolume) -> None:

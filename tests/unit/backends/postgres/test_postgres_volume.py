@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 
@@ -140,11 +141,10 @@ def test_what_a_dead_host_had_open_is_freed(database: str, monkeypatch: pytest.M
     dead._session.wake()
     dead._session._thread.join()
     dead._session._host.close()
-    other = Host(database, "dead")
-    other._session._free()
-    assert rows_of(other, node) == [1, 4, 1, 1]  # not at once: the connection may have been all that it lost
-    eventually(lambda: rows_of(other, node) == [0, 0, 0, 0])
-    other.close()
+    with contextlib.closing(Host(database, "dead")) as other:
+        other._session._free()
+        assert rows_of(other, node) == [1, 4, 1, 1]  # not at once: the connection may have been all that it lost
+        eventually(lambda: rows_of(other, node) == [0, 0, 0, 0])
     dead._connections.close()
 
 
@@ -262,6 +262,20 @@ def test_a_change_of_several_operations_sees_what_it_has_done(one: Host, monkeyp
         assert one.content(node) == b"hello" * 14_000 + bytes(10_000) + b"end"
         one.unlink(ROOT_NODE, b"moved")
         assert one.getattr(ROOT_NODE).nlink == 2
+
+
+def test_nobody_changes_anything_during_a_change_of_several_operations(one: Host, two: Host) -> None:
+    """Counting in a file, as an agent's edit does: read it, and write what it is then."""
+    node = one.make(b"count", b"0")
+
+    def count(volume: Host) -> None:
+        for _ in range(20):
+            with volume.changing():
+                value = int(volume.content(node))
+                volume.write(node, 0, b"%d" % (value + 1))
+
+    together(*(lambda volume=volume: count(volume) for volume in (one, two, one, two)))
+    assert one.content(node) == b"80"
 
 
 def test_a_view_is_of_one_state(one: Host, two: Host) -> None:

@@ -1,10 +1,11 @@
 """A disk that fails in the middle of an operation: the operation has changed nothing, in memory and in the file.
 
-`test_volume_model.py` and `test_branch_volume.py` have the same with random operations.
+`test_branch_volume.py` has the same with random operations.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -117,10 +118,9 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
 @pytest.fixture
 def filled(failing: Failing, tmp_path: Path) -> Iterator[tuple[Path, Nodes]]:
     path = tmp_path / "filled.db"
-    volume = SqliteVolume(path)
-    nodes = fill(volume)
-    volume.take_snapshot("taken")
-    volume.close()
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        nodes = fill(volume)
+        volume.take_snapshot("taken")
     yield path, nodes
 
 

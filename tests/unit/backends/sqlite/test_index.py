@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -37,11 +38,10 @@ from fusebackend.volumes.search import FileSearch
 def index_all(backend: SqliteBackend) -> None:
     """Index what there is, at once."""
     backend.volume.write_back()
-    db = connected(backend)
-    worker = Indexer(backend.volume.path)
-    while worker.work(db, quiet_s=0) is not None:
-        pass
-    db.close()
+    with contextlib.closing(connected(backend)) as db:
+        worker = Indexer(backend.volume.path)
+        while worker.work(db, quiet_s=0) is not None:
+            pass
 
 
 def connected(backend: SqliteBackend) -> sqlite3.Connection:
@@ -49,10 +49,8 @@ def connected(backend: SqliteBackend) -> sqlite3.Connection:
 
 
 def unindexed(backend: SqliteBackend) -> set[int]:
-    db = connected(backend)
-    nodes = {node for (node,) in db.execute("SELECT node FROM unindexed")}
-    db.close()
-    return nodes
+    with contextlib.closing(connected(backend)) as db:
+        return {node for (node,) in db.execute("SELECT node FROM unindexed")}
 
 
 @pytest.fixture
@@ -218,11 +216,10 @@ def test_words_that_are_everywhere_leave_the_index(backend: SqliteBackend, monke
     for number in range(30):
         put(backend, f"/{number}.txt", b"everywhere and in number%d\n" % number)
     index_all(backend)
-    db = connected(backend)
-    assert {word for (word,) in db.execute("SELECT word FROM common_word")} == {b"everywhere", b"and"}
-    kept = db.execute("SELECT count(*) FROM trigram WHERE trigram MATCH ?", (trigram.query([b"everywhere"]),))
-    assert kept.fetchone()[0] == 10, "those of the sample"
-    db.close()
+    with contextlib.closing(connected(backend)) as db:
+        assert {word for (word,) in db.execute("SELECT word FROM common_word")} == {b"everywhere", b"and"}
+        kept = db.execute("SELECT count(*) FROM trigram WHERE trigram MATCH ?", (trigram.query([b"everywhere"]),))
+        assert kept.fetchone()[0] == 10, "those of the sample"
     for pattern in ("everywhere", "every", "where and", "everywhere and in number3", "verywher"):
         assert backend.grep(pattern) == scan(backend, pattern)
 
@@ -232,11 +229,10 @@ def test_old_entries_go_when_they_are_too_many(backend: SqliteBackend, monkeypat
     for number in range(100):
         put(backend, "/log.txt", b"entry%d\n" % number)
         index_all(backend)
-    db = connected(backend)
-    assert db.execute("SELECT value FROM meta WHERE key = 'indexed'").fetchone()[0] <= 22
-    db.execute("CREATE VIRTUAL TABLE temp.pairs USING fts5vocab(main, trigram, instance)")
-    assert db.execute("SELECT count(*) FROM temp.pairs").fetchone()[0] < 60
-    db.close()
+    with contextlib.closing(connected(backend)) as db:
+        assert db.execute("SELECT value FROM meta WHERE key = 'indexed'").fetchone()[0] <= 22
+        db.execute("CREATE VIRTUAL TABLE temp.pairs USING fts5vocab(main, trigram, instance)")
+        assert db.execute("SELECT count(*) FROM temp.pairs").fetchone()[0] < 60
     assert len(backend.grep("entry99").matches or []) == 1
     assert check(backend.volume.path) == []
 
@@ -307,10 +303,9 @@ def test_it_waits_for_nobody_and_holds_no_lock(backend: SqliteBackend, monkeypat
         assert inside.wait(20)
         put(backend, "/other.txt", b"needle\n")
         assert len(scan(backend, "needle").matches or []) == 2
-        db = sqlite3.connect(backend.volume.path, isolation_level=None, timeout=0)
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
+        impatient = sqlite3.connect(backend.volume.path, isolation_level=None, timeout=0)
+        with contextlib.closing(impatient) as db, pytest.raises(sqlite3.OperationalError, match="locked"):
             Indexer(backend.volume.path).work(db, quiet_s=0)
-        db.close()
         go_on.set()
     assert len(backend.grep("needle").matches or []) == 2
 
@@ -322,9 +317,8 @@ def test_a_nearly_full_disk_is_left_to_the_files(backend: SqliteBackend, monkeyp
     node = put(backend, "/file.txt", b"needle\n")
     backend.volume.write_back()
     monkeypatch.setattr(index, "ROOM_BYTES", 1 << 62)
-    db = connected(backend)
-    assert Indexer(backend.volume.path).work(db, quiet_s=0) == index.RETRY_S
-    db.close()
+    with contextlib.closing(connected(backend)) as db:
+        assert Indexer(backend.volume.path).work(db, quiet_s=0) == index.RETRY_S
     assert unindexed(backend) == {node}
     assert len(backend.grep("needle").matches or []) == 1
 
@@ -365,9 +359,8 @@ def test_a_search_on_a_full_disk_scans(backend: SqliteBackend, monkeypatch: pyte
 def test_a_damaged_index_is_told_and_not_used(backend: SqliteBackend, caplog: pytest.LogCaptureFixture) -> None:
     put(backend, "/file.txt", b"needle\n")
     index_all(backend)
-    db = connected(backend)
-    db.execute("DELETE FROM trigram_data WHERE id = 10")  # FTS5's own table of contents
-    db.close()
+    with contextlib.closing(connected(backend)) as db:
+        db.execute("DELETE FROM trigram_data WHERE id = 10")  # FTS5's own table of contents
     assert len(backend.grep("needle").matches or []) == 1
     assert "the trigram index" in caplog.text and "is not used" in caplog.text
 
@@ -376,10 +369,9 @@ def test_an_index_without_a_text_is_told_by_the_check(backend: SqliteBackend) ->
     node = put(backend, "/file.txt", b"needle\n")
     other = put(backend, "/other.txt", b"pin\n")
     index_all(backend)
-    db = connected(backend)
-    db.execute("UPDATE chunk SET data = x'6e6565646c6573' WHERE node = ?", (node,))
-    db.execute("INSERT INTO unindexed VALUES (?, 0), (4711, 0)", (other,))
-    db.close()
+    with contextlib.closing(connected(backend)) as db:
+        db.execute("UPDATE chunk SET data = x'6e6565646c6573' WHERE node = ?", (node,))
+        db.execute("INSERT INTO unindexed VALUES (?, 0), (4711, 0)", (other,))
     assert check(backend.volume.path) == [
         "inode 4711 waits to be indexed, and does not exist",
         f"inode {node} holds b'les' and the index does not know it",

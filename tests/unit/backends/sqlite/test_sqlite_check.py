@@ -27,9 +27,8 @@ DIRECTORY, BELOW, FILE, LINK, FIFO, EMPTY = 2, 3, 4, 5, 6, 7
 def volume_file(tmp_path: Path) -> Path:
     """A closed volume: /d/below, /d/file (100,000 bytes, also /hard), /link, /fifo, /empty."""
     path = tmp_path / "volume.db"
-    volume = SqliteVolume(path)
-    fill(volume, b"x" * 100_000)
-    volume.close()
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        fill(volume, b"x" * 100_000)
     return path
 
 
@@ -168,33 +167,29 @@ def test_every_rule_is_broken_by_one_of_the_damages() -> None:
 
 def test_a_nameless_inode_is_what_a_crash_leaves_of_an_open_file(tmp_path: Path) -> None:
     path = tmp_path / "volume.db"
-    volume = SqliteVolume(path)
-    node = volume.create(ROOT_NODE, b"f", 0o644, os.O_RDWR, ME).node
-    volume.write(node, 0, b"x" * 10)
-    volume.unlink(ROOT_NODE, b"f")
-    volume.sync()
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        node = volume.create(ROOT_NODE, b"f", 0o644, os.O_RDWR, ME).node
+        volume.write(node, 0, b"x" * 10)
+        volume.unlink(ROOT_NODE, b"f")
+        volume.sync()
+        assert check(path) == []
     assert check(path) == []
-    volume.close()
-    assert check(path) == []
-    connection = sqlite3.connect(path)
-    assert connection.execute("SELECT node, nlink FROM inode WHERE node != 1").fetchall() == [(node, 0)]
-    connection.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT node, nlink FROM inode WHERE node != 1").fetchall() == [(node, 0)]
     SqliteVolume(path).close()
-    connection = sqlite3.connect(path)
-    for table in ("inode", "chunk"):
-        assert connection.execute(f"SELECT count(*) FROM {table} WHERE node = ?", (node,)).fetchone() == (0,)
-    connection.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for table in ("inode", "chunk"):
+            assert connection.execute(f"SELECT count(*) FROM {table} WHERE node = ?", (node,)).fetchone() == (0,)
 
 
 def test_an_open_volume_is_checked_as_of_its_last_flush(tmp_path: Path) -> None:
     path = tmp_path / "volume.db"
-    volume = SqliteVolume(path)
-    for name in (b"a", b"b", b"c"):
-        node = volume.mkdir(ROOT_NODE, name, 0o755, ME).node
-        volume.write_back()
-        volume.mkdir(node, b"unwritten", 0o755, ME)
-        assert check(path) == []
-    volume.close()
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        for name in (b"a", b"b", b"c"):
+            node = volume.mkdir(ROOT_NODE, name, 0o755, ME).node
+            volume.write_back()
+            volume.mkdir(node, b"unwritten", 0o755, ME)
+            assert check(path) == []
 
 
 def test_a_page_of_noise_is_told_of(volume_file: Path) -> None:

@@ -202,19 +202,17 @@ def test_no_row_of_another_volume_is_read_or_freed_once_that_took_the_path(tmp_p
     """Connections are made when they are first needed: for snapshots, for the index, for the background."""
     path, other = tmp_path / "volume.db", tmp_path / "other.db"
     for name, file in ((b"theirs", other), (b"ours", path)):
-        made = SqliteVolume(file)
-        made.mkdir(ROOT_NODE, name, 0o755, ME)
-        made.take_snapshot("s")
-        made.close()
-    volume = SqliteVolume(path)
-    os.rename(path, tmp_path / "aside.db")
-    os.rename(other, path)
-    refused(errno.EIO, volume.snapshot("s").readdir, ROOT_NODE, b"", 10)
-    refused(errno.EIO, connect_again, str(path))
-    os.rename(path, other)
-    os.rename(tmp_path / "aside.db", path)
-    assert [name for name, _ in volume.snapshot("s").readdir(ROOT_NODE, b"", 10)] == [b"ours"]
-    volume.close()
+        with contextlib.closing(SqliteVolume(file)) as made:
+            made.mkdir(ROOT_NODE, name, 0o755, ME)
+            made.take_snapshot("s")
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        os.rename(path, tmp_path / "aside.db")
+        os.rename(other, path)
+        refused(errno.EIO, volume.snapshot("s").readdir, ROOT_NODE, b"", 10)
+        refused(errno.EIO, connect_again, str(path))
+        os.rename(path, other)
+        os.rename(tmp_path / "aside.db", path)
+        assert [name for name, _ in volume.snapshot("s").readdir(ROOT_NODE, b"", 10)] == [b"ours"]
 
 
 @pytest.mark.parametrize("how", ["moved", "deleted", "replaced"])
@@ -244,9 +242,8 @@ def test_a_file_that_is_gone_is_an_error_at_the_next_sync(
         volume.mkdir(ROOT_NODE, b"later", 0o755, ME)
         volume.close()
         assert check(path) == []
-        volume = SqliteVolume(path)
-        assert [name for name, _ in volume.readdir(ROOT_NODE, b"", 10)] == [b"after", b"before", b"later"]
-        volume.close()
+        with contextlib.closing(SqliteVolume(path)) as volume:
+            assert [name for name, _ in volume.readdir(ROOT_NODE, b"", 10)] == [b"after", b"before", b"later"]
     else:
         refused(errno.EIO, volume.close)
         assert path.exists() == (how == "replaced")
@@ -260,6 +257,5 @@ def test_what_a_volume_holds_is_in_the_file_that_was_moved(tmp_path: Path) -> No
     volume.mkdir(ROOT_NODE, b"after", 0o755, ME)
     refused(errno.EIO, volume.close)
     assert check(elsewhere) == []
-    volume = SqliteVolume(elsewhere)
-    assert [name for name, _ in volume.readdir(ROOT_NODE, b"", 10)] == [b"after"]
-    volume.close()
+    with contextlib.closing(SqliteVolume(elsewhere)) as volume:
+        assert [name for name, _ in volume.readdir(ROOT_NODE, b"", 10)] == [b"after"]

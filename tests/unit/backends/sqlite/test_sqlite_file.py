@@ -32,11 +32,10 @@ FILES = 500
 def path(tmp_path: Path) -> Path:
     """A closed volume with the directory /kept, and files."""
     path = tmp_path / "volume.db"
-    volume = SqliteVolume(path)
-    volume.mkdir(ROOT_NODE, b"kept", 0o755, ME)
-    for number in range(FILES):
-        volume.mknod(ROOT_NODE, b"%04d" % number, 0o100644, 0, ME)
-    volume.close()
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        volume.mkdir(ROOT_NODE, b"kept", 0o755, ME)
+        for number in range(FILES):
+            volume.mknod(ROOT_NODE, b"%04d" % number, 0o100644, 0, ME)
     return path
 
 
@@ -197,14 +196,12 @@ def outcome(path: Path) -> str:
 
 def test_a_volume_that_lost_its_counter_overwrites_nothing(path: Path) -> None:
     script("DELETE FROM meta")(path)
-    volume = SqliteVolume(path)
-    node = volume.mkdir(ROOT_NODE, b"new", 0o755, ME).node
-    assert node == FILES + 3
-    volume.close()
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        node = volume.mkdir(ROOT_NODE, b"new", 0o755, ME).node
+        assert node == FILES + 3
     script("INSERT OR IGNORE INTO meta VALUES ('next_node', 2)")(path)
-    volume = SqliteVolume(path)
-    assert volume.mkdir(ROOT_NODE, b"newer", 0o755, ME).node == FILES + 4
-    volume.close()
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        assert volume.mkdir(ROOT_NODE, b"newer", 0o755, ME).node == FILES + 4
     assert check(path) == []
 
 
@@ -242,9 +239,8 @@ def test_a_second_one_in_this_process_is_told_so_and_the_first_goes_on(volume: S
     volume.sync()
     assert check(path) == []
     volume.close()
-    reopened = SqliteVolume(path)
-    assert reopened.lookup(ROOT_NODE, b"before") and reopened.lookup(ROOT_NODE, b"after")
-    reopened.close()
+    with contextlib.closing(SqliteVolume(path)) as reopened:
+        assert reopened.lookup(ROOT_NODE, b"before") and reopened.lookup(ROOT_NODE, b"after")
 
 
 def test_a_killed_process_has_no_claim_any_more(path: Path) -> None:
@@ -266,9 +262,8 @@ sys.stdin.read()
         assert "is in use" in refused(path)
         holder.kill()
         holder.wait(60)
-    volume = SqliteVolume(path)
-    assert volume.lookup(ROOT_NODE, b"synced")
-    volume.close()
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        assert volume.lookup(ROOT_NODE, b"synced")
     assert check(path) == []
 
 
@@ -284,38 +279,34 @@ def test_sqlite3_lists_a_volume_that_is_in_use(volume: SqliteVolume, path: Path)
 
 
 def test_a_reader_in_the_way_stops_no_writer(volume: SqliteVolume, path: Path) -> None:
-    reader = sqlite3.connect(path, isolation_level=None)
-    reader.execute("BEGIN")
-    before = reader.execute("SELECT count(*) FROM dentry").fetchone()
-    for number in range(20):
-        volume.mkdir(ROOT_NODE, b"d%d" % number, 0o755, ME)
-        volume.sync()
-    assert reader.execute("SELECT count(*) FROM dentry").fetchone() == before
-    reader.execute("COMMIT")
-    assert reader.execute("SELECT count(*) FROM dentry").fetchone() == (before[0] + 20,)
-    reader.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        before = reader.execute("SELECT count(*) FROM dentry").fetchone()
+        for number in range(20):
+            volume.mkdir(ROOT_NODE, b"d%d" % number, 0o755, ME)
+            volume.sync()
+        assert reader.execute("SELECT count(*) FROM dentry").fetchone() == before
+        reader.execute("COMMIT")
+        assert reader.execute("SELECT count(*) FROM dentry").fetchone() == (before[0] + 20,)
 
 
 def test_a_writer_from_outside_is_waited_for_and_then_an_error(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(schema, "BUSY_TIMEOUT_MS", 20)
-    volume = SqliteVolume(path)
-    writer = sqlite3.connect(path, isolation_level=None)
-    writer.execute("BEGIN IMMEDIATE")
-    volume.mkdir(ROOT_NODE, b"waits", 0o755, ME)
-    with pytest.raises(OSError) as caught:
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            volume.mkdir(ROOT_NODE, b"waits", 0o755, ME)
+            with pytest.raises(OSError) as caught:
+                volume.sync()
+            assert caught.value.errno == errno.EIO and "database is locked" in caplog.text
+            assert volume.lookup(ROOT_NODE, b"waits")
+            writer.execute("ROLLBACK")
         volume.sync()
-    assert caught.value.errno == errno.EIO and "database is locked" in caplog.text
-    assert volume.lookup(ROOT_NODE, b"waits")
-    writer.execute("ROLLBACK")
-    writer.close()
-    volume.sync()
-    volume.close()
     assert check(path) == []
-    reopened = SqliteVolume(path)
-    assert reopened.lookup(ROOT_NODE, b"waits")
-    reopened.close()
+    with contextlib.closing(SqliteVolume(path)) as reopened:
+        assert reopened.lookup(ROOT_NODE, b"waits")
 
 
 # -- what a file can hold ----------------------------------------------------------------------------------------------

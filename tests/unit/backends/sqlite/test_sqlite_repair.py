@@ -204,14 +204,13 @@ STATEMENTS = st.one_of(
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A closed volume that is copied for each example; what it holds is as in `volume_file`."""
     path = tmp_path_factory.mktemp("sound") / "volume.db"
-    volume = SqliteVolume(path)
-    fill(volume, b"some words " * 10_000)
-    volume.take_snapshot("before")
-    overwrite(volume, FILE, 0, b"SOME WORDS " * 10_000)
-    volume.rename(ROOT_NODE, b"hard", DIRECTORY, b"moved")
-    volume.write_back()
-    volume.rename(DIRECTORY, b"moved", ROOT_NODE, b"hard")
-    volume.close()
+    with contextlib.closing(SqliteVolume(path)) as volume:
+        fill(volume, b"some words " * 10_000)
+        volume.take_snapshot("before")
+        overwrite(volume, FILE, 0, b"SOME WORDS " * 10_000)
+        volume.rename(ROOT_NODE, b"hard", DIRECTORY, b"moved")
+        volume.write_back()
+        volume.rename(DIRECTORY, b"moved", ROOT_NODE, b"hard")
     return path
 
 
@@ -238,19 +237,17 @@ def bytes_held(path: Path) -> Counter[bytes]:
     Without the few bytes that damage itself puts in, without the targets of links, and without what has no name on
     purpose (a link count of 0).
     """
-    connection = sqlite3.connect(path)
-    rows = connection.execute(
-        """SELECT data FROM chunk WHERE typeof(data) = 'blob' AND length(data) BETWEEN 10 AND 65536
-           AND hex(data) NOT GLOB '00*' AND id IN (
-               SELECT chunk FROM place WHERE typeof(node) = 'integer' AND typeof(idx) = 'integer'
-               AND idx BETWEEN 0 AND 9 AND node BETWEEN 1 AND 1000
-               AND NOT EXISTS (
-                   SELECT 1 FROM inode WHERE inode.node = place.node AND ((mode & 61440) = 40960 OR nlink = 0))
-               AND NOT EXISTS (SELECT 1 FROM dentry WHERE dentry.parent = place.node))"""
-    )
-    held = Counter(bytes(data) for (data,) in rows)
-    connection.close()
-    return held
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute(
+            """SELECT data FROM chunk WHERE typeof(data) = 'blob' AND length(data) BETWEEN 10 AND 65536
+               AND hex(data) NOT GLOB '00*' AND id IN (
+                   SELECT chunk FROM place WHERE typeof(node) = 'integer' AND typeof(idx) = 'integer'
+                   AND idx BETWEEN 0 AND 9 AND node BETWEEN 1 AND 1000
+                   AND NOT EXISTS (
+                       SELECT 1 FROM inode WHERE inode.node = place.node AND ((mode & 61440) = 40960 OR nlink = 0))
+                   AND NOT EXISTS (SELECT 1 FROM dentry WHERE dentry.parent = place.node))"""
+        )
+        return Counter(bytes(data) for (data,) in rows)
 
 
 def visit(path: Path) -> dict[str, bytes | None]:

@@ -30,22 +30,19 @@ from fusebackend.volumes.chunks import CHUNK_BYTES
 
 def prune(path: Path) -> None:
     """Free at once what the flusher's thread frees sooner or later."""
-    db = sqlite3.connect(path, isolation_level=None, timeout=30)
-    pruner = old_rows.SqlitePruner()
-    while pruner.work(db) is not None:
-        pass
-    db.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as db:
+        pruner = old_rows.SqlitePruner()
+        while pruner.work(db) is not None:
+            pass
 
 
 DISK_BYTES = 40_000_000
 
 
 def rows(path: Path) -> dict[str, int]:
-    db = sqlite3.connect(path)
-    tables = ("chunk", "place", "old_inode", "old_dentry", "old_place", "old_xattr", "pruning")
-    counts = {table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
-    db.close()
-    return counts
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        tables = ("chunk", "place", "old_inode", "old_dentry", "old_place", "old_xattr", "pruning")
+        return {table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
 
 
 @pytest.fixture
@@ -64,20 +61,19 @@ def test_a_chunk_is_written_once(volume: SqliteVolume, path: Path) -> None:
     """Its bytes keep their row; new ones get another, and are changed in place from then on."""
     node = put(volume, b"file", b"x" * CHUNK_BYTES * 2)
     volume.write_back()
-    db = sqlite3.connect(path)
-    before = db.execute("SELECT chunk FROM place ORDER BY idx").fetchall()
-    volume.take_snapshot("s")
-    assert rows(path)["chunk"] == 2
-    volume.open(node, os.O_RDWR)
-    for byte in b"yz":
-        volume.write(node, 5, bytes([byte]))
-        volume.write_back()
-    volume.release(node, os.O_RDWR)
-    after = db.execute("SELECT chunk FROM place ORDER BY idx").fetchall()
-    assert after[1] == before[1] and after[0] != before[0]
-    assert db.execute("SELECT idx, chunk FROM old_place").fetchall() == [(0, before[0][0])]
-    assert rows(path)["chunk"] == 3
-    db.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        before = db.execute("SELECT chunk FROM place ORDER BY idx").fetchall()
+        volume.take_snapshot("s")
+        assert rows(path)["chunk"] == 2
+        volume.open(node, os.O_RDWR)
+        for byte in b"yz":
+            volume.write(node, 5, bytes([byte]))
+            volume.write_back()
+        volume.release(node, os.O_RDWR)
+        after = db.execute("SELECT chunk FROM place ORDER BY idx").fetchall()
+        assert after[1] == before[1] and after[0] != before[0]
+        assert db.execute("SELECT idx, chunk FROM old_place").fetchall() == [(0, before[0][0])]
+        assert rows(path)["chunk"] == 3
     kept = volume.snapshot("s")
     assert kept.read(node, 0, 10) == b"x" * 10 and volume.read(node, 0, 10) == b"xxxxxzxxxx"
 

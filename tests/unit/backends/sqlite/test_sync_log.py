@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -83,12 +84,11 @@ def test_an_attribute_that_was_synced_outlives_a_crash(volume: SqliteVolume, tmp
     volume.setxattr(node, b"user.a", b"1")
     volume.setattr(node, AttrChanges(mode=0o600, mtime_ns=-5))
     volume.fsync(node)
-    again = SqliteVolume(crashed(volume, tmp_path / "crash"))
-    attr = again.lookup(ROOT_NODE, b"second")
-    assert (attr.node, attr.mode & 0o7777, attr.mtime_ns) == (node, 0o600, -5)
-    assert again.getxattr(node, b"user.a") == b"1"
-    assert again.create(ROOT_NODE, b"new", 0o644, os.O_RDWR, ME).node > node, "no number is given twice"
-    again.close()
+    with contextlib.closing(SqliteVolume(crashed(volume, tmp_path / "crash"))) as again:
+        attr = again.lookup(ROOT_NODE, b"second")
+        assert (attr.node, attr.mode & 0o7777, attr.mtime_ns) == (node, 0o600, -5)
+        assert again.getxattr(node, b"user.a") == b"1"
+        assert again.create(ROOT_NODE, b"new", 0o644, os.O_RDWR, ME).node > node, "no number is given twice"
 
 
 def test_what_came_and_went_between_two_flushes_is_gone_after_a_crash(volume: SqliteVolume, tmp_path: Path) -> None:
@@ -227,14 +227,13 @@ def test_no_log_is_made_where_the_disk_is_nearly_full(
 ) -> None:
     monkeypatch.setattr(sqlite, "SYNCS_BEFORE_LOG", 1)
     monkeypatch.setattr(sync_log, "SPARE_BYTES", 1 << 60)
-    volume = SqliteVolume(tmp_path / "volume.db")
-    for name in (b"a", b"b"):
-        put(volume, name)
-        volume.fsync(ROOT_NODE)
-    assert not volume._log.is_open
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert set(files(crashed(volume, tmp_path / "crash"))) == {b"a", b"b"}
-    volume.close()
+    with contextlib.closing(SqliteVolume(tmp_path / "volume.db")) as volume:
+        for name in (b"a", b"b"):
+            put(volume, name)
+            volume.fsync(ROOT_NODE)
+        assert not volume._log.is_open
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert set(files(crashed(volume, tmp_path / "crash"))) == {b"a", b"b"}
 
 
 def test_the_first_sync_makes_no_log_and_closing_removes_it(tmp_path: Path) -> None:
@@ -299,9 +298,10 @@ def test_repair_applies_the_log_first(volume: SqliteVolume, tmp_path: Path) -> N
     put(volume, b"second", b"2")
     volume.fsync(ROOT_NODE)
     path = crashed(volume, tmp_path / "crash")
-    db = sqlite3.connect(path, isolation_level=None)
-    db.execute("UPDATE inode SET nlink = 3 WHERE node = (SELECT node FROM dentry WHERE name = CAST('first' AS BLOB))")
-    db.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute(
+            "UPDATE inode SET nlink = 3 WHERE node = (SELECT node FROM dentry WHERE name = CAST('first' AS BLOB))"
+        )
     assert repair(path).left == []
     assert not redone(path)
     assert files(path) == {b"first": b"", b"second": b"2"}

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import graphs
-import msgspec
 import pytest
 import threadcases
 from click.testing import CliRunner
@@ -24,7 +23,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
-from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from live import live
 from nodes import node_at
@@ -37,7 +35,7 @@ from fusebackend.backends import InMemoryBackend
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads import prune as prune_module
 from fusebackend.backends.threads.database import sqlite
-from fusebackend.backends.threads.database.rows import CheckpointMark, Damaged, Outline, Place
+from fusebackend.backends.threads.database.rows import CheckpointMark, Outline, Place
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, plan, prune
 from fusebackend.cli.main import main
@@ -401,21 +399,6 @@ def test_asynchronous_savers_find_the_same(
             return [(await agent.aget_state(config)).values for config in at]
 
     assert asyncio.run(found()) == before
-
-
-@pytest.mark.parametrize("kind", ["json", "msgpack"])
-def test_a_document_keeps_some_channels_by_their_very_bytes(tmp_path: Path, kind: str) -> None:
-    """LangGraph.js stores checkpoints as JSON."""
-    codec: Any = msgspec.json if kind == "json" else msgspec.msgpack
-    document = {"v": 4, "id": "1", "channel_values": {"a": 1.0, "b": [1]}, "channel_versions": {"a": 2, "b": 3}}
-    with contextlib.closing(sqlite3.connect(tmp_path / "threads.db")) as connection:
-        SqliteSaver(connection).setup()
-    with contextlib.closing(sqlite.SqliteDatabase(str(tmp_path / "threads.db"))) as base:
-        left = base._stripped(codec.encode(document), kind, {"b"}, {"channel_versions": {"b": 3}})
-        assert codec.decode(left) == {**document, "channel_values": {"b": [1]}, "channel_versions": {"b": 3}}
-        assert codec.encode([1]) in left
-        with pytest.raises(Damaged, match="taken apart"):
-            base._stripped(b"\xff", kind, {"b"}, {})
 
 
 def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(b: Bench) -> None:
