@@ -51,7 +51,7 @@ LONGER: dict[str, int] = {
     "tests/unit/backends/threads/test_threads_model.py": 30,  # LangGraph's own answer at each of 1,000 checkpoints
     "tests/unit/backends/threads/test_threads_prune.py": 45,  # random histories and their twins, and 440 checkpoints
     "tests/unit/integrations/test_fsspec_filesystem.py": 30,  # fsspec's own suite
-    "tests/unit/testing/test_search_matrix.py": 50,  # each search on each kind of backend
+    "tests/unit/testing/test_search_matrix.py": 40,  # each search on each kind of backend
 }
 
 

@@ -17,7 +17,6 @@ from recorded import Agent, Files, Recorded, recorded_of
 from fusebackend.backends import FilesystemBackend
 from fusebackend.base import budget
 from fusebackend.base.paths import ROOT
-from fusebackend.history import history_file
 from fusebackend.history import undo as undo_module
 from fusebackend.history.history_file import Filter
 from fusebackend.history.records import Image
@@ -30,12 +29,6 @@ Step = tuple[Any, ...]
 """A method of `Files`, and its arguments."""
 
 KINDS = ["memory", "sqlite", "dir"]
-
-
-@pytest.fixture(autouse=True)
-def writing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A history that is closed waits for so long."""
-    monkeypatch.setattr(history_file, "WRITE_EVERY_S", 0.001)
 
 
 @pytest.fixture(params=KINDS)

@@ -26,7 +26,6 @@ from whole_tree import Kept
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.base.paths import ROOT
-from fusebackend.history import history_file
 from fusebackend.history import undo as undo_module
 from fusebackend.protocol import RENAME_EXCHANGE, AttrChanges, Volume
 from fusebackend.rules.rule import within
@@ -374,10 +373,7 @@ class Round:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_undo_makes_the_state_before_or_is_refused(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_file, "WRITE_EVERY_S", 0.001)  # a history that is closed waits for so long
+def test_an_undo_makes_the_state_before_or_is_refused(kind: str, tmp_path: Path) -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(FIRST, FIRST + ROUNDS):
         directory = tmp_path / str(seed)
