@@ -601,3 +601,17 @@ def test_a_directory_above_that_was_moved_since_is_a_conflict(recorded: Recorded
     reason = "is below '/d', which was renamed since"
     assert [each[:2] for each in conflicts(recorded, call.number)] == [("/d/f", reason)]
     assert files.dump() == after
+
+
+def test_what_came_past_the_history_is_not_taken_for_what_was_there(recorded: Recorded, planted: Files) -> None:
+    """The history says nothing of it, so no later call is in the way."""
+    volume = planted.volume
+    with recorded.call("removes one of two names"):
+        planted.remove("/repo/one")
+    volume.rename(*planted.at("/repo/sub/same"), *planted.at("/repo/one"), 0)
+    assert conflicts(recorded) == [("/repo/one", "has been made anew", None)]
+    with recorded.call("renames"):
+        planted.rename("/repo/sub/two", "/repo/three")
+    volume.link(planted.attr("/repo/empty").node, *planted.at("/repo/sub/two"))
+    anew = "has been made anew, since it was renamed to '/repo/three'"
+    assert conflicts(recorded) == [("/repo/sub/two", anew, None)]
