@@ -487,10 +487,12 @@ class HistoryListener(ChangeListener):
     # -- the moments of a change -----------------------------------------------------------------------------------
 
     def follows(self, kind: DoorKind, node: int) -> bool:
+        if kind == "stored":
+            return False
         call = self._current()
         if self._last.get(node) is call:
             return kind == "content" and not self.records.how(call, node) & (CONTENT | MADE)
-        return kind != "stored"
+        return True
 
     def before(self, change: DoorChange) -> None:
         kind, node = change.kind, change.node
