@@ -56,8 +56,6 @@ once more after another call had changed them; the call has taken a name from it
 _OWN: Final[dict[RecordKind, int]] = {"create": MADE, "content": CONTENT, "attributes": ATTRIBUTES}
 """What a step has its call own of a file."""
 
-_OF_NAMES: Final = frozenset({"create", "link", "remove", "rename"})
-
 STAMPED: Final = 500
 """Records that are stamped at a time. A call may have 100,000: all of them at once would leave Python's heap large."""
 
@@ -496,7 +494,7 @@ class HistoryListener(ChangeListener):
 
     def before(self, change: DoorChange) -> None:
         kind, node = change.kind, change.node
-        is_of_file = kind not in _OF_NAMES
+        is_of_file = not change.name
         if is_of_file and not self.follows(kind, node):
             return
         if self._is_logged:

@@ -107,7 +107,7 @@ class ExtendedAttributes:
 
 
 _SELINUX = b"security.selinux"
-"""A file without one has ENOTSUP: `ls -l` then asks for no other file's. After ENODATA it asks for each, half of the
+"""A file without one has ENOTSUP: `ls -l` then asks for no other file's. After ENODATA it asks for each, most of the
 work of listing a large directory. A kernel with SELinux answers itself (security_inode_getsecurity)."""
 
 _FOR_ROOT = b"trusted."

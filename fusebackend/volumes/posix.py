@@ -708,7 +708,7 @@ class TreeVolume(NativeVolume):
         # All are read before one is changed. Beyond the end there is no chunk, and no need to look for one.
         known = -(-inode.size >> CHUNK_SHIFT)
         chunks = [self._chunk(node, first) if first < known else None]
-        if last > first:
+        if last > first:  # most writes are of one chunk
             chunks += [self._chunk(node, index) if index < known else None for index in range(first + 1, last + 1)]
         start = offset & (CHUNK_BYTES - 1)
         for index, chunk in enumerate(chunks, first):
