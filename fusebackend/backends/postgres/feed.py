@@ -24,14 +24,11 @@ arrives within milliseconds, and caches above need not expire. When the connecti
 invalidates everything, and once more when it is back. Watchers are then told of the rows after the position, unless the
 server was restarted.
 
-A payload is words of ASCII with spaces between, whatever the encoding of the database:
+A payload is JSON, of ASCII whatever the encoding of the database: a list of [node, parent, name] with names in base64.
 
-    CHANGE CHANGE …        a change is NODE/PARENT/NAME, each of which may be empty
-    17//                   the data or the attributes of node 17
-    17/1/notes%20old       the same, and the name `notes old` in directory 1
-    //                     anything
-
-Names are bytes, quoted as in URLs.
+    [[17, null, null]]         the data or the attributes of node 17
+    [[17, 1, "bm90ZXM="]]      the same, and the name `notes` in directory 1
+    [[null, null, null]]       anything
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fusebackend.backends.postgres import lease
 from fusebackend.backends.postgres.lease import Lease
@@ -193,32 +189,24 @@ def row(volume_id: int, session: int, payload: str) -> Statement:
 
 def encode(changes: Sequence[Change]) -> str:
     """The payload of these changes, in their order and without repetitions; empty for none."""
-    payload = " ".join(dict.fromkeys(_word(change) for change in changes))
-    return payload if len(payload) <= PAYLOAD_BYTES else _word(Change())
+    import msgspec
+
+    told = list(dict.fromkeys((change.node, change.parent, change.name) for change in changes))
+    payload = msgspec.json.encode(told).decode() if told else ""
+    return payload if len(payload) <= PAYLOAD_BYTES else encode([Change()])
 
 
 def decode(payloads: Iterable[str]) -> list[Change]:
     """The changes of payloads, in their order and without repetitions. One that is not from `encode` is anything."""
-    words: dict[str, None] = {}
+    import msgspec
+
+    told: dict[_Told, None] = {}
     for payload in payloads:
-        words.update(dict.fromkeys(payload.split(" ")))
-    try:
-        return [_change(word) for word in words]
-    except ValueError:
-        return [Change()]
-
-
-def _word(change: Change) -> str:
-    node, parent = ("" if number is None else str(number) for number in (change.node, change.parent))
-    return f"{node}/{parent}/{quote_from_bytes(change.name or b'', safe='')}"
-
-
-def _change(word: str) -> Change:
-    if len(word) > 2 and word.endswith("//"):  # most are a node
-        return Change(int(word[:-2]))
-    node, parent, name = word.split("/")
-    quoted = unquote_to_bytes(name) if "%" in name else name.encode()
-    return Change(int(node) if node else None, int(parent) if parent else None, quoted or None)
+        try:
+            told.update(dict.fromkeys(msgspec.json.decode(payload, type=list[_Told])))
+        except msgspec.DecodeError:
+            told[None, None, None] = None
+    return [Change(*each) for each in told]
 
 
 def _tell_ages(on_delay: Callable[[float], None], read_at: float, ages_s: Sequence[float]) -> None:
@@ -227,6 +215,9 @@ def _tell_ages(on_delay: Callable[[float], None], read_at: float, ages_s: Sequen
     for age_s in ages_s:
         on_delay(max(0.0, age_s) + waited_s)
 
+
+_Told: TypeAlias = tuple[int | None, int | None, bytes | None]
+"""The node, directory and name of a `Change`."""
 
 _Published: TypeAlias = bool | Sequence[Change] | Callable[[], object]
 """Whether there is a feed, changes, or what is to be called after those before it."""
