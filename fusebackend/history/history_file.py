@@ -428,18 +428,19 @@ class HistoryFile:
         identity: bytes | None = None,
     ) -> Entry:
         """Return a record for `put` or `reserve`. The arguments are those of `add`."""
-        mode = payload = None
+        mode = payload = nlink = xattrs = None
         if before is not None:
-            mode, payload = before.mode, encode((*before[:8], before.target))
+            mode, payload, nlink = before.mode, encode((*before[:8], before.target)), before.nlink
+            xattrs = encode(before.xattrs) if before.xattrs else None
         row: Row = (mode, payload, self._time_ns(), to_name(prefix), path, node)
-        if before is not None or to_path or linked or identity is not None:
-            row += (to_path or None, int(linked), None if before is None else before.nlink, identity)
-        if image is not None or (before is not None and before.xattrs):
-            xattrs = encode(before.xattrs) if before is not None and before.xattrs else None
-            named = (None, None, None) if image is None else (image.place, sqlite.bound(image.name), image.node)
-            row += (*((None,) * (events.SAID - events.NUMBER - 1 - len(row))), *named, xattrs)
-            if image is not None and image.data is not None:
+        if before is not None or to_path or linked or image is not None or identity is not None:
+            row += (to_path or None, int(linked), nlink, identity)
+        if image is not None:
+            row += (image.place, sqlite.bound(image.name), image.node, xattrs)
+            if image.data is not None:
                 row += (image.data,)
+        elif xattrs is not None:
+            row += (None, None, None, xattrs)
         return Entry(call, kind, row, after)
 
     def _put_entry(self, entry: Entry) -> None:

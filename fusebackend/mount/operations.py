@@ -43,12 +43,14 @@ def answers(handler: Handler) -> Handler:
         self.counters[name] += 1
         context = request[-1]
         answer(name, context if isinstance(context, RequestContext) else None)
-        done = None if self.begin is None else self.begin(name, request[0])
-        result, number = None, 0
+        done = self.begin and self.begin(name, request[0])
         try:
             if self.spare is not None and name in _GROWING:
                 self.spare.require(len(request[2]) if name == "write" else SMALL_BYTES)
             result = await handler(self, *request)
+            if done:
+                done(0, result)
+            return result
         except MemoryError:
             number = errno.ENOMEM
             self.counters["errors"] += 1
@@ -62,11 +64,9 @@ def answers(handler: Handler) -> Handler:
             number = errno.EIO
             self.counters["defects"] += 1
             log.exception("defect in %s%r", name, request[:2])
-        if done is not None:
-            done(number, result)
-        if number:
-            raise FUSEError(number)
-        return result
+        if done:
+            done(number, None)
+        raise FUSEError(number)
 
     return answering
 
