@@ -19,9 +19,9 @@ from replayed import Tree, shown, tree_of
 
 from fusebackend.base.paths import ROOT
 from fusebackend.history.records import Record
-from fusebackend.history.undo_plan import ImageSource, image_source
+from fusebackend.history.undo_plan import image_source
 from fusebackend.trees.earlier import EarlierVolume, PastMoment
-from fusebackend.volumes.placing import NodeSource, whole
+from fusebackend.volumes.placing import NodeSource, Source, whole
 from fusebackend.volumes.walk import resolve
 
 
@@ -36,7 +36,7 @@ def place_of(kind: str) -> Iterator[Place]:
 
 
 def before(place: Place, number: int, path: bytes = b"/") -> EarlierVolume:
-    def source(record: Record) -> ImageSource:
+    def source(record: Record) -> Source:
         assert record.before is not None
         assert record.image is not None
         found = image_source(place.volume, place.history, place.images.path, record.before, record.image)
