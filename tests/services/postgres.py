@@ -104,15 +104,19 @@ class Postgres:
 
 
 class Server(Program, Postgres):
-    """One cluster. `start` and `stop` (or `crash`) may follow each other; `remove` ends it for good."""
+    """One cluster. `start` and `stop` (or `crash`) may follow each other; `remove` ends it for good.
+
+    Args:
+        settings: more of them, as `max_connections=12`; they take the place of ours.
+    """
 
     name = "PostgreSQL"
 
-    def __init__(self, *, durable: bool = False, slow_fsync_s: float = 0.0) -> None:
+    def __init__(self, *settings: str, durable: bool = False, slow_fsync_s: float = 0.0) -> None:
         programs = _programs()
         assert programs is not None, "call `require` first"
         self._programs = programs
-        self._settings = SETTINGS if durable else SETTINGS + CARELESS
+        self._settings = SETTINGS + (() if durable else CARELESS) + settings
         super().__init__("pg", user=True)
         self._environment = dict(os.environ)
         if slow_fsync_s:
@@ -171,10 +175,10 @@ def answers(dsn: str) -> bool:
 
 
 @contextlib.contextmanager
-def running(*, durable: bool = False, slow_fsync_s: float = 0.0) -> Iterator[Server]:
+def running(*settings: str, durable: bool = False, slow_fsync_s: float = 0.0) -> Iterator[Server]:
     """Run a server for the length of a block. Skip or fail the test where none can run, see `require`."""
     require()
-    server = Server(durable=durable, slow_fsync_s=slow_fsync_s)
+    server = Server(*settings, durable=durable, slow_fsync_s=slow_fsync_s)
     try:
         server.start()
         yield server

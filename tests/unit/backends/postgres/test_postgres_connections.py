@@ -18,7 +18,7 @@ import pytest
 from eventually import eventually
 from postgres_hosts import sql
 from services import pgbouncer
-from services.postgres import Postgres, Server, require
+from services.postgres import Postgres, Server, running
 from together import over_and_over, together
 
 from fusebackend.backends import PostgresBackend, volume_of
@@ -50,21 +50,9 @@ print("closed", flush=True)
 """
 
 
-@contextlib.contextmanager
-def server_of(connections: int) -> Iterator[Server]:
-    require()
-    server = Server()
-    server._settings = (*server._settings, f"max_connections={connections}")
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
-
-
 @pytest.fixture(scope="module")
 def small() -> Iterator[Server]:
-    with server_of(12) as server:
+    with running("max_connections=12") as server:
         yield server
 
 
@@ -90,7 +78,7 @@ def all_taken(dsn: str) -> Iterator[list[psycopg.Connection[object]]]:
 
 
 def test_64_idle_volumes_fit_a_server_with_default_settings() -> None:
-    with server_of(100) as server, contextlib.ExitStack() as ends:
+    with running("max_connections=100") as server, contextlib.ExitStack() as ends:
         hosts = []
         for number in range(2):
             names = [f"volume {number}-{each}" if each % 2 else "shared" for each in range(32)]

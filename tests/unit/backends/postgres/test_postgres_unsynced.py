@@ -32,12 +32,8 @@ LIMIT_S = 60.0
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """One whose write-ahead log stays in memory until a commit waits for it: what is not synced is lost for certain."""
-    with running(durable=True) as server:
-        server.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
-        server.execute("ALTER SYSTEM SET wal_writer_flush_after = '1GB'")
-        server.execute("ALTER SYSTEM SET wal_buffers = '16MB'")
-        server.stop()
-        server.start()
+    settings = ("wal_writer_delay=10s", "wal_writer_flush_after=1GB", "wal_buffers=16MB")
+    with running(*settings, durable=True) as server:
         hold_back(server)
         yield server
 
