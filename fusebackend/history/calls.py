@@ -135,10 +135,6 @@ class Calls:
             key = (process.pid, process.began, "process")
         return self._in_session(key, process, uid)
 
-    def said(self, call: OpenCall) -> tuple[str, Actor]:
-        """Return the title and the actor of a call as the history keeps them, with secrets masked."""
-        return self._history.masked(call.kind, call.title, call.actor)
-
     def author(self, asked: request.Request) -> object:
         """Return the process of a request, for the requests that will follow on its behalf: by then it may have
         ended, and its id be another's."""

@@ -32,7 +32,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -355,8 +354,10 @@ class HistoryFile:
             undoes: of an undo: the calls that it takes back. See `mark_undone`.
         """
         began_ns = self._time_ns()
-        title, actor = self.masked(kind, title, actor)
-        words = (title, actor.agent, actor.thread, actor.call, actor.command, actor.uid, actor.pid, actor.host)
+        is_command = kind in ("command", "tool", "session")
+        title = kept(title, self.commands if is_command or self.commands == "full" else "masked")[:TITLE_CHARACTERS]
+        command = kept(actor.command, self.commands)
+        words = (title, actor.agent, actor.thread, actor.call, command, actor.uid, actor.pid, actor.host)
         payload = encode([*map(sqlite.bound, words)])
         with self._guard:
             self._call += 1
@@ -366,12 +367,6 @@ class HistoryFile:
             self._unwritten.add(number)
             self._open.add(number)
         return number
-
-    def masked(self, kind: CallKind, title: str, actor: Actor) -> tuple[str, Actor]:
-        """Return the title and the actor of a call as they are kept: cut, with secrets masked."""
-        is_command = kind in ("command", "tool", "session")
-        title = kept(title, self.commands if is_command or self.commands == "full" else "masked")[:TITLE_CHARACTERS]
-        return title, replace(actor, command=kept(actor.command, self.commands))
 
     def note_call(self, kind: CallKind, title: str, actor: Actor) -> int:
         """Keep a call that changes no file, and ends at once; returns its number. `calls` has it if it is asked for
@@ -867,16 +862,6 @@ class HistoryFile:
             last = min(self._reserved, default=self._record + 1)
         where = f"WHERE number > ? AND number < ? AND {is_main} ORDER BY number LIMIT ?"
         return self._records(where, (number, last, *values, limit))
-
-    def newest(self, prefix: AgentPath, below: int | None, limit: int) -> list[Record]:
-        """Return the last records of a route, the newest first, at most `limit`.
-
-        Args:
-            below: with a lower number; None for all.
-        """
-        stored = to_name(prefix)
-        upper = 1 << 62 if below is None else below
-        return self._records("WHERE route = ? AND number < ? ORDER BY number DESC LIMIT ?", (stored, upper, limit))
 
     def unstamped(
         self, call: int, after: int, limit: int, *, all_of_them: bool = False

@@ -10,17 +10,14 @@ from __future__ import annotations
 import contextlib
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.records import Stamp, stamp_of
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
-from fusebackend.volumes.placing import State
+from fusebackend.volumes.placing import Source, State
 from fusebackend.volumes.walk import below, entries
-
-if TYPE_CHECKING:
-    from fusebackend.history.undo_plan import ImageSource
 
 
 class Seen(NamedTuple):
@@ -65,7 +62,7 @@ class PlannedFile:
     def __init__(self, seen: Seen | None, state: State | None = None) -> None:
         self.seen = seen
         self.state = state
-        self.source: ImageSource | None = None
+        self.source: Source | None = None
         self.why_lost = ""
         self.checked = False
         self.hollow = False

@@ -43,9 +43,6 @@ class RecordSource:
         yield 0, self._history.image_data(self._image)
 
 
-ImageSource: TypeAlias = NodeSource | KeptSource | RecordSource
-"""The bytes of an image: in a snapshot, in a file, or in a record."""
-
 LOOKED_AT_ONCE = 1000
 """Images in snapshots that are looked at together."""
 
@@ -474,8 +471,9 @@ class UndoPlan:
 
 def image_source(
     volume: Volume, history: HistoryFile, image_path: Callable[[Image], str], state: State, image: Image
-) -> ImageSource | None:
-    """Return the bytes of an image with a state; None if they are lost, or gone since."""
+) -> Source | None:
+    """Return the bytes of an image, in a snapshot, a file or a record, with a state; None if they are lost, or gone
+    since."""
     if image.place == "file":
         if image.name.startswith(OF_RECORD):
             return RecordSource(state, history, image)

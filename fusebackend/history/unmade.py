@@ -16,10 +16,9 @@ crash of its database takes changes whose records are in the history; the log na
 
 from __future__ import annotations
 
-import itertools
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
@@ -35,8 +34,6 @@ from fusebackend.volumes.walk import find
 
 MAX_PLACES: Final = 30
 """So many renames are looked at together."""
-
-PAGE: Final = 200
 
 _PLACES: Final = ("rename", "exchange")
 
@@ -65,9 +62,7 @@ def drop_unmade(
     return dropped
 
 
-def drop_lost(
-    history: HistoryFile, images: Images, prefix: AgentPath, volume: Volume, numbers: Collection[int]
-) -> None:
+def drop_lost(history: HistoryFile, images: Images, volume: Volume, numbers: Collection[int]) -> None:
     """Delete the records with these numbers: a crash of the volume's server has taken their changes.
 
     A record of a file's first change by a call stays where the file was changed since: it is that of the next one.
@@ -75,11 +70,10 @@ def drop_lost(
     Raises:
         OSError: from the volume.
     """
-    first = min(numbers)
-    newest = itertools.takewhile(lambda record: record.number >= first, _backwards(history, prefix))
+    lost = [record for number in numbers if (record := history.record(number)) is not None]
     _drop(history, images, [
-        record for record in newest if record.number in numbers
-        and (record.kind not in ("content", "attributes") or _verdict(history, volume, record, images.path) != "made")
+        record for record in lost
+        if record.kind not in ("content", "attributes") or _verdict(history, volume, record, images.path) != "made"
     ])  # fmt: skip
 
 
@@ -96,7 +90,7 @@ def _after_commit(
     last = _stored(history, volume)
     if last is None:
         return []
-    return list(itertools.takewhile(lambda record: record.number > last, _backwards(history, prefix)))
+    return history.records_after(last, -1, prefix)
 
 
 def _before_acting(
@@ -131,13 +125,6 @@ def _stored(history: HistoryFile, volume: SnapshotVolume) -> int | None:
     a mount ends, the history is closed before the volume."""
     last = volume.committed(history.id)
     return None if last is None else max(last, history.closed)
-
-
-def _backwards(history: HistoryFile, prefix: AgentPath) -> Iterator[Record]:
-    below: int | None = None
-    while page := history.newest(prefix, below, PAGE):
-        yield from page
-        below = page[-1].number
 
 
 def _touches(named: set[bytes], paths: set[bytes]) -> bool:

@@ -227,10 +227,6 @@ class View:
             if rule.operations != ("execute",)
         )
 
-    def described(self) -> dict[str, Any]:
-        """Return the view as JSON: `name`, `rules`."""
-        return {"name": self.name, "rules": [rule.described() for rule in self.rules]}
-
 
 def checked_views(views: Mapping[str, Iterable[Any]], default: str | None) -> dict[str, View]:
     """Return views by name.

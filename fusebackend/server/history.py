@@ -25,7 +25,7 @@ from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Call, Record, call_number, is_call_name
 from fusebackend.history.undo import Undo
-from fusebackend.history.undo_plan import ImageSource, image_source, mount_path
+from fusebackend.history.undo_plan import image_source, mount_path
 from fusebackend.protocol import (
     Actor,
     BlamedLine,
@@ -260,7 +260,7 @@ class MountHistory:
         """Check that the history is as it was written."""
         return self._file.verify()
 
-    def _source(self, record: Record) -> ImageSource:
+    def _source(self, record: Record) -> Source:
         """Return the bytes of a record's image. Raises OSError."""
         volume, state, image = self._everywhere.get(record.prefix), record.before, record.image
         if volume is None or state is None or image is None:

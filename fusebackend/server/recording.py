@@ -135,7 +135,7 @@ class Recording:
 
     def _lost(self, route: Route, numbers: Sequence[int]) -> None:
         self.recorder.lost(route.volume)
-        drop_lost(self.history, self.images, route.prefix, route.volume, frozenset(numbers))
+        drop_lost(self.history, self.images, route.volume, numbers)
         log.warning("'%s': a crash has taken %d changes that were recorded", route.prefix, len(numbers))
 
     def _attach(self) -> None:

@@ -34,11 +34,11 @@ from fusebackend.base.stamps import TICK_NS
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree, Seen
 from fusebackend.history.records import Record
-from fusebackend.history.undo_plan import ImageSource, mount_path, node_of
+from fusebackend.history.undo_plan import mount_path, node_of
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, StatFs, Volume
 from fusebackend.trees.merge.tree import MergeTree
 from fusebackend.volumes.frozen import GivesPieces
-from fusebackend.volumes.placing import NodeSource, State, state_of
+from fusebackend.volumes.placing import NodeSource, Source, State, state_of
 from fusebackend.volumes.walk import entries
 
 _FIRST_OWN: Final = MAX_NODE + 1
@@ -77,7 +77,7 @@ class Past(NamedTuple):
 
     volumes: Mapping[AgentPath, Volume]
     since: Callable[[int, AgentPath, bytes], Iterable[Record]]
-    source: Callable[[Record], ImageSource]
+    source: Callable[[Record], Source]
 
 
 class RecordedVolume(GivesPieces):
@@ -95,7 +95,7 @@ class RecordedVolume(GivesPieces):
     def __init__(
         self,
         tree: PlannedTree,
-        source: Callable[[Record], ImageSource],
+        source: Callable[[Record], Source],
         lasts: Callable[[Record], bool],
         with_ways: bool,
     ) -> None:
@@ -344,7 +344,7 @@ class EarlierVolume(RecordedVolume):
         prefixes: Sequence[AgentPath],
         live: Volume,
         paths: Sequence[bytes],
-        source: Callable[[Record], ImageSource],
+        source: Callable[[Record], Source],
     ) -> None:
         frozen = isinstance(live, SnapshotVolume)
         tree = PlannedTree(prefixes[0], live, {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -201,6 +200,7 @@ def test_a_branch_begins_with_the_state_before_a_call_in_another(tmp_path: Path,
 
 
 def test_changes_that_a_kill_has_prevented_stand_in_no_way(tmp_path: Path) -> None:
+    """In the mount, and in a branch of it."""
     url, branch = f"sqlite:{tmp_path}/volume.db", tmp_path / "mnt" / BRANCHES[1:] / "idea"
     mounted = mounts.start(tmp_path / "mnt", url, options=RECORDED)
     try:
@@ -208,25 +208,33 @@ def test_changes_that_a_kill_has_prevented_stand_in_no_way(tmp_path: Path) -> No
             files.write("/a", "one\n")
             files.create_branch("idea")
             first = as_call(files, branch, "echo two > a; sync .")
-            before = listed(branch)
-            file = Path(branches_directory(str(mounted.path))) / "idea.db"
-            for each in file.parent.glob("idea.db*"):
-                shutil.copy(each, tmp_path / f"kept-{each.name}")
+            second = as_call(files, mounted.path, "echo 1 > file; mkdir d; sync .")
+            before = listed(branch), listed(mounted.path)
+            directory = Path(branches_directory(str(mounted.path)))
+            kept = {each: each.read_bytes() for each in stored(tmp_path, directory)}
             lost = [as_call(files, branch, "echo three > a"), as_call(files, branch, "echo new > new; rm a", "other")]
+            files.write("/d/new", "one\n")
+            files.edit("/d/new", "one", "two")
+            lost += [each.call for each in files.log(limit=2)]
     finally:
         mounted.kill()
-    for each in file.parent.glob("idea.db*"):  # as if nothing of it had been stored yet
+    for each in stored(tmp_path, directory):  # as if nothing of it had been stored yet
         each.unlink()
-    for each in tmp_path.glob("kept-*"):
-        shutil.move(each, file.parent / each.name.removeprefix("kept-"))
+    for each, data in kept.items():
+        each.write_bytes(data)
     with (
         mounts.mounted(tmp_path / "mnt", url, options=RECORDED) as again,
         fusebackend.connect(str(again.path)) as files,
     ):
-        assert listed(branch) == before
-        assert not {each.call for each in files.log(paths=[BRANCHES])} & set(lost)
+        assert (listed(branch), listed(again.path)) == before
+        assert not {each.call for each in [*files.log(), *files.log(paths=[BRANCHES])]} & set(lost)
         assert files.undo(first).conflicts == [] and (branch / "a").read_text() == "one\n"
+        assert files.undo(second).conflicts == [] and listed(again.path).keys() == {b"a"}
         assert files.verify_log().problems == []
+
+
+def stored(directory: Path, branches: Path) -> list[Path]:
+    return [*directory.glob("volume.db*"), *branches.glob("idea.db*")]
 
 
 def test_what_is_in_the_snapshot_below_is_not_copied(tmp_path: Path) -> None:

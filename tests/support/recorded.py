@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import errno
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +21,10 @@ from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.recorder import Recorder
+from fusebackend.history.records import Record
 from fusebackend.history.undo import Undo
 from fusebackend.protocol import ROOT_NODE, Actor, Attr, AttrChanges, Caller, Volume
+from fusebackend.trees.automatic import is_automatic, name_at
 from fusebackend.vfs.door import Door
 from fusebackend.volumes.contents import data_pieces, opened
 from fusebackend.volumes.walk import entries
@@ -136,6 +140,15 @@ class Files:
         self._write(node, 0, data)
         self.volume.release(node, os.O_WRONLY)
 
+    @contextlib.contextmanager
+    def writing(self, path: str) -> Iterator[int]:
+        """Open a regular file; what is written to a FIFO never gets here."""
+        attr = self.attr(path)
+        if not stat.S_ISREG(attr.mode):
+            raise OSError(errno.EINVAL, "no regular file")
+        with opened(self.volume, attr.node, os.O_WRONLY) as node:
+            yield node
+
     def append(self, path: str, data: bytes) -> None:
         with opened(self.volume, self.attr(path).node, os.O_WRONLY) as node:
             self.door.append(node, data)
@@ -219,6 +232,7 @@ class Recorded:
     def __init__(self, directory: Path, volumes: Mapping[str, Volume]) -> None:
         self.volumes = {AgentPath(prefix): volume for prefix, volume in volumes.items()}
         self.directory = directory / "history"
+        self._numbers = itertools.count(1)
         self.names: dict[AgentPath, Names] = {}
         self.routes: dict[AgentPath, Files] = {}
         self.open()
@@ -226,7 +240,7 @@ class Recorded:
     def open(self) -> None:
         """Begin, or begin again with another server's objects."""
         self.history = HistoryFile(str(self.directory / "history.db"))
-        self.images = Images(str(self.directory))
+        self.images = Images(str(self.directory), self.name, is_automatic)
         self.recorder = Recorder(self.history, self.images)
         executor = SimpleNamespace(run=lambda name, work: work())
         routes: list[Any] = [
@@ -238,6 +252,10 @@ class Recorded:
             self.routes[route.prefix] = Files(route.volume, Door(route, names, [self.recorder.listener(route)]), names)
         self.undoing = Undo(self.recorder, self.volumes)
 
+    def name(self) -> str:
+        """Return the name of the next automatic snapshot."""
+        return name_at(next(self._numbers) * 10**6)
+
     @property
     def files(self) -> Files:
         return self.routes[next(iter(self.routes))]
@@ -246,6 +264,15 @@ class Recorded:
     def call(self, title: str = "a call", agent: str = "") -> Iterator[OpenCall]:
         with self.recorder.calls.inside("command", title, Actor(agent=agent)) as call:
             yield call
+
+    @contextlib.contextmanager
+    def by(self, who: str) -> Iterator[None]:
+        """A part of a call that goes on until it is ended, as that of a tool."""
+        with self.recorder.calls.inside("verb", who, Actor(agent=who, call=who)):
+            yield
+
+    def records(self) -> list[Record]:
+        return [record for call in self.history.calls() for record in self.history.records(call.number)]
 
     def last(self) -> int:
         """Return the number of the newest call that has changed something."""

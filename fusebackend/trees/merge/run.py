@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from fusebackend.base.durable import replace_file, sync_directory
@@ -590,9 +591,13 @@ class _RouteSteps:
         parent, final = self.route.place(step.path)
         word = "make" if attr is None else "replace"
         self.going(step, attr)
-        self.volume.rename(self.route.staging(), name, parent, final, self.flags(attr))
+        self.rename((self.route.staging(), name), (parent, final), self.flags(attr))
         self.come(step, self.staged[name])
         self.report(changes, parent, final, self.staged[name], word, step.path)
+
+    def rename(self, old: tuple[int, bytes], new: tuple[int, bytes], flags: int) -> None:
+        """Rename to or from the staging directory."""
+        self.volume.rename(*old, *new, flags)
 
     def flags(self, attr: Attr | None) -> int:
         """Return the flags of a rename to a name at which something is, or nothing."""
@@ -703,7 +708,7 @@ class _AtOnce(_RouteSteps):
 
     def __init__(self, route: _ChangingRoute, steps: Sequence[Step], records: MergeRecords) -> None:
         super().__init__(route, steps, records)
-        self._back: list[Callable[[Changes], None]] = []
+        self._back: list[Callable[[Changes], object]] = []
 
     def prepare(self) -> None:
         """Write the new contents, which nobody sees yet."""
@@ -737,21 +742,27 @@ class _AtOnce(_RouteSteps):
         except BaseException:
             for back in reversed(self._back):
                 back(changes)
+            changes[:] = [each._replace(kind="unknown", moved_from=None) for each in changes]  # for watchers
             self.records.drop(mark)
             raise
 
     def make_here(self, step: Step, changes: Changes) -> None:
         super().make_here(step, changes)
-        self._undo_by(self._remove_directory, step.path)
+        self._back.append(partial(self._remove_directory, step.path))
 
     def set_attributes(self, step: Step, attr: Attr, changes: Changes) -> None:
         before, node = placing.state_of(self.volume, attr), attr.node
         super().set_attributes(step, attr, changes)
-        self._undo_by(self._reset, node, before)
+        self._back.append(partial(placing.set_attributes, self.volume, node, before))
 
     def move(self, step: Step, attr: Attr, changes: Changes) -> None:
+        old, new = map(self.route.place, _ends(step))
         super().move(step, attr, changes)
-        self._undo_by(self._rename_back, self.route.place(_ends(step)[1]), step.path)
+        self._back.append(partial(self._rename_back, new, old, RENAME_NOREPLACE))
+
+    def rename(self, old: tuple[int, bytes], new: tuple[int, bytes], flags: int) -> None:
+        super().rename(old, new, flags)
+        self._back.append(partial(self._rename_back, new, old, flags))
 
     def remove(self, step: Step, attr: Attr, changes: Changes) -> None:
         parent, name = self.route.place(step.path)
@@ -761,20 +772,18 @@ class _AtOnce(_RouteSteps):
         self._require_removable(step, attr)
         node, is_dir = attr.node, attr.is_dir
         self.going(step, attr)
-        self.volume.rename(parent, name, *there, RENAME_NOREPLACE)
+        self.rename((parent, name), there, RENAME_NOREPLACE)
         self.set_aside[node] += not is_dir
         path = self.route.inner(step.path) + ("/" if is_dir else "")
         changes += [Change(node=parent), Change(node, parent, name, "deleted", path)]
-        self._undo_by(self._rename_back, there, step.path)
         if is_dir:
             self.route.directories.forget()
 
     def put(self, step: Step, name: bytes, attr: Attr | None, changes: Changes) -> None:
         self._require_removable(step, attr)
-        old, flags = 0 if attr is None or attr.is_dir else attr.node, self.flags(attr)
+        old = 0 if attr is None or attr.is_dir else attr.node
         super().put(step, name, attr, changes)
         self.set_aside[old] += 1
-        self._undo_by(self._swap_back, name, *self.route.place(step.path), flags)
 
     def flags(self, attr: Attr | None) -> int:
         return RENAME_EXCHANGE if attr is not None else RENAME_NOREPLACE
@@ -789,28 +798,17 @@ class _AtOnce(_RouteSteps):
 
     # -- taking back -------------------------------------------------------------------------------------------
 
-    def _undo_by(self, undo: Callable[..., None], *args: object) -> None:
-        self._back.append(lambda changes: undo(changes, *args))
-
-    def _remove_directory(self, changes: Changes, path: bytes) -> None:
+    def _remove_directory(self, path: bytes, changes: Changes) -> None:
         parent, name = self.route.place(path)
         attr = self.volume.lookup(parent, name)
         placing.remove(self.volume, parent, name, attr, changes, self.route.inner(path))
         self.route.directories.forget()
 
-    def _reset(self, changes: Changes, node: int, before: placing.State) -> None:
-        placing.set_attributes(self.volume, node, before, changes)
-
-    def _rename_back(self, changes: Changes, there: tuple[int, bytes], path: bytes) -> None:
+    def _rename_back(self, now: tuple[int, bytes], before: tuple[int, bytes], flags: int, changes: Changes) -> None:
         self.route.directories.forget()
-        parent, name = self.route.place(path)
-        self.volume.rename(*there, parent, name, RENAME_NOREPLACE)
-        changes += [Change(node=there[0]), Change(node=parent), Change(parent=there[0], name=there[1]),
-                    Change(parent=parent, name=name, path=self.route.inner(path))]  # fmt: skip
-
-    def _swap_back(self, changes: Changes, staged: bytes, parent: int, name: bytes, flags: int) -> None:
-        self.volume.rename(parent, name, self.route.staging(), staged, flags)
-        changes += [Change(node=parent), Change(parent=parent, name=name)]
+        self.volume.rename(*now, *before, flags)
+        for parent, name in (now, before):
+            changes += [Change(node=parent), Change(parent=parent, name=name)]
 
 
 def keep_sources(branch: BranchVolume, plan: MergePlan) -> None:

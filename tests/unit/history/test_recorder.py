@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from pathlib import Path
 
 import pytest
-from backend_kinds import opened_backend
 from hypothesis import example, given, settings
 from profiles import examples
-from recorded_place import STEPS, Place, make
+from random_changes import STEPS, make
+from recorded import recorded_of
 from replayed import Replay, shown, tree_of
 
 from fusebackend.base.paths import ROOT
-from fusebackend.protocol import (
-    Actor,
-)
-
-
-@pytest.fixture(params=["memory", "dir"])
-def place(request, tmp_path):
-    with (
-        opened_backend(request.param, tmp_path) as backend,
-        contextlib.closing(Place(backend.volume, str(tmp_path))) as place,
-    ):
-        yield place
+from fusebackend.protocol import Actor
 
 
 @pytest.mark.parametrize("kind", ["memory", "dir"])
@@ -37,17 +25,14 @@ def place(request, tmp_path):
     steps=[("write", "X", 0, 0, 1), ("unlink", "X", 0, 1, 0), ("create", "X", 0, 1, 0), ("rename", "X", 0, 1, 0)],
 )
 def test_records_taken_back_give_what_was_there(kind, before, steps):
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        opened_backend(kind, Path(directory)) as backend,
-        contextlib.closing(Place(backend.volume, directory)) as place,
-    ):
-        make(place, before)
-        place.recorder.calls.close()
-        first = place.history.add(place.history.open_call("verb", "mark", Actor()), ROOT, "create", b"/")
-        earlier = shown(tree_of(place.volume)[0])
-        make(place, steps)
-        replay = Replay(place.volume, place.history, place.images.path)
-        replay.back(record for record in place.records() if record.number > first)
+    with tempfile.TemporaryDirectory() as directory, recorded_of(kind, Path(directory)) as recorded:
+        volume, history = recorded.files.volume, recorded.history
+        make(recorded, before)
+        recorded.recorder.calls.close()
+        first = history.add(history.open_call("verb", "mark", Actor()), ROOT, "create", b"/")
+        earlier = shown(tree_of(volume)[0])
+        make(recorded, steps)
+        replay = Replay(volume, history, recorded.images.path)
+        replay.back(record for record in recorded.records() if record.number > first)
         assert shown(replay.tree) == earlier
-        assert place.recorder.incomplete is None
+        assert recorded.recorder.incomplete is None

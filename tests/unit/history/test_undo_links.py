@@ -9,13 +9,11 @@ anew after a restart.
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import random
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ from fusebackend.rules.rule import within
 from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
 from fusebackend.rules.view import View
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.contents import opened
 
 ROUNDS = amount("UNDO_LINK_ROUNDS", day=15, night=5_000)
 """For each kind of volume."""
@@ -116,15 +113,6 @@ class World:
 
     # -- what the kernel does --------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def writing(self, path: str) -> Iterator[int]:
-        """Open a regular file; what is written to a FIFO never gets here."""
-        attr = self.files.attr(path)
-        if not stat.S_ISREG(attr.mode):
-            raise OSError(errno.EINVAL, "no regular file")
-        with opened(self.volume, attr.node, os.O_WRONLY) as node:
-            yield node
-
     def plant(self, rng: random.Random) -> None:
         """Make files of each kind, with one to three names each."""
         files = self.files
@@ -157,16 +145,16 @@ class World:
                 files.create("/new", data)
                 files.rename("/new", path)
             case "write":
-                with self.writing(path) as node:
+                with files.writing(path) as node:
                     door.write(node, rng.randrange(4), data)
             case "write through":  # an open file, whose name goes meanwhile
-                with self.writing(path) as node:
+                with files.writing(path) as node:
                     door.unlink(*files.at(path))
                     if rng.randrange(2):
                         files.create(path, b"other")
                     door.write(node, 0, data)
             case "truncate":
-                with self.writing(path) as node:
+                with files.writing(path) as node:
                     door.setattr(node, AttrChanges(size=rng.randrange(20)))
             case "chmod":
                 if not stat.S_ISLNK(files.attr(path).mode):  # Linux has no such call

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
-from recorded_place import ME, STEPS, Place, make
+from random_changes import STEPS, make
+from recorded import Recorded
 from replayed import Replay, shown, tree_of
 
 from fusebackend.backends import SqliteBackend
@@ -34,13 +35,14 @@ class Scene:
 
     def _open(self) -> None:
         self.backend: Any = SqliteBackend(str(self._file))
-        self.place = Place(self.backend.volume, str(self._directory))
-        self.place.volume.before_commit = self.place.history.before_commit
+        self.volume = self.backend.volume
+        self.place = Recorded(self._directory, {ROOT: self.volume})
+        self.files = self.place.files
+        self.volume.before_commit = self.place.history.before_commit
 
     def keep(self, file: bytes = b"") -> None:
         """Have all of the volume synced, or a file of its root: that may go to the log beside the tables."""
-        volume = self.place.volume
-        volume.fsync(volume.lookup(1, file).node) if file else volume.sync()
+        self.volume.fsync(self.volume.lookup(1, file).node) if file else self.volume.sync()
         shutil.rmtree(self._kept, ignore_errors=True)
         self._kept.mkdir()
         for each in self._directory.glob("volume.db*"):
@@ -57,7 +59,7 @@ class Scene:
         self._open()
         self.place.history.was_killed, self.place.history.closed = True, closed
         self.place.history.interrupted = [each.number for each in self.place.history.calls(2)]
-        return drop_unmade(self.place.history, self.place.images, {ROOT: self.place.volume}, logged)
+        return drop_unmade(self.place.history, self.place.images, {ROOT: self.volume}, logged)
 
     def close(self) -> None:
         self.place.close()
@@ -81,39 +83,36 @@ def scene(tmp_path: Path) -> Any:
 def test_changes_that_were_not_made_are_no_changes(scene: Scene) -> None:
     place = scene.place
     with place.by("one"):
-        place.make(1, b"file", b"first")
-        place.make(1, b"other", b"other")
+        scene.files.make(("write", "/file", b"first"), ("write", "/other", b"other"))
     place.recorder.calls.close()
     scene.keep()
     with place.by("two"):
-        place.write("/file", 0, b"second")
-        place.door.mkdir(1, b"d", 0o755, ME)
-        place.make(place.node("/d"), b"new", b"new")
-        place.door.rename(1, b"other", place.node("/d"), b"moved")
+        scene.files.make(
+            ("write", "/file", b"second"), ("mkdir", "/d"), ("write", "/d/new", b"new"),
+            ("rename", "/other", "/d/moved"),
+        )  # fmt: skip
     place.recorder.calls.close()
     with place.by("three"):
-        place.write("/d/new", 0, b"more")
-        place.write("/d/moved", 0, b"more")
-        place.door.unlink(1, b"file")
+        scene.files.make(("write", "/d/new", b"more"), ("write", "/d/moved", b"more"), ("remove", "/file"))
     place.recorder.calls.close()
     assert scene.kill() == 7
     assert scene.kinds() == [("create", b"/file"), ("create", b"/other")]
     assert [call.title for call in scene.place.history.calls()] == ["one"]
-    assert Undo(scene.place.recorder, {ROOT: scene.place.volume}).undo([1]).conflicts == []
-    assert os.fsdecode(b"/file") not in tree_of(scene.place.volume)[0]
+    assert Undo(scene.place.recorder, {ROOT: scene.volume}).undo([1]).conflicts == []
+    assert os.fsdecode(b"/file") not in tree_of(scene.volume)[0]
     assert scene.place.history.verify().problems == []
 
 
 def test_what_was_made_stays(scene: Scene) -> None:
     place = scene.place
     with place.by("one"):
-        place.make(1, b"file", b"first")
+        scene.files.write("/file", b"first")
     place.recorder.calls.close()
     with place.by("two"):
-        place.write("/file", 0, b"again")
-        place.door.rename(1, b"file", 1, b"there")
-        place.make(1, b"short", b"lived")
-        place.door.unlink(1, b"short")
+        scene.files.make(
+            ("write", "/file", b"again"), ("rename", "/file", "/there"), ("write", "/short", b"lived"),
+            ("remove", "/short"),
+        )  # fmt: skip
     scene.keep()
     assert scene.kill() == 0
     assert len(scene.kinds()) == 5
@@ -121,17 +120,16 @@ def test_what_was_made_stays(scene: Scene) -> None:
 
 def test_what_a_verb_was_about_to_do_is_no_change_though_a_later_one_was_made(scene: Scene) -> None:
     place = scene.place
-    for name in (b"removed", b"stays", b"changed"):
-        place.make(1, name, name)
+    scene.files.make(*(("write", f"/{name}", name.encode()) for name in ("removed", "stays", "changed")))
     place.recorder.calls.close()
     history, recorder = place.history, place.recorder
     with recorder.calls.inside("verb", "delete /removed and 2 more", Actor(agent="one")) as call:
         for name, kind in ((b"removed", "remove"), (b"stays", "remove"), (b"changed", "content")):
-            kept = recorder.keep(call, place.volume, place.volume.lookup(1, name))
+            kept = recorder.keep(call, scene.volume, scene.volume.lookup(1, name))
             recorder.add(call, ROOT, kind, b"/" + name, kept)
-        place.volume.unlink(1, b"removed")
+        scene.volume.unlink(1, b"removed")
         with place.by("two"):
-            place.make(1, b"new")
+            scene.files.write("/new", b"")
     history.flush()
     scene.keep()
     assert scene.kill() == 2
@@ -142,19 +140,18 @@ def test_what_a_verb_was_about_to_do_is_no_change_though_a_later_one_was_made(sc
 def test_what_a_verb_was_about_to_do_at_a_commit_is_no_change(scene: Scene) -> None:
     """It has done it since, and ended, and nothing of that was stored."""
     place = scene.place
-    for name in (b"removed", b"other"):
-        place.make(1, name, name)
+    scene.files.make(("write", "/removed", b"removed"), ("write", "/other", b"other"))
     place.recorder.calls.close()
     with place.recorder.calls.inside("verb", "delete /removed") as call:
-        kept = place.recorder.keep(call, place.volume, place.volume.lookup(1, b"removed"))
+        kept = place.recorder.keep(call, scene.volume, scene.volume.lookup(1, b"removed"))
         place.recorder.add(call, ROOT, "remove", b"/removed", kept)
         with place.by("two"):
-            place.door.unlink(1, b"other")
+            scene.files.remove("/other")
         scene.keep()
-        place.volume.unlink(1, b"removed")
+        scene.volume.unlink(1, b"removed")
     for name in ("three", "four"):  # the kill has interrupted these
         with place.by(name):
-            place.make(1, name.encode())
+            scene.files.write(f"/{name}", b"")
     place.recorder.calls.close()
     assert scene.kill() == 3
     assert scene.kinds()[2:] == [("remove", b"/other")]
@@ -162,21 +159,21 @@ def test_what_a_verb_was_about_to_do_at_a_commit_is_no_change(scene: Scene) -> N
 
 def test_what_is_synced_beside_the_tables_was_made(scene: Scene) -> None:
     for name in (b"a", b"b", b"c", b"d"):
-        scene.place.make(1, name, name)
+        scene.files.write(f"/{name.decode()}", name)
         scene.keep(name)
-    scene.place.make(1, b"later", b"later")
+    scene.files.write("/later", b"later")
     scene.place.recorder.calls.close()
     assert scene.kill() == 1
     assert scene.kinds() == [("create", b"/" + name) for name in (b"a", b"b", b"c", b"d")]
 
 
 def test_what_an_earlier_server_has_stored_at_its_end_was_made(scene: Scene) -> None:
-    scene.place.make(1, b"file")
+    scene.files.write("/file", b"")
     scene.place.recorder.calls.close()
-    scene.place.volume.before_commit = None  # as when a mount ends
+    scene.volume.before_commit = None  # as when a mount ends
     scene.reopen()
     scene.keep()
-    scene.place.make(1, b"other")
+    scene.files.write("/other", b"")
     scene.place.recorder.calls.close()
     assert scene.kill() == 1
     assert scene.kinds() == [("create", b"/file")]
@@ -185,10 +182,10 @@ def test_what_an_earlier_server_has_stored_at_its_end_was_made(scene: Scene) -> 
 def test_a_clean_end_is_not_looked_at(tmp_path: Path) -> None:
     scene = Scene(str(tmp_path))
     with scene.place.by("one"):
-        scene.place.make(1, b"file", b"first")
+        scene.files.write("/file", b"first")
     scene.reopen()
     assert not scene.place.history.was_killed
-    scene.place.door.unlink(1, b"file")
+    scene.files.remove("/file")
     scene.place.history.flush()
     scene.place.recorder.calls.close()
     scene.close()
@@ -204,21 +201,21 @@ def test_records_that_are_left_lead_back(before: Any, steps: Any, at: int) -> No
             make(scene.place, before)
             scene.place.recorder.calls.close()
             first = max((each.number for each in scene.place.records()), default=0)
-            earlier = shown(tree_of(scene.place.volume)[0])
+            earlier = shown(tree_of(scene.volume)[0])
             made = list(steps)
             make(scene.place, made[:at])
             number = max((each.number for each in scene.place.records()), default=0)
             scene.keep()
-            there = shown(tree_of(scene.place.volume)[0])
+            there = shown(tree_of(scene.volume)[0])
             make(scene.place, made[at:])
             scene.place.recorder.calls.close()
             known = {each.number for each in scene.place.records() if each.number <= number}
             changes = {each.number for each in scene.place.records() if each.kind in ("content", "attributes")}
             scene.kill()
-            assert shown(tree_of(scene.place.volume)[0]) == there
+            assert shown(tree_of(scene.volume)[0]) == there
             left = scene.place.records()
             assert known - {each.number for each in left} <= changes
-            replay = Replay(scene.place.volume, scene.place.history, scene.place.images.path)
+            replay = Replay(scene.volume, scene.place.history, scene.place.images.path)
             replay.back(each for each in left if first < each.number <= number)
             assert shown(replay.tree) == earlier
         finally:
@@ -228,15 +225,14 @@ def test_records_that_are_left_lead_back(before: Any, steps: Any, at: int) -> No
 @pytest.mark.parametrize("made", [0, 1, 2, 3])
 def test_files_that_a_merge_was_to_change_places_of_a_logged_volume(scene: Scene, made: int) -> None:
     place = scene.place
-    for name in (b"a", b"b"):
-        place.make(1, name, name)
+    scene.files.make(("write", "/a", b"a"), ("write", "/b", b"b"))
     place.recorder.calls.close()
-    nodes = {name: place.node(f"/{name.decode()}") for name in (b"a", b"b")}
+    nodes = {name: scene.volume.lookup(1, name).node for name in (b"a", b"b")}
     history, call = place.history, place.history.open_call("merge", "merge branch 'b'", Actor(agent="one"))
     for count, (old, new, moved) in enumerate(((b"a", b"t", b"a"), (b"b", b"a", b"b"), (b"t", b"b", b"a"))):
         history.add(call, ROOT, "rename", b"/" + old, to_path=b"/" + new, node=nodes[moved])
         if count < made:
-            place.volume.rename(1, old, 1, new)
+            scene.volume.rename(1, old, 1, new)
     history.flush()
     scene.keep()
     assert scene.kill([ROOT]) == 3 - made

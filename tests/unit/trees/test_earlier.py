@@ -6,53 +6,49 @@ import errno
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_kinds import opened_backend
 from hypothesis import example, given, settings
 from profiles import examples
-from recorded_place import ME, STEPS, Place, make
+from random_changes import STEPS, make
+from recorded import Recorded, recorded_of
 from replayed import Tree, shown, tree_of
 
 from fusebackend.base.paths import ROOT
 from fusebackend.history.records import Record
-from fusebackend.history.undo_plan import ImageSource, image_source
+from fusebackend.history.undo_plan import image_source
 from fusebackend.trees.earlier import EarlierVolume, PastMoment
-from fusebackend.volumes.placing import NodeSource, whole
+from fusebackend.volumes.placing import NodeSource, Source, whole
 from fusebackend.volumes.walk import resolve
 
 
 @contextmanager
-def place_of(kind: str) -> Iterator[Place]:
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        opened_backend(kind, Path(directory)) as backend,
-        closing(Place(backend.volume, directory)) as place,
-    ):
-        yield place
+def recorded(kind: str) -> Iterator[Recorded]:
+    with tempfile.TemporaryDirectory() as directory, recorded_of(kind, Path(directory)) as found:
+        yield found
 
 
-def before(place: Place, number: int, path: bytes = b"/") -> EarlierVolume:
-    def source(record: Record) -> ImageSource:
+def before(place: Recorded, number: int, path: bytes = b"/") -> EarlierVolume:
+    def source(record: Record) -> Source:
         assert record.before is not None
         assert record.image is not None
-        found = image_source(place.volume, place.history, place.images.path, record.before, record.image)
+        found = image_source(place.files.volume, place.history, place.images.path, record.before, record.image)
         assert found is not None
         return found
 
     call = place.history.call(number)
     moment = PastMoment(f"before {call.ref}", call.began_ns, place.history.begin(call))
-    return EarlierVolume(place.history, moment, [ROOT], place.volume, [path], source)
+    return EarlierVolume(place.history, moment, [ROOT], place.files.volume, [path], source)
 
 
-def states(place: Place, steps: Any, *, apart: bool) -> dict[int, Any]:
+def states(place: Recorded, steps: Any, *, apart: bool) -> dict[int, Any]:
     """Make steps; returns the tree before each call, by its number."""
     found: dict[int, Any] = {}
     for each in steps:
-        was = with_links(tree_of(place.volume)[0])
+        was = with_links(tree_of(place.files.volume)[0])
         make(place, [each])
         for call in place.recorder.calls.open():
             found.setdefault(call.number, was)
@@ -95,7 +91,7 @@ def files_of(volume: EarlierVolume) -> dict[bytes, Any]:
 @example([("create", "X", 0, 0, 3), ("setxattr", "X", 0, 0, 5)], [("create", "X", 0, 1, 3)])  # of a live file
 def test_the_state_before_each_call_is_exact(kind: str, is_later: bool, first: Any, steps: Any) -> None:
     """`is_later`: for the next server, for which the nodes in records mean nothing."""
-    with place_of(kind) as place:
+    with recorded(kind) as place:
         make(place, first)
         place.recorder.calls.close()
         found = states(place, steps, apart=True)
@@ -111,7 +107,7 @@ def test_the_state_before_each_call_is_exact(kind: str, is_later: bool, first: A
 # A change by a call that had begun before, within a tick of the clock after the moment.
 @example(steps=[("create", "X", 21, 23, 47), ("mkdir", "Z", 33, 19, 28), ("truncate", "X", 9, 3, 93)])
 def test_calls_that_overlap_give_the_right_bytes_or_none(kind: str, steps: Any) -> None:
-    with place_of(kind) as place:
+    with recorded(kind) as place:
         for number, was in states(place, steps, apart=False).items():
             if place.history.call(number) is None:
                 continue
@@ -124,43 +120,39 @@ def test_calls_that_overlap_give_the_right_bytes_or_none(kind: str, steps: Any) 
 
 def test_a_path_alone(tmp_path: Path) -> None:
     """Only the records of what it was are read: renames of a directory above it are followed, and links."""
-    with place_of("memory") as place:
+    with recorded("memory") as place:
         with place.by("one"):
-            place.door.mkdir(1, b"old", 0o755, ME)
-            place.make(place.node("/old"), b"file", b"before")
-            place.make(1, b"other", b"other")
+            place.files.make(("mkdir", "/old"), ("write", "/old/file", b"before"), ("write", "/other", b"other"))
         place.recorder.calls.close()
         with place.by("two"):
-            place.write("/old/file", 0, b"after!")
-            place.door.rename(1, b"old", 1, b"new")
-            place.door.unlink(1, b"other")
+            place.files.make(("write", "/old/file", b"after!"), ("rename", "/old", "/new"), ("remove", "/other"))
         volume = before(place, 2, b"/old/file")
         node = resolve(volume, "/old/file").found.node
         assert whole(NodeSource(volume, node)) == b"before"
         assert not volume.is_overtaken
         with place.by("three"):
-            place.write("/new/file", 0, b"again!")
+            place.files.write("/new/file", b"again!")
         assert volume.is_overtaken
 
 
 def test_bytes_that_are_not_known_are_named() -> None:
-    with place_of("dir") as place:
+    with recorded("dir") as place:
         with place.by("one"):
-            place.make(1, b"shared", b"first")
+            place.files.write("/shared", b"first")
         with place.by("two"):
-            place.make(1, b"other")
+            place.files.write("/other", b"")
         with place.by("one"):  # it has not ended
-            place.write("/shared", 0, b"later")
+            place.files.write("/shared", b"later")
         volume = before(place, 2)
         with pytest.raises(OSError, match=r"the bytes of '/shared' before c2 are not known: a call that had begun"):
             volume.pieces(resolve(volume, "/shared").found.node)
 
 
 def test_calls_that_were_forgotten_since() -> None:
-    with place_of("memory") as place:
+    with recorded("memory") as place:
         for who in ("one", "two", "three"):
             with place.by(who):
-                place.make(1, who.encode())
+                place.files.write(f"/{who}", b"")
             place.recorder.calls.close()
         place.history.forget([2])
         with pytest.raises(OSError, match="calls that have changed something since c1 began were forgotten"):

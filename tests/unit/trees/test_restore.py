@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merging import Step, at, chmod, content, link, make, mkdir, place, remove, shown, symlink, walk, write
 from profiles import amount, examples
-from raising import raising
 from random_trees import Fifo, Link, Tree, trees
 from whole_tree import whole_tree
 
@@ -512,23 +511,3 @@ def test_killed_at_each_change(tmp_path: Path, kind: str) -> None:
         if status == 0:
             break
     assert count > 25 and left_over > count // EVERY // 3, "a third of the kills and more left something to remove"
-
-
-def test_an_error_leaves_no_names_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(tmp_path, {"/": InMemoryVolume()})
-    main = scene.main
-    write(main, b"a", b"1")
-    mkdir(main, b"d")
-    scene.take()
-    write(main, b"a", b"2")
-    remove(main, b"d")
-    write(main, b"extra", b"3")
-    before = shown(main)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(main, "mkdir", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-        with pytest.raises(OSError, match="No space left"):
-            scene.restore()
-    assert shown(main) == before
-    assert not scene.journal.exists()
-    scene.restored()
