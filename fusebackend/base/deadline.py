@@ -17,14 +17,15 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-def is_readable(fd: int, timeout_s: float) -> bool:
-    """Wait until a descriptor can be read, or its other side has hung up. Return False if neither came in time.
+def is_readable(fd: int, timeout_s: float | None) -> bool:
+    """Wait until a descriptor can be read, or its other side has hung up. Return False if neither came in time; None
+    waits for ever.
 
     By poll(2): select(2) takes no descriptor above 1,023, and a server with many open files has larger ones.
     """
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(max(timeout_s, 0) * 1000))
+    return bool(poll.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
 
 
 POLL_S = 0.1

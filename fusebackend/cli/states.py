@@ -5,7 +5,6 @@ What differs between two of them, or what a call did, and files put back as they
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -21,7 +20,7 @@ from fusebackend.cli import target
 from fusebackend.cli.log import complete_call
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_deletion, json_option, note, to_the_second
 from fusebackend.cli.target import complete_names, complete_path, mount_option
-from fusebackend.linux.open_files import FileId, writers
+from fusebackend.linux.unmount import holders
 from fusebackend.protocol import RestoreResult, SnapshotInfo
 from fusebackend.protocol.served import NOT_HELD, STAT_COLUMNS, DiffForm
 from fusebackend.trees.refs import RefError, Refs, Taken
@@ -320,20 +319,14 @@ def _targets(files: Client, given: list[str], destination: str, mount: str | Non
 
 
 def _refuse_open_files(mounted: Client, result: RestoreResult) -> None:
-    """Raises `Failed`, and names the processes that have the files open for writing, as far as they can be seen."""
-    files: dict[FileId, str] = {}
+    """Raises `Failed`, and names the processes that have the files open, as far as they can be seen."""
+    complaints = Complaints()
     for each in result.conflicts:
-        with contextlib.suppress(OSError):
-            found = os.stat(mounted.mountpoint.rstrip("/") + each.path, follow_symlinks=False)
-            files[found.st_dev, found.st_ino] = each.path
-    complaints, named = Complaints(), set()
-    for writer in writers(files):
-        path = files[writer.file]
-        named.add(path)
-        complaints.add(f"'{path}' is open for writing by {writer.command} (process {writer.pid})")
-    for each in result.conflicts:
-        if each.path not in named:
-            complaints.add(f"'{each.path}' {each.reason}")
+        complaints.add(f"'{each.path}' {each.reason}")
+    files = {target.outside(mounted, each.path): each.path for each in result.conflicts}
+    for holder in holders(mounted.mountpoint):
+        if holder.path in files:
+            note(f"process {holder.pid} ({holder.command}) has '{files[holder.path]}' open as {holder.how}")
     raise Failed("nothing was restored; --force does it all the same, and those processes keep the old files")
 
 

@@ -11,7 +11,7 @@ import click
 
 from fusebackend.base.shown import shown
 from fusebackend.cli import target
-from fusebackend.cli.show import Output, to_the_second
+from fusebackend.cli.show import Output, aligned, to_the_second
 from fusebackend.cli.space import limit_text
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
@@ -75,43 +75,26 @@ def _as_object(state: MountState) -> dict[str, Any]:
 
 
 def _print(states: list[MountState]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
+    output = Output()
     for number, state in enumerate(states):
         if number:
-            console.print()
-        console.print(Text.assemble((shown(state.mountpoint), "bold"), "  ", shown(_headline(state))), soft_wrap=True)
+            output.line()
+        output.line(f"{output.paint(shown(state.mountpoint), 'blue', bold=True)}  {shown(_headline(state))}")
         if state.state != "alive":
             continue
-        for line in _details(state):
-            console.print(Text(f"  {shown(line)}"), soft_wrap=True)
-        routes = Table("route", "backend", "cached", "undo", "cannot", box=None, padding=(0, 1, 0, 1))
-        for route in state.status.get("routes", []):
-            routes.add_row(
-                Text(shown(str(route.get("prefix"))), overflow="fold"),
-                Text(shown(str(route.get("url") or route.get("volume"))), overflow="fold"),
-                Text(_caching(route)),
-                Text(str(route.get("undo") or "–")),
-                Text(cannot(route.get("features") or {}) or "–"),
-            )
-        console.print(routes)
-        for line in _execution(state.status.get("execute") or {}):
-            console.print(Text(f"  {shown(line)}"), soft_wrap=True)
-        for line in filter(None, map(_usage, state.status.get("routes", []))):
-            console.print(Text(f"  {shown(line)}"), soft_wrap=True)
-        for route in state.status.get("routes", []):
-            trouble = _trouble(route)
-            if trouble:
-                console.print(Text(f"  {shown(trouble)}", style="bold red"), soft_wrap=True)
+        routes = state.status.get("routes", [])
+        table = aligned([("route", "backend", "cached", "undo", "cannot"), *map(_row, routes)])
+        usages = filter(None, map(_usage, routes))
+        for line in (*_details(state), *table, *_execution(state.status.get("execute") or {}), *usages):
+            output.line(f"  {shown(line)}")
+        for trouble in filter(None, map(_trouble, routes)):
+            output.line(output.paint(f"  {shown(trouble)}", "red", bold=True))
 
 
-PLAIN_WIDTH = 200
-"""Columns where the output goes to no terminal: a program that reads it should find each route on one line."""
+def _row(route: dict[str, Any]) -> tuple[str, ...]:
+    backend = str(route.get("url") or route.get("volume"))
+    cells = shown(str(route.get("prefix"))), shown(backend), _caching(route), str(route.get("undo") or "–")
+    return *cells, cannot(route.get("features") or {}) or "–"
 
 
 def _execution(execute: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusebackend.base.budget import Spent
 
 MAX_CONNECTIONS = 256
+"""Beside those over which a command runs: these have places of their own."""
 
 NEWCOMERS = 16
 """Places beyond those, for short calls only, so that a server full of clients that are at work answers a new one."""

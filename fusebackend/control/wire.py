@@ -270,8 +270,8 @@ class MessageLines:
     understood again.
 
     Args:
-        receive: gives more of the stream, nothing at its end; it may raise OSError. Where it does not wait, `next`
-            raises its BlockingIOError, and goes on where it was when it is called again.
+        receive: gives more of the stream, nothing at its end; it may raise OSError. Where it waits no longer, `next`
+            raises its TimeoutError, and goes on where it was when it is called again.
         limit_bytes: of one line.
         held: called with the bytes held of messages that are not complete, or not yet `done`.
     """
@@ -333,7 +333,7 @@ class MessageLines:
     def _receive(self) -> bytes:
         try:
             return self._receive_more()
-        except (Closed, BlockingIOError):
+        except (Closed, TimeoutError):
             raise
         except OSError as error:
             raise Closed(f"the connection failed: {error}") from None

@@ -6,7 +6,7 @@ hosts do not come back to a server at the same moment. A silent connection is pr
 it counts as lost.
 
 The connection serves for more than notifications, so that a host that is idle needs no other: `run` calls a function
-with it in the listener's thread, and `turn` lets the receiver send prepared statements when they are due.
+with it in the listener's thread, and `turn` lets the receiver ask the server when something is due.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from fusebackend.base.deadline import is_readable
-from fusebackend.databases.pipeline import is_lost
+from fusebackend.databases.pipeline import Rows, Statement, is_lost, send
 from fusebackend.databases.postgres import connect, pause_s
 
 if TYPE_CHECKING:
     from psycopg import Connection
-    from psycopg.pq.abc import PGconn, PGresult
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +46,8 @@ SETTLED_S = 5.0
 
 T = TypeVar("T")
 
-Ask: TypeAlias = "Callable[[bytes, Sequence[bytes]], PGresult]"
-"""Runs a prepared statement with parameters as text; psycopg's error when that fails or takes `PING_S`."""
+Ask: TypeAlias = Callable[[Statement], Rows]
+"""Returns the rows of a statement; psycopg's error when that fails or the server is silent for `PING_S`."""
 
 
 class Receiver(Protocol):
@@ -230,7 +229,7 @@ class Listener:
             self._jobs.popleft().future.set_exception(error)
 
     def _listen(self, connection: Connection[Any]) -> None:
-        """Receive until `close` or an error. Calls libpq directly: psycopg would wait for a silent server."""
+        """Receive until `close` or an error. Waits by itself: psycopg would wait for a silent server."""
         pg = connection.pgconn
         self._socket = pg.socket
         poll = select.poll()
@@ -239,12 +238,11 @@ class Listener:
 
         heard_at = time.monotonic()
 
-        def ask(name: bytes, parameters: Sequence[bytes]) -> PGresult:
+        def ask(statement: Statement) -> Rows:
             nonlocal heard_at
-            pg.send_query_prepared(name, parameters)
-            result = self._answer(pg, poll)
+            (rows,) = send(connection, [statement], stall_s=PING_S)
             heard_at = time.monotonic()
-            return result
+            return rows
 
         while not self._ended:
             if self._jobs:
@@ -256,9 +254,7 @@ class Listener:
                 continue
             silent_s = time.monotonic() - heard_at
             if silent_s >= PING_S:
-                pg.send_query(b"SELECT 1")
-                self._answer(pg, poll)
-                heard_at = time.monotonic()
+                ask(("SELECT 1", ()))
                 continue
             ready = poll.poll(max(0.0, min(wait_s, PING_S - silent_s)) * 1000)
             for fd, _ in ready:
@@ -300,34 +296,6 @@ class Listener:
                     raise
             else:
                 self._jobs.popleft().future.set_result(result)
-
-    def _answer(self, pg: PGconn, poll: select.poll) -> PGresult:
-        """The result of a query that has been sent. psycopg's error if it failed; TimeoutError after `PING_S`."""
-        from psycopg.errors import error_from_result
-        from psycopg.pq import ExecStatus
-
-        deadline = time.monotonic() + PING_S
-        last: PGresult | None = None
-        pg.flush()
-        while True:
-            while not pg.is_busy():
-                result = pg.get_result()
-                if result is None:
-                    assert last is not None, "a query has a result"
-                    if last.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
-                        raise error_from_result(last, encoding="utf-8")
-                    return last
-                last = result
-            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not ready:
-                raise TimeoutError(f"the server has not answered for {PING_S:g} s")
-            for fd, _ in ready:
-                if fd == pg.socket:
-                    pg.consume_input()
-                else:
-                    self._drain()
-                    if self._ended:
-                        raise InterruptedError("the listener was closed")
 
 
 def _close(connection: Connection[Any] | None) -> None:

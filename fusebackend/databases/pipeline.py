@@ -44,8 +44,11 @@ def is_lost(connection: Connection[Any], error: BaseException) -> bool:
     return connection.closed or (getattr(error, "sqlstate", None) or "").startswith("57P")
 
 
-def send(connection: Connection[Any], statements: Sequence[Statement]) -> list[Rows]:
+def send(connection: Connection[Any], statements: Sequence[Statement], *, stall_s: float | None = None) -> list[Rows]:
     """The rows of each statement. The connection is this thread's alone.
+
+    Args:
+        stall_s: for how long the server may be silent, in place of `STALL_S`.
 
     Raises:
         psycopg.Error: of the first statement that failed; those after it have not been run. A connection that was lost
@@ -58,7 +61,7 @@ def send(connection: Connection[Any], statements: Sequence[Statement]) -> list[R
         raise OperationalError("the connection is closed")
     transformer = Transformer(connection)
     try:
-        return _exchange(connection, transformer, statements)
+        return _exchange(connection, transformer, statements, STALL_S if stall_s is None else stall_s)
     except OSError as error:  # of the socket
         connection.close()
         raise OperationalError(f"the connection was lost: {error}") from error
@@ -97,7 +100,9 @@ def rollback(connection: Connection[Any]) -> None:
         connection.close()  # which ends it as well
 
 
-def _exchange(connection: Connection[Any], transformer: Any, statements: Sequence[Statement]) -> list[Rows]:
+def _exchange(
+    connection: Connection[Any], transformer: Any, statements: Sequence[Statement], stall_s: float
+) -> list[Rows]:
     from psycopg.errors import error_from_result
     from psycopg.pq import ExecStatus
 
@@ -109,7 +114,7 @@ def _exchange(connection: Connection[Any], transformer: Any, statements: Sequenc
     answers: list[Rows] = []
     failure = None
     pending = iter(itertools.chain.from_iterable(wanted))
-    for result in _results(connection):
+    for result in _results(connection, stall_s):
         status = result.status
         if status == ExecStatus.PIPELINE_SYNC:
             break
@@ -174,23 +179,23 @@ def _numbered(query: str) -> bytes:
     ).encode()
 
 
-def _results(connection: Connection[Any]) -> Any:
+def _results(connection: Connection[Any], stall_s: float) -> Any:
     """Each result as it arrives."""
     from psycopg import OperationalError
     from psycopg.pq import ConnStatus
 
     pgconn = connection.pgconn
     poll = select.poll()
-    deadline = time.monotonic() + STALL_S
+    deadline = time.monotonic() + stall_s
     while True:
         unsent = pgconn.flush()
         poll.register(pgconn.socket, select.POLLIN | (select.POLLOUT if unsent else 0))
         ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         if not ready:
-            raise TimeoutError(errno.ETIMEDOUT, f"no answer within {STALL_S:.0f} s")
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer within {stall_s:g} s")
         if any(event & ~select.POLLOUT for _, event in ready):
             pgconn.consume_input()
-            deadline = time.monotonic() + STALL_S
+            deadline = time.monotonic() + stall_s
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is not None:

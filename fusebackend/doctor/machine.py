@@ -6,7 +6,6 @@ A check gives `Finding`s: a verdict, why, and the mend. One that fails, or takes
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import importlib
 import os
@@ -26,6 +25,17 @@ from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import is_below
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc, runtime_directory
+from fusebackend.linux.bind_mount import (
+    CLONE_NEWNS,
+    CLONE_NEWUSER,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_REC,
+    mount,
+    unbind,
+    unshare,
+)
 from fusebackend.linux.distribution import install, install_everything
 from fusebackend.linux.mount_point import FUSE_DEVICE, user_allow_other
 from fusebackend.protocol.scheme import mask
@@ -122,13 +132,14 @@ def confined_by() -> str | None:
     return None
 
 
-def in_child(attempt: Callable[[], int]) -> int:
-    """Return the error number that an attempt in a child of this process gives; 0 if it succeeds."""
+def in_child(attempt: Callable[[], None]) -> int:
+    """Return the error number of an attempt in a child of this process; 0 if it succeeds."""
     pid = os.fork()
     if pid == 0:
         number = 255
         try:
-            number = attempt()
+            attempt()
+            number = 0
         except OSError as failure:
             number = failure.errno or 255
         finally:
@@ -146,10 +157,6 @@ def in_child(attempt: Callable[[], int]) -> int:
 DEVICE = "/dev/fuse"
 
 INSTEAD = "or do without a mount: 'fusebackend serve'"
-
-_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x00020000, 16384, 1 << 18
-_MS_NOSUID, _MS_NODEV = 2, 4
-_MNT_DETACH = 2
 
 
 def device() -> Iterable[Finding]:
@@ -227,30 +234,27 @@ def mounting() -> Iterable[Finding]:
     return [error(what, why, f"for a container: {mend}; {INSTEAD}")]
 
 
-def _try_mount(directory: str) -> int:
-    """Mount in a namespace of this process's own; returns an error number, or 0."""
-    libc = ctypes.CDLL(None, use_errno=True)
+def _try_mount(directory: str) -> None:
+    """Mount in a namespace of this process's own. OSError."""
     fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-    if libc.unshare(_CLONE_NEWNS) != 0:
-        return ctypes.get_errno()
-    is_private = libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None) == 0
-    if not is_private and ctypes.get_errno() != errno.EINVAL:  # EINVAL: '/' is no mount point, in a plain chroot
-        return ctypes.get_errno()
-    options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}".encode()
-    flags = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
-    if libc.mount(b"fusebackend-doctor", os.fsencode(directory), b"fuse", flags, options) != 0:
-        return ctypes.get_errno()
+    unshare(CLONE_NEWNS)
+    try:
+        mount("none", "/", MS_REC | MS_PRIVATE)
+        is_private = True
+    except OSError as failure:
+        if failure.errno != errno.EINVAL:  # '/' is no mount point, in a plain chroot
+            raise
+        is_private = False
+    options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}"
+    mount("fusebackend-doctor", directory, MS_NOSUID | MS_NODEV, "fuse", options)
     if not is_private:  # other namespaces may see the mount, and its end
-        libc.umount2(os.fsencode(directory), _MNT_DETACH)
-    return 0
+        unbind(directory)
 
 
 # -- namespaces -------------------------------------------------------------------------------------------------
 #
 # What the kernel and a container let this process have.
 
-
-_CLONE_NEWUSER = 0x10000000
 
 _SETTINGS = (
     ("user/max_user_namespaces", 10000),
@@ -264,18 +268,13 @@ by 1 in the last."""
 def user_namespaces() -> Iterable[Finding]:
     """A process may make a user namespace: what confines commands of users other than root needs one."""
     what = "user namespaces"
-    number = in_child(_try_namespace)
+    number = in_child(lambda: unshare(CLONE_NEWUSER))
     forbids = [_sysctl(name, value) for name, value in _SETTINGS if _setting(name) == (not value)]
     if number == 0 and (os.geteuid() == 0 or not forbids):
         return [ok(what, "can be made")]
     why = f"none can be made: {os.strerror(number)}" if number else "one has no rights here"
     mend = "; ".join(forbids) + ", as root" if forbids else "start the container with another seccomp profile"
     return [warning(what, f"{why}: no sandbox for commands, and no 'shell --branch', but as root", mend)]
-
-
-def _try_namespace() -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    return ctypes.get_errno() if libc.unshare(_CLONE_NEWUSER) != 0 else 0
 
 
 def _setting(name: str) -> bool | None:

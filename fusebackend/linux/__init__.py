@@ -4,7 +4,6 @@ mount_table.py        the kernel's table of mounts; `MountError`
 proc.py               what /proc says of processes, and the id of this boot
 mount_point.py        conditions of a mount point
 distribution.py       how this distribution installs what pip can't
-open_files.py         files that processes have open for writing
 holes.py              the holes of a file
 unmount.py            ending a mount from outside
 bind_mount.py         a directory at a second path

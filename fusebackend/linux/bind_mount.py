@@ -1,4 +1,4 @@
-"""A directory that is seen at a second path: a bind mount (mount(2), MS_BIND)."""
+"""A directory that is seen at a second path: a bind mount (mount(2), MS_BIND); and what that takes of the C library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-MS_BIND, MS_REC, MS_SLAVE = 4096, 16384, 1 << 19
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 2, 4, 4096, 16384, 1 << 18, 1 << 19
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 
 
@@ -31,13 +32,19 @@ def unbind(target: str) -> None:
     _called("umount2", target, os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW)
 
 
-def mount(source: str, target: str, flags: int) -> None:
-    """mount(2), without a type and data. OSError."""
-    _called("mount", target, os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(flags), None)
+def mount(source: str, target: str, flags: int, fstype: str | None = None, data: str | None = None) -> None:
+    """mount(2). OSError."""
+    words = [None if each is None else os.fsencode(each) for each in (source, target, fstype, data)]
+    _called("mount", target, *words[:3], ctypes.c_ulong(flags), words[3])
 
 
-def _called(name: str, target: str, *arguments: object) -> None:
-    """Make a call of the C library. OSError: about `target`."""
+def unshare(flags: int) -> None:
+    """unshare(2). OSError."""
+    _called("unshare", None, flags)
+
+
+def _called(name: str, target: str | None, *arguments: object) -> None:
+    """Make a call of the C library. OSError: about `target`, if it is about a path."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), target)
@@ -49,9 +56,6 @@ def _called(name: str, target: str, *arguments: object) -> None:
 #
 # Nothing changes for other processes. A user other than root gets a user namespace as well, with the same user and
 # group and no rights beyond theirs: mount(2) asks for CAP_SYS_ADMIN in the namespace (user_namespaces(7)).
-
-
-_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 
 NOT_STARTED: Final = 126
 """The exit status when the program could not be started; a shell gives it for a file that can't be run."""
@@ -100,10 +104,10 @@ class _NoBind(Exception):
 
 def _bind(source: str, target: str, no_namespace: str) -> None:
     uid, gid = os.geteuid(), os.getegid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if uid else 0)) != 0:
-        number = ctypes.get_errno()
-        raise _NoBind(f"it can't have a mount namespace of its own: {os.strerror(number)}; {no_namespace}")
+    try:
+        unshare(CLONE_NEWNS | (CLONE_NEWUSER if uid else 0))
+    except OSError as error:
+        raise _NoBind(f"it can't have a mount namespace of its own: {error.strerror}; {no_namespace}") from None
     if uid:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:

@@ -139,9 +139,6 @@ class Branch(SandboxBackendProtocol):
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         return self._files.run(command, timeout=timeout, cwd=self.root)
 
-    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        return await self._files.aexecute_in(self.root, command, timeout=timeout)
-
     def _outer(self, path: str | None) -> str:
         """Return a path of the branch as one of the mount. What is no path stays as it is: the mount says why."""
         try:
@@ -174,30 +171,21 @@ class Branch(SandboxBackendProtocol):
         return dataclasses.replace(found, **changed) if changed else found
 
 
-def _in_branch(name: str, prefix: str = "") -> Callable[..., Any]:
-    """Return a verb with paths of the branch; its `a…` form with that prefix."""
+def _in_branch(name: str) -> Callable[..., Any]:
+    """Return a verb with paths of the branch."""
     declared = getattr(SandboxBackendProtocol, name)
     signature = inspect.signature(declared)
 
-    def ask(self: Branch, *args: Any, **options: Any) -> Any:
+    @wraps(declared)
+    def verb(self: Branch, *args: Any, **options: Any) -> Any:
         given = signature.bind(self, *args, **options)
         given.apply_defaults()
         given.arguments.pop("self")
         arguments = {each: self._given(each, value) for each, value in given.arguments.items()}
-        return getattr(self._files, prefix + name)(**arguments)
+        return self._answer(getattr(self._files, name)(**arguments))
 
-    @wraps(declared)
-    def plain(self: Branch, *args: Any, **options: Any) -> Any:
-        return self._answer(ask(self, *args, **options))
-
-    @wraps(getattr(SandboxBackendProtocol, f"a{name}", declared))
-    async def awaited(self: Branch, *args: Any, **options: Any) -> Any:
-        return self._answer(await ask(self, *args, **options))
-
-    return awaited if prefix else plain
+    return verb
 
 
-for _name in VERBS:
+for _name in (*VERBS, "real_paths"):
     setattr(Branch, _name, _in_branch(_name))
-    setattr(Branch, f"a{_name}", _in_branch(_name, "a"))
-Branch.real_paths = _in_branch("real_paths")  # type: ignore[method-assign]

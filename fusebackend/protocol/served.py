@@ -254,12 +254,6 @@ class MountProtocol(SandboxBackendProtocol, Awaited):
             ValueError: `timeout` is not above 0, or above the maximum of the place where commands run.
         """
 
-    async def aexecute_in(self, cwd: str, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """`aexecute` in a directory, as agents name it."""
-        from fusebackend.base.awaiting import aside
-
-        return await aside(self, "execute", functools.partial(self.run, command, timeout=timeout, cwd=cwd))
-
     # -- the mount ---------------------------------------------------------------------------------------------
 
     @verb(works=False, in_view=True)

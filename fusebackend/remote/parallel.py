@@ -77,30 +77,23 @@ def each(function: Callable[[T], R], items: Iterable[T], width: int = WIDTH) -> 
     return [results[number] for number in range(len(work))]
 
 
-IDLE_S = 10.0
-"""A thread that has had nothing to do for so long ends."""
-
-
 class Fetchers:
-    """Runs what it is given, in order, in up to `limit` threads. Thread-safe."""
+    """Runs what it is given, in order, in up to `limit` threads, which end when there is nothing left. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._queue: deque[Callable[[], None]] = deque()
         self._threads = 0
-        self._idle = 0
         self._closed = False
 
     def submit(self, work: Callable[[], None]) -> bool:
         """Run `work`, which must not raise, some time. False for never: `close` was called, or there is no thread."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return False
             self._queue.append(work)
-            if self._idle >= len(self._queue):
-                self._changed.notify()
-            elif self._threads < self._limit and not self._begin() and not self._threads:
+            if self._threads < self._limit and not self._begin() and not self._threads:
                 self._queue.pop()
                 return False
             return True
@@ -115,10 +108,9 @@ class Fetchers:
 
     def close(self) -> None:
         """Forget what has not begun; threads end when they are done, and are not waited for."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._queue.clear()
-            self._changed.notify_all()
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
@@ -126,11 +118,7 @@ class Fetchers:
 
     def _next(self) -> Callable[[], None] | None:
         """The next work; None ends this thread."""
-        with self._changed:
-            if not self._queue and not self._closed:
-                self._idle += 1
-                self._changed.wait_for(lambda: self._queue or self._closed, IDLE_S)
-                self._idle -= 1
+        with self._lock:
             if self._queue:
                 return self._queue.popleft()
             self._threads -= 1

@@ -99,7 +99,7 @@ from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.trees.states import States
 from fusebackend.urls.registry import SCHEMES
-from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
+from fusebackend.vfs.watch.async_watch import AsyncWatch
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import version_of
 from fusebackend.volumes.native import NativeVolume
@@ -1040,7 +1040,7 @@ class MountedBackend(MountProtocol):
         Raises:
             PathError: the path is malformed.
         """
-        return AsyncWatch(ThreadedWatch(self, self.watch(path)))
+        return AsyncWatch(self.watch(path))
 
 
 def _refuse(verb: str, *_: Any, **__: Any) -> Any:

@@ -3,19 +3,17 @@
 Nothing here needs /dev/fuse, libfuse or pyfuse3: the verbs of the control socket reach the main tree, snapshots,
 branches, views and the log by themselves. Changes are recorded and watched as in a mount.
 
-`run` takes the calling thread until `stop`, or until SIGTERM, SIGINT or SIGHUP if that is the main thread.
+`run` takes the calling thread until `stop`, which the handler of a signal may call.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
+import queue
 import signal
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fusebackend.linux.command import Command
@@ -23,9 +21,11 @@ from fusebackend.mount.options import MountOptions
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.vfs.mounted_tree import FileSystem
 
-log = logging.getLogger(__name__)
-
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a server."""
+
+LOOK_S = 1.0
+"""Python runs the handler of a signal that came as the main thread began to wait when the wait is over."""
 
 REFUSED = 126
 """The exit code of a command that was not started, as a shell has it."""
@@ -66,8 +66,7 @@ class Unmounted:
         self.options = options
         self._describe = describe
         self._before_end = before_end
-        self._stopped = False
-        self._ends: socket.socket | None = None  # takes bytes that end it: the number of a signal, 0 for `stop`
+        self._ends: queue.SimpleQueue[bool] = queue.SimpleQueue()  # an event would lock out a handler of a signal
         self._started_at = time.time()
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
@@ -76,29 +75,22 @@ class Unmounted:
         Raises:
             OSError: a volume could not be made durable at the end.
         """
-        end, self._ends = socket.socketpair()
-        self._ends.setblocking(False)
-        with end, self._ends, self._signals_to(self._ends):
-            try:
-                self.filesystem.attach(NoKernel())
-                if on_ready is not None:
-                    on_ready()
-                number = 0 if self._stopped else end.recv(1)[0]
-                while number not in (0, *ENDING):  # another signal that has a handler
-                    number = end.recv(1)[0]
-                if number:
-                    log.info("%s: ending", signal.Signals(number).name)
-                self._before_end()
-            finally:
-                self.filesystem.detach()
-                self.filesystem.close()
+        try:
+            self.filesystem.attach(NoKernel())
+            if on_ready is not None:
+                on_ready()
+            is_stopped = False
+            while not is_stopped:
+                with contextlib.suppress(queue.Empty):
+                    is_stopped = self._ends.get(timeout=LOOK_S)
+            self._before_end()
+        finally:
+            self.filesystem.detach()
+            self.filesystem.close()
 
     def stop(self) -> None:
-        """End `run`. Thread-safe, and harmless when it has ended."""
-        self._stopped = True
-        if self._ends is not None:
-            with contextlib.suppress(OSError):  # it has ended, or is told so often enough
-                self._ends.send(b"\0")
+        """End `run`. For any thread and handler of a signal, and harmless when it has ended."""
+        self._ends.put(True)
 
     def status(self) -> dict[str, Any]:
         """Return what `status` shows: as of a mount, and `place` for the mount point, which is None."""
@@ -117,22 +109,6 @@ class Unmounted:
             **self._describe(),
             "counters": {},
         }
-
-    @contextlib.contextmanager
-    def _signals_to(self, ends: socket.socket) -> Iterator[None]:
-        """Have signals end it, in the main thread: the system's handler writes their numbers. One of Python's would run
-        when the thread goes on, which may have just begun to wait."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        wakes = signal.set_wakeup_fd(ends.fileno(), warn_on_full_buffer=False)
-        before = {number: signal.signal(number, lambda number, frame: None) for number in ENDING}
-        try:
-            yield
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
-            signal.set_wakeup_fd(wakes)
 
 
 class NoCommands:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +19,6 @@ from programs import Beside, on_a_terminal, refused, runs
 
 from fusebackend.testing.each import each
 
-COMMAND = [sys.executable, "-m", "fusebackend"]
-ENV = {**os.environ, "PYTHONPATH": str(mounts.ROOT), "NO_COLOR": "1"}
 LIMIT_S = 30.0
 INTERRUPTED, QUIET_END = 130, 128 + signal.SIGPIPE
 
@@ -77,7 +73,7 @@ def test_long_listings_as_ls_prints_them(mnt):
     (mnt / "dir").mkdir()
     (mnt / "c").symlink_to("a")
     os.mkfifo(mnt / "fifo")
-    options = {"env": {**ENV, "LC_ALL": "C"}, "cwd": mnt, "capture_output": True, "check": True, "text": True}
+    options = {"env": {**os.environ, "LC_ALL": "C"}, "cwd": mnt, "capture_output": True, "check": True, "text": True}
     theirs = subprocess.run(["ls", "-lp", "--time-style=+%Y-%m-%d %H:%M"], **options).stdout
     rows = [line.split(maxsplit=1) for line in theirs.splitlines()[1:]]
     ours = [line.split(maxsplit=1) for line in ok("ls", "-l", mnt).decode().splitlines()]
@@ -261,14 +257,3 @@ def test_a_dead_mount_and_one_that_has_ended(serve: Serve):
     ended.stop()
     for words in verbs(ended.path / "file"):
         assert re.match(rf"'{ended.path}/file2?' lies in no mount of fusebackend", refused(*words)), words
-
-
-def test_the_help_is_quick():
-    def seconds() -> float:
-        """Of the processor: others may be busy on it."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([*COMMAND, "--help"], env=ENV, stdout=subprocess.DEVNULL, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(seconds() for _ in range(5)) < 1, "no heavy module is imported: 0.1 s is usual"

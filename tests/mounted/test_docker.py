@@ -63,7 +63,7 @@ def test_a_repository_in_a_container(box, serve):
     box.execute("mkdir /tmp/repo")
     there = serve("memory:", routes={"/box": "docker:box?root=/tmp/repo"}).path / "box"
     git = "git -c user.name=a -c user.email=a@example.com -c core.fsync=none"
-    shell(f"{git} init -q .; echo 2 > 2.txt; {git} add .; {git} commit -qm one", there)
+    shell(f"{git} init -q --template= .; echo 2 > 2.txt; {git} add .; {git} commit -qm one", there)
     assert shell("git status --porcelain; git fsck --strict 2>&1; git log --format=%s", there).split() == ["one"]
     assert box.execute("cat /tmp/repo/2.txt").output == "2\n"
 

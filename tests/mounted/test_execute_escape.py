@@ -623,14 +623,6 @@ def race(place: Path, default: str, actor: str, seconds: float) -> None:
     check(races.race(place / "race", default, actor, seconds))
 
 
-def race_as_plain_user(place: Path, default: str, actor: str, seconds: float) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("this is a plain user already")
-    if races.system_python() is None:
-        pytest.skip("the system has no Python of this version, which other users may run")
-    check(races.as_plain_user(place, default, actor, seconds))
-
-
 @SECONDS
 @pytest.mark.parametrize("default", DEFAULTS)
 @pytest.mark.parametrize("actor", ["verbs", "mount"])
@@ -653,4 +645,8 @@ def test_renames_by_others(place: Path, actor: str, seconds: float) -> None:
 @SECONDS
 @pytest.mark.parametrize("actor", ["mount", "directory"])
 def test_a_server_without_privileges(place: Path, actor: str, seconds: float) -> None:
-    race_as_plain_user(place, "dir:{files}", actor, seconds)
+    if os.geteuid() != 0:
+        pytest.skip("this is a plain user already")
+    if races.system_python() is None:
+        pytest.skip("the system has no Python of this version, which other users may run")
+    check(races.as_plain_user(place, "dir:{files}", actor, seconds))

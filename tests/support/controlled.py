@@ -21,7 +21,6 @@ from unittest import mock
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.control.client.client import Client
 from fusebackend.control.client.client_connection import Connection
-from fusebackend.control.client.waits import Waits
 from fusebackend.control.server.control_server import ControlServer
 from fusebackend.linux.command import Command
 from fusebackend.protocol import ExecuteResponse
@@ -60,8 +59,8 @@ class ClientOf(Client):
         self.server = server
         self._begin(MOUNTPOINT)
 
-    async def _connect(self, waits: Waits) -> Connection:
-        return await Connection.made(waits, self.server.address, self.mountpoint)
+    def _connect(self) -> Connection:
+        return Connection.made(self.server.address, self.mountpoint)
 
 
 @contextlib.contextmanager

@@ -6,10 +6,9 @@ directory, in a process of its own.
         assert (disk / "KEY").read_text() == "x" and os.listdir(disk) == ["key"]
 
 Names are the same if they differ in case or Unicode form alone, or in dots and spaces at the end, which are not stored.
-A name of more than eight letters is found by its first six and `~1` as well. `xattrs=` is what each call for extended
-attributes gives: "ENOTSUP" and "ENOSYS" where a file system has none, "EPERM" where it refuses. `renames_case=False`
-ignores a rename that changes the spelling alone, as vfat on Linux. The kernel caches none of its answers. The process
-ends with its mount, or after `LIMIT_S`.
+A name of more than eight letters is found by its first six and `~1` as well. `lacks=` is what calls for links, nodes
+and extended attributes give: "ENOTSUP", "ENOSYS" or "EPERM". The kernel caches none of its answers. The process ends
+with its mount, or after `LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -75,20 +74,12 @@ def serve(stored: str, point: str, lacks: str) -> None:
 
         return call
 
-    class Folding:
+    class Folding(pyfuse3.Operations):  # type: ignore[misc]
         """Paths by inode number. Nothing is ever forgotten."""
-
-        supports_dot_lookup = True
-        enable_writeback_cache = False
-        enable_acl = False
 
         def __init__(self) -> None:
             self.paths = {pyfuse3.ROOT_INODE: os.fsencode(stored)}
             self.listings: dict[int, list[bytes]] = {}
-
-        def init(self) -> None: ...
-
-        def stacktrace(self) -> None: ...
 
         def at(self, inode: int) -> bytes:
             return self.paths[inode]
@@ -210,10 +201,6 @@ def serve(stored: str, point: str, lacks: str) -> None:
                     if not pyfuse3.readdir_reply(token, name, self.attributes(path), number):
                         return
 
-        async def releasedir(self, handle: int) -> None: ...
-
-        async def fsyncdir(self, handle: int, datasync: bool) -> None: ...
-
         @failing
         def open(self, inode: int, flags: int, context: Any) -> Any:
             return pyfuse3.FileInfo(fh=os.open(self.at(inode), flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)))
@@ -232,17 +219,9 @@ def serve(stored: str, point: str, lacks: str) -> None:
         def write(self, handle: int, offset: int, data: bytes) -> int:
             return os.pwrite(handle, data, offset)
 
-        async def flush(self, handle: int) -> None: ...
-
-        async def fsync(self, handle: int, datasync: bool) -> None: ...
-
         @failing
         def release(self, handle: int) -> None:
             os.close(handle)
-
-        @failing
-        def access(self, inode: int, mode: int, context: Any) -> bool:
-            return True
 
         @failing
         def statfs(self, context: Any) -> Any:
@@ -251,8 +230,6 @@ def serve(stored: str, point: str, lacks: str) -> None:
                 setattr(answer, field, getattr(found, field))
             answer.f_namemax = 255
             return answer
-
-        async def forget(self, inodes: Any) -> None: ...
 
         def _has_them(self) -> None:
             if lacks:

@@ -8,7 +8,6 @@ module is a program: that user needs an interpreter it may execute, and a /dev/f
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,11 +114,11 @@ class Canaries:
         return found
 
 
-def prepare(root: Path, canaries: Path, names: tuple[str, ...]) -> None:
+def prepare(root: Path, canaries: Path, names: Sequence[str]) -> None:
     """Give a root real directories of the system's names, and an `evil-NAME` for each."""
     outside = f"/oldroot{canaries}"
 
-    def links(directory: Path, names: tuple[str, ...]) -> None:
+    def links(directory: Path, names: Sequence[str]) -> None:
         for name in names:
             (directory / name).symlink_to(f"{outside}/{name}")
 
@@ -157,39 +156,7 @@ def system_python() -> str | None:
     return shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/bin")
 
 
-@contextlib.contextmanager
-def by_mount(mountpoint: Path, files: Path | None, names: tuple[str, ...]) -> Iterator[None]:
-    with _program([sys.executable, "-c", SWAPPER, str(mountpoint), *names]):
-        yield
-
-
-@contextlib.contextmanager
-def by_another_user(mountpoint: Path, files: Path | None, names: tuple[str, ...]) -> Iterator[None]:
-    drop = ["setpriv", f"--reuid={PLAIN_UID}", f"--regid={PLAIN_UID}", "--clear-groups", "--"]
-    with _program([*drop, system_python() or "python3", "-c", SWAPPER, str(mountpoint), *names]):
-        yield
-
-
-@contextlib.contextmanager
-def by_the_directory(mountpoint: Path, files: Path | None, names: tuple[str, ...]) -> Iterator[None]:
-    with _program([sys.executable, "-c", SWAPPER, str(files), *names]):
-        yield
-
-
-@contextlib.contextmanager
-def by_verbs(mountpoint: Path, files: Path | None, names: tuple[str, ...]) -> Iterator[None]:
-    with _thread(mountpoint, lambda client: _swap_by_verbs(client, names)):
-        yield
-
-
-@contextlib.contextmanager
-def by_a_command(mountpoint: Path, files: Path | None, names: tuple[str, ...]) -> Iterator[None]:
-    words = f"exec timeout 5 python3 -c {shlex.quote(SWAPPER)} / {' '.join(names)}"
-    with _thread(mountpoint, lambda client: client.execute(words)):
-        yield
-
-
-def _swap_by_verbs(client: Any, names: tuple[str, ...]) -> None:
+def _swap_by_verbs(client: Any, names: Sequence[str]) -> None:
     for name in names:
         for source, target in ((name, f"spare-{name}"), (f"evil-{name}", name), (name, f"evil-{name}"),
                                (f"spare-{name}", name)):  # fmt: skip
@@ -219,20 +186,28 @@ def _thread(mountpoint: Path, once: Callable[[Any], object]) -> Iterator[None]:
     assert not failures, failures
 
 
-ACTORS = {
-    "verbs": by_verbs,
-    "mount": by_mount,
-    "another user": by_another_user,
-    "directory": by_the_directory,
-    "command": by_a_command,
+DROP = ["setpriv", f"--reuid={PLAIN_UID}", f"--regid={PLAIN_UID}", "--clear-groups", "--"]
+
+ACTORS: dict[str, Callable[[Path, Path, Sequence[str]], contextlib.AbstractContextManager[None]]] = {
+    "verbs": lambda mountpoint, _, names: _thread(mountpoint, lambda client: _swap_by_verbs(client, names)),
+    "mount": lambda mountpoint, _, names: _program([sys.executable, "-c", SWAPPER, str(mountpoint), *names]),
+    "another user": lambda mountpoint, _, names: _program(
+        [*DROP, system_python() or "python3", "-c", SWAPPER, str(mountpoint), *names]
+    ),
+    "directory": lambda _, files, names: _program([sys.executable, "-c", SWAPPER, str(files), *names]),
+    "command": lambda mountpoint, _, names: _thread(
+        mountpoint,
+        lambda client: client.execute(f"exec timeout 5 python3 -c {shlex.quote(SWAPPER)} / {' '.join(names)}"),
+    ),
 }
+"""Each swaps names for the length of a block, given the mount point, the directory of the files, and the names."""
 
 
 # -- the race ----------------------------------------------------------------------------------------------------------
 
 
 def race(
-    place: Path, default: str, actor: str, seconds: float, names: tuple[str, ...] = NAMES, *, clients: int = 2
+    place: Path, default: str, actor: str, seconds: float, names: Sequence[str] = NAMES, *, clients: int = 2
 ) -> Outcome:
     """Start commands for some seconds while an actor swaps names.
 
@@ -277,7 +252,7 @@ def race(
     return outcome
 
 
-def as_plain_user(place: Path, default: str, actor: str, seconds: float, names: tuple[str, ...] = NAMES) -> Outcome:
+def as_plain_user(place: Path, default: str, actor: str, seconds: float, names: Sequence[str] = NAMES) -> Outcome:
     """Run `race` with a server of a plain user, in a mount namespace with a /dev/fuse for all. Needs root."""
     place.chmod(0o755)
     mine = place / "plain"
@@ -290,10 +265,9 @@ def as_plain_user(place: Path, default: str, actor: str, seconds: float, names: 
     tests = mounts.ROOT / "tests"
     module_path = os.pathsep.join(map(str, [mounts.ROOT, tests / "support", tests, packages]))
     inside = [
-        "setpriv", f"--reuid={PLAIN_UID}", f"--regid={PLAIN_UID}", "--clear-groups", "--",
-        "env", "-i", f"PATH={os.environ['PATH']}", f"PYTHONPATH={module_path}", f"HOME={mine}",
-        f"TMPDIR={mine}",
-        str(system_python()), "-B", str(Path(__file__)), str(mine / "race"), default, actor, str(seconds), *names,
+        *DROP, "env", "-i", f"PATH={os.environ['PATH']}", f"PYTHONPATH={module_path}", f"HOME={mine}",
+        f"TMPDIR={mine}", str(system_python()), "-B", str(Path(__file__)),
+        json.dumps([str(mine / "race"), default, actor, seconds, list(names)]),
     ]  # fmt: skip
     script = f"mount --bind {shlex.quote(str(node))} /dev/fuse && exec {shlex.join(inside)}"
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
@@ -301,18 +275,7 @@ def as_plain_user(place: Path, default: str, actor: str, seconds: float, names: 
     return Outcome(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Race renames against the start of commands.")
-    parser.add_argument("place", type=Path)
-    parser.add_argument("default")
-    parser.add_argument("actor", choices=ACTORS)
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("names", nargs="*", default=NAMES)
-    asked = parser.parse_args()
-    asked.place.mkdir()
-    outcome = race(asked.place, asked.default, asked.actor, asked.seconds, tuple(asked.names))
-    print(json.dumps(asdict(outcome)))
-
-
 if __name__ == "__main__":
-    main()
+    place, *asked = json.loads(sys.argv[1])
+    os.mkdir(place)
+    print(json.dumps(asdict(race(Path(place), *asked))))

@@ -24,14 +24,11 @@ arrives within milliseconds, and caches above need not expire. When the connecti
 invalidates everything, and once more when it is back. Watchers are then told of the rows after the position, unless the
 server was restarted.
 
-A payload is words of ASCII with spaces between, whatever the encoding of the database:
+A payload is JSON, of ASCII whatever the encoding of the database: a list of [node, parent, name] with names in base64.
 
-    CHANGE CHANGE …        a change is NODE/PARENT/NAME, each of which may be empty
-    17//                   the data or the attributes of node 17
-    17/1/notes%20old       the same, and the name `notes old` in directory 1
-    //                     anything
-
-Names are bytes, quoted as in URLs.
+    [[17, null, null]]         the data or the attributes of node 17
+    [[17, 1, "bm90ZXM="]]      the same, and the name `notes` in directory 1
+    [[null, null, null]]       anything
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fusebackend.backends.postgres import lease
 from fusebackend.backends.postgres.lease import Lease
@@ -59,7 +55,6 @@ from fusebackend.protocol import Change
 
 if TYPE_CHECKING:
     from psycopg import Connection
-    from psycopg.pq.abc import PGresult
 
 log = logging.getLogger(__name__)
 
@@ -139,44 +134,40 @@ FROM counted WHERE volume = %s::int RETURNING more
 """
 """While `floor` is ahead of `done`, rows may be left that it says are gone."""
 
-_PREPARE: Final = (
-    # The rows after a position: %1 volume, %2 the position's xmax, %3 what was running, %4 the own session. Numbers
-    # from the next one on are of another server, whose tables were restored here.
-    f"""
-PREPARE fusebackend_look (integer, xid8, xid8[], integer) AS
-SELECT pg_current_snapshot()::text, k.floor::text, c.payload, extract(epoch FROM clock_timestamp() - c.at)
+_LOOK: Final = f"""
+SELECT pg_current_snapshot()::text, k.floor::text, c.payload,
+    extract(epoch FROM clock_timestamp() - c.at)::float8
 FROM (VALUES (1)) one
-LEFT JOIN fusebackend.change_kept k ON k.volume = $1
+LEFT JOIN fusebackend.change_kept k ON k.volume = %s::int
 LEFT JOIN LATERAL (
-    (SELECT payload, at FROM fusebackend.change WHERE volume = $1 AND xid >= $2
-        AND xid < pg_snapshot_xmax(pg_current_snapshot()) AND session <> $4 LIMIT {MAX_ROWS + 1})
+    (SELECT payload, at FROM fusebackend.change WHERE volume = %s::int AND xid >= %s::text::xid8
+        AND xid < pg_snapshot_xmax(pg_current_snapshot()) AND session <> %s::int LIMIT {MAX_ROWS + 1})
     UNION ALL
-    (SELECT payload, at FROM fusebackend.change WHERE volume = $1 AND xid = ANY($3) AND session <> $4)
+    (SELECT payload, at FROM fusebackend.change WHERE volume = %s::int AND xid = ANY(%s::text[]::xid8[])
+        AND session <> %s::int)
 ) c ON true
-""",
-    # %1 volume, %2 the own session, %3 the channel, %4 for how many milliseconds all read by themselves. A NOTIFY takes
-    # less than 8,000 bytes, so a snapshot that is too long is not sent.
-    """
-PREPARE fusebackend_tell (integer, integer, text, integer) AS
-SELECT others, seen <> '', CASE WHEN others > 0 THEN pg_notify($3,
-    CASE WHEN seen <> '' AND $4 > 0 THEN 'busy ' || $2 || ' ' || $4 ELSE 'wake ' || $2 END || seen)::text END
-FROM (
-    SELECT count(*) AS others FROM fusebackend.session WHERE volume = $1 AND id <> $2
+"""
+"""The rows after a position. Numbers from the next one on are of another server, whose tables were restored here."""
+_TELL: Final = """
+SELECT others, seen <> '', CASE WHEN others > 0 THEN pg_notify(%s::text,
+    CASE WHEN seen <> '' AND for_ms > 0 THEN 'busy ' || own || ' ' || for_ms ELSE 'wake ' || own END || seen)::text END
+FROM (VALUES (%s::int, %s::int)) asked (own, for_ms), LATERAL (
+    SELECT count(*) AS others FROM fusebackend.session WHERE volume = %s::int AND id <> own
 ) sessions, LATERAL (
     SELECT CASE WHEN others > 1 AND length(now) < 4000 THEN ' ' || now ELSE '' END AS seen
     FROM (SELECT pg_current_snapshot()::text AS now) snapshot
 ) snapshots
-""",
-    """
-PREPARE fusebackend_server (integer, integer) AS
+"""
+"""`for_ms`: for how long all hosts read by themselves. A NOTIFY takes less than 8,000 bytes, so a snapshot that is too
+long is not sent."""
+_SERVER: Final = """
 SELECT k.incarnation || ' ' || pg_postmaster_start_time(),
-    count(s.id), count(*) FILTER (WHERE s.id < $2 AND s.missing_since IS NULL),
-    EXISTS (SELECT FROM fusebackend.nameless n WHERE n.volume = $1)
-FROM fusebackend.change_kept k LEFT JOIN fusebackend.session s ON s.volume = $1 AND s.id <> $2 WHERE k.volume = $1
-GROUP BY k.incarnation
-""",
-    *lease.PREPARE,
-)
+    count(s.id), count(*) FILTER (WHERE s.id < %s::int AND s.missing_since IS NULL),
+    EXISTS (SELECT FROM fusebackend.nameless n WHERE n.volume = k.volume)
+FROM fusebackend.change_kept k LEFT JOIN fusebackend.session s ON s.volume = k.volume AND s.id <> %s::int
+WHERE k.volume = %s::int
+GROUP BY k.volume, k.incarnation
+"""
 
 
 def channel(volume_id: int) -> str:
@@ -198,32 +189,24 @@ def row(volume_id: int, session: int, payload: str) -> Statement:
 
 def encode(changes: Sequence[Change]) -> str:
     """The payload of these changes, in their order and without repetitions; empty for none."""
-    payload = " ".join(dict.fromkeys(_word(change) for change in changes))
-    return payload if len(payload) <= PAYLOAD_BYTES else _word(Change())
+    import msgspec
+
+    told = list(dict.fromkeys((change.node, change.parent, change.name) for change in changes))
+    payload = msgspec.json.encode(told).decode() if told else ""
+    return payload if len(payload) <= PAYLOAD_BYTES else encode([Change()])
 
 
 def decode(payloads: Iterable[str]) -> list[Change]:
     """The changes of payloads, in their order and without repetitions. One that is not from `encode` is anything."""
-    words: dict[str, None] = {}
+    import msgspec
+
+    told: dict[_Told, None] = {}
     for payload in payloads:
-        words.update(dict.fromkeys(payload.split(" ")))
-    try:
-        return [_change(word) for word in words]
-    except ValueError:
-        return [Change()]
-
-
-def _word(change: Change) -> str:
-    node, parent = ("" if number is None else str(number) for number in (change.node, change.parent))
-    return f"{node}/{parent}/{quote_from_bytes(change.name or b'', safe='')}"
-
-
-def _change(word: str) -> Change:
-    if len(word) > 2 and word.endswith("//"):  # most are a node
-        return Change(int(word[:-2]))
-    node, parent, name = word.split("/")
-    quoted = unquote_to_bytes(name) if "%" in name else name.encode()
-    return Change(int(node) if node else None, int(parent) if parent else None, quoted or None)
+        try:
+            told.update(dict.fromkeys(msgspec.json.decode(payload, type=list[_Told])))
+        except msgspec.DecodeError:
+            told[None, None, None] = None
+    return [Change(*each) for each in told]
 
 
 def _tell_ages(on_delay: Callable[[float], None], read_at: float, ages_s: Sequence[float]) -> None:
@@ -232,6 +215,9 @@ def _tell_ages(on_delay: Callable[[float], None], read_at: float, ages_s: Sequen
     for age_s in ages_s:
         on_delay(max(0.0, age_s) + waited_s)
 
+
+_Told: TypeAlias = tuple[int | None, int | None, bytes | None]
+"""The node, directory and name of a `Change`."""
 
 _Published: TypeAlias = bool | Sequence[Change] | Callable[[], object]
 """Whether there is a feed, changes, or what is to be called after those before it."""
@@ -301,7 +287,6 @@ class VolumeFeed:
         settings = {"enable_seqscan": "off", "plan_cache_mode": "force_generic_plan"}
         plans = [("SELECT set_config(%s, %s, false)", setting) for setting in settings.items()]
         send(connection, [*plans, keep_changes(self._volume)])
-        send(connection, [(statement, ()) for statement in _PREPARE])
         self._is_back = True
 
     def start(
@@ -313,12 +298,8 @@ class VolumeFeed:
             changed: is called with the changes of other sessions.
             became: is called with whether there is a feed, before `changed`, when the connection is lost or back.
         """
-
-        def ask(name: bytes, parameters: Sequence[bytes]) -> PGresult:
-            return connection.pgconn.exec_prepared(name, parameters)
-
         self._server, self._position = "", NOTHING
-        self._return(ask)
+        self._return(lambda statement: send(connection, [statement])[0])
         arguments = [changed, became]
         self._publisher = threading.Thread(target=self._work, args=arguments, name="fusebackend-changes", daemon=True)
         self._publisher.start()
@@ -443,9 +424,8 @@ class VolumeFeed:
         sent_at, pause_s = time.monotonic(), self._pause_s
         is_busy = sent_at < max(self._told_at, self._told_until) + SOON * pause_s
         for_ms = round(READS * pause_s * 1000) if is_busy else 0
-        words = (str(self._volume), str(self.session), channel(self._volume), str(for_ms))
         try:
-            result = ask(b"fusebackend_tell", [word.encode() for word in words])
+            ((others, is_seen, _),) = ask((_TELL, (channel(self._volume), self.session, for_ms, self._volume)))
         except BaseException:
             with self._guard:  # the next connection tells
                 self._pending |= pending
@@ -453,8 +433,8 @@ class VolumeFeed:
             raise
         self._told_at = time.monotonic()
         self._busy_until = self._told_at + 2 * KEEP_S
-        self._others = int(result.get_value(0, 0) or 0)
-        if result.get_value(0, 1) == b"t":  # others may drop their wake-ups
+        self._others = others
+        if is_seen:  # others may drop their wake-ups
             self._called = True
             if for_ms:
                 self._read_by_themselves(for_ms / 1000 - (self._told_at - sent_at))
@@ -463,23 +443,22 @@ class VolumeFeed:
         """Read the rows after the position, publish them and move it."""
         called, self._called = self._called or time.monotonic() < self._told_until, False
         before = self._position
-        running = "{" + ",".join(map(str, before.running)) + "}"
+        running = [str(xid) for xid in before.running]
         after = before.xmax if before is not NOTHING else NO_XID
-        words = (str(self._volume), str(after), running, str(self.session))
+        volume, own = self._volume, self.session
         sent_at = lease.now_s()
-        result = ask(b"fusebackend_look", [word.encode() for word in words])
+        rows = ask((_LOOK, (volume, volume, str(after), own, volume, running, own)))
         self._looked_at = time.monotonic()
         self.lease.answered(sent_at)
         self._answered_at = sent_at
-        now = PgSnapshot.parse((result.get_value(0, 0) or b"").decode())
-        floor = (result.get_value(0, 1) or b"").decode()
+        now, floor = PgSnapshot.parse(rows[0][0]), rows[0][1] or ""
         self._position = now
         if before is NOTHING:
             return
         if not self._past or self._looked_at - self._past[-1][0] >= KEEP_S / 4:
             self._past.append((self._looked_at, now))
-        found = [payload for number in range(result.ntuples) if (payload := result.get_value(number, 2)) is not None]
-        payloads = [payload.decode() for payload in found]
+        found = [(payload, age_s) for _, _, payload, age_s in rows if payload is not None]
+        payloads = [payload for payload, _ in found]
         if floor != self._floor:
             self._floor = floor
             if not before.covers(PgSnapshot.parse(floor)):
@@ -490,26 +469,22 @@ class VolumeFeed:
         elif payloads:
             self._publish(decode(payloads))
         if payloads and self.on_delay is not None:
-            ages = [result.get_value(number, 3) for number in range(result.ntuples)]
-            ages_s = [float(age) for age in ages if age is not None]
-            self._put(partial(_tell_ages, self.on_delay, self._looked_at, ages_s))
+            self._put(partial(_tell_ages, self.on_delay, self._looked_at, [age_s for _, age_s in found]))
         if payloads and not called and self._watches:
             self.announce()
 
     def _survey(self, ask: Ask) -> str:
         """Count the sessions of this volume. Returns the name of the server."""
-        result = ask(b"fusebackend_server", [str(self._volume).encode(), str(self.session).encode()])
+        ((server, self._others, before, is_nameless),) = ask((_SERVER, (self.session, self.session, self._volume)))
         self._surveyed_at = time.monotonic()
-        server, *counts, nameless = ((result.get_value(0, column) or b"").decode() for column in range(4))
-        self._others, before = map(int, counts)
         if self._others:  # that has not said hello yet: the lock must not be given back before the lease has ended
             self.lease.end()
         else:
             self.lease.is_alone = True
         self.leads = before < WATCHERS
         self._watches = bool(self._others) and self.leads
-        self.has_duties = self._watches or nameless == "t"
-        return server
+        self.has_duties = self._watches or is_nameless
+        return str(server)
 
     def _return(self, ask: Ask) -> None:
         """Read on with a new connection, and invalidate everything, after which the mount follows the feed again.

@@ -24,7 +24,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from fusebackend.backends.postgres.statements import FIELDS, StoredInode
-from fusebackend.base.recent import Recent
 from fusebackend.databases.pipeline import Rows
 from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.damage import is_in_range
@@ -81,7 +80,6 @@ class KnownInodes:
         self._changes: dict[int, int] = {}  # when a node last changed; all others did at `_floor` or before
         self._floor = 0
         self._sent: dict[int, int] = {}  # versions of bytes that the kernel has been given
-        self._ends: Recent[int, tuple[bytes, int]] = Recent(MAX_INODES)  # the last name of a directory, and since when
         self._aged: dict[int, StoredInode] = {}  # rows of directories that others have changed since
 
     @property
@@ -127,13 +125,11 @@ class KnownInodes:
 
     def ends(self, directory: int, name: bytes) -> bool:
         """Whether no name of a directory comes after this one."""
-        last, moment = self._ends.get(directory, (b"", -1))
-        return last == name and self._changed_at(directory) <= moment
-
-    def ended(self, moment: int, directory: int, name: bytes) -> None:
-        """A listing has ended with this name."""
         with self._lock:
-            self._ends[directory] = name, moment
+            known = self._names.get(directory)
+            if known is None or not known.is_whole:
+                return False
+            return not any(other > name and node is not None for other, node in known.names.items())
 
     def found(self, moment: int, inode: StoredInode, data: bytes | None = None) -> None:
         """A row was read, and perhaps all bytes of the file."""

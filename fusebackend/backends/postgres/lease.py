@@ -53,17 +53,13 @@ def now_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-PREPARE: Final = (
-    f"PREPARE fusebackend_lease (integer) AS SELECT pg_try_advisory_lock({LEASE_LOCK}, $1)",
-    # A question of its own: it sees the rows of all sessions that have had the lock before.
-    f"""
-PREPARE fusebackend_alone (integer, integer) AS
-SELECT pg_try_advisory_xact_lock({CHANGE_LOCK}, $1)
-    AND NOT EXISTS (SELECT FROM fusebackend.session WHERE volume = $1 AND id <> $2)
-""",
-    f"PREPARE fusebackend_unlease (integer) AS SELECT pg_advisory_unlock({LEASE_LOCK}, $1)",
-)
-"""Statements of the session's connection."""
+_TAKE: Final = f"SELECT pg_try_advisory_lock({LEASE_LOCK}, %s::int)"
+_IS_ALONE: Final = f"""
+SELECT pg_try_advisory_xact_lock({CHANGE_LOCK}, %s::int)
+    AND NOT EXISTS (SELECT FROM fusebackend.session WHERE volume = %s::int AND id <> %s::int)
+"""
+"""A question of its own: it sees the rows of all sessions that have had the lock before."""
+_GIVE_BACK: Final = f"SELECT pg_advisory_unlock({LEASE_LOCK}, %s::int)"
 
 
 class Lease:
@@ -83,7 +79,7 @@ class Lease:
         self._wake = wake
         self._is_quiet = is_quiet
         self._asked_at = 0.0
-        self._volume = str(volume).encode()
+        self._volume = volume
         self._since = NEVER  # it begins
         self._until = 0.0  # … and ends, unless a question is answered
         self._wished_at = 0.0
@@ -129,11 +125,10 @@ class Lease:
         if self._has_lock or not self.is_alone or now >= self._wished_at + 2 * TRY_S or now < self._tried_at + TRY_S:
             return False
         self._tried_at, doubts = now, self._doubts
-        if ask(b"fusebackend_lease", [self._volume]).get_value(0, 0) != b"t":
+        if ask((_TAKE, (self._volume,))) != [(True,)]:
             return False
         self._has_lock = True
-        is_alone = ask(b"fusebackend_alone", [self._volume, str(session).encode()]).get_value(0, 0) == b"t"
-        if not is_alone:
+        if ask((_IS_ALONE, (self._volume, self._volume, session))) != [(True,)]:
             self.give_back(ask)
             return False
         self.drops, self._doubted = doubts != self._doubted, doubts
@@ -164,4 +159,4 @@ class Lease:
         """Let another session begin. After `end`, or before it has begun."""
         if self._has_lock:
             self._has_lock = False
-            ask(b"fusebackend_unlease", [self._volume])
+            ask((_GIVE_BACK, (self._volume,)))

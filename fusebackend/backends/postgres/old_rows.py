@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fusebackend.backends.postgres.schema import PRUNE_LOCK
 from fusebackend.backends.postgres.statements import ALWAYS, COLUMNS, columns_of, keyed
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, send
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -36,19 +36,11 @@ class Newest:
     A connection that has read the number reads it again when a count has changed, which every snapshot that is taken or
     deleted in the database raises: the lock's statement returns the count with next to no cost. It is a sequence, so a
     crash of the server may set it back, as may a snapshot that was lost in it; no connection outlives that.
-
-    Attributes:
-        ask: the statement that returns the number, for a transaction that has the lock.
     """
 
     def __init__(self, volume: int) -> None:
-        self.ask: Statement = "SELECT newest FROM fusebackend.volume WHERE id = %s", (volume,)
+        self._ask: Statement = "SELECT newest FROM fusebackend.volume WHERE id = %s", (volume,)
         self._known: weakref.WeakKeyDictionary[Connection[Any], tuple[int | None, int]] = weakref.WeakKeyDictionary()
-
-    def known(self, connection: Connection[Any], count: int | None) -> int | None:
-        """Return the number if the lock of the transaction has returned the count that it was read with, else None."""
-        known = self._known.get(connection)
-        return known[1] if known is not None and known[0] == count else None
 
     def likely(self, connection: Connection[Any]) -> tuple[int | None, int] | None:
         """The last count that a connection has seen, and the number; None for none.
@@ -57,22 +49,13 @@ class Newest:
         """
         return self._known.get(connection)
 
-    def note(self, connection: Connection[Any], count: int | None, newest: int) -> None:
-        """It has been asked for."""
-        self._known[connection] = count, newest
-
     def of(self, connection: Connection[Any], count: int | None) -> int:
-        """The number, asked for where it is not known."""
-        found = self.known(connection, count)
-        if found is None:
-            found = self.answer(send(connection, [self.ask])[0])
-            self.note(connection, count, found)
-        return found
-
-    @staticmethod
-    def answer(rows: Rows) -> int:
-        """The number in the answer to `ask`, which has been sent with other statements."""
-        return int(rows[0][0]) if rows else 0
+        """The number, for a transaction whose lock has returned this count. Asked for where it is not known."""
+        known = self._known.get(connection)
+        if known is None or known[0] != count:
+            (rows,) = send(connection, [self._ask])
+            known = self._known[connection] = count, int(rows[0][0]) if rows else 0
+        return known[1]
 
 
 # -- keeping: before the rows are changed, in the same transaction -------------------------------------------------

@@ -412,15 +412,11 @@ class Transaction:
         self._count = rows[0][1]
 
     def _look_for_newest(self) -> None:
-        known = self._snapshots.known(self.connection, self._count)
-        if known is not None:
-            self._newest = known
-            return
-        self._send([(self._snapshots.ask, self._take_newest)])
-        self._snapshots.note(self.connection, self._count, self._newest)
-
-    def _take_newest(self, rows: Rows) -> None:
-        self._newest = self._snapshots.answer(rows)
+        try:
+            self._newest = self._snapshots.of(self.connection, self._count)
+        except BaseException as error:
+            self._failure = error
+            raise
 
     def _take_inodes(self, rows: Rows) -> None:
         for row in rows:

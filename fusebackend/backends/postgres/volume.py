@@ -287,8 +287,6 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             if node not in self._accesses:
                 self._note_access(Attr(node, mode, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns))
         named = [(row[6], row[7:]) for row in rows if row[6] is not None]
-        if is_told and 0 < len(named) < limit:
-            self._known.ended(moment, node, named[-1][0])
         sound = [(name, row) for name, row in named if self._is_entry(node, name, row)]
         listed = [(name, StoredInode.of(row)) for name, row in sound]
         self._bare.listed(inode.node for _, inode in listed)

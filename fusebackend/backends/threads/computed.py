@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import errno
 import stat
-import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, NamedTuple
 
 from fusebackend.backends.threads.nodes import (
+    FILE_MODE,
+    ChangingFile,
     DirectoryNode,
     FileNode,
     Node,
     Nodes,
-    TextFile,
     TreeDifference,
     names_after,
 )
@@ -28,7 +28,6 @@ from fusebackend.protocol import BLOCK_BYTES
 QUICK_BYTES: Final = 32 << 10
 """Making a longer document takes over a millisecond, which other routes would wait for."""
 
-FILE_MODE = stat.S_IFREG | 0o444
 LINK_MODE = stat.S_IFLNK | 0o777
 
 
@@ -41,21 +40,23 @@ class Look(NamedTuple):
     """In the database, that it stands for."""
 
 
-class Document(FileNode):
+class Document(ChangingFile):
     """A file whose bytes are made when they are needed, and kept while it is open.
 
     Args:
         look: gives the attributes, without making the bytes.
         make: makes the bytes. Damaged and OSError reach the caller.
+        grows: by whole parts at its end alone: its handles share the page cache.
         repeats: see `Node`.
     """
 
-    __slots__ = ("_is_open", "_look", "_make", "repeats")
+    __slots__ = ("_grows", "_is_open", "_look", "_make", "repeats")
 
     def __init__(
-        self, nodes: Nodes, look: Callable[[], Look], make: Callable[[], bytes], *, repeats: bool = False
+        self, nodes: Nodes, look: Callable[[], Look], make: Callable[[], bytes], *, grows: bool, repeats: bool
     ) -> None:
-        super().__init__(nodes, FILE_MODE)
+        super().__init__(nodes)
+        self._grows = grows
         self.repeats = repeats
         self._look = look
         self._make = make
@@ -75,9 +76,12 @@ class Document(FileNode):
             self._data = data
         return data
 
-    def load(self) -> None:
+    def opened(self) -> FileNode:
         if self.size > QUICK_BYTES:
             will_wait()
+        return self if self._grows else super().opened()
+
+    def load(self) -> None:
         super().load()
         self._is_open = True
 
@@ -86,7 +90,7 @@ class Document(FileNode):
         self._is_open = False
 
     def expire(self) -> None:
-        """Make the bytes anew: what they are made of has changed."""
+        super().expire()
         self._data = None
 
 
@@ -124,36 +128,6 @@ class Fixed(FileNode):
         if len(self.data()) != self.size:
             self.unload()
             raise oserror(errno.ESTALE)
-
-
-class Rewritten(Document):
-    """A document that is made anew as a whole: each open handle reads the bytes of one moment, past the page cache.
-
-    The kernel reads as far as the size that it knows, so a `state.json` that grew just before `open` ended inside
-    a value: 3 of 500 opens beside a writer.
-    """
-
-    __slots__ = ("_latest", "_nodes")
-
-    def __init__(
-        self, nodes: Nodes, look: Callable[[], Look], make: Callable[[], bytes], *, repeats: bool = False
-    ) -> None:
-        super().__init__(nodes, look, make, repeats=repeats)
-        self._nodes = nodes
-        self._latest: weakref.ref[TextFile] | None = None
-
-    def opened(self) -> FileNode:
-        latest = self._latest() if self._latest is not None else None
-        if latest is None:
-            if self.size > QUICK_BYTES:
-                will_wait()
-            latest = TextFile(self._nodes, self._make(), self.mtime_ns)
-            self._latest = weakref.ref(latest)
-        return latest
-
-    def expire(self) -> None:
-        super().expire()
-        self._latest = None
 
 
 class Link(Node):

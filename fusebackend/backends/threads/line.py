@@ -37,7 +37,6 @@ from fusebackend.backends.threads.computed import (
     Link,
     Look,
     Names,
-    Rewritten,
 )
 from fusebackend.backends.threads.conversation import BLOBS, files_of
 from fusebackend.backends.threads.database.rows import Damaged, time_ns_of
@@ -46,8 +45,8 @@ from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.message_index import MessageIndex, RecentFiles, Said
 from fusebackend.backends.threads.nodes import (
-    FILE_MODE,
     UNTOLD,
+    ChangingFile,
     DirectoryNode,
     FileNode,
     Node,
@@ -257,10 +256,10 @@ class Line:
 
     def _document(
         self,
-        kind: type[Document],
         size: Callable[[], int],
         make: Callable[[], bytes],
         *,
+        grows: bool = False,
         repeats: bool = False,
         stored_bytes: Callable[[], int] = lambda: 0,
     ) -> Document:
@@ -274,26 +273,23 @@ class Line:
                 measured = self.version, Look(size(), self.time_ns, stored_bytes())
             return measured[1]
 
-        return kind(self.nodes, look, make, repeats=repeats)
+        return Document(self.nodes, look, make, grows=grows, repeats=repeats)
 
     def _all_documents(self) -> dict[bytes, Document]:
         made: dict[bytes, Document] = {
-            MESSAGES_JSONL: self._document(Document, self._messages_bytes, self._messages_now),
-            STATE: self._document(Rewritten, self._state_bytes, self._state_now),
-            README: self._page(Rewritten, lambda index: len(self._readme(index)), self._readme),
-            CHECKPOINTS: self._page(
-                Document, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv
-            ),
+            MESSAGES_JSONL: self._document(self._messages_bytes, self._messages_now, grows=True),
+            STATE: self._document(self._state_bytes, self._state_now),
+            README: self._page(self._readme),
+            CHECKPOINTS: self._page(overview.checkpoints_tsv, grows=True),
             TRANSCRIPT: self._document(
-                Document,
                 lambda: self._transcript_bytes(self.talk()),
                 lambda: self._transcript(self.talk()),
+                grows=True,
                 repeats=True,
             ),
         }
         if not self.lineage.place.namespace:
             made[SPACE] = self._document(
-                Rewritten,
                 lambda: len(self._space_now().tsv),
                 lambda: self._space_now().tsv,
                 repeats=True,
@@ -301,10 +297,11 @@ class Line:
             )
         return made
 
-    def _page(
-        self, kind: type[Document], size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]
-    ) -> Document:
-        return self._document(kind, lambda: size(self.index()), lambda: make(self.index()), repeats=True)
+    def _page(self, make: Callable[[LineIndex], bytes], *, grows: bool = False) -> Document:
+        def page() -> bytes:
+            return make(self.index())
+
+        return self._document(lambda: len(page()), page, grows=grows, repeats=True)
 
     def _messages_bytes(self) -> int:
         """Only the newest checkpoint is read where nothing else has needed the index."""
@@ -626,83 +623,36 @@ class Checkpoint(FilesDirectory):
         return {b"user.fusebackend.checkpoint": self.checkpoint.encode("utf-8", "surrogateescape")}
 
 
-class HeadFile(FileNode):
-    """A file as of now: its contents change, but for those of a handle (`OpenHeadFile`)."""
+class HeadFile(ChangingFile):
+    """A file as of now."""
 
-    __slots__ = ("_latest", "_line", "_nodes", "record")
+    __slots__ = ("_line", "record")
 
     def __init__(self, nodes: Nodes, line: Line, record: Record) -> None:
-        super().__init__(nodes, FILE_MODE)
-        self._nodes = nodes
+        super().__init__(nodes)
         self._line = line
-        self._latest: weakref.ref[OpenHeadFile] | None = None
         self.record = record
-        self._show(record)
+        self._show()
 
     def settle(self) -> HeadFile:
         self._line.fresh()
         return self
 
-    def opened(self) -> FileNode:
-        latest = self._latest() if self._latest is not None else None
-        if latest is None:
-            latest = OpenHeadFile(self._nodes, self)
-            self._latest = weakref.ref(latest)
-        return latest
-
     def become(self, record: Record) -> None:
-        self._show(record)
-        self.ctime_ns = now_ns()  # its own times may be those of the version before
         self.record = record
-        self._latest = None
+        self._show()
+        self.ctime_ns = now_ns()  # its own times may be those of the version before
+        self.expire()
 
-    def _show(self, record: Record) -> None:
-        self.date(record.mtime_ns)
-        self.resize(record.size)
+    def _show(self) -> None:
+        self.date(self.record.mtime_ns)
+        self.resize(self.record.size)
 
     def _bytes(self) -> bytes:
         return self.record.data()
 
     def xattrs(self) -> dict[bytes, bytes]:
         return self.record.xattrs()
-
-
-class OpenHeadFile(FileNode):
-    """A head's file for the handles opened between two of its changes: one version, read past the page cache.
-
-    A program reads until it gets nothing, so a file that was `8` at the first read(2) and `11` at the second read as
-    `81`. A version that begins with all that this one has takes its place, for `tail -f`.
-    """
-
-    __slots__ = ("_file", "_record", "_seen")
-
-    def __init__(self, nodes: Nodes, file: HeadFile) -> None:
-        """EIO as `Record.data`."""
-        super().__init__(nodes, FILE_MODE)
-        self._file = file
-        self._record = file.record
-        self._seen = file.record.data()
-        self._show()
-
-    def settle(self) -> OpenHeadFile:
-        self.data()
-        return self
-
-    def data(self) -> bytes:
-        latest = self._file.record
-        if latest is not self._record:
-            self._record = latest
-            data = latest.data() if latest.error is None else b""
-            if data.startswith(self._seen):
-                self._seen = data
-                self._show()
-        return self._seen
-
-    _bytes = data
-
-    def _show(self) -> None:
-        self.date(self._record.mtime_ns)
-        self.resize(len(self._seen))
 
 
 class Head(FilesDirectory):

@@ -8,9 +8,9 @@ checkpoint, once for all of its channels.
 
 from __future__ import annotations
 
-import contextlib
+import bisect
 from collections import Counter
-from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads.database.activity import Standing, standing
@@ -81,15 +81,21 @@ MOST_AHEAD: Final = 32
 
 class ChannelHistory:
     """One channel in one line: its value at each checkpoint. A checkpoint that is read after the one before it is read
-    together with the next ones, twice as many each time."""
+    together with the next ones, twice as many each time. So is an ancestor with those before it, which are its own
+    ancestors, but in a thread with forks.
 
-    def __init__(self, database: Database, place: Place, channel: Channel) -> None:
+    Args:
+        order: gives the ids of the line's checkpoints, sorted.
+    """
+
+    def __init__(self, database: Database, place: Place, channel: Channel, order: Callable[[], list[str]]) -> None:
         self.channel = channel
+        self._order = order
         self.missing: dict[str, str] = {}
         """Deleted checkpoints, by the ids of those whose values were read and follow from them."""
         self._database = database
         self._place = place
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, Link | Damaged] = {}
         self._writes: dict[str, list[Write]] = {}
         self._before: Recent[str, Mapping[str, Any]] = Recent(REMEMBERED)  # values without the writes to a checkpoint
         self._next: str | None = None  # the next one, in order …
@@ -122,19 +128,21 @@ class ChannelHistory:
         self._links = {saved.id: link}  # only this one: each may hold a megabyte
         self._writes[saved.id] = [write for write in writes if write.channel == self.channel.name]
 
-    def expect(self, checkpoint: str, order: Sequence[str], index: int) -> None:
-        """This checkpoint, at this place in the order, is read next."""
+    def expect(self, checkpoint: str) -> None:
+        """This checkpoint is read next."""
+        order = self._order()
+        after = bisect.bisect_right(order, checkpoint)
         if checkpoint not in self._links:
             self._ahead = min(self._ahead * 2, MOST_AHEAD) if checkpoint == self._next else 1
             self._links.clear()
             self._writes.clear()
             if self._ahead > 1:
-                self.read(order[index : index + self._ahead])
-        self._next = order[index + 1] if index + 1 < len(order) else None
+                self.read([checkpoint, *order[after : after + self._ahead - 1]])
+        self._next = order[after] if after < len(order) else None
 
     def read(self, checkpoints: Sequence[str]) -> None:
         """Read these together, in place of what was read before."""
-        self._links = {link.id: link for link in self._database.links(self._place, checkpoints, self.channel.name)}
+        self._links = self._database.links(self._place, checkpoints, self.channel.name)
         written = self._database.writes(self._place, checkpoints, self.channel.name)
         self._writes = {checkpoint: written.get(checkpoint, []) for checkpoint in checkpoints}
 
@@ -170,7 +178,7 @@ class ChannelHistory:
         """The value at a checkpoint, without the writes to it."""
         known = self._before
         at_hand = self._links.get(checkpoint)
-        if at_hand is not None and (following := self._following(at_hand)) is not None:
+        if isinstance(at_hand, Link) and (following := self._following(at_hand)) is not None:
             known[checkpoint] = following
             return following
         value: Mapping[str, Any] = {}
@@ -178,22 +186,21 @@ class ChannelHistory:
         missing: str | None = None
         chain: list[str] = []  # those that follow from it, newest first
         written: list[str] = []  # of these, those to which the channel is known
-        with contextlib.closing(self._ancestry(checkpoint)) as links:
-            for link in links:
-                missing = link.parent
-                if link.stored is not NOTHING:
-                    start, value = link.id, self.channel.whole(link.stored)
-                    known[start], missing = value, None
-                    break
-                if link.id == checkpoint and not link.versioned:
-                    return {}
-                chain.append(link.id)
-                if link.versioned:
-                    written.append(link.id)
-                if link.parent is not None and link.parent in known:
-                    start, value = link.parent, known[link.parent]
-                    missing = self.missing.get(start)
-                    break
+        for link in self._ancestry(checkpoint):
+            missing = link.parent
+            if link.stored is not NOTHING:
+                start, value = link.id, self.channel.whole(link.stored)
+                known[start], missing = value, None
+                break
+            if link.id == checkpoint and not link.versioned:
+                return {}
+            chain.append(link.id)
+            if link.versioned:
+                written.append(link.id)
+            if link.parent is not None and link.parent in known:
+                start, value = link.parent, known[link.parent]
+                missing = self.missing.get(start)
+                break
         if missing is not None:
             self.missing.update(dict.fromkeys(written, missing))
         chain.reverse()
@@ -217,17 +224,25 @@ class ChannelHistory:
             return None
         return replay(self.channel, value, self.values(writes)) if writes else value
 
-    def _ancestry(self, checkpoint: str) -> Generator[Link, None, None]:
-        """As `Database.ancestry`."""
-        met = set()
+    def _ancestry(self, checkpoint: str) -> Iterator[Link]:
+        """The checkpoint, then its parent, and so on to the root, or to one that is gone. Damaged."""
+        met: set[str] = set()
+        links, size = self._links, 1
         following: str | None = checkpoint
-        while following is not None and following not in met and (link := self._links.get(following)) is not None:
+        while following is not None and following not in met:
+            if following not in links:
+                order, size = self._order(), min(size * 2, MOST_AHEAD)
+                before = bisect.bisect_left(order, following)
+                wanted = [following, *order[max(0, before - size + 1) : before]]
+                links = self._database.links(self._place, wanted, self.channel.name)
+            link = links.get(following)
+            if link is None:
+                return
+            if isinstance(link, Damaged):
+                raise link
             met.add(following)
             following = link.parent
             yield link
-        if following is not None and following not in met:
-            with contextlib.closing(self._database.ancestry(self._place, following, self.channel.name)) as links:
-                yield from links
 
     def _written(self, checkpoints: Sequence[str]) -> dict[str, list[Write]]:
         """As `Database.writes`."""
@@ -252,11 +267,11 @@ class Lineage:
     def __init__(self, database: Database, place: Place, records: Records) -> None:
         self.place = place
         self._database = database
-        self._files = ChannelHistory(database, place, FilesChannel(records.of, self._tell))
-        self._messages = ChannelHistory(database, place, MessagesChannel())
+        self._files = ChannelHistory(database, place, FilesChannel(records.of, self._tell), self._in_order)
+        self._messages = ChannelHistory(database, place, MessagesChannel(), self._in_order)
         self._marks: dict[str, CheckpointMark] = {}
         self._newest: NewestCheckpoint | None = None
-        self._order: tuple[list[str], dict[str, int]] | None = None  # the ids, and the place of each
+        self._order: list[str] | None = None
 
     def _tell(self, what: str) -> None:
         self._database.log.tell(f"thread {self.place.thread!r}: {what}")
@@ -268,6 +283,11 @@ class Lineage:
         if not self._marks:
             self._marks = self._database.marks(self.place)
         return self._marks
+
+    def _in_order(self) -> list[str]:
+        if self._order is None:
+            self._order = sorted(self.marks())
+        return self._order
 
     def missing(self, checkpoint: str) -> str | None:
         """A deleted checkpoint from which the files of this one follow, once these were read."""
@@ -393,13 +413,7 @@ class Lineage:
             Damaged: a needed value can't be read, or was deleted.
             OSError: the database can't.
         """
-        marks = self.marks()
-        if self._order is None:
-            order = sorted(marks)
-            self._order = order, {found: index for index, found in enumerate(order)}
-        order, places = self._order
-        if checkpoint in places:
-            self._files.expect(checkpoint, order, places[checkpoint])
+        self._files.expect(checkpoint)
         return self._files.at(checkpoint)
 
     def files_now(self) -> Mapping[str, Record]:

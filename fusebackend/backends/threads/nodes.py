@@ -12,6 +12,7 @@ links of it.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import errno
 import itertools
 import os
@@ -24,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from fusebackend import text
-from fusebackend.backends.threads.database.rows import LeftOut
+from fusebackend.backends.threads.database.rows import Damaged, LeftOut
 from fusebackend.base import heap, paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
@@ -226,6 +227,68 @@ class TextFile(FileNode):
 
     def _bytes(self) -> bytes:
         return self._text
+
+
+class ChangingFile(FileNode):
+    """A file whose bytes change. `expire` is called when they have."""
+
+    __slots__ = ("_latest", "_nodes", "version")
+
+    def __init__(self, nodes: Nodes) -> None:
+        super().__init__(nodes, FILE_MODE)
+        self._nodes = nodes
+        self._latest: weakref.ref[FileVersion] | None = None
+        self.version = 0
+
+    def opened(self) -> FileNode:
+        latest = self._latest() if self._latest is not None else None
+        if latest is None:
+            latest = FileVersion(self._nodes, self)
+            self._latest = weakref.ref(latest)
+        return latest
+
+    def expire(self) -> None:
+        self.version += 1
+        self._latest = None
+
+
+class FileVersion(FileNode):
+    """A `ChangingFile` for the handles opened between two of its changes: one version, read past the page cache.
+
+    A program reads until it gets nothing, so a file that was `8` at the first read(2) and `11` at the second read as
+    `81`; and the kernel reads as far as the size that it knows, so a `state.json` that grew just before `open` ended
+    inside a value: 3 of 500 opens beside a writer. A version that begins with all that this one has takes its place,
+    for `tail -f`.
+    """
+
+    __slots__ = ("_file", "_seen", "_version")
+
+    def __init__(self, nodes: Nodes, file: ChangingFile) -> None:
+        """EIO as `FileNode.data`."""
+        super().__init__(nodes, FILE_MODE)
+        self._file = file
+        self._version = file.version
+        self._show(file.data())
+
+    def settle(self) -> FileVersion:
+        self.data()
+        return self
+
+    def data(self) -> bytes:
+        if self._version != self._file.version:
+            self._version = self._file.version
+            with contextlib.suppress(OSError, Damaged):
+                latest = self._file.data()
+                if latest.startswith(self._seen):
+                    self._show(latest)
+        return self._seen
+
+    _bytes = data
+
+    def _show(self, data: bytes) -> None:
+        self._seen = data
+        self.date(self._file.mtime_ns)
+        self.resize(len(data))
 
 
 class DirectoryNode(Node):

@@ -21,7 +21,7 @@ from fusebackend.backends.threads.computed import ComputedDirectory, Link, Names
 from fusebackend.backends.threads.conversation import slug, title
 from fusebackend.backends.threads.database.rows import Damaged, Database, Place, time_ns_of
 from fusebackend.backends.threads.index_cache import IndexCache
-from fusebackend.backends.threads.line import Conversations, Entries, Line, Shared
+from fusebackend.backends.threads.line import Conversations, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.message_index import RecentFiles
 from fusebackend.backends.threads.nodes import UNTOLD, DirectoryNode, Node, Nodes, Records, TreeDifference
@@ -217,44 +217,38 @@ class ThreadDirectory(LineDirectory):
         return {b"user.fusebackend.thread": self.place.thread.encode("utf-8", "surrogateescape")}
 
 
-class Subgraphs(DirectoryNode):
+class Subgraphs(ComputedDirectory):
     """A directory for each namespace of a thread but its own. It belongs to the thread's own line."""
 
-    __slots__ = ("_entries", "_line", "_thread", "_tree", "stale")
+    __slots__ = ("_line", "_thread", "_tree", "stale")
+
+    repeats = False
 
     def __init__(self, tree: Tree, parent: ThreadDirectory, line: Line) -> None:
-        super().__init__(tree.nodes, parent, SUBGRAPHS, parent.mtime_ns)
+        super().__init__(tree.nodes, parent, SUBGRAPHS, self.fresh, self._namespaces, self._of_namespace)
+        self.date(parent.mtime_ns)
         self._tree = tree
         self._thread = parent.place.thread
         self._line = line  # a held directory keeps its line
-        self._entries = Entries()
         self.stale = False
-        self._list(UNTOLD)
-
-    def entries(self) -> Entries:
-        self.fresh()
-        return self._entries
 
     def fresh(self) -> None:
-        if self.stale:
-            self._list(self._tree.found)
-            self.stale = False
+        if not self.stale or self._shown is None:
+            return
+        before = bool(self._shown)
+        self.refresh(self._tree.found, everything=False)
+        self.stale = False
+        if bool(self._shown) != before:
+            tell = self._tree.found.deleted if before else self._tree.found.created
+            assert self.parent is not None
+            tell(self.parent, self.name, self)
 
-    def _list(self, difference: TreeDifference) -> None:
-        spaces = {name_of(space): space for space in self._tree.database.namespaces(self._thread) if space}
-        before = bool(self._entries)
-        for name in [name for name in self._entries if name not in spaces]:
-            difference.deleted(self, name, self._entries.pop(name))
-        for name, space in spaces.items():
-            if name not in self._entries:
-                self._entries[name] = LineDirectory(self._tree, self, name, Place(self._thread, space))
-                difference.created(self, name, self._entries[name])
-        assert self.parent is not None
-        if bool(self._entries) != before:
-            if before:
-                difference.deleted(self.parent, self.name, self)
-            else:
-                difference.created(self.parent, self.name, self)
+    def _namespaces(self) -> Names:
+        return {name_of(space): space for space in self._tree.database.namespaces(self._thread) if space}
+
+    def _of_namespace(self, name: bytes, item: Hashable) -> Node:
+        assert isinstance(item, str)
+        return LineDirectory(self._tree, self, name, Place(self._thread, item))
 
 
 LATEST: Final = b"@latest"

@@ -7,9 +7,8 @@ It is a `SandboxBackendProtocol`, so it can be a route of a composite or be hand
 number of threads, and after a fork in both processes: each call has a connection of its own while it lasts, and
 connections are kept for the next one. A server that has no room for another one is asked again for a while.
 
-Each verb is a coroutine, and its plain form the same one run to its end (`waits.py`). Awaited, under asyncio or trio,
-it needs no thread, and when it is cancelled it cancels the call at the server: a command is killed, a search ends, and
-a change is carried out if it has begun.
+The `a…` forms of its verbs are those of every backend (`base/awaiting.py`). A call that is cancelled hangs up, and so
+the server cancels it: a command is killed, a search ends, and a change is carried out if it has begun.
 
 A server that can't be reached is an error in the record (`execute`: in the output), and `ServerLost` from the methods
 that have no record. The next call looks for the server of the mount again, so a client outlives a remount. A call that
@@ -19,16 +18,14 @@ the error says so.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import errno
 import functools
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 
@@ -36,7 +33,6 @@ from fusebackend.base.batches import by_size
 from fusebackend.control import rendezvous, wire
 from fusebackend.control.client.client_connection import AnsweredError, Connection, RemoteWatch, ServerLost
 from fusebackend.control.client.pool import Pool, Take
-from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
 from fusebackend.control.following import follow, new_approvals
 from fusebackend.control.limits import MAX_ITEMS
 from fusebackend.linux import mount_table
@@ -65,9 +61,6 @@ from fusebackend.protocol import (
 from fusebackend.protocol.served import STAT_COLUMNS, DiffForm, MountProtocol
 from fusebackend.text import iso_time, read_bytes
 from fusebackend.vfs.watch.async_watch import AsyncWatch
-
-if TYPE_CHECKING:
-    from fusebackend.control.client.sharing import Sharing
 
 BATCH_BYTES = 512 << 10
 """How much content one `upload_files` message carries; a larger file is staged in pieces. In base64, and with the
@@ -143,10 +136,6 @@ class Client(MountProtocol):
         self.actor = actor
         self.view = view
         self._pool = Pool(self._connect)
-        self._sharing: dict[object, Sharing] = {}  # by loop, as long as it has calls under way
-        self._waits: Waits = AWAITING
-        self._now = copy.copy(self)  # the same client, but its coroutines block and never suspend
-        self._now._waits = BLOCKING
 
     def _where(self) -> str:
         return repr(self.mountpoint)
@@ -167,31 +156,31 @@ class Client(MountProtocol):
 
     # -- verbs whose parameters or answers travel in another form; the others are made at the end ---------------
 
-    async def aread(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         params = {"file_path": file_path, "offset": offset, "limit": limit}
         try:
-            return await self._call(ReadResult, "read", params)
+            return self._call(ReadResult, "read", params)
         except AnsweredError as error:
-            downloaded = await self._read_here(file_path, offset, limit) if error.code == wire.BUSY else None
+            downloaded = self._read_here(file_path, offset, limit) if error.code == wire.BUSY else None
             return downloaded or ReadResult(error=str(error))
         except ServerLost as error:
             return ReadResult(error=str(error))
 
-    async def _read_here(self, file_path: str, offset: int, limit: int) -> ReadResult | None:
+    def _read_here(self, file_path: str, offset: int, limit: int) -> ReadResult | None:
         """`read`, of a window or a binary file that does not fit into one answer: from a download. None without one."""
-        (whole,) = await self.adownload_files([file_path])
+        (whole,) = self.download_files([file_path])
         if whole.content is None:
             return None
         result = read_bytes(file_path, whole.content, offset, limit)
         result.version = whole.version
-        found = await self._record(StatResult, "stat", {"path": file_path, "follow": True})
+        found = self._record(StatResult, "stat", {"path": file_path, "follow": True})
         if result.file_data is not None and found.mtime_ns is not None:
             result.file_data["modified_at"] = iso_time(found.mtime_ns)
         return result
 
-    async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         contents: dict[int, bytearray] = {}
-        answers = await self._fetch(paths, lambda index, piece: contents.setdefault(index, bytearray()).extend(piece))
+        answers = self.fetch(paths, lambda index, piece: contents.setdefault(index, bytearray()).extend(piece))
         for index, answer in enumerate(answers):
             if answer.error is None:
                 answer.content = bytes(contents.get(index, b""))
@@ -199,9 +188,6 @@ class Client(MountProtocol):
 
     def fetch(self, paths: Sequence[str], take: Callable[[int, bytes], None]) -> list[FileDownloadResponse]:
         """`download_files` of files of any size: `take` gets an index and bytes as they come, the answers have none."""
-        return finished(self._now._fetch(paths, take))
-
-    async def _fetch(self, paths: Iterable[str], take: Callable[[int, bytes], None]) -> list[FileDownloadResponse]:
         asked = list(paths)
 
         def taken(piece: Mapping[str, Any]) -> None:
@@ -209,24 +195,24 @@ class Client(MountProtocol):
 
         try:
             params = {"paths": asked, "stream": True}
-            return await self._call(list[FileDownloadResponse], "download_files", params, taken)
+            return self._call(list[FileDownloadResponse], "download_files", params, taken)
         except Failures as error:
             return [FileDownloadResponse(path, error=str(error)) for path in asked]
 
-    async def areal_paths(self, wanted: list[str]) -> list[str | None]:
+    def real_paths(self, wanted: list[str]) -> list[str | None]:
         found: list[str | None] = []
         for start in range(0, len(wanted), MAX_ITEMS):
             part = list(wanted[start : start + MAX_ITEMS])
-            found += await self._done(list[str | None], "real_paths", {"paths": part})
+            found += self._done(list[str | None], "real_paths", {"paths": part})
         return found
 
-    async def aappend(self, path: str, pieces: Iterable[bytes]) -> None:
+    def append(self, path: str, pieces: Iterable[bytes]) -> None:
         try:
-            await self._staged(type(None), "append", [pieces], lambda token: {"path": path, "staged": token})
+            self._staged(type(None), "append", [pieces], lambda token: {"path": path, "staged": token})
         except AnsweredError as error:
             raise error.as_exception(path) from None
 
-    async def aupload_files(
+    def upload_files(
         self,
         files: list[tuple[str, bytes]],
         *,
@@ -241,16 +227,16 @@ class Client(MountProtocol):
             if (refusal := not_bytes(path, content)) is not None:
                 answers.append(refusal)
             elif len(content) > BATCH_BYTES:
-                answers.append(await self._send(path, _pieces(content), **when))
+                answers.append(self.send(path, _pieces(content), **when))
             else:
-                answers += await self._upload(
+                answers += self._upload(
                     [{"path": path, "content": bytes(content), **when} for path, content, when in batch]
                 )
         return answers
 
-    async def _upload(self, batch: list[dict[str, Any]]) -> list[FileUploadResponse]:
+    def _upload(self, batch: list[dict[str, Any]]) -> list[FileUploadResponse]:
         try:
-            return await self._call(list[FileUploadResponse], "upload_files", {"files": batch})
+            return self._call(list[FileUploadResponse], "upload_files", {"files": batch})
         except Failures as error:
             return [FileUploadResponse(item["path"], str(error)) for item in batch]
 
@@ -259,14 +245,12 @@ class Client(MountProtocol):
 
         They go over one connection: staged content belongs to it. The file changes when all of them have arrived.
         """
-        return finished(self._now._send(path, pieces, **when))
 
-    async def _send(self, path: str, pieces: Iterable[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         def params(token: str) -> Mapping[str, Any]:
             return {"files": [{"path": path, "staged": token, **when}]}
 
         try:
-            return (await self._staged(list[FileUploadResponse], "upload_files", [pieces], params))[0]
+            return self._staged(list[FileUploadResponse], "upload_files", [pieces], params)[0]
         except Failures as error:
             return FileUploadResponse(path, str(error))
 
@@ -274,20 +258,6 @@ class Client(MountProtocol):
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         return self.run(command, timeout=timeout)
-
-    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """`execute`, without a thread: any number of commands may run beside other awaited verbs. Cancelled, it ends
-        at once, and its command is killed.
-
-        Raises:
-            ValueError: `timeout` is not above 0.
-        """
-        return await self.aexecute_in("/", command, timeout=timeout)
-
-    async def aexecute_in(self, cwd: str, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        params = {"command": command, "timeout": timeout, "cwd": cwd}
-        with self._shared() as sharing:
-            return await _ran(sharing.command(ExecuteResponse, "execute", params))
 
     def run(
         self,
@@ -304,26 +274,33 @@ class Client(MountProtocol):
             if on_output is not None:
                 on_output(params["stream"], msgspec.convert(params["data"], bytes))
 
-        return finished(_ran(self._now._call(ExecuteResponse, "execute", params, take, staged={"stdin": "staged"})))
+        try:
+            return self._call(ExecuteResponse, "execute", params, take, staged={"stdin": "staged"})
+        except AnsweredError as error:
+            if error.code == wire.INVALID_PARAMS:
+                raise ValueError(str(error)) from None
+            return ExecuteResponse(output=f"Error: {error}", exit_code=1)
+        except ServerLost as error:
+            return ExecuteResponse(output=f"Error: {error}", exit_code=None)
 
     # -- the mount ---------------------------------------------------------------------------------------------
 
     def hello(self) -> dict[str, Any]:
         """Return the server's description of itself: protocol, version, mount point, process id, verbs."""
-        return finished(self._now._call(dict[str, Any], "hello", {}))
+        return self._call(dict[str, Any], "hello", {})
 
     def ping(self, payload: Any = None) -> Any:
         """Return the payload."""
-        return finished(self._now._call(object, "ping", {"payload": payload}))
+        return self._call(object, "ping", {"payload": payload})
 
-    async def acreate_branch(
+    def create_branch(
         self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None
     ) -> BranchInfo:
         place = None if directory is None else os.path.abspath(os.fspath(directory))
-        made: BranchInfo = await self._done(BranchInfo, "create_branch", {"name": name, "ref": ref, "directory": place})
+        made: BranchInfo = self._done(BranchInfo, "create_branch", {"name": name, "ref": ref, "directory": place})
         return made
 
-    async def adiff(
+    def diff(
         self,
         call: str,
         *,
@@ -344,10 +321,10 @@ class Client(MountProtocol):
             else:
                 on_text(msgspec.convert(given["data"], bytes))
 
-        await self._done(str, "diff", params, take)
+        self._done(str, "diff", params, take)
         return b"".join(found).decode()
 
-    async def aprune_threads(
+    def prune_threads(
         self, *paths: str, on_progress: Callable[[str, int, int], None] | None = None, **given: Any
     ) -> list[PrunedThread]:
         def take(told: Mapping[str, Any]) -> None:
@@ -355,15 +332,13 @@ class Client(MountProtocol):
                 on_progress(told["thread"], told["done"], told["total"])
 
         params = {**given, "paths": paths, "report": on_progress is not None}
-        found: list[PrunedThread] = await self._done(list[PrunedThread], "prune_threads", params, take)
+        found: list[PrunedThread] = self._done(list[PrunedThread], "prune_threads", params, take)
         return found
 
-    async def abegin_call(
-        self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = ""
-    ) -> str:
+    def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
         known = current_actor(self.actor)
         by = {"id": id or known.call, "agent": agent or known.agent, "thread": thread or known.thread}
-        made: str = await self._done(str, "begin_call", {"title": title, "pid": pid or os.getpid(), **by})
+        made: str = self._done(str, "begin_call", {"title": title, "pid": pid or os.getpid(), **by})
         return made
 
     def follow_log(
@@ -402,7 +377,11 @@ class Client(MountProtocol):
             ValueError: the path is malformed.
             ServerLost: the server can't be reached.
         """
-        return RemoteWatch(finished(self._now._subscribe(path)))
+        try:
+            connection, _ = self._pool.ask(str, "subscribe", {"path": path})
+        except AnsweredError as error:
+            raise error.as_exception() from None
+        return RemoteWatch(connection)
 
     def awatch(self, path: str = "/") -> AsyncWatch:
         """`watch`, as an async iterator under asyncio and trio:
@@ -418,29 +397,18 @@ class Client(MountProtocol):
             ValueError: the path is malformed. Here and below: when it begins.
             ServerLost: the server can't be reached.
         """
+        return AsyncWatch(functools.partial(self.watch, path))
 
-        async def begin() -> RemoteWatch:
-            return RemoteWatch(await self._subscribe(path))
-
-        return AsyncWatch(begin)
-
-    async def _done(self, kind: Any, verb: str, params: Mapping[str, Any], take: Take | None = None) -> Any:
+    def _done(self, kind: Any, verb: str, params: Mapping[str, Any], take: Take | None = None) -> Any:
         """Call a verb of the mount; it raises what the same call raises in the server's own process."""
         try:
-            return await self._call(kind, verb, params, take)
+            return self._call(kind, verb, params, take)
         except AnsweredError as error:
             raise error.as_exception(params.get("path")) from None
 
-    async def _subscribe(self, path: str) -> Connection:
-        try:
-            connection, _ = await self._pool.ask(self._waits, str, "subscribe", {"path": path})
-        except AnsweredError as error:
-            raise error.as_exception() from None
-        return connection
-
     # -- calls -------------------------------------------------------------------------------------------------
 
-    async def _record(
+    def _record(
         self,
         kind: type[T],
         verb: str,
@@ -450,21 +418,21 @@ class Client(MountProtocol):
     ) -> T:
         """An agent verb: errors become its record's `error`."""
         try:
-            return await self._call(kind, verb, params, take, staged)
+            return self._call(kind, verb, params, take, staged)
         except Failures as error:
             return wire.convert({"error": str(error)}, kind)
 
-    async def _matches(self, kind: Any, verb: str, params: dict[str, Any]) -> Any:
+    def _matches(self, kind: Any, verb: str, params: dict[str, Any]) -> Any:
         """A search, whose matches come as they are found."""
         matches: list[Any] = []
 
         def take(piece: Mapping[str, Any]) -> None:
             matches.extend(wire.convert(piece, kind).matches)
 
-        result = await self._record(kind, verb, params, take)
+        result = self._record(kind, verb, params, take)
         return result if result.error is not None else replace(result, matches=matches)
 
-    async def _call(
+    def _call(
         self,
         kind: type[T],
         verb: str,
@@ -479,13 +447,12 @@ class Client(MountProtocol):
             rest = {name: value for name, value in params.items() if name not in long}
             names = [staged[name] for name in long]
             contents = [(content,) for content in long.values()]
-            return await self._staged(
+            return self._staged(
                 kind, verb, contents, lambda *tokens: {**rest, **dict(zip(names, tokens, strict=True))}, take
             )
-        async with self._place():
-            return await self._pool.call(self._waits, kind, verb, params, take)
+        return self._pool.call(kind, verb, params, take)
 
-    async def _staged(
+    def _staged(
         self,
         kind: type[T],
         verb: str,
@@ -495,73 +462,29 @@ class Client(MountProtocol):
     ) -> T:
         """A call whose contents go before it, over the same connection: what is staged belongs to that. `params` makes
         its parameters of their tokens."""
-        waits, tokens = self._waits, list[str]()
-        async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
+        tokens: list[str] = []
+        with self._pool.begun(str, "stage", {"data": b""}) as (connection, token):
             for pieces in contents:
-                token = await connection.call(waits, str, "stage", {"data": b""}) if tokens else token
+                token = connection.call(str, "stage", {"data": b""}) if tokens else token
                 tokens.append(token)
                 for part in itertools.chain.from_iterable(map(_pieces, pieces)):
-                    await connection.call(waits, str, "stage", {"data": part, "token": token})
-            return await connection.call(waits, kind, verb, params(*tokens), take)
+                    connection.call(str, "stage", {"data": part, "token": token})
+            return connection.call(kind, verb, params(*tokens), take)
 
-    def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """One of the places that a loop has for calls; a thread that blocks needs none."""
-        return contextlib.nullcontext() if self._waits is BLOCKING else self._awaited_place()
-
-    @contextlib.asynccontextmanager
-    async def _awaited_place(self) -> AsyncIterator[None]:
-        with self._shared() as sharing:
-            async with sharing.places:
-                yield
-
-    @contextlib.contextmanager
-    def _shared(self) -> Iterator[Sharing]:
-        """The state that calls of this loop share, as long as there are calls: a client is bound to no loop between
-        calls."""
-        from fusebackend.control.client.sharing import MAX_CALLS, Sharing, running_loop
-
-        loop = running_loop()
-        sharing = self._sharing.get(loop)
-        if sharing is None:
-            sharing = self._sharing[loop] = Sharing(self._pool)
-            self._pool.keep(MAX_CALLS)
-        sharing.users += 1
-        try:
-            yield sharing
-        finally:
-            sharing.users -= 1
-            if sharing.users == 0:
-                del self._sharing[loop]
-                sharing.close()
-                if not self._sharing:
-                    self._pool.keep()
-
-    async def _connect(self, waits: Waits) -> Connection:
+    def _connect(self) -> Connection:
         try:
             find = rendezvous.socket_at if self.is_mounted else rendezvous.socket_of
             actor = functools.partial(current_actor, self.actor)
-            connection = await Connection.made(waits, find(self.mountpoint), self.mountpoint, actor)
+            connection = Connection.made(find(self.mountpoint), self.mountpoint, actor)
         except MountError as error:
             raise ServerLost(str(error.strerror)) from None
         if self.view is not None:
             try:
-                await connection.call(waits, dict[str, Any], "hello", {"view": self.view})
+                connection.call(dict[str, Any], "hello", {"view": self.view})
             except BaseException:
                 connection.close()
                 raise
         return connection
-
-
-async def _ran(call: Awaitable[ExecuteResponse]) -> ExecuteResponse:
-    """The answer to a command; errors become its output."""
-    try:
-        return await call
-    except AnsweredError as error:
-        if error.code == wire.INVALID_PARAMS:
-            raise ValueError(str(error)) from None
-        return ExecuteResponse(output=f"Error: {error}", exit_code=1)
-    except ServerLost as error:
-        return ExecuteResponse(output=f"Error: {error}", exit_code=None)
 
 
 def _content(value: Any) -> bytes | None:
@@ -586,34 +509,22 @@ def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:
 
 
 def _over_socket(declared: Declared) -> Callable[..., Any]:
-    """Return the `a…` form of a verb whose parameters and answer go over the socket as they are."""
+    """Return a verb whose parameters and answer go over the socket as they are."""
 
-    async def asked(self: Client, *args: Any, **options: Any) -> Any:
+    @functools.wraps(declared.method)
+    def asked(self: Client, *args: Any, **options: Any) -> Any:
         given = declared.signature.bind(*args, **options)
         given.apply_defaults()
         kind, params = declared.signature.return_annotation, given.arguments
         if declared.streams:
-            return await self._matches(kind, declared.name, {**params, "stream": True})
+            return self._matches(kind, declared.name, {**params, "stream": True})
         if declared.in_record:
-            return await self._record(kind, declared.name, params, staged=declared.staged)
-        return await self._done(type(None) if kind is None else kind, declared.name, params)
+            return self._record(kind, declared.name, params, staged=declared.staged)
+        return self._done(type(None) if kind is None else kind, declared.name, params)
 
     return asked
 
 
-def _run_to_its_end(declared: Declared) -> Callable[..., Any]:
-    """Return the plain form of a verb: its coroutine, run by a client that blocks."""
-
-    def plain(self: Client, *args: Any, **options: Any) -> Any:
-        return finished(getattr(self._now, f"a{declared.name}")(*args, **options))
-
-    return plain
-
-
 for _name, _declared in SERVED.items():
-    if f"a{_name}" not in vars(Client):
-        _asked = functools.wraps(getattr(MountProtocol, f"a{_name}"))(_over_socket(_declared))
-        _asked.is_twin = False  # type: ignore[attr-defined]  # `wraps` copied it; this one is the client's own
-        setattr(Client, f"a{_name}", _asked)
     if _name not in vars(Client):
-        setattr(Client, _name, functools.wraps(_declared.method)(_run_to_its_end(_declared)))
+        setattr(Client, _name, _over_socket(_declared))

@@ -2,8 +2,7 @@
 watch (`RemoteWatch`).
 
 A call may take as long as it likes, for a server that is alive: when nothing has come for a while, that is asked over
-another connection. Each call is given its way to wait (`waits.py`): a connection is bound to no loop and no thread, and
-the next call over it may wait in the other way.
+another connection. A call whose caller no longer waits (`base/budget.py`) hangs up, and so the server cancels it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from fusebackend.base import errors
+from fusebackend.base import budget, errors
+from fusebackend.base.deadline import is_readable
 from fusebackend.base.errors import UserError
 from fusebackend.control import rendezvous, wire
-from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
 from fusebackend.control.wire import Closed, Incoming, MessageLines
 from fusebackend.protocol import PLAIN, SERVED, Actor, EventSequence, FileEvent, current_actor
 
@@ -119,19 +118,17 @@ class Connection:
         self._process = os.getpid()
         self._ids = itertools.count(1)
         self._stream = stream
-        self._lines = MessageLines(partial(stream.recv, wire.RECEIVE_BYTES, socket.MSG_DONTWAIT), MAX_ANSWER_BYTES)
+        self._lines = MessageLines(partial(stream.recv, wire.RECEIVE_BYTES), MAX_ANSWER_BYTES)
 
     @classmethod
-    async def made(
-        cls, waits: Waits, address: str, mountpoint: str, actor: Callable[[], Actor] = current_actor
-    ) -> Self:
+    def made(cls, address: str, mountpoint: str, actor: Callable[[], Actor] = current_actor) -> Self:
         """A new connection.
 
         Raises:
             ServerLost: no server listens.
         """
         try:
-            stream = await _connected(waits, address)
+            stream = _connected(address)
         except OSError as error:
             words = {
                 errno.ECONNREFUSED: "no server listens",
@@ -143,9 +140,9 @@ class Connection:
             raise ServerLost(f"the server of '{mountpoint}' can't be reached at '{address}': {why}") from None
         return cls(stream, address, mountpoint, actor)
 
-    async def waiting(self, waits: Waits, timeout_s: float | None) -> bool:
+    def waiting(self, timeout_s: float | None) -> bool:
         """Return True if a message, or the beginning of one, comes within so many seconds. None waits for ever."""
-        return self._lines.begun or await waits.readable(self._stream, timeout_s)
+        return self._lines.begun or is_readable(self._stream.fileno(), timeout_s)
 
     def close(self) -> None:
         """Also from another thread, which ends a call under way. In a child, the parent's connection goes on."""
@@ -158,9 +155,8 @@ class Connection:
             with contextlib.suppress(OSError):  # it has ended already
                 self._stream.shutdown(socket.SHUT_RDWR)
 
-    async def call(
+    def call(
         self,
-        waits: Waits,
         kind: type[T],
         verb: str,
         params: Mapping[str, Any],
@@ -169,24 +165,23 @@ class Connection:
         """Ask, hand every notification of the call to `take`, and give the answer as `kind`.
 
         Raises:
-            Refused, TurnedAway, NotSent, ServerLost: see there.
+            AnsweredError, TurnedAway, NotSent, ServerLost: see there.
             NotImplementedError: the mounted backend can't do this.
         """
-        number, line = self.numbered(verb, params)
+        number, line = self._numbered(verb, params)
         self.answering = False
-        left = memoryview(line)
-        while left:
-            left = left[await self.send(waits, left) :]
-        while True:
-            message = await self.next(waits)
-            if message.method is not None:
-                if take is not None and message.params is not msgspec.UNSET:
-                    take(wire.decode_any(message.params))
-                continue
-            if message.id == number or (message.id is None and message.error is not None):
-                return self.result(kind, message)
+        with budget.current().waking(self.hang_up):
+            self._send(line)
+            while True:
+                message = self.next()
+                if message.method is not None:
+                    if take is not None and message.params is not msgspec.UNSET:
+                        take(wire.decode_any(message.params))
+                    continue
+                if message.id == number or (message.id is None and message.error is not None):
+                    return self._result(kind, message)
 
-    def numbered(self, verb: str, params: Mapping[str, Any]) -> tuple[int, bytes | bytearray]:
+    def _numbered(self, verb: str, params: Mapping[str, Any]) -> tuple[int, bytes | bytearray]:
         """A call as it is sent, and its number.
 
         Before a change by another actor than the one before, and other verbs for which the actor counts, it has a
@@ -205,58 +200,50 @@ class Connection:
         self._said = said
         return number, wire.encode({"jsonrpc": "2.0", "method": "hello", "params": {"actor": said}}) + line
 
-    async def send(self, waits: Waits, data: bytes | bytearray | memoryview) -> int:
-        """Send some of this when the server takes it, and say how much. Raises `NotSent` or `TurnedAway`."""
-        while True:
+    def _send(self, line: bytes | bytearray) -> None:
+        """Send a whole call. Raises `NotSent` or `TurnedAway`."""
+        left = memoryview(line)
+        while left:
             try:
-                return self._stream.send(data, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                if not await waits.writable(self._stream, SILENCE_S):
-                    await self._require_life(waits, NotSent, "does not take the call")
+                left = left[self._stream.send(left) :]
+            except TimeoutError:
+                self._require_life(NotSent, "does not take the call")
             except OSError as error:
                 gone = NotSent(f"the server of '{self.mountpoint}' is gone: {error.strerror}")
-                raise await self._last_words(waits) or gone from None
+                raise self._last_words() or gone from None
 
-    def send_now(self, data: bytes | bytearray) -> int:
-        """As much of this as the server takes without waiting; nothing of it when it is gone."""
-        with contextlib.suppress(OSError):
-            return self._stream.send(data, socket.MSG_DONTWAIT)
-        return 0
-
-    async def _require_life(self, waits: Waits, kind: type[ServerLost], what: str) -> None:
+    def _require_life(self, kind: type[ServerLost], what: str) -> None:
         """Raises `kind` when the server, asked over another connection, does not answer."""
         try:
-            with await _connected(waits, self._address) as stream:
+            with _connected(self._address) as stream:
+                stream.settimeout(ANSWER_TIMEOUT_S)
                 stream.send(wire.encode({"jsonrpc": "2.0", "id": 0, "method": "ping"}))
-                if await waits.readable(stream, ANSWER_TIMEOUT_S):  # it answers, or has no room
-                    return
+                stream.recv(1)  # it answers, or has no room
+                return
         except OSError as error:
-            if error.errno != errno.EAGAIN:  # it is ending, and so will this connection
+            if not isinstance(error, TimeoutError | BlockingIOError):  # it is ending, and so will this connection
                 return
         self.hung = True
         raise kind(f"the server of '{self.mountpoint}' {what}: it hangs, or is stopped")
 
-    async def _last_words(self, waits: Waits) -> TurnedAway | None:
+    def _last_words(self) -> TurnedAway | None:
         """Return the last message of a server that has closed the connection."""
         with contextlib.suppress(ServerLost):
-            message = await self.next(waits)
+            message = self.next()
             return None if message.error is None else TurnedAway(self._turned_away(message.error))
         return None
 
     def _turned_away(self, error: wire.ErrorObject) -> str:
         return f"the server of '{self.mountpoint}' takes no calls: {error.message}"
 
-    async def next(self, waits: Waits) -> Incoming:
+    def next(self) -> Incoming:
         """Return the next message. Raises `ServerLost` at the end."""
-        waits_first = not self._lines.begun  # to receive in vain is a tenth of the client's work in a short call
         while True:
-            if waits_first and not await waits.readable(self._stream, SILENCE_S):
-                await self._require_life(waits, ServerLost, GONE)
             try:
                 line = self._lines.next()
                 break
-            except BlockingIOError:
-                waits_first = True
+            except TimeoutError:
+                self._require_life(ServerLost, GONE)
             except (Closed, wire.WireError) as error:
                 raise ServerLost(f"the server of '{self.mountpoint}' {GONE}: {error}") from None
         self.answering = True
@@ -266,7 +253,7 @@ class Connection:
             raise self._strange(error) from None
         return message
 
-    def result(self, kind: type[T], message: Incoming) -> T:
+    def _result(self, kind: type[T], message: Incoming) -> T:
         """Return the result in an answer, as `kind`; raise its error."""
         if message.error is not None:
             if message.error.code == wire.BUSY and message.id is None:
@@ -299,30 +286,17 @@ class RemoteWatch(EventSequence):
         self._closed.set()
         self._connection.close()
 
-    def end(self) -> None:
-        """Have a step that is awaited come to its end, which is followed by `close`. A loop would not notice that a
-        descriptor which it watches is closed (epoll(7))."""
-        self._closed.set()
-        self._connection.hang_up()
-
     def get(self, timeout_s: float | None = None) -> FileEvent | None:
         """The next change; None when none came in time, or the watch is closed.
 
         Raises:
             ServerLost: the server has ended.
         """
-        return finished(self._next(BLOCKING, timeout_s))
-
-    async def aget(self) -> FileEvent | None:
-        """`get`, awaited."""
-        return await self._next(AWAITING, None)
-
-    async def _next(self, waits: Waits, timeout_s: float | None) -> FileEvent | None:
         while not self._closed.is_set():
             try:
-                if not await self._connection.waiting(waits, timeout_s):
+                if not self._connection.waiting(timeout_s):
                     return None
-                message = await self._connection.next(waits)
+                message = self._connection.next()
             except (OSError, ValueError) as error:  # closing from another thread shows as any of these
                 if self._closed.is_set():
                     return None
@@ -339,7 +313,7 @@ class RemoteWatch(EventSequence):
         return None
 
 
-async def _connected(waits: Waits, address: str) -> socket.socket:
+def _connected(address: str) -> socket.socket:
     """A connection; waits for a server that has a queue of others to accept. Raises OSError."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.setblocking(False)
@@ -352,8 +326,9 @@ async def _connected(waits: Waits, address: str) -> socket.socket:
             except BlockingIOError:  # of a Unix socket: its queue is full (connect(2), EAGAIN)
                 if time.monotonic() > deadline:
                     raise
-                await waits.sleep(0.005)
+                time.sleep(0.005)
             else:
+                stream.settimeout(SILENCE_S)
                 return stream
     except BaseException:
         stream.close()

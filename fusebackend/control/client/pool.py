@@ -4,8 +4,8 @@ A kept connection may be dead when it is used again: the server has ended, or ha
 not sent is sent again over a new connection; so is a call that was sent, if it changes nothing. A call that may have
 changed something is never repeated.
 
-A call that is given up, by an exception or because its task was cancelled, closes its connection, and so the server
-cancels it. A connection that is kept belongs to no loop: plain calls and awaited ones share them.
+A call that is given up, by an exception or because its caller was cancelled, closes its connection, and so the server
+cancels it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from fusebackend.base import jitter
+from fusebackend.base import budget, jitter
 from fusebackend.control.client.client_connection import AnsweredError, Connection, NotSent, ServerLost, TurnedAway
-from fusebackend.control.client.waits import Waits
 from fusebackend.protocol import PLAIN, SERVED
 
-MAX_IDLE = 8
+MAX_IDLE = 16
 """Connections kept for the next call."""
 
 PATIENCE_S = 10.0
@@ -39,9 +38,8 @@ class Pool:
         connect: makes a connection. Raises `ServerLost`.
     """
 
-    def __init__(self, connect: Callable[[Waits], Awaitable[Connection]]) -> None:
-        self.connect = connect
-        self._most_idle = MAX_IDLE
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
         self._forget()
 
     def _forget(self) -> None:
@@ -57,35 +55,22 @@ class Pool:
         for connection in idle:
             connection.close()
 
-    def keep(self, most: int = MAX_IDLE) -> None:
-        """Keep so many from now on: as many as are used at once, as long as they are."""
-        self._notice_fork()
-        with self._guard:
-            self._most_idle = most
-            surplus, self._idle = self._idle[most:], self._idle[:most]
-        for connection in surplus:
-            connection.close()
-
-    async def call(
-        self, waits: Waits, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None
-    ) -> T:
+    def call(self, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None) -> T:
         """Ask, and give the answer as `kind`.
 
         Raises:
-            Refused: the server answers with an error.
+            AnsweredError: the server answers with an error.
             ServerLost: it can't be reached, or is gone before it answered.
             NotImplementedError: the mounted backend can't do this.
         """
-        connection, answer = await self.ask(waits, kind, verb, params, take)
+        connection, answer = self.ask(kind, verb, params, take)
         self._give_back(connection)
         return answer
 
-    @contextlib.asynccontextmanager
-    async def begun(
-        self, waits: Waits, kind: type[T], verb: str, params: Mapping[str, Any]
-    ) -> AsyncIterator[tuple[Connection, T]]:
+    @contextlib.contextmanager
+    def begun(self, kind: type[T], verb: str, params: Mapping[str, Any]) -> Iterator[tuple[Connection, T]]:
         """`call`, and its connection for further calls in the block."""
-        connection, answer = await self.ask(waits, kind, verb, params)
+        connection, answer = self.ask(kind, verb, params)
         try:
             yield connection, answer
         except BaseException:
@@ -93,40 +78,40 @@ class Pool:
             raise
         self._give_back(connection)
 
-    async def ask(
-        self, waits: Waits, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None
+    def ask(
+        self, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None
     ) -> tuple[Connection, T]:
         """`call`, and the connection, which is the caller's from now on."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            connection = await self._borrow(waits)
+            connection = self._borrow()
             try:
-                return connection, await connection.call(waits, kind, verb, params, take)
+                return connection, connection.call(kind, verb, params, take)
             except (AnsweredError, NotImplementedError):
                 self._give_back(connection)
                 raise
             except TurnedAway:
                 connection.close()
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or budget.current().cancelled:
                     raise
-                await waits.sleep(jitter.between(0.0, 0.05))
+                time.sleep(jitter.between(0.0, 0.05))
             except BaseException as error:
                 connection.close()
                 if not _may_repeat(connection, verb, error):
                     raise
             self.close()  # the others that are kept are as old
 
-    async def _borrow(self, waits: Waits) -> Connection:
+    def _borrow(self) -> Connection:
         self._notice_fork()
         with self._guard:
             if self._idle:
                 return self._idle.pop()
-        return await self.connect(waits)
+        return self._connect()
 
     def _give_back(self, connection: Connection) -> None:
         connection.used = True
         with self._guard:
-            if len(self._idle) < self._most_idle:
+            if len(self._idle) < MAX_IDLE:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -142,7 +127,7 @@ class Pool:
 def _may_repeat(connection: Connection, verb: str, error: BaseException) -> bool:
     """Return True if a call that failed in this way may be made again. Only when it is the fault of a connection that
     had been kept."""
-    if not connection.used or connection.hung or not isinstance(error, ServerLost):
+    if not connection.used or connection.hung or budget.current().cancelled or not isinstance(error, ServerLost):
         return False
     harmless = not (SERVED.get(verb, PLAIN).changes or verb == "execute" or connection.answering)
     return harmless or isinstance(error, NotSent)

@@ -27,7 +27,7 @@ from fusebackend.control.limits import (
     NEWCOMER_S,
     NEWCOMERS,
 )
-from fusebackend.control.server.limiter import HeldMemory, Limiter
+from fusebackend.control.server.limiter import COMMANDS, HeldMemory, Limiter
 from fusebackend.control.server.server_connection import ServedConnection, peer
 from fusebackend.control.verbs import VERBS, ServedMount, SocketVerb
 from fusebackend.control.wire import ErrorObject, Failure
@@ -172,9 +172,10 @@ class ControlServer:
         return len(self._connections) > MAX_CONNECTIONS and connection in self._taken()[MAX_CONNECTIONS:]
 
     def _taken(self) -> list[ServedConnection]:
-        """The connections that take calls, the oldest first."""
+        """The connections that take calls, the oldest first, but for those over which a command runs: of these there
+        are as many as there are places for commands."""
         with self._guard:
-            return [one for one in self._connections if not one.retired]
+            return [one for one in self._connections if not (one.retired or one.client.has[COMMANDS])]
 
     def ended(self, connection: ServedConnection) -> None:
         with self._guard:

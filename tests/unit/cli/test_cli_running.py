@@ -122,10 +122,10 @@ class TestExec:
     def test_a_server_that_is_lost(self, command, shell, monkeypatch, verb, message):
         call = Pool.call
 
-        async def lost(pool, waits, kind, asked, *words):
+        def lost(pool, kind, asked, *words):
             if asked == verb:
                 raise ServerLost("gone")
-            return await call(pool, waits, kind, asked, *words)
+            return call(pool, kind, asked, *words)
 
         monkeypatch.setattr(Pool, "call", lost)
         assert command.refused("exec", "--mount", MOUNT, "x") == message

@@ -15,16 +15,17 @@ import anyio
 import pytest
 from agentface import get
 from controlled import LIMIT_S, ClientOf, Listener, Raw, serving
+from eventually import eventually
 from for_each import for_each
 from raising import raising
 from together import beside, together
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
-from fusebackend.control import wire
+from fusebackend.control import limits, wire
 from fusebackend.control.client import client_connection as connection_module
 from fusebackend.control.client.client_connection import ServerLost
-from fusebackend.control.server import server_connection
+from fusebackend.control.server import control_server, limiter, server_connection
 from fusebackend.protocol import ROOT_NODE, Caller, SandboxBackendProtocol
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.each import each
@@ -213,6 +214,24 @@ class TestVerbs:
             assert (await client.aexecute("hello")).exit_code == 0
 
         anyio.run(main, backend=library)
+
+    @pytest.mark.parametrize("library", ["asyncio", "trio"])
+    def test_awaited_commands_take_no_place_of_other_calls(self, client, server, monkeypatch, library):
+        """Each has a connection of its own, and ends at the server when it is cancelled."""
+        monkeypatch.setattr(control_server, "MAX_CONNECTIONS", 4)
+        left = server.limiter.left
+
+        async def main():
+            async with anyio.create_task_group() as group:
+                for _ in range(12):
+                    group.start_soon(client.aexecute, "wait")
+                while left[limiter.COMMANDS] > limits.MAX_COMMANDS_IN_ALL - 12:
+                    await anyio.sleep(0.01)
+                assert (await client.agrep("x")).error is None
+                group.cancel_scope.cancel()
+
+        anyio.run(main, backend=library)
+        eventually(lambda: left[limiter.COMMANDS] == limits.MAX_COMMANDS_IN_ALL, LIMIT_S)
 
     def test_many_threads(self, client):
         def work(number):

@@ -27,6 +27,7 @@ from fusebackend.control import rendezvous
 from fusebackend.control.client.client import Client
 from fusebackend.linux.mount_table import MountError
 from fusebackend.mount.options import MountOptions
+from fusebackend.server import unmounted
 from fusebackend.server.unmounted import Unmounted
 
 CONFIG = """
@@ -276,14 +277,17 @@ def is_ended_by_signal(spins: int) -> bool:
 
     killing = threading.Thread(target=kill)
     killing.start()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: server.stop())
     server.run(ready.set)
     ended.set()
     killing.join()
+    signal.signal(signal.SIGTERM, before)
     return not late.is_set()
 
 
-def test_a_signal_ends_it_that_comes_as_it_begins_to_wait() -> None:
-    assert all(map(is_ended_by_signal, range(2000)))
+def test_a_signal_ends_it_that_comes_as_it_begins_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unmounted, "LOOK_S", 0.01)
+    assert all(map(is_ended_by_signal, range(500)))
 
 
 def test_served_in_a_thread_without_pyfuse3(tmp_path: Path) -> None:

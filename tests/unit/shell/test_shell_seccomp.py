@@ -17,6 +17,8 @@ from fusebackend.shell.seccomp import ARCHITECTURES, CLONE_NEWUSER
 ALLOW = 0
 """No errno."""
 
+Words = tuple[int, ...]
+
 
 def answer(machine: str, number: int, *arguments: int, audit: int | None = None, counted: bool = True) -> int:
     """The errno that the filter answers a call with (seccomp(2), Documentation/networking/filter.rst)."""
@@ -94,25 +96,33 @@ def having(**arguments: int) -> list[tuple[str, str, int]]:
     ]
 
 
-@for_each(
-    ("machine", "name", "before"),
-    having(chmod=1, fchmod=1, fchmodat=2, fchmodat2=2),
-)
-def test_setuid_modes(machine: str, name: str, before: int) -> None:
-    number = ARCHITECTURES[machine].calls[name]
-    path = [0x7FFF_0800] * before  # a pointer may have any bit
-    assert answer(machine, number, *path, 0o4755) == errno.EPERM
-    assert answer(machine, number, *path, stat.S_IFREG | 0o6755) == errno.EPERM
-    assert answer(machine, number, *path, 0o3777) == ALLOW, "it may be a directory"
+WRITE, NEW, UNNAMED = os.O_WRONLY, os.O_CREAT | os.O_WRONLY, os.O_TMPFILE | os.O_WRONLY
+SETID = {
+    "of what may be a directory": (
+        having(chmod=1, fchmod=1, fchmodat=2, fchmodat2=2),
+        [(0o4755,), (stat.S_IFREG | 0o6755,)],
+        [(0o3777,)],
+    ),
+    "of what is no directory": (
+        having(mknod=1, mknodat=2, creat=1),
+        [(0o4755,), (0o2755,), (stat.S_IFREG | 0o6755,), (stat.S_IFIFO | 0o2644,)],
+        [(stat.S_IFREG | 0o1777,)],
+    ),
+    "of new files": (
+        having(open=1, openat=2),
+        [(NEW, 0o4755), (NEW, 0o2755), (UNNAMED, 0o4755), (UNNAMED, 0o2755)],
+        [(os.O_DIRECTORY, 0o4755), (NEW, 0o755), (WRITE, 0o4755)],  # without O_CREAT, there is no mode
+    ),
+}
 
 
-@for_each(("machine", "name", "before"), having(mknod=1, mknodat=2, creat=1))
-def test_setid_modes_of_what_is_no_directory(machine: str, name: str, before: int) -> None:
-    number = ARCHITECTURES[machine].calls[name]
-    path = [0x7FFF_0C00] * before
-    for mode in (0o4755, 0o2755, stat.S_IFREG | 0o6755, stat.S_IFIFO | 0o2644):
-        assert answer(machine, number, *path, mode) == errno.EPERM
-    assert answer(machine, number, *path, stat.S_IFREG | 0o1777) == ALLOW
+@for_each(("calls", "refused", "allowed"), SETID.values(), ids=SETID)
+def test_setid_modes(calls: list[tuple[str, str, int]], refused: list[Words], allowed: list[Words]) -> None:
+    for machine, name, before in calls:
+        for expected, every in ((errno.EPERM, refused), (ALLOW, allowed)):
+            path = [0x7FFF_0C40] * before  # a pointer may have any bit
+            answers = {answer(machine, ARCHITECTURES[machine].calls[name], *path, *words) for words in every}
+            assert answers == {expected}, (machine, name)
 
 
 def test_what_is_counted_by_user_or_machine(machine: str) -> None:
@@ -121,18 +131,6 @@ def test_what_is_counted_by_user_or_machine(machine: str) -> None:
     for counted, expected in ((True, ALLOW), (False, errno.EMFILE)):
         answers = {answer(machine, calls[name], counted=counted) for name in seccomp.COUNTED_BY_USER if name in calls}
         assert answers == {expected}
-
-
-@pytest.mark.parametrize(("machine", "name", "before"), having(open=1, openat=2))
-def test_setuid_modes_of_new_files(machine: str, name: str, before: int) -> None:
-    number = ARCHITECTURES[machine].calls[name]
-    path = [0x7FFF_0840] * before
-    for creating in (os.O_CREAT, os.O_TMPFILE):
-        assert answer(machine, number, *path, creating | os.O_WRONLY, 0o4755) == errno.EPERM
-        assert answer(machine, number, *path, creating | os.O_WRONLY, 0o2755) == errno.EPERM
-    assert answer(machine, number, *path, os.O_DIRECTORY, 0o4755) == ALLOW
-    assert answer(machine, number, *path, os.O_CREAT | os.O_WRONLY, 0o755) == ALLOW
-    assert answer(machine, number, *path, os.O_WRONLY, 0o4755) == ALLOW, "without O_CREAT, there is no mode"
 
 
 def test_calls_of_other_architectures(machine: str) -> None:

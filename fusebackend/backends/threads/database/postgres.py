@@ -27,7 +27,6 @@ from fusebackend.backends.threads.database.sql import (
     SaverDialect,
     SaverTables,
     document_of,
-    links_of,
     mapping,
 )
 from fusebackend.backends.threads.database.values import loads, require
@@ -62,21 +61,9 @@ _LINK: Final = """
 
 _OF_LINE: Final = "c.thread_id = :thread AND c.checkpoint_ns = :namespace"
 
-_ANCESTRY: Final = _placeholders(f"""
-WITH RECURSIVE chain(id, parent, depth) AS (
-    SELECT checkpoint_id, parent_checkpoint_id, 1 FROM checkpoints WHERE {LINE} AND checkpoint_id = :checkpoint
-    UNION ALL
-    SELECT c.checkpoint_id, c.parent_checkpoint_id, chain.depth + 1
-    FROM chain JOIN checkpoints c ON {_OF_LINE} AND c.checkpoint_id = chain.parent
-    WHERE chain.depth < :limit
+_LINKS: Final = (
+    f"SELECT {_LINK} FROM checkpoints c {_WITH_BLOB} WHERE {_OF_LINE} AND c.checkpoint_id = ANY(:checkpoints)"
 )
-SELECT {_LINK} FROM chain JOIN checkpoints c ON {_OF_LINE} AND c.checkpoint_id = chain.id {_WITH_BLOB}
-ORDER BY chain.depth
-""")
-
-_LINKS: Final = _placeholders(f"""
-SELECT {_LINK} FROM checkpoints c {_WITH_BLOB} WHERE {_OF_LINE} AND c.checkpoint_id = ANY(:checkpoints)
-""")
 
 _BLOBS: Final = _placeholders(f"""
 SELECT b.channel, b.type, b.blob
@@ -126,6 +113,7 @@ class PostgresDatabase(SaverTables):
         row="xmin::text",
         is_text="",
         among="checkpoint_id = ANY(:checkpoints)",
+        links=_LINKS,
         document="NULL, checkpoint",
         placeholders=_placeholders,
         size="pg_column_size({})",
@@ -179,19 +167,12 @@ class PostgresDatabase(SaverTables):
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def _page(self, place: Place, checkpoint: str, channel: str, limit: int) -> list[Any]:
-        return self._ask(_ANCESTRY, **place._asdict(), checkpoint=checkpoint, channel=channel, limit=limit)
-
     def _link(self, row: Any, channel: str) -> Link:
         found, parent, version, inline, is_lost, kind, blob = row
         stored: Any = LOST if is_lost else NOTHING if inline is None else inline
         if kind is not None:
             stored = _value(found, channel, Raw(kind, blob))
         return Link(found, parent or None, version is not None, stored)
-
-    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
-        rows = self._ask_among(_LINKS, place, checkpoints, channel=channel)
-        return links_of(rows, lambda row: self._link(row, channel))
 
     def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
         return document_of(checkpoint, data)

@@ -14,7 +14,7 @@ import abc
 import datetime
 import re
 import uuid
-from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -214,12 +214,8 @@ class Database(abc.ABC):
         """The id of the newest checkpoint."""
 
     @abc.abstractmethod
-    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
-        """The checkpoint, then its parent, and so on to the root. Read only as far as the iterator is followed."""
-
-    @abc.abstractmethod
-    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
-        """These checkpoints, in any order, without unreadable ones."""
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> dict[str, Link | Damaged]:
+        """Those of these checkpoints that are there, by id; in place of an unreadable one its error."""
 
     @abc.abstractmethod
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:

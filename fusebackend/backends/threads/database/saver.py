@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from fusebackend.backends.threads.database.rows import (
@@ -201,23 +201,15 @@ class SaverDatabase(Database):
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
-        met: set[str] = set()
-        following: str | None = checkpoint
-        while following is not None and following not in met:
-            met.add(following)
-            try:
-                link = self._link(place, following, channel)
-            except FileNotFoundError:
-                return
-            following = link.parent
-            yield link
-
-    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
-        links = []
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> dict[str, Link | Damaged]:
+        links: dict[str, Link | Damaged] = {}
         for checkpoint in checkpoints:
-            with contextlib.suppress(Damaged, FileNotFoundError):
-                links.append(self._link(place, checkpoint, channel))
+            try:
+                links[checkpoint] = self._link(place, checkpoint, channel)
+            except FileNotFoundError:
+                continue
+            except Damaged as error:
+                links[checkpoint] = error
         return links
 
     def _link(self, place: Place, checkpoint: str, channel: str) -> Link:

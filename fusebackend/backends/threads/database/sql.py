@@ -7,11 +7,10 @@ dialect's module has the rest: its connection, its news, and how it stores a che
 from __future__ import annotations
 
 import abc
-import contextlib
 import errno
 import json
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
@@ -34,10 +33,6 @@ from fusebackend.base.errors import oserror
 
 LINE: Final = "thread_id = :thread AND checkpoint_ns = :namespace"
 
-FIRST_PAGE: Final = 2
-LAST_PAGE: Final = 512
-"""Ancestors in a query: few first, for an old thread's checkpoints hold whole values."""
-
 _WRITE_TYPES: Final = (str, str, str, int, str)
 """Of the columns that tell which write a row is: checkpoint, path of the task, task, place and channel."""
 
@@ -59,6 +54,8 @@ class SaverDialect(NamedTuple):
     """A condition that leaves out rows whose column `{}` is no text."""
     among: str
     """The condition for several checkpoints."""
+    links: str
+    """The statement for the rows of `_link`, the id first, of several checkpoints and a channel."""
     document: str
     """The columns with the type and the bytes of a checkpoint."""
     placeholders: Callable[[str], str]
@@ -135,6 +132,7 @@ class Statements:
             f"SELECT parent_checkpoint_id, metadata, {dialect.document} FROM checkpoints "
             f"WHERE {LINE} AND checkpoint_id = :checkpoint"
         )
+        self.links = make(dialect.links)
         self.writes = make(f"{write} AND {dialect.among} AND channel = coalesce(:channel, channel)")
         self.writes_since = make(f"{write} AND checkpoint_id = :checkpoint AND {dialect.order} > :order")
         row_size = " + ".join(f"coalesce({dialect.size.format(column)}, 0)" for column in ("checkpoint", "metadata"))
@@ -272,34 +270,18 @@ class SaverTables(Database):
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
-        met: set[str] = set()
-        limit, following = FIRST_PAGE, checkpoint
-        while True:
-            began = self._clock()
-            rows = self._page(place, following, channel, limit)
-            took_s = self._clock() - began
-            for place_in_page, row in enumerate(rows):
-                if row[0] in met:
-                    if place_in_page or row[0] != following:
-                        return  # a checkpoint that was stored anew below its own descendant
-                    continue  # a page begins with the last one of the page before
-                met.add(row[0])
-                yield self._link(row, channel)
-            if len(rows) < limit:
-                return
-            following, limit = rows[-1][0], max(self._more(limit, took_s, LAST_PAGE), FIRST_PAGE)
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> dict[str, Link | Damaged]:
+        found: dict[str, Link | Damaged] = {}
+        for row in self._ask_among(self._sql.links, place, checkpoints, channel=channel):
+            try:
+                found[row[0]] = self._link(row, channel)
+            except Damaged as error:
+                found[row[0]] = error
+        return found
 
     @abc.abstractmethod
-    def _page(self, place: Place, checkpoint: str, channel: str, limit: int) -> list[Any]:
-        """The first rows of an ancestry, for `_link`."""
-
-    @abc.abstractmethod
-    def _link(self, row: Any, channel: str) -> Link: ...
-
-    def _more(self, count: int, took_s: float, most: int) -> int:
-        """How many rows to ask for, after so many took so long."""
-        return min(count * 4, most)
+    def _link(self, row: Any, channel: str) -> Link:
+        """The link of a row of `SaverDialect.links`. Damaged."""
 
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
         return self._in_order(self._ask_among(self._sql.writes, place, checkpoints, channel=channel))
@@ -489,15 +471,6 @@ class SaverTables(Database):
                 for (value,) in self._ask(statement, thread=thread, namespace=namespace):
                     found.update(_MEDIA.findall(value))
         return {digest.decode() for digest in found}
-
-
-def links_of(rows: Iterable[Any], link_of: Callable[[Any], Link]) -> list[Link]:
-    """The links of these rows, without damaged ones."""
-    links = []
-    for row in rows:
-        with contextlib.suppress(Damaged):
-            links.append(link_of(row))
-    return links
 
 
 def document_of(checkpoint: str, found: Any) -> Mapping[str, Any]:

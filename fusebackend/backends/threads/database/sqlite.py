@@ -29,7 +29,6 @@ from fusebackend.backends.threads.database.sql import (
     SaverDialect,
     SaverTables,
     document_of,
-    links_of,
     mapping,
     require_id,
 )
@@ -63,30 +62,13 @@ ROWS_AT_ONCE: Final = 20_000
 """Counted in one statement: some milliseconds."""
 
 PORTION_S: Final = 0.05
-"""How long a query takes, as far as its portions can be made small enough."""
+"""How long a query takes, as far as its portions can be made small enough: until it ends, no writer can commit to a
+file with a rollback journal."""
 
 
 def _placeholders(statement: str) -> str:
     """CAST lets text that is not UTF-8 be compared by its bytes (`databases.sqlite.bound`)."""
     return re.sub(r":(thread|namespace|checkpoint|parent)\b", r"CAST(:\1 AS TEXT)", statement)
-
-
-_COLUMNS: Final = "checkpoint_id, parent_checkpoint_id, type, checkpoint"
-
-_LINKS: Final = _placeholders(f"SELECT {_COLUMNS} FROM checkpoints WHERE {LINE} AND checkpoint_id IN {{among}}")
-
-# CROSS JOIN keeps the chain outside, so that each step is one look-up by the primary key.
-_ANCESTRY: Final = _placeholders(f"""
-WITH RECURSIVE chain(id, parent, type, checkpoint) AS (
-    SELECT {_COLUMNS} FROM checkpoints WHERE {LINE} AND checkpoint_id = :checkpoint
-    UNION ALL
-    SELECT c.checkpoint_id, c.parent_checkpoint_id, c.type, c.checkpoint
-    FROM chain CROSS JOIN checkpoints c ON c.checkpoint_id = chain.parent
-    WHERE c.thread_id = :thread AND c.checkpoint_ns = :namespace
-    LIMIT :limit
-)
-SELECT id, parent, type, checkpoint FROM chain
-""")
 
 
 class _SeenUpTo(NamedTuple):
@@ -125,6 +107,8 @@ class SqliteDatabase(SaverTables):
         row="rowid",
         is_text=" AND {} < x''",  # TEXT sorts before BLOBs and, from '' on, after numbers
         among="checkpoint_id IN {among}",
+        links="SELECT checkpoint_id, parent_checkpoint_id, type, checkpoint FROM checkpoints "
+        f"WHERE {LINE} AND checkpoint_id IN {{among}}",
         document="type, checkpoint",
         placeholders=_placeholders,
         size="length({})",
@@ -272,17 +256,6 @@ class SqliteDatabase(SaverTables):
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def _page(self, place: Place, checkpoint: str, channel: str, limit: int) -> list[Any]:
-        return self._ask(_ANCESTRY, **place._asdict(), checkpoint=checkpoint, limit=limit)
-
-    def _more(self, count: int, took_s: float, most: int) -> int:
-        """So many that a query takes `PORTION_S` at most: until it ends, no writer can commit to a file with a rollback
-        journal."""
-        return max(1, min(count * 4, most, int(count * PORTION_S / 2 / max(took_s, 1e-6))))
-
-    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
-        return links_of(self._ask_among(_LINKS, place, checkpoints), lambda row: self._link(row, channel))
-
     def _link(self, row: Any, channel: str) -> Link:
         checkpoint, parent, kind, blob = row
         require_id(checkpoint, parent)
@@ -367,9 +340,11 @@ class SqliteDatabase(SaverTables):
             among = f"({', '.join(f'CAST(:{name} AS TEXT)' for name in ids)})"
             began = self._clock()
             rows += self._ask(statement.replace("{among}", among), **place._asdict(), **ids, **values)
+            took_s = self._clock() - began
             start += len(some)
-            if len(some) == self._at_once or self._clock() - began > PORTION_S / 2:
-                self._at_once = self._more(len(some), self._clock() - began, IDS_AT_ONCE)
+            if len(some) == self._at_once or took_s > PORTION_S / 2:
+                in_time = int(len(some) * PORTION_S / 2 / max(took_s, 1e-6))
+                self._at_once = max(1, min(len(some) * 4, IDS_AT_ONCE, in_time))
         return rows
 
 

@@ -20,7 +20,7 @@ from profiles import examples
 
 from fusebackend.backends.object_store.bucket.requests import ObjectVersion
 from fusebackend.backends.object_store.volume import PACE
-from fusebackend.remote.ranges import BLOCK_BYTES, WHOLE_BYTES, Allowance, BlockCache, RangedReader, Run
+from fusebackend.remote.ranges import BLOCK_BYTES, WHOLE_BYTES, Allowance, BlockCache, RangedReader
 from fusebackend.testing.posix.case import refused
 
 MIB = 1 << 20
@@ -122,16 +122,6 @@ def test_threads_that_read_at_random_and_in_order_at_once(store: MemoryStore, ca
     reader.close()
 
 
-def test_an_empty_object_and_reads_beyond_the_end(cache: BlockCache) -> None:
-    store = MemoryStore()
-    obstore.put(store, "empty", b"")
-    obstore.put(store, "small", b"abc")
-    assert reader_of(store, cache, "empty").read(0, 10) == b""
-    small = reader_of(store, cache, "small")
-    places = [(1, 10), (3, 10), (1 << 40, 10), (0, 0)]
-    assert [small.read(*place) for place in places] == [b"bc", b"", b"", b""]
-
-
 def test_of_a_store_without_etags_a_reader_caches_for_itself_alone(store: MemoryStore, cache: BlockCache) -> None:
     for data in (DATA, DATA[::-1]):
         obstore.put(store, "key", data)
@@ -139,14 +129,6 @@ def test_of_a_store_without_etags_a_reader_caches_for_itself_alone(store: Memory
         assert reader.read(5 * MIB, 1000) == data[5 * MIB : 5 * MIB + 1000]
         reader.close()
         assert len(cache) == 0
-
-
-def test_a_local_directory_is_read_as_well(tmp_path: Path, cache: BlockCache) -> None:
-    store = LocalStore(tmp_path)
-    obstore.put(store, "key", DATA)
-    reader = reader_of(store, cache)
-    assert b"".join(reader.read(offset, MIB) for offset in range(0, len(DATA), MIB)) == DATA
-    reader.close()
 
 
 # -- the right version --------------------------------------------------------------------------------------------
@@ -375,19 +357,6 @@ def test_what_is_given_up_is_read_again(store: MemoryStore, cache: BlockCache) -
         if offset % MIB == 0:
             reader.drop_ahead()
     reader.close()
-
-
-def test_a_run_asks_for_whole_blocks_one_after_the_other_and_never_beyond_the_end() -> None:
-    run, size = Run(0, 128 << 10), 100 * MIB + 5
-    expected = BLOCK_BYTES
-    for offset in range(128 << 10, size, 128 << 10):
-        run.advance(offset, min(offset + (128 << 10), size))
-        while (part := run.next_part(size, PACE)) is not None:
-            assert part[0] == expected and part[0] % BLOCK_BYTES == 0
-            assert 0 < part[1] <= PACE.part_bytes and sum(part) <= size
-            assert sum(part) <= run.frontier + PACE.window_bytes
-            expected = run.ahead = sum(part)
-    assert expected == size
 
 
 def test_content_that_came_in_another_way_is_not_fetched_again(cache: BlockCache, requests: Requests) -> None:

@@ -185,17 +185,6 @@ def test_every_open_asks_for_the_version_once(store, volume, monkeypatch):
     assert len(gets) == 1
 
 
-def test_a_file_that_is_opened_again_at_once_is_looked_at_again(store):
-    with contextlib.closing(ObjectStoreVolume(store, ttl_s=3600.0)) as volume:
-        put(volume, b"other", b"other")
-        node = put(volume, b"f", b"0")
-        for number in range(1, 20):
-            store.put("f", str(number).encode())
-            assert whole(volume, node) == str(number).encode()
-            names(volume)
-            volume.getattr(node)
-
-
 def unsaved(volume, name, data, parent=ROOT_NODE):
     """A file that is open, and that only this volume has."""
     node = volume.create(parent, name, 0o644, os.O_RDWR, ME).node

@@ -91,7 +91,7 @@ class Writer:
     def __init__(self, dsn: str, volume: PostgresVolume, node: int, session: int = 999_999) -> None:
         self.connection = psycopg.connect(dsn)
         self.node = node
-        query, parameters = feed.row(volume.id, session, f"{node}//")
+        query, parameters = feed.row(volume.id, session, feed.encode([Change(node)]))
         self.connection.execute(query, parameters)  # type: ignore[call-overload]
 
     def end(self, *, commits: bool = True) -> None:
@@ -260,10 +260,8 @@ def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
 ) -> None:
     late = Writer(postgres_dsn, here, 1003)
     rows = feed.SWEPT_AT_ONCE + 500
-    plant = (
-        "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '7//' FROM generate_series(1, %s)"
-    )
-    sql(postgres_dsn, plant, here.id, rows)
+    plant = "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 9999, %s FROM generate_series(1, %s)"
+    sql(postgres_dsn, plant, here.id, feed.encode([Change(7)]), rows)
     count = "SELECT count(*) FROM fusebackend.change"
     there.read_rows()
     here.read_rows()
@@ -283,7 +281,7 @@ def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
 
 def test_rows_of_another_server_are_passed_over(here: Host, there: Host, postgres_dsn: str) -> None:
     """A dump that was restored has rows and a floor with numbers that this server has not reached."""
-    sql(postgres_dsn, "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '1004//')", here.id)
+    sql(postgres_dsn, "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '[[1004,null,null]]')", here.id)
     sql(postgres_dsn, "UPDATE fusebackend.change_kept SET floor = '99999999:99999999:', done = floor")
     assert set(here.rest()) <= {Change()}
     node = there.make(b"f")
@@ -405,7 +403,7 @@ def test_more_changes_than_can_be_read_are_everything(
 ) -> None:
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '7//'"
+            "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '[[7,null,null]]'"
             " FROM generate_series(1, %s)",
             [here.id, feed.MAX_ROWS + 1],
         )

@@ -30,17 +30,11 @@ def test_nothing_changed_is_nothing_told() -> None:
 
 def test_too_many_changes_may_be_anything() -> None:
     changes = [Change(node=node, parent=1, name=b"\xff" * NAME_MAX_BYTES) for node in range(2, 1000)]
-    assert PAYLOAD_BYTES * 0.9 < len(encode(changes[:75])) <= PAYLOAD_BYTES
-    assert decode([encode(changes[:75])]) == changes[:75]
+    assert PAYLOAD_BYTES * 0.9 < len(encode(changes[:170])) <= PAYLOAD_BYTES
+    assert decode([encode(changes[:170])]) == changes[:170]
     assert decode([encode(changes)]) == [Change()]
 
 
-@given(payload=st.text(alphabet=st.characters(blacklist_categories=["Cs"])))
-def test_what_nobody_of_ours_has_sent_means_something(payload: str) -> None:
-    changes = decode([payload])
-    assert changes, f"{payload!r} is passed over"
-
-
-def test_what_makes_no_sense_means_anything() -> None:
-    for payload in ("17", "a/b/c", "1/2/3/4", "1/2//", " ", ""):
-        assert Change() in decode(["17//", payload])
+@given(payload=st.text(alphabet=st.characters(blacklist_categories=["Cs"])) | st.sampled_from(("17", "[17]", "[[1]]")))
+def test_what_nobody_of_ours_has_sent_means_anything(payload: str) -> None:
+    assert payload == "[]" or decode([encode([Change(17)]), payload]) == [Change(17), Change()]

@@ -24,7 +24,7 @@ from stored import put_if
 from fusebackend.backends import DockerBackend
 from fusebackend.backends.sandbox import base
 from fusebackend.backends.sandbox.base import INLINE_FILES, BaseSandbox
-from fusebackend.backends.sandbox.scripts import LIBRARY, Script
+from fusebackend.backends.sandbox.scripts import LIBRARY
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.protocol.versions import digest_of
 from fusebackend.testing.each import each
@@ -465,10 +465,3 @@ def test_a_full_disk_is_told_in_the_systems_words(docker_engine):
         assert backend.execute("ls -A").output == "a\nmost\n"
         assert backend.delete("/most").error is None
         assert backend.write("/b", "y").error is None
-
-
-def test_scripts_spell_what_is_no_text():
-    assert Script().call("f", "plain", "it's", "日本").text == "f 'plain' 'it'\\''s' '日本'"
-    spelled = Script().call("f", "\udcff\n").text
-    assert spelled == "fb_spelled1=$(printf '\\377\\012.'); fb_spelled1=${fb_spelled1%.}\nf \"$fb_spelled1\""
-    assert Script().call("f", stdin="eA==").call("g").text == "f <<'.'\neA==\n.\ng"

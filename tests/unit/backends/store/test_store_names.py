@@ -14,7 +14,7 @@ from profiles import examples
 from stored import put_if, put_new
 
 from fusebackend.backends import StoreBackend
-from fusebackend.remote.keyed import KeyList, bounds, is_name
+from fusebackend.remote.keyed import KeyList, is_name
 
 FILE = {"content": "text", "encoding": "utf-8"}
 
@@ -235,20 +235,6 @@ def test_a_level_is_what_sorting_out_all_keys_would_give(keys, directory):
         tops = {key[len(prefix) :].partition("/")[:2] for key in below}
         found = [key[len(prefix) :].partition("/")[:2] for key in listed.level(prefix)]
         assert sorted(found) == sorted(tops)
-
-
-def test_keys_can_come_and_go():
-    listed = KeyList(["/b", "/a"])
-    for _ in range(2):
-        listed.add("/c")
-        listed.discard("/b")
-    assert list(listed) == ["/a", "/c"]
-    assert "/a" in listed and "/b" not in listed
-
-
-def test_the_ranges_of_a_prefix():
-    assert bounds("/a/") == (("/a/", "/a0"),)
-    assert bounds("") == (("", "/"), ("0", None))
 
 
 PATHS = st.lists(

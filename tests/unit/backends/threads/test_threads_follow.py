@@ -404,23 +404,6 @@ def test_rows_are_counted_in_portions_and_added_ones_are_no_deletion(
     assert opened.news() == News(False, frozenset({Place("later", "")}))
 
 
-def test_a_writer_may_commit_while_an_ancestry_is_read(database: tuple[SqliteDatabase, sqlite3.Connection]) -> None:
-    """With a rollback journal, a reader that has a row of a query keeps every writer from its commit."""
-    opened, other = database
-    (newest,) = other.execute("SELECT max(checkpoint_id) FROM checkpoints WHERE thread_id = 'one'").fetchone()
-    opened.close()
-    assert other.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
-    with contextlib.closing(SqliteDatabase(opened.path)) as reader:
-        whole = [link.id for link in reader.ancestry(Place("one", ""), newest, "files")]
-        assert len(whole) > 3
-        links = reader.ancestry(Place("one", ""), newest, "files")
-        found = [next(links).id]
-        with contextlib.closing(sqlite3.connect(opened.path, timeout=0)) as writer:
-            writer.execute("DELETE FROM writes WHERE thread_id = 'two'")
-            writer.commit()
-        assert found + [link.id for link in links] == whole
-
-
 def test_queries_become_smaller_where_they_take_long(
     database: tuple[SqliteDatabase, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:

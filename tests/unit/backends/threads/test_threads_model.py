@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import EmptyInputError
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Overwrite, Send, interrupt
 from profiles import examples
@@ -136,6 +137,7 @@ def test_any_history_is_as_langgraph_finds_it(lasting: Bench, deeds: list[Any]) 
     name = uuid.uuid4().hex
     for graph in after_each(lasting, name, deeds):
         compare(lasting, graph, name)
+    lasting.saver.delete_thread(name)  # what is looked for later is not looked for among hundreds
 
 
 def after_each(b: Bench, name: str, deeds: list[Any]) -> Iterator[Any]:
@@ -145,7 +147,8 @@ def after_each(b: Bench, name: str, deeds: list[Any]) -> Iterator[Any]:
         if deed[0] == "era":
             graph = delta_graph(b.saver, deed[1]) if deed[1] else plain_graph(b.saver)
         else:
-            with contextlib.suppress(RuntimeError):
+            # A task that fails; and a run that is to go on from a checkpoint which has nothing to do.
+            with contextlib.suppress(RuntimeError, EmptyInputError):
                 do(graph, name, deed)
         yield graph
 

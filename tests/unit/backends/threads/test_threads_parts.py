@@ -417,54 +417,34 @@ def test_nodes_that_wait_for_several_others(tmp_path: Any) -> None:
     assert found == [("__start__",), ("a", "b"), ("c",), ()]
 
 
-class Clocks:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.started_ns = time_ns_of(str(uuid6())) or 0
-
-    def watch(self, quiet_s: float = 600.0) -> RunWatch:
-        return RunWatch(quiet_s, lambda: self.seconds, lambda: self.started_ns + int(self.seconds * 1e9))
+ASKED = wrote("t1", "__interrupt__", 1)
+DONE = wrote("t1", "files", 1)
+MORE = wrote("t1", "messages", 2)
 
 
-def test_a_run_without_a_sign_of_life_has_ended() -> None:
-    clocks = Clocks()
-    watch = clocks.watch()
-    made, writes = saved(TWO), [wrote("t1", "files", 1)]
-
-    def at(*moments: float) -> list[bool]:
-        found = []
-        for moment in moments:
-            clocks.seconds = moment
-            found.append(watch.is_active(made, writes, standing(made, writes)))
-        return found
-
-    assert at(0, 599, 601) == [True, True, False]
-    writes.append(wrote("t1", "messages", 2))  # a sign of life
-    assert at(601, 1200, 1202) == [True, True, False]
-
-
-def test_who_comes_late_goes_by_the_time_of_the_checkpoint() -> None:
-    clocks = Clocks()
-    made = saved(ONE)
-    clocks.seconds = 601
-    assert not clocks.watch().is_active(made, [], standing(made, []))
-
-
-def test_an_answer_may_have_come_just_now() -> None:
-    clocks = Clocks()
-    made, writes = saved(ONE), [wrote("t1", "__interrupt__", 1), wrote(NULL_TASK, "__resume__", 2)]
-    clocks.seconds = 10**6
-    watch = clocks.watch()
-    assert watch.is_active(made, writes, standing(made, writes))
-    clocks.seconds += 601
-    assert not watch.is_active(made, writes, standing(made, writes))
-
-
-def test_a_thread_at_rest_or_waiting_is_never_active() -> None:
-    clocks = Clocks()
-    for values, writes in (({}, []), (ONE, [wrote("t1", "__interrupt__")])):
-        made = saved(values)
-        assert not clocks.watch().is_active(made, writes, standing(made, writes))
+@for_each(
+    ("values", "moments"),
+    [
+        # A sign of life comes at 601 s.
+        (TWO, [(0, [DONE], True), (599, [DONE], True), (601, [DONE], False), (601, [DONE, MORE], True),
+               (1200, [DONE, MORE], True), (1202, [DONE, MORE], False)]),
+        # Who comes late goes by the time of the checkpoint, but an answer may have come just now.
+        (ONE, [(601, [], False)]),
+        (ONE, [(10**6, [ASKED, wrote(NULL_TASK, "__resume__", 2)], True),
+               (10**6 + 601, [ASKED, wrote(NULL_TASK, "__resume__", 2)], False)]),
+        # At rest, and waiting.
+        ({}, [(0, [], False)]),
+        (ONE, [(0, [ASKED], False)]),
+    ],
+)  # fmt: skip
+def test_a_run_without_a_sign_of_life_has_ended(
+    values: dict[str, Any], moments: list[tuple[float, list[Write], bool]]
+) -> None:
+    started_ns, seconds = time_ns_of(str(uuid6())) or 0, 0.0
+    watch = RunWatch(600.0, lambda: seconds, lambda: started_ns + int(seconds * 1e9))
+    made = saved(values)
+    for seconds, writes, is_active in moments:
+        assert watch.is_active(made, writes, standing(made, writes)) is is_active, seconds
 
 
 # -- conversations that are read in order ----------------------------------------------------------------------------
@@ -526,18 +506,6 @@ def test_it_reads_like_a_log_and_its_header_has_a_line_for_each_field() -> None:
     assert lines[0] == "commit id\N{REPLACEMENT CHARACTER}forged"
     assert [line for line in lines if line.startswith("diff ")] == ["diff --git a/f b/f"]
     assert "\x1b" not in made
-
-
-def test_files_are_in_order_of_their_names_and_equal_sets_have_no_patch() -> None:
-    assert patch(Header("1", "a", "d", "s"), {b"f": b"x"}, {b"f": b"x"}) == b""
-    made = patch(
-        Header("1", "a", "d", "s"), {b"b": b"1\n", b"same": b""}, {b"c": b"2\n", b"a": b"", b"same": b""}
-    ).decode()
-    assert [line for line in made.splitlines() if line.startswith("diff ")] == [
-        "diff --git a/a b/a",
-        "diff --git a/b b/b",
-        "diff --git a/c b/c",
-    ]
 
 
 # -- the parts of a message --------------------------------------------------------------------------------------------
@@ -609,16 +577,6 @@ class TestHostile:
         for text, data in [("a\x1b[31m\r\n", b"a\x1b[31m\r\n"), ("\udcff", b"\xff"), ("\ud800", b"?"), ("", b"")]:
             assert files_of(3, tool(text)) == [("0003-tool-grep.txt", data)]
 
-    def test_values_of_a_thousand_levels(self) -> None:
-        deep: Any = "x"
-        for _ in range(1000):
-            deep = [deep]
-        message = {"type": "ai", "content": "see", "tool_calls": [{"name": "t", "args": {"deep": deep}, "id": "c"}]}
-        assert "more characters" in section(1, message, 0)
-        (_, made) = files_of(1, message)
-        assert made.name == "0001-ai.calls.json"
-        assert b"".join(made.data.split()).count(b"[") == 1001
-
 
 class TestFiles:
     def test_a_conversation(self) -> None:
@@ -682,14 +640,6 @@ class TestFiles:
             assert section(1, message, 0).endswith(f"\n\n![{digest}](blobs/{digest})\n\n")
         odd = files_of(1, human([{**block, "deepagents_blob": "../" + digest}]))[0].data
         assert odd.startswith(b"```json")
-
-    def test_citations_follow_their_text(self) -> None:
-        text = {
-            "type": "text",
-            "text": "It rains.",
-            "annotations": [{"type": "citation", "url": "https://x.example/a", "title": "Rain"}],
-        }
-        assert files_of(1, human([text]))[0].data == b"It rains.\n\n[Rain] https://x.example/a\n\n"
 
     def test_a_call_among_the_blocks_is_not_shown_twice(self) -> None:
         message = {

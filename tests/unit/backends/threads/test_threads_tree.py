@@ -365,9 +365,9 @@ def test_a_search_of_many_threads_reads_no_history(tmp_path: Path, monkeypatch: 
         asked: list[Any] = []
         newest: list[Any] = []
         database = backend.volume._database  # type: ignore[attr-defined]
-        saved = database.saved
+        saved, links = database.saved, database.links
         monkeypatch.setattr(database, "saved", lambda *arguments: newest.append(arguments) or saved(*arguments))
-        monkeypatch.setattr(database, "links", lambda *arguments: asked.append(arguments))
+        monkeypatch.setattr(database, "links", lambda *arguments: asked.extend(arguments[1]) or links(*arguments))
         assert len(found(backend.grep("version", glob="*.md"))) == 60 * 20
-        assert asked == []
+        assert len(asked) <= 60 * 2 * 2  # of two channels, the newest checkpoint and the one before
         assert len(newest) <= 60
