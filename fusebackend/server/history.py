@@ -43,7 +43,7 @@ from fusebackend.trees import diff_output
 from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.diff import Differences, differences
-from fusebackend.trees.earlier import EarlierVolume, Past, PastMoment, sides
+from fusebackend.trees.earlier import EarlierVolume, PastMoment, sides
 from fusebackend.trees.refs import Ref, begin_ns
 from fusebackend.volumes.placing import NodeSource, Source, whole
 from fusebackend.volumes.walk import resolve
@@ -160,7 +160,7 @@ class MountHistory:
             OSError: ENOENT, there is no such call, or it has not changed one of the paths.
         """
         found = self.call(call)
-        before, after = sides(self._file.records(found.number), Past(self._everywhere, self._file.since, self._source))
+        before, after = sides(self._file, self._file.records(found.number), self._everywhere, self._source)
         inner = [os.fsencode(paths.normalise(each)).strip(b"/") for each in given] or [b""]
         try:
             result = differences(before, after, inner)
