@@ -127,11 +127,7 @@ class Listener:
         """Whether the server has sent nothing that the thread has still to read, and has not hung up. Any thread may
         ask."""
         socket = self._socket
-        if socket < 0:
-            return False
-        poll = select.poll()
-        poll.register(socket, select.POLLIN)
-        return not poll.poll(0)
+        return socket >= 0 and not is_readable(socket, 0)
 
     def run(self, work: Callable[[Connection[Any]], T]) -> T:
         """The result of `work`, called with the connection in the listener's thread; notifications wait meanwhile.

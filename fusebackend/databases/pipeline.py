@@ -19,6 +19,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fusebackend.base.deadline import is_readable
+
 if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.pq.abc import PGconn
@@ -79,9 +81,7 @@ def require_quiet(connection: Connection[Any]) -> None:
     from psycopg import OperationalError
 
     if not connection.closed:
-        poll = select.poll()
-        poll.register(connection.pgconn.socket, select.POLLIN)
-        if not poll.poll(0):
+        if not is_readable(connection.pgconn.socket, 0):
             return
         connection.close()
     raise OperationalError("the connection was lost")

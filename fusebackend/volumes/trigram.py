@@ -39,6 +39,15 @@ _SHOWN = "".join(chr(0x80 + (byte ^ 0x20 if byte & 0x40 else byte)) for byte in 
 ASCII their trigrams meet in a few slots of FTS5's hash table, and a text of random letters takes half as long again."""
 
 
+def is_text(data: bytes) -> bool:
+    """Return True for the bytes of a text, as `text.grep_lines` defines it."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in data
+
+
 def words(data: bytes) -> set[bytes]:
     """The words of a text that have trigrams, and some that are shorter."""
     return set(data.translate(_SEPARATORS).split())

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import stat
 import tempfile
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import strategies as st
@@ -17,8 +20,21 @@ from fusebackend.backends.sqlite import stored_tree as storedtree
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.index import Indexer
-from fusebackend.protocol import ROOT_NODE, Volume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Volume
 from fusebackend.testing.model import VolumeMachine
+from fusebackend.testing.model.values import XATTRS, contents, offsets
+
+Change: TypeAlias = Callable[[Any, st.DataObject], object]
+
+CHANGES: tuple[Change, ...] = (
+    lambda machine, data: machine.create(data, 0o644),
+    lambda machine, data: machine.handles and machine.write(data, data.draw(offsets), data.draw(contents)),
+    lambda machine, data: machine.handles and machine.close(data),
+    lambda machine, data: machine.truncate(data, data.draw(offsets)),
+    lambda machine, data: machine.set_xattr(data, XATTRS[0], b"value"),
+    lambda machine, data: machine.unlink(data),
+)
+"""Rules of the machine."""
 
 
 class SqliteMachine(VolumeMachine):
@@ -38,6 +54,9 @@ class SqliteMachine(VolumeMachine):
 
     def reopen_volume(self) -> SqliteVolume:
         self.opened = SqliteVolume(self.path)
+        mode = stat.S_IMODE(self.opened.getattr(ROOT_NODE).mode)
+        self.opened.setattr(ROOT_NODE, AttrChanges(mode=mode))  # a change, with the sync of which the log begins
+        self.opened.sync()
         return self.opened
 
     @initialize(items=st.sampled_from((3, 15, 4000)))
@@ -58,10 +77,15 @@ class SqliteMachine(VolumeMachine):
         self.opened.write_back()
         assert check(self.path) == []
 
-    @rule()
-    def crash(self) -> None:
-        """Go on with the files as they are after an `fsync`: with what only the sync log has."""
-        self.volume.fsync(ROOT_NODE)
+    @rule(data=st.data(), changes=st.lists(st.sampled_from(CHANGES), min_size=1, max_size=6))
+    def crash(self, data: st.DataObject, changes: list[Change]) -> None:
+        """Go on with the files as they are after some changes and an `fsync` of each: with what only the sync log has.
+
+        Without them most crashes would follow a flush, and no record would be needed.
+        """
+        for change in changes:
+            change(self, data)
+            self.volume.fsync(ROOT_NODE)
         place = tempfile.mkdtemp(dir=self.directory)
         for suffix in ("", "-wal", "-log"):
             if os.path.exists(self.path + suffix):
@@ -69,6 +93,7 @@ class SqliteMachine(VolumeMachine):
         self.path = f"{place}/volume.db"
         self.reopen(release=False)
         assert check(self.path) == []
+        self.read_everything()
 
     def teardown(self) -> None:
         try:

@@ -15,7 +15,6 @@ import os
 import resource
 import stat
 import struct
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -97,33 +96,10 @@ class Descriptor:
         return f"/proc/self/fd/{self.fd}"
 
 
-class DescriptorCache:
-    """The descriptors used last, by node."""
-
-    def __init__(self) -> None:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._limit = CACHED_DESCRIPTORS if soft < 0 else max(16, min(CACHED_DESCRIPTORS, soft // 4))
-        self._open: OrderedDict[int, Descriptor] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def get(self, node: int) -> Descriptor | None:
-        found = self._open.get(node)
-        if found is not None:
-            self._open.move_to_end(node)
-        return found
-
-    def put(self, node: int, descriptor: Descriptor) -> None:
-        self._open[node] = descriptor
-        if len(self._open) > self._limit:
-            self._open.popitem(last=False)
-
-    def discard(self, node: int) -> None:
-        self._open.pop(node, None)
-
-    def clear(self) -> None:
-        self._open.clear()
+def most_cached() -> int:
+    """How many O_PATH descriptors are kept open at most."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CACHED_DESCRIPTORS if soft < 0 else max(16, min(CACHED_DESCRIPTORS, soft // 4))
 
 
 def open_root(path: str) -> Descriptor:

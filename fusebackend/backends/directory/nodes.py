@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from fusebackend.backends.directory import dirfd
-from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, DescriptorCache, OpenFile
+from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile
 from fusebackend.base.errors import oserror
+from fusebackend.base.recent import Recent
 from fusebackend.protocol import ROOT_NODE, Attr, Caller
 
 IDLE_FILES = 2_000
@@ -77,7 +78,7 @@ class NodeTable:
     def __init__(
         self,
         root: os.stat_result,
-        dropped: Callable[[int], None],
+        dropped: Callable[[int], object],
         is_same: Callable[[Node, Node, bytes, os.stat_result], bool],
     ) -> None:
         self._device = root.st_dev
@@ -239,8 +240,8 @@ class Places:
 
     def __init__(self, root: Descriptor) -> None:
         self._root: Descriptor | None = root
-        self._descriptors = DescriptorCache()
-        self.table = NodeTable(os.fstat(root.fd), self._descriptors.discard, self.is_same)
+        self._descriptors: Recent[int, Descriptor] = Recent(dirfd.most_cached())
+        self.table = NodeTable(os.fstat(root.fd), lambda node: self._descriptors.pop(node, None), self.is_same)
         self.table.root.pin = root
 
     @property
@@ -284,7 +285,7 @@ class Places:
 
     def of(self, node: Node) -> Descriptor:
         """An O_PATH descriptor of the node's file. Its directories are opened as far up as is needed."""
-        found = node.pin or self._descriptors.get(node.number)
+        found = node.pin or self._descriptors.use(node.number)
         if found is not None:
             return found
         way = []
@@ -300,7 +301,7 @@ class Places:
 
     def _known(self, node: Node) -> Descriptor | None:
         """A descriptor that is open already."""
-        return node.pin or self._descriptors.get(node.number) or (self.root if node is self.table.root else None)
+        return node.pin or self._descriptors.use(node.number) or (self.root if node is self.table.root else None)
 
     def _step(self, above: Descriptor, node: Node) -> Descriptor:
         try:
@@ -309,7 +310,7 @@ class Places:
             raise self._lost(node) if error.errno in _STALE else error from None
         if not self.table.is_node(node, os.fstat(below.fd)):
             raise self._lost(node)
-        self._descriptors.put(node.number, below)
+        self._descriptors[node.number] = below
         return below
 
     def status(self, node: Node) -> os.stat_result:

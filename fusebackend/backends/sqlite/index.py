@@ -219,13 +219,7 @@ def text_of(db: sqlite3.Connection, node: int) -> bytes | None:
         return None
     rows = db.execute(_DATA, (node,)).fetchall()
     data = rows[0][0] if len(rows) == 1 else b"".join(piece for (piece,) in rows)
-    if len(data) != row[0] or b"\0" in data:  # missing chunks are zeros
-        return None
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return bytes(data)
+    return bytes(data) if len(data) == row[0] and trigram.is_text(data) else None  # missing chunks are zeros
 
 
 # -- searching -------------------------------------------------------------------------------------------------------

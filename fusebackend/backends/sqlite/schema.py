@@ -53,6 +53,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from fusebackend.base.at_path import state_at
+from fusebackend.base.durable import sync_directory
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.sqlite import open_file, transaction, translate_errors
 from fusebackend.protocol import MAX_NODE, ROOT_NODE
@@ -332,11 +333,7 @@ def _prepare(connection: sqlite3.Connection, path: str, wanted: int) -> None:
     set_up(connection)
     if fresh:
         _create(connection, wanted)
-        descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)  # the file's own name must survive as well as its contents
-        finally:
-            os.close(descriptor)
+        sync_directory(os.path.dirname(os.path.abspath(path)))  # the file's own name must survive, too
     else:
         _require_root(connection, path)
 

@@ -116,25 +116,6 @@ def test_a_deep_tree_moves(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) 
 # -- life ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["release first", "forget first"])
-def test_a_nameless_file_lives_as_long_as_somebody_has_it(volume: TreeVolume, order: str) -> None:
-    node = volume.create(ROOT_NODE, b"f", 0o644, os.O_RDWR, ME).node
-    volume.hold(node)
-    volume.write(node, 0, b"still here")
-    volume.unlink(ROOT_NODE, b"f")
-    volume.sync()
-    refused(errno.ENOENT, volume.link, node, ROOT_NODE, b"back")
-    if order == "release first":
-        volume.release(node, os.O_RDWR)
-        assert volume.getattr(node).nlink == 0
-        volume.forget([node])
-    else:
-        volume.forget([node])
-        assert volume.read(node, 0, 100) == b"still here"
-        volume.release(node, os.O_RDWR)
-    refused(errno.ESTALE, volume.getattr, node)
-
-
 def test_forgetting_what_was_never_held_or_is_gone_is_harmless(volume: TreeVolume) -> None:
     node = put(volume, b"f")
     volume.unlink(ROOT_NODE, b"f")

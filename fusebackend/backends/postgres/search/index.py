@@ -32,6 +32,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fusebackend.backends.postgres.search.query import REGULAR
+from fusebackend.base.batches import by_size
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, send
 from fusebackend.databases.postgres import Connections
 from fusebackend.volumes import trigram
@@ -284,12 +285,13 @@ class SearchIndexer:
     def _work(self, connection: Connection[Any], quiet_s: float) -> float | None:
         """One transaction of three round trips, which the pool rolls back if it fails."""
         lock = ("SELECT pg_try_advisory_xact_lock(%s::int, %s::int)", [INDEX_LOCK, self._volume])
-        waiting = (_WAITING, [self._volume, quiet_s])
-        _, locked, rows, left = send(connection, [BEGIN, lock, waiting, (_LEFT, [self._volume])])
+        looked = (_WAITING, [self._volume, quiet_s])
+        _, locked, rows, left = send(connection, [BEGIN, lock, looked, (_LEFT, [self._volume])])
         if locked == [(False,)]:
             send(connection, [COMMIT])
             return LOOK_S
-        portion = _portion([ChangedFile(*row) for row in rows])
+        waiting = [ChangedFile(*row) for row in rows]
+        portion = next(by_size(waiting, _read_bytes, PORTION_FILES, PORTION_BYTES), [])
         if portion:
             self._unsorted = True
             send(connection, [*self._indexing(connection, portion), COMMIT])
@@ -329,16 +331,9 @@ class SearchIndexer:
         return {node: words_of(text) for node, text in texts if text is not None}
 
 
-def _portion(waiting: list[ChangedFile]) -> list[ChangedFile]:
-    """The first of them, as many as fit `PORTION_BYTES`."""
-    portion: list[ChangedFile] = []
-    size = 0
-    for file in waiting:
-        size += file.bytes if file.bytes <= INDEXED_BYTES else 0
-        if portion and size > PORTION_BYTES:
-            break
-        portion.append(file)
-    return portion
+def _read_bytes(file: ChangedFile) -> int:
+    """How much of a file is read to index it."""
+    return file.bytes if file.bytes <= INDEXED_BYTES else 0
 
 
 def text_of(chunks: list[tuple[int, bytes]]) -> bytes | None:
@@ -351,13 +346,7 @@ def text_of(chunks: list[tuple[int, bytes]]) -> bytes | None:
     if any(index != place or (place < last and len(data) < CHUNK_BYTES) for place, (index, data) in enumerate(chunks)):
         return None  # zeros between them
     text = b"".join(data for _, data in chunks)
-    if b"\0" in text:
-        return None
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return text
+    return text if trigram.is_text(text) else None
 
 
 def words_of(text: bytes) -> str:

@@ -525,7 +525,7 @@ def test_a_node_that_is_not_known_is_stale(volume):
 
 
 def test_deep_trees_with_few_descriptors(volume, disk):
-    volume._places._descriptors._limit = 16
+    volume._places._descriptors._most = 16
     before = open_descriptors()
     node, way = ROOT_NODE, []
     for number in range(500):

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import shutil
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -118,19 +117,6 @@ def test_what_ripgrep_would_leave_out_is_found(tmp_path):
         found = three_ways(backend, "needle").matches
     assert [match["path"] for match in found] == ["/.git/config", "/.gitignore", "/bom", "/huge", "/ignored"]
     assert found[2]["text"] == "\ufeffneedle"
-
-
-def test_only_text_counts_and_only_newlines_end_a_line(tmp_path):
-    (tmp_path / "late-nul").write_bytes(b"needle\n" * 10_000 + b"\0")
-    (tmp_path / "latin-1").write_bytes(b"needle \xfc\n")
-    (tmp_path / "utf-16").write_bytes("needle\n".encode("utf-16"))
-    (tmp_path / "text").write_bytes(b"one\x0bneedle\r\n\ntwo needle\x85"[:-1])
-    with FilesystemBackend(tmp_path) as backend:
-        found = three_ways(backend, "needle").matches
-    assert found == [
-        {"path": "/text", "line": 1, "text": "one\x0bneedle\r"},
-        {"path": "/text", "line": 3, "text": "two needle"},
-    ]
 
 
 def test_the_configuration_of_the_user_is_not_asked(tmp_path, monkeypatch):
@@ -265,12 +251,3 @@ def test_an_error_of_the_disk_is_told_as_without_ripgrep(tmp_path, monkeypatch):
     with FilesystemBackend(tmp_path) as backend:
         monkeypatch.setattr(os, "pread", fail)
         assert backend.grep("needle").error == "Error searching '/': Input/output error"
-
-
-def test_a_fifo_in_the_way_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "dir").mkdir()
-    os.mknod(tmp_path / "dir" / "socket", stat.S_IFSOCK | 0o644)
-    (tmp_path / "file").write_text("needle\n")
-    with FilesystemBackend(tmp_path) as backend:
-        assert len(three_ways(backend, "needle").matches) == 1

@@ -21,7 +21,7 @@ from fusebackend.backends.sqlite.repair import repair
 from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.backends.sqlite.sync_log import SyncLog, log_path, pending
 from fusebackend.backends.sqlite.unlogged import Delta, decode
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.volumes.chunks import CHUNK_BYTES
 
 ME = Caller(0, 0)
@@ -79,18 +79,6 @@ def test_a_small_sync_writes_nothing_to_the_tables_and_outlives_a_crash(volume: 
     assert files(crashed(volume, tmp_path / "crash")) == {b"second": b"some bytes", b"third": b"some bytes"}
 
 
-def test_an_attribute_that_was_synced_outlives_a_crash(volume: SqliteVolume, tmp_path: Path) -> None:
-    node = put(volume, b"second")
-    volume.setxattr(node, b"user.a", b"1")
-    volume.setattr(node, AttrChanges(mode=0o600, mtime_ns=-5))
-    volume.fsync(node)
-    with contextlib.closing(SqliteVolume(crashed(volume, tmp_path / "crash"))) as again:
-        attr = again.lookup(ROOT_NODE, b"second")
-        assert (attr.node, attr.mode & 0o7777, attr.mtime_ns) == (node, 0o600, -5)
-        assert again.getxattr(node, b"user.a") == b"1"
-        assert again.create(ROOT_NODE, b"new", 0o644, os.O_RDWR, ME).node > node, "no number is given twice"
-
-
 def test_what_came_and_went_between_two_flushes_is_gone_after_a_crash(volume: SqliteVolume, tmp_path: Path) -> None:
     """The tables never had it, so its end is in no flush; but a record had it."""
     directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
@@ -102,18 +90,6 @@ def test_what_came_and_went_between_two_flushes_is_gone_after_a_crash(volume: Sq
     volume.rmdir(ROOT_NODE, b"d")
     volume.fsync(ROOT_NODE)
     assert files(crashed(volume, tmp_path / "crash")) == {b"first": b""}
-
-
-def test_a_file_that_was_cut_between_records_has_no_old_bytes(volume: SqliteVolume, tmp_path: Path) -> None:
-    node = put(volume, b"second", b"x" * (2 * CHUNK_BYTES + 10))
-    volume.fsync(node)
-    volume.setattr(node, AttrChanges(size=CHUNK_BYTES + 3))
-    volume.setattr(node, AttrChanges(size=2 * CHUNK_BYTES))
-    volume.open(node, os.O_RDWR)
-    volume.write(node, 2 * CHUNK_BYTES + 4, b"end")
-    volume.fsync(node)
-    expected = b"x" * (CHUNK_BYTES + 3) + bytes(CHUNK_BYTES - 3) + bytes(4) + b"end"
-    assert files(crashed(volume, tmp_path / "crash"))[b"second"] == expected
 
 
 def test_bytes_inside_a_stored_chunk_are_written_without_reading_it(
