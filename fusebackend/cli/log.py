@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option, note, user_name
+from fusebackend.cli.show import Failed, Output, json_option, note, padded, user_name
 from fusebackend.cli.target import Target, complete_names, complete_path, mount_option
 from fusebackend.control.following import POLLED_S, until_end
 from fusebackend.history.records import is_call_name
@@ -250,11 +250,11 @@ class PrintedLog:
                 self.output.record(value)
             return
         rows = [_row(self.output, each) for each in calls]
-        widths = [max(map(len, column)) for column in zip(*(row.head for row in rows), strict=True)]
+        heads = padded([(row.call, row.when, row.who) for row in rows])
         number_width = max((len(row.changes) for row in rows), default=0)
         columns = shutil.get_terminal_size().columns if self.output.terminal else None
-        for row, each in zip(rows, calls, strict=True):
-            self.output.line(row.line(self.output, widths, number_width, columns))
+        for row, head, each in zip(rows, heads, calls, strict=True):
+            self.output.line(row.line(self.output, head, number_width, columns))
             if self.with_changes:
                 for change in self._changes(each):
                     self.output.line(self.output.row(f"    {self._change(change)}"))
@@ -301,13 +301,8 @@ class _Row(NamedTuple):
     end: str
     undone: bool
 
-    @property
-    def head(self) -> tuple[str, str, str]:
-        return self.call, self.when, self.who
-
-    def line(self, output: Output, widths: Sequence[int], number_width: int, columns: int | None) -> str:
+    def line(self, output: Output, head: str, number_width: int, columns: int | None) -> str:
         """Return the line; the column of titles takes what the others leave of the terminal."""
-        head = "  ".join(text.ljust(width) for text, width in zip(self.head, widths, strict=True))
         tail = f"{self.changes:>{number_width}}{self.end}"
         if columns is None:
             return f"{head}  {tail}  {self.what}"
@@ -401,12 +396,10 @@ def _show_last(output: Output, shown: str, found: BlameResult) -> None:
 
 
 def _show_lines(output: Output, found: BlameResult, lines: list[BlamedLine]) -> None:
-    heads = [_head(output, found, line) for line in lines]
-    widths = [max(map(len, column)) for column in zip(*heads, strict=True)]
+    heads = padded([_head(output, found, line) for line in lines])
     digits = len(str(len(lines)))
     for number, (head, line) in enumerate(zip(heads, lines, strict=True), 1):
-        before = "  ".join(text.ljust(width) for text, width in zip(head, widths, strict=True))
-        output.line(f"{output.paint(before, 'yellow')}  {number:>{digits}}) {output.text(line.text)}")
+        output.line(f"{output.paint(head, 'yellow')}  {number:>{digits}}) {output.text(line.text)}")
 
 
 def _head(output: Output, found: BlameResult, line: BlamedLine) -> tuple[str, str, str]:

@@ -89,10 +89,15 @@ class Complaints:
             click.get_current_context().exit(code)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def padded(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a line for each row of cells, in columns that are as wide as they must be."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return ["  ".join(map(str.ljust, row, widths)) for row in rows]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """`padded`, with nothing behind the last column."""
+    return [line.rstrip() for line in padded(rows)]
 
 
 def confirm_loss(lost: str, question: str) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock, will_wait
-from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.protocol import Caller
 from fusebackend.protocol.remote import Contents, Head, Info, Remote
 from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, ContentState, Entry, Listing, NameState
 
@@ -65,15 +65,16 @@ class Tree:
         remote: where the files are.
         ttl_s: for how many seconds a listing is valid.
         clock: seconds that only grow; `now` afterwards.
+        first_node: the number of the root. Others have those that follow.
     """
 
-    def __init__(self, remote: Remote, ttl_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, remote: Remote, ttl_s: float, clock: Callable[[], float], first_node: int) -> None:
         self.lock = threading.RLock()
         self._remote = remote
         self._abilities = remote.abilities
         self.ttl_s = ttl_s
         self.now = clock
-        self._numbers = itertools.count(ROOT_NODE)
+        self._numbers = itertools.count(first_node)
         self._count = 0  # of the changes made here
         self._expired_at = NEVER
         self._began_ns = now_ns()

@@ -37,6 +37,7 @@ from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock, will_wait
 from fusebackend.protocol import (
     DEFAULT_TTL_S,
+    ROOT_NODE,
     WHOLE_FILES,
     Attr,
     AttrChanges,
@@ -82,6 +83,7 @@ class RemoteVolume(NativeVolume):
         max_file_bytes: larger files are EFBIG.
         ttl_s: for how many seconds a listing is valid.
         clock: seconds that only grow.
+        first_node: see `Tree`.
     """
 
     places_together = True
@@ -93,6 +95,7 @@ class RemoteVolume(NativeVolume):
         max_file_bytes: int = MAX_FILE_BYTES,
         ttl_s: float = DEFAULT_TTL_S,
         clock: Callable[[], float] = time.monotonic,
+        first_node: int = ROOT_NODE,
     ) -> None:
         super().__init__()
         self.remote = remote
@@ -113,7 +116,7 @@ class RemoteVolume(NativeVolume):
         self._max_file_bytes = max_file_bytes
         self.ttl_s = ttl_s
         self._gate = Gate(needed=abilities.concurrent)
-        self._tree = Tree(remote, ttl_s, clock)
+        self._tree = Tree(remote, ttl_s, clock, first_node)
         self._files = RemoteFiles(remote, self._tree, self._gate)
         self._renames = Renames(remote, self._tree, self._files, self._gate)
 

@@ -288,14 +288,17 @@ class InterruptedVerbs:
 
     def _stamp(self, verb: str, path: AgentPath, key: bytes) -> str:
         """Return what is at a path. CanNotAsk: it can't be compared."""
-        route = self._tree.route_of(path)
-        work = partial(_stamped, route.volume, route.inner(path), _follows(verb), key)
         try:
-            return route.executor.run("stat", work)
+            return self._look(path, partial(_stamped, follow=_follows(verb), key=key))
         except OSError as error:
             if error.errno in VANISHED:
                 return ABSENT
             raise CanNotAsk(f"'{path}' can't be looked at: {error.strerror}") from None
+
+    def _look(self, path: AgentPath, look: Callable[[Volume, str], R]) -> R:
+        """Return what `look` finds, given the volume of a path and the path there."""
+        route = self._tree.route_of(path)
+        return route.executor.run("stat", partial(look, route.volume, route.inner(path)))
 
     def _leads_to(self, verb: str, path: AgentPath) -> AgentPath:
         """Return where symbolic links of a path lead; the path itself without any."""
@@ -326,28 +329,20 @@ class InterruptedVerbs:
             return f"rename from {old}\nrename to {new}\n"
         pieces: list[bytes] = []
         for index, path in enumerate(asked.paths):
-            data = self._data(asked.verb, AgentPath(path)) if request.state == "pending" else None
+            look = partial(_data, follow=asked.verb != "delete")
+            data = self._look_if_possible(AgentPath(path), look) if request.state == "pending" else None
             if asked.verb == "delete" and data is None:
-                names = [b"", *self._listed(AgentPath(path))]
+                names = [b"", *(self._look_if_possible(AgentPath(path), _listed) or ())]
                 pieces += [f"delete {git_patch.quoted(to_name(path) + name)}\n".encode() for name in names]
                 continue
             before, after = _sides(asked.verb, change, index, data)
             pieces += git_patch.file_patch(to_name(path).lstrip(b"/"), before, after)
         return b"".join(pieces).decode("utf-8", "replace")
 
-    def _listed(self, path: AgentPath) -> list[bytes]:
-        """Return names below a directory, not too many of them."""
-        route = self._tree.route_of(path)
+    def _look_if_possible(self, path: AgentPath, look: Callable[[Volume, str], R | None]) -> R | None:
+        """Do `_look`; None where that fails."""
         try:
-            return route.executor.run("stat", partial(_listed, route.volume, route.inner(path)))
-        except OSError:
-            return []
-
-    def _data(self, verb: str, path: AgentPath) -> bytes | None:
-        """Return the bytes of a file; None if there is none, or it is too large to be shown."""
-        route = self._tree.route_of(path)
-        try:
-            return route.executor.run("stat", partial(_data, route.volume, route.inner(path), verb != "delete"))
+            return self._look(path, look)
         except OSError:
             return None
 
@@ -427,6 +422,7 @@ def _sides(verb: str, change: Change, index: int, data: bytes | None) -> tuple[S
 
 
 def _listed(volume: Volume, inner: str) -> list[bytes]:
+    """Names below a directory, not too many of them."""
     attr = resolve(volume, inner, follow=False).attr
     found = []
     for path, _ in below(volume, attr.node) if attr is not None and attr.is_dir else ():
@@ -438,6 +434,7 @@ def _listed(volume: Volume, inner: str) -> list[bytes]:
 
 
 def _data(volume: Volume, inner: str, follow: bool) -> bytes | None:
+    """The bytes of a file; None if there is none, or it is too large to be shown."""
     attr = resolve(volume, inner, follow=follow).attr
     if attr is None or not stat.S_ISREG(attr.mode) or attr.size > SHOWN_BYTES:
         return None

@@ -72,13 +72,13 @@ class NativeVolume(ObservableVolume):
         return threading.RLock()
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
-        return _add(self._subscribers, callback)
+        return listening(self._subscribers, callback)
 
     def observe(self, callback: Observer) -> Callable[[], None]:
-        return _add(self._observers, callback)
+        return listening(self._observers, callback)
 
     def guard(self, callback: Guard) -> Callable[[], None]:
-        return _add(self._guards, callback)
+        return listening(self._guards, callback)
 
     @property
     def is_guarded(self) -> bool:
@@ -216,7 +216,7 @@ class NativeVolume(ObservableVolume):
                     log.exception("a subscriber failed on %r", change)
 
 
-def _add(listeners: list[Listener], callback: Listener) -> Callable[[], None]:
+def listening(listeners: list[Listener], callback: Listener) -> Callable[[], None]:
     """Add a listener; returns the function that removes it."""
     listeners.append(callback)
 

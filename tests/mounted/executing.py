@@ -17,6 +17,8 @@ import mounts
 import pytest
 import warm
 
+import fusebackend
+
 SERVER = "import sys\nimport execute_server\nexecute_server.main(*sys.argv[1:])"
 ANSWER_LIMIT_S = 120.0
 
@@ -49,7 +51,9 @@ class Pending:
 
 
 class Commands:
-    """A mount, its shell, and its agent face."""
+    """A mount, its shell, and `files`, its agent face."""
+
+    files: fusebackend.Client
 
     def __init__(self, mounted: mounts.Mounted, requests: IO[bytes], answers: IO[bytes]) -> None:
         self.mounted = mounted
@@ -85,25 +89,13 @@ class Commands:
         self._send("cancel", of=pending.number).result()
 
     def describe(self) -> dict[str, Any]:
-        return dict(self._send("describe").result())
+        return dict(self.files.status()["execute"])
 
     def close_shell(self) -> None:
         assert self._send("close").result() is None
 
-    def call(self, verb: str, *arguments: object) -> dict[str, Any]:
-        """Call a verb of the agent face, which must succeed."""
-        result = self._send("call", arguments=[verb, *arguments]).result()
-        assert "raised" not in result, result
-        (record,) = result
-        assert record["error"] is None, record
-        return dict(record)
-
-    def upload(self, path: str, content: bytes) -> None:
-        self.call("upload_files", [[path, content.decode("latin-1")]])
-
-    def download(self, path: str) -> bytes:
-        content: str = self.call("download_files", [path])["content"]
-        return content.encode("latin-1")
+    def download(self, path: str) -> bytes | None:
+        return self.files.download_files([path])[0].content
 
     def _send(self, what: str, **more: Any) -> Pending:
         pending = Pending(next(self._numbers))
@@ -136,7 +128,8 @@ def commands(mountpoint: Path, default: str, *routes: str, **options: Any) -> It
     faces = Commands(server, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
     try:
         faces.wait_until_ready()
-        yield faces
+        with fusebackend.connect(mountpoint) as faces.files:
+            yield faces
         faces.requests.close()
         assert process.wait(mounts.STOP_LIMIT_S) == faces.status, server.log_text()
     finally:

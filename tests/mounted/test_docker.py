@@ -58,16 +58,6 @@ def test_both_sides_see_the_same_files(box, serve):
     assert box.execute("ls -d /work").exit_code == 1
 
 
-def test_a_repository_in_a_container(box, serve):
-    """git uses lock files, renames over existing files, and many small files."""
-    box.execute("mkdir /tmp/repo")
-    there = serve("memory:", routes={"/box": "docker:box?root=/tmp/repo"}).path / "box"
-    git = "git -c user.name=a -c user.email=a@example.com -c core.fsync=none"
-    shell(f"{git} init -q --template= .; echo 2 > 2.txt; {git} add .; {git} commit -qm one", there)
-    assert shell("git status --porcelain; git fsck --strict 2>&1; git log --format=%s", there).split() == ["one"]
-    assert box.execute("cat /tmp/repo/2.txt").output == "2\n"
-
-
 def test_what_a_container_can_not_keep_is_said(box, serve):
     there = serve("memory:", routes={"/box": "docker:box?root=/tmp"}).path / "box"
     box.execute("mkfifo /tmp/fifo; ln -s nowhere /tmp/dangling; ln -s /etc/passwd /tmp/link")

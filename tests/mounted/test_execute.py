@@ -60,7 +60,7 @@ def wait_for_sleepers(number: int) -> None:
 
 def test_every_route_is_where_the_verbs_have_it(shell: Commands) -> None:
     for path in ("/top", "/memories/one", "/work/deep/two"):
-        shell.upload(path, b"by the api")
+        shell.files.upload_files([(path, b"by the api")])
         assert shell.output(f"cat {path}; printf 'by the shell' > {path}") == "by the api"
         assert shell.download(path) == b"by the shell"
         assert shell.path.joinpath(path[1:]).read_bytes() == b"by the shell"
@@ -71,7 +71,7 @@ def test_what_is_changed_while_it_runs_is_seen_at_once(shell: Commands) -> None:
         "cat /memories/late; echo asked; until grep -s . /memories/late; do sleep 0.01; done", stream=True
     )
     wait_for(pending)
-    shell.call("write", "/memories/late", "here\n")
+    shell.files.write("/memories/late", "here\n")
     assert "here\n" in pending.result()["output"]
 
 
@@ -118,11 +118,11 @@ def test_trees_are_seen_as_far_as_they_are_granted(tmp_path: Path) -> None:
     for granted in ((), ("snapshots",), ("branches",), ("snapshots", "branches")):
         name = "-".join(granted) or "none"
         with commands(tmp_path / name, "memory:", "/notes/=memory:", trees=granted) as shell:
-            shell.upload("/notes/file", b"before")
+            shell.files.upload_files([("/notes/file", b"before")])
             with fusebackend.connect(shell.path) as client:
                 client.create_snapshot("kept")
                 client.create_branch("work")
-            shell.upload("/notes/file", b"after")
+            shell.files.upload_files([("/notes/file", b"after")])
             assert ".fusebackend" not in shell.output("ls -A /")
             assert shell.run("mkdir /.fusebackend; echo x > /.fusebackend")["exit_code"] != 0
             listed = shell.run("ls -A /.fusebackend")
@@ -321,14 +321,14 @@ def running(one: Commands) -> Iterator[tuple[Commands, executing.Pending]]:
 
 def names(shell: Commands) -> set[str]:
     listed = set(os.listdir(shell.path))
-    assert listed == {entry["path"].strip("/") for entry in shell.call("ls", "/")["entries"]}
+    assert listed == {entry["path"].strip("/") for entry in shell.files.ls("/").entries}
     return listed
 
 
 def test_a_name_that_becomes_real_meanwhile_is_the_mounts_alone(running: tuple[Commands, executing.Pending]) -> None:
     shell, _ = running
-    shell.call("write", "/usr/by-the-api", "x")
-    shell.call("write", "/etc", "a file")
+    shell.files.write("/usr/by-the-api", "x")
+    shell.files.write("/etc", "a file")
     assert names(shell) == {"memories", "usr", "etc"}
     assert (shell.path / "usr/by-the-api").read_text() == "x"
     (shell.path / "usr/by-the-mount").write_text("y")
@@ -339,7 +339,7 @@ def test_a_name_that_becomes_real_meanwhile_is_the_mounts_alone(running: tuple[C
 
 def test_a_directory_of_that_name_is_covered_for_the_command_alone(one: Commands) -> None:
     for name in ("usr", "tmp"):
-        one.call("write", f"/{name}/mine", "mine")
+        one.files.write(f"/{name}/mine", "mine")
     assert one.output(
         "ls /usr/mine /tmp/mine 2>/dev/null; ls /usr/bin/env; ls -A /tmp; rmdir /usr 2>/dev/null; true"
     ) == ("/usr/bin/env\n")
@@ -358,8 +358,9 @@ def test_something_else_of_that_name_is_the_mounts(one: Commands, make) -> None:
 
 
 def test_a_read_only_mount(tmp_path: Path) -> None:
-    with commands(tmp_path / "mnt", "memory:", "/memories/=memory:", read_only=True) as shell:
-        shell.call("write", "/memories/file", "x")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/file").write_text("x")
+    with commands(tmp_path / "mnt", "memory:", f"/memories/=dir:{tmp_path}/files", read_only=True) as shell:
         assert shell.output("cat /memories/file; echo x > /tmp/y; cat /tmp/y") == "xx\n"
         for path in ("/new", "/memories/new", "/memories/file"):
             assert "Read-only file system" in shell.run(f"echo x > {path}")["output"]
@@ -383,7 +384,7 @@ def test_routes_below_directories_of_the_sandbox(tmp_path: Path) -> None:
         assert shell.output("echo x > /tmp/own; ls /tmp") == "own\nshared\n"
         assert shell.describe()["covered_routes"] == ["/proc/mine/", "/usr/nonesuch/"]
         assert names(shell) == {"tmp", "etc", "dev", "usr", "proc"}
-        assert [entry["path"] for entry in shell.call("ls", "/tmp")["entries"]] == ["/tmp/shared/"]
+        assert [entry["path"] for entry in shell.files.ls("/tmp").entries] == ["/tmp/shared/"]
 
 
 def test_a_change_seen_only_by_its_ttl(tmp_path: Path) -> None:
@@ -540,7 +541,7 @@ def test_the_defaults_own_execute_ran(tmp_path: Path) -> None:
 def test_without_one_it_is_the_sandbox(tmp_path: Path, url: str) -> None:
     (tmp_path / "files").mkdir()
     with commands(tmp_path / "mnt", url.format(tmp=tmp_path / "files"), "/notes=memory:") as shell:
-        shell.upload("/notes/n", b"a note")
+        shell.files.upload_files([("/notes/n", b"a note")])
         assert shell.output("cat /notes/n; cat /etc/passwd | wc -l") == "a note2\n"
         described = shell.describe()
         assert (described["where"], described["unseen_routes"]) == ("bubblewrap sandbox", {})

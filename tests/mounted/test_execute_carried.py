@@ -313,7 +313,7 @@ def test_a_mount_of_a_sandbox_elsewhere(tmp_path: Path) -> None:
     url = f"python:guests:hosted?directory={tmp_path}"
     with commands(tmp_path / "mnt", url, "/memories=memory:", "/notes/deep=memory:") as shell:
         there = shell.path / "memories"
-        shell.upload("/memories/verb", b"by a verb")
+        shell.files.upload_files([("/memories/verb", b"by a verb")])
         (there / "kernel").write_text("by the kernel")
         made = "printf 'by a command' > memories/command; mkdir -p notes/deep/x; echo > notes/deep/x/y; echo > own"
         assert shell.output(f"cat memories/verb memories/kernel; {made}") == "by a verbby the kernel"

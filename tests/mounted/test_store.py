@@ -7,7 +7,6 @@ the database with it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -79,20 +78,6 @@ def test_shell_tools_edit_what_the_agent_reads(agent):
     ]  # fmt: skip
 
 
-def test_a_repository_in_a_memory(agent):
-    """git uses lock files, renames over existing files, and many small files."""
-    git = "git -c user.name=a -c user.email=a@example.com -c core.fsync=none"
-    shell(f"{git} init -q repo; cd repo; for n in 1 2 3 4 5 6; do echo $n > $n.txt; done; {git} add .", agent.path)
-    shell(
-        f"{git} commit -qm one; echo more >> 3.txt; {git} mv 4.txt four.txt; {git} commit -qam two", agent.path / "repo"
-    )
-    log = shell("git status --porcelain; git fsck --strict 2>&1; git log --format=%s", agent.path / "repo")
-    assert log.split() == ["two", "one"]
-    assert shell("git checkout -q HEAD~1; cat 3.txt; ls", agent.path / "repo").split() == [
-        "3", "1.txt", "2.txt", "3.txt", "4.txt", "5.txt", "6.txt",
-    ]  # fmt: skip
-
-
 def test_what_the_agent_writes_shows_in_the_mount(agent):
     """With a change feed it shows at once, though the kernel may cache for an hour; without one, after the TTL."""
     agent.put("/report.md", "first\n")
@@ -107,16 +92,6 @@ def test_what_the_agent_writes_shows_in_the_mount(agent):
     eventually(lambda: not (agent.path / "report.md").exists())
     assert os.listdir(agent.path) == ["later.md"]
     held.close()
-
-
-def test_status_says_how_a_change_becomes_known(agent):
-    status = json.loads(os.getxattr(agent.server.path, "user.fusebackend.status"))
-    (route,) = [route for route in status["routes"] if route["prefix"].startswith("/memories")]
-    assert route["ttl_s"] == (None if agent.feed else 1.0)
-    assert route["features"]["change_feed"] is agent.feed
-    assert route["features"]["blocking"] is True
-    assert route["features"]["durable"] is True
-    assert "password" not in json.dumps(status)
 
 
 @pytest.mark.services

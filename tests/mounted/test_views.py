@@ -272,7 +272,7 @@ class TestAttacks:
         refused(errno.EACCES, lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
         assert (viewed.path / "log/late").read_text() == "kept"
 
-    @pytest.mark.parametrize("face", ["kernel", "verbs", "view"])
+    @pytest.mark.parametrize("face", ["kernel", "verbs"])
     def test_a_process_deep_in_a_directory_that_is_moved_gets_nothing_new(self, face: str, viewed: Mounted) -> None:
         view = tree(viewed)
         with fusebackend.connect(viewed.path) as files:
@@ -394,18 +394,6 @@ class TestAttacks:
                     assert own.get(0.1) is None
             finally:
                 main.delete_branches("b")
-
-    def test_default_view_binds_in_branches_and_snapshots_too(self, tmp_path: Path, serve: Serve) -> None:
-        more = 'default_view = "reviewer"\n[execute]\ntrees = ["snapshots"]'
-        server = serve(f"sqlite:{tmp_path}/v.db", config=configured(tmp_path, "", more))
-        with fusebackend.connect(server.path, view="") as files:
-            files.write("/secrets/key", "KEY")
-            assert files.create_branch("b").error is None
-            files.create_snapshot("s")
-            for cwd in ("/.fusebackend/branches/b", "/.fusebackend/snapshots"):
-                said = files.run("cat /secrets/key", cwd=cwd).output
-                assert "KEY" not in said
-                assert "default_view" in said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make bind mounts, and be another user")
@@ -657,12 +645,18 @@ class TestCommands:
             assert "x.py" in said
 
     def test_the_default_view_binds_commands_and_clients_that_name_none(self, tmp_path: Path, serve: Serve) -> None:
-        config = configured(tmp_path, "", 'default_view = "reviewer"')
-        server = serve("memory:", config=config)
+        more = 'default_view = "reviewer"\n[execute]\ntrees = ["snapshots"]'
+        server = serve(f"sqlite:{tmp_path}/v.db", config=configured(tmp_path, "", more))
         with fusebackend.connect(server.path, view="") as files:
             files.write("/secrets/key", "KEY")
             assert files.read("/secrets/key").error is None
             assert "denied" in files.execute("cat /secrets/key").output
+            assert files.create_branch("b").error is None
+            files.create_snapshot("s")
+            for cwd in ("/.fusebackend/branches/b", "/.fusebackend/snapshots"):
+                said = files.run("cat /secrets/key", cwd=cwd).output
+                assert "KEY" not in said
+                assert "default_view" in said
         with fusebackend.connect(server.path) as files:
             assert "denied" in str(files.read("/secrets/key").error)
             assert "denied" in files.execute("cat /secrets/key").output

@@ -16,7 +16,6 @@ LONGER: dict[str, int] = {
     "tests/mounted/test_coherence.py": 35,  # directories of 2,000 files, and walks over 1,000 inodes
     "tests/mounted/test_control.py": 40,  # 150 clients that are killed
     "tests/mounted/test_crash.py": 35,  # twelve kills, each with a server and three writers, and some on PostgreSQL
-    "tests/mounted/test_docker.py": 30,  # git in a container, over bind mounts
     "tests/mounted/test_execute.py": 45,  # thirty servers that run commands
     "tests/mounted/test_execute_docker.py": 45,  # containers begin and end
     "tests/mounted/test_execute_escape.py": 60,  # bombs and races, with a second for each

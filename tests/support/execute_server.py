@@ -1,12 +1,13 @@
 """A mount with a `Shell` for its commands, for `executing.py`, one JSON request a line on standard input.
 
 A request is `{"id": N, "do": WHAT, …}`; each runs in a thread of its own and is answered, in any order, with the same
-`id`: `execute` with the record, `cancel` by setting the event of request `of`, `describe`, `call` with a verb of the
-agent face. The output of a running command is sent as `{"id": N, "stream": …, "piece": …}`. Bytes are latin-1.
+`id`: `execute` with the record, `cancel` by setting the event of request `of`, `close` of the shell. The output of a
+running command is sent as `{"id": N, "stream": …, "piece": …}`. Bytes are latin-1.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -24,7 +25,6 @@ from fusebackend.urls.opening import open_backend
 class Server:
     def __init__(self, mounted: fusebackend.Mount) -> None:
         self.shell = mounted.shell
-        self.mounted = mounted
         self.cancelled: dict[int, threading.Event] = {}
         self._lock = threading.Lock()
 
@@ -60,40 +60,25 @@ class Server:
     def cancel(self, request: dict[str, Any]) -> None:
         self.cancelled[request["of"]].set()
 
-    def describe(self, request: dict[str, Any]) -> Any:
-        return self.shell.describe()
-
     def close(self, request: dict[str, Any]) -> None:
         self.shell.close()
-
-    def call(self, request: dict[str, Any]) -> Any:
-        verb, *arguments = request["arguments"]
-        if verb == "upload_files":
-            arguments = [[(path, content.encode("latin-1")) for path, content in arguments[0]]]
-        result = getattr(self.mounted, verb)(*arguments)
-        records = [dataclasses.asdict(one) for one in (result if isinstance(result, list) else [result])]
-        for record in records:
-            if isinstance(record.get("content"), bytes):
-                record["content"] = record["content"].decode("latin-1")
-        return records
 
 
 def main(mountpoint: str, options: str, default: str, *routes: str) -> None:
     logging.basicConfig(level=logging.INFO)
     parsed = json.loads(options)
-    opened = [open_backend(default)]
-    by_prefix = {}
-    for route in routes:
-        prefix, _, url = route.partition("=")
-        by_prefix[prefix] = open_backend(url)
-        opened.append(by_prefix[prefix])
-    backend = CompositeBackend(opened[0], by_prefix) if by_prefix else opened[0]
     if not parsed.pop("user_namespaces", True):
         bubblewrap.USER_NAMESPACES = ((),)
     if not parsed.pop("seccomp", True):
         seccomp.program = lambda *arguments, **options: None
     how = {name: parsed.pop(name) for name in ("read_only", "deadline_s") if name in parsed}
-    with fusebackend.mount(backend, mountpoint, shell=ShellOptions(**parsed), **how) as mounted:
+    with contextlib.ExitStack() as stack:
+        opened = {}
+        for prefix, _, url in (route.partition("=") for route in (f"={default}", *routes)):
+            opened[prefix] = open_backend(url)
+            stack.callback(getattr(opened[prefix], "close", lambda: None))
+        backend = CompositeBackend(opened.pop(""), opened)
+        mounted = stack.enter_context(fusebackend.mount(backend, mountpoint, shell=ShellOptions(**parsed), **how))
         server = Server(mounted)
         server.say({"id": 0, "result": "ready"})
         threads = []
@@ -106,6 +91,3 @@ def main(mountpoint: str, options: str, default: str, *routes: str) -> None:
         mounted.shell.close()
         for thread in threads:
             thread.join()
-    for one in opened:
-        if hasattr(one, "close"):
-            one.close()

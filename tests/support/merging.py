@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+from backend_kinds import opened_backend
 
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.base.paths import ROOT, AgentPath
@@ -42,6 +46,7 @@ __all__ = [
     "Shown",
     "Step",
     "Three",
+    "a_branch",
     "at",
     "chmod",
     "content",
@@ -140,3 +145,12 @@ class Branched(branched.Branched):
         journal = f"{self.directory}/b.merge"
         hooks: dict[str, Any] = {"follow": self.branch.follow, "before": partial(keep_sources, self.branch)}
         return Merge("b", self.volumes, lambda: self.plan(keep, lines), journal, **hooks).run()
+
+
+@contextlib.contextmanager
+def a_branch(kind: str, directory: Path, fill: Callable[[Volume], object]) -> Iterator[Branched]:
+    """Give a new volume of a kind files, and make a branch of it."""
+    with opened_backend(kind, directory) as backend:
+        fill(backend.volume)
+        with contextlib.closing(Branched(str(directory / "branches"), {ROOT: backend.volume})) as trees:
+            yield trees

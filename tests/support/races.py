@@ -171,6 +171,7 @@ def _thread(mountpoint: Path, once: Callable[[Any], object]) -> Iterator[None]:
     def run() -> None:
         try:
             with fusebackend.connect(mountpoint) as client:
+                once(client)  # however slow the machine is
                 while not stop.is_set():
                     once(client)
         except BaseException as error:

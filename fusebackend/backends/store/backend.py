@@ -29,6 +29,7 @@ error names the alternatives.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import os
@@ -376,16 +377,10 @@ class StoreBackend(FileVerbs):
         def elsewhere(key: str | None) -> None:
             changed(*(_places_of(key) if key is not None else ()), elsewhere=True)
 
-        ends = (
-            spaces.hub.watch(spaces.origin, lambda paths: changed(*paths, elsewhere=False)),
-            spaces.items(spaces.root).watch(elsewhere),
-        )
-
-        def end() -> None:
-            for stop in ends:
-                stop()
-
-        return end
+        with contextlib.ExitStack() as ends:
+            ends.callback(spaces.hub.watch(spaces.origin, lambda paths: changed(*paths, elsewhere=False)))
+            ends.callback(spaces.items(spaces.root).watch(elsewhere))
+            return ends.pop_all().close
 
     def admits(self, path: AgentPath, *, is_dir: bool) -> None:
         """Raise the error of any file or directory at this path, before it is written in vain. Queries nothing."""

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.databases.listener import PING_S, Ask, Listener
+from fusebackend.volumes.native import listening
 
 if TYPE_CHECKING:
     from psycopg import Connection, Cursor
@@ -117,14 +118,7 @@ class StoreFeed:
         Returns:
             a function that ends it.
         """
-        subscriber = (namespace, changed, origin)
-        self._subscribers.append(subscriber)
-
-        def end() -> None:
-            if subscriber in self._subscribers:
-                self._subscribers.remove(subscriber)
-
-        return end
+        return listening(self._subscribers, (namespace, changed, origin))
 
     def close(self) -> None:
         """Stop listening. Twice is once."""

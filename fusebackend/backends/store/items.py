@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from fusebackend.backends.store.values import About, about
 from fusebackend.base.batches import by_size
 from fusebackend.base.json_text import pretty
+from fusebackend.volumes.native import listening
 
 BATCH_BYTES = 8 << 20
 BATCH_ITEMS = 1000
@@ -118,14 +119,7 @@ class Hub:
 
     def watch(self, origin: str, changed: Callable[[Sequence[str]], None]) -> Callable[[], None]:
         """Call `changed` with the paths of each change of another origin. Returns a function that ends it."""
-        watcher = (origin, changed)
-        self._watchers.append(watcher)
-
-        def end() -> None:
-            if watcher in self._watchers:
-                self._watchers.remove(watcher)
-
-        return end
+        return listening(self._watchers, (origin, changed))
 
     def notify(self, origin: str, paths: Sequence[str]) -> None:
         """A change was made. The empty origin is an agent's, any other one a mount's."""

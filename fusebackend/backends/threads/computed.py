@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Callable, Hashable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from fusebackend.backends.threads.nodes import (
     FILE_MODE,
@@ -31,43 +31,46 @@ QUICK_BYTES: Final = 32 << 10
 LINK_MODE = stat.S_IFLNK | 0o777
 
 
-class Look(NamedTuple):
-    """The attributes of a document."""
-
-    size: int
-    mtime_ns: int
-    stored_bytes: int = 0
-    """In the database, that it stands for."""
-
-
 class Document(ChangingFile):
     """A file whose bytes are made when they are needed, and kept while it is open.
 
     Args:
-        look: gives the attributes, without making the bytes.
+        fresh: refreshes what it is made of, which calls `expire` if there is news; gives the time of that.
+        size: gives the size, perhaps without making the bytes. Called once for each version.
         make: makes the bytes. Damaged and OSError reach the caller.
+        stored_bytes: gives the bytes in the database that it stands for.
         grows: by whole parts at its end alone: its handles share the page cache.
         repeats: see `Node`.
     """
 
-    __slots__ = ("_grows", "_is_open", "_look", "_make", "repeats")
+    __slots__ = ("_fresh", "_grows", "_is_open", "_make", "_measured", "_size", "_stored_bytes", "repeats")
 
     def __init__(
-        self, nodes: Nodes, look: Callable[[], Look], make: Callable[[], bytes], *, grows: bool, repeats: bool
+        self,
+        nodes: Nodes,
+        fresh: Callable[[], int],
+        size: Callable[[], int],
+        make: Callable[[], bytes],
+        *,
+        stored_bytes: Callable[[], int] = lambda: 0,
+        grows: bool = False,
+        repeats: bool = False,
     ) -> None:
         super().__init__(nodes)
+        self._fresh, self._size, self._make, self._stored_bytes = fresh, size, make, stored_bytes
         self._grows = grows
         self.repeats = repeats
-        self._look = look
-        self._make = make
         self._is_open = False
+        self._measured = -1  # the version with this size
 
     def settle(self) -> Document:
-        size, mtime_ns, stored_bytes = self._look()
-        self.resize(size)
-        if stored_bytes:
-            self.blocks = -(-stored_bytes // BLOCK_BYTES)
-        self.date(mtime_ns)
+        mtime_ns = self._fresh()
+        if self._measured != self.version:
+            self.resize(self._size())
+            if stored_bytes := self._stored_bytes():
+                self.blocks = -(-stored_bytes // BLOCK_BYTES)
+            self.date(mtime_ns)
+            self._measured = self.version
         return self
 
     def _bytes(self) -> bytes:

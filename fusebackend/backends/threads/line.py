@@ -24,6 +24,7 @@ may be dropped, and come back with other numbers unless the kernel holds one of 
 from __future__ import annotations
 
 import errno
+import functools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -35,7 +36,6 @@ from fusebackend.backends.threads.computed import (
     Document,
     Fixed,
     Link,
-    Look,
     Names,
 )
 from fusebackend.backends.threads.conversation import BLOBS, files_of
@@ -254,34 +254,14 @@ class Line:
 
     # -- documents ---------------------------------------------------------------------------------------------
 
-    def _document(
-        self,
-        size: Callable[[], int],
-        make: Callable[[], bytes],
-        *,
-        grows: bool = False,
-        repeats: bool = False,
-        stored_bytes: Callable[[], int] = lambda: 0,
-    ) -> Document:
-        """A document whose size is worked out once for each version of the line."""
-        measured = (-1, Look(0, 0))  # a version, and the attributes then
-
-        def look() -> Look:
-            nonlocal measured
-            self.fresh()
-            if measured[0] != self.version:
-                measured = self.version, Look(size(), self.time_ns, stored_bytes())
-            return measured[1]
-
-        return Document(self.nodes, look, make, grows=grows, repeats=repeats)
-
     def _all_documents(self) -> dict[bytes, Document]:
+        document = functools.partial(Document, self.nodes, self._dated)
         made: dict[bytes, Document] = {
-            MESSAGES_JSONL: self._document(self._messages_bytes, self._messages_now, grows=True),
-            STATE: self._document(self._state_bytes, self._state_now),
+            MESSAGES_JSONL: document(self._messages_bytes, self._messages_now, grows=True),
+            STATE: document(self._state_bytes, self._state_now),
             README: self._page(self._readme),
             CHECKPOINTS: self._page(overview.checkpoints_tsv, grows=True),
-            TRANSCRIPT: self._document(
+            TRANSCRIPT: document(
                 lambda: self._transcript_bytes(self.talk()),
                 lambda: self._transcript(self.talk()),
                 grows=True,
@@ -289,7 +269,7 @@ class Line:
             ),
         }
         if not self.lineage.place.namespace:
-            made[SPACE] = self._document(
+            made[SPACE] = document(
                 lambda: len(self._space_now().tsv),
                 lambda: self._space_now().tsv,
                 repeats=True,
@@ -301,7 +281,11 @@ class Line:
         def page() -> bytes:
             return make(self.index())
 
-        return self._document(lambda: len(page()), page, grows=grows, repeats=True)
+        return Document(self.nodes, self._dated, lambda: len(page()), page, grows=grows, repeats=True)
+
+    def _dated(self) -> int:
+        self.fresh()
+        return self.time_ns
 
     def _messages_bytes(self) -> int:
         """Only the newest checkpoint is read where nothing else has needed the index."""

@@ -3,8 +3,8 @@
 A thread queries the database for news while there are caches or watchers, and publishes the changes.
 
 The writable head of a thread is a `RemoteVolume` over `HeadFiles`, which has buffers, conflicts and renames. Its nodes
-are shown under numbers of their own: one bit marks them, then comes the head, then the node in it. Everything else
-stays read-only. A head is cached for a TTL, as every backend of whole files.
+have numbers of their own: one bit marks them, then comes the head, then the node in it. Everything else stays
+read-only. A head is cached for a TTL, as every backend of whole files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from fusebackend.backends.threads.computed import Link
 from fusebackend.backends.threads.database.activity import QUIET_S, RunWatch
@@ -352,10 +352,10 @@ class WritableHead:
     def __init__(self, volume: WritableThreadsVolume, index: int, directory: LineDirectory, quiet_s: float) -> None:
         self._volume = volume
         self._directory = directory
-        self._base = FIRST + (index << NODE_BITS)
         self._version = -1
+        self.root = FIRST + (index << NODE_BITS)
         self.files = HeadFiles(volume.database, self.line, RunWatch(quiet_s), volume.poll)
-        self.tree = RemoteVolume(self.files)
+        self.tree = RemoteVolume(self.files, first_node=self.root)
 
     def written(self, changed: Sequence[AgentPath]) -> list[Change]:
         """Update the tree after writes to these paths that bypassed it; returns the changes for caches."""
@@ -365,14 +365,7 @@ class WritableHead:
             self.tree.told(*changed)
         finally:
             end()
-        return [
-            Change(
-                node=None if change.node is None else self._base + change.node,
-                parent=None if change.parent is None else self._base + change.parent,
-                name=change.name,
-            )
-            for change in found
-        ]
+        return found
 
     def line(self) -> Line:
         return self._volume.line(self._directory)
@@ -387,28 +380,11 @@ class WritableHead:
         return self
 
     def shown(self, attr: Attr) -> Attr:
-        """Attributes under the number that this volume shows."""
-        if attr.node >= 1 << NODE_BITS:
+        """Attributes with the blocks that files of this volume have."""
+        if attr.node >= self.root + (1 << NODE_BITS):
             raise oserror(errno.EOVERFLOW)
-        return Attr(
-            self._base + attr.node,
-            attr.mode,
-            nlink=attr.nlink,
-            uid=attr.uid,
-            gid=attr.gid,
-            size=attr.size,
-            blocks=0 if attr.is_dir else blocks_of(attr.size),
-            atime_ns=attr.atime_ns,
-            mtime_ns=attr.mtime_ns,
-            ctime_ns=attr.ctime_ns,
-        )
-
-
-class Inner(NamedTuple):
-    """A node of a head."""
-
-    head: WritableHead
-    node: int
+        attr.blocks = 0 if attr.is_dir else blocks_of(attr.size)
+        return attr
 
 
 class WritableThreadsVolume(ThreadsVolume):
@@ -436,40 +412,39 @@ class WritableThreadsVolume(ThreadsVolume):
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         with self._asked:
-            inner = self._inner(parent)
-            if inner is not None:
-                return inner.head.shown(inner.head.fresh().tree.lookup(inner.node, name))
+            head = self._head(parent)
+            if head is not None:
+                return head.shown(head.fresh().tree.lookup(parent, name))
             return self._shown(super().lookup(parent, name))
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self._asked:
-            inner = self._inner(node)
-            if inner is not None:
-                page = inner.head.fresh().tree.readdir(inner.node, after, limit)
-                return [(name, inner.head.shown(attr)) for name, attr in page]
+            head = self._head(node)
+            if head is not None:
+                return [(name, head.shown(attr)) for name, attr in head.fresh().tree.readdir(node, after, limit)]
             return [(name, self._shown(attr)) for name, attr in super().readdir(node, after, limit)]
 
     def readdir_without(
         self, node: int, after: bytes, limit: int, left_out: Container[bytes]
     ) -> list[tuple[bytes, Attr | None]]:
         with self._asked:
-            if self._inner(node) is not None:
+            if self._head(node) is not None:
                 return list(self.readdir(node, after, limit))
             page = super().readdir_without(node, after, limit, left_out)
             return [(name, None if attr is None else self._shown(attr)) for name, attr in page]
 
     def getattr(self, node: int) -> Attr:
         with self._asked:
-            inner = self._inner(node)
-            return super().getattr(node) if inner is None else inner.head.shown(inner.head.tree.getattr(inner.node))
+            head = self._head(node)
+            return super().getattr(node) if head is None else head.shown(head.tree.getattr(node))
 
     def getxattr(self, node: int, name: bytes) -> bytes:
-        if self._inner(node) is not None:
+        if self._head(node) is not None:
             raise oserror(errno.ENODATA, name)
         return super().getxattr(node, name)
 
     def listxattr(self, node: int) -> Sequence[bytes]:
-        return () if self._inner(node) is not None else super().listxattr(node)
+        return () if self._head(node) is not None else super().listxattr(node)
 
     def _shown(self, attr: Attr) -> Attr:
         """The writable head in the place of a thread's read-only one."""
@@ -484,32 +459,32 @@ class WritableThreadsVolume(ThreadsVolume):
             self._heads.append(head)
         if head.files.is_damaged:
             return attr  # it has the error
-        return head.shown(head.tree.getattr(ROOT_NODE))
+        return head.shown(head.tree.getattr(head.root))
 
-    def _inner(self, number: int) -> Inner | None:
-        """The node of a head with this number; None for any other number."""
-        if number < FIRST:
+    def _head(self, node: int) -> WritableHead | None:
+        """The head that a node is in; None for any other node."""
+        if node < FIRST:
             return None
-        index, node = divmod(number - FIRST, 1 << NODE_BITS)
+        index = (node - FIRST) >> NODE_BITS
         if index >= len(self._heads):
             raise oserror(errno.ESTALE)
-        return Inner(self._heads[index], node)
+        return self._heads[index]
 
     # -- changing ----------------------------------------------------------------------------------------------
 
-    def _writable(self, number: int) -> Inner:
-        """A node in a head that may be written to. EROFS, EBUSY, ENOTSUP."""
-        inner = self._inner(number)
-        if inner is None:
+    def _writable(self, node: int) -> WritableHead:
+        """The head that a node is in, which may be written to. EROFS, EBUSY, ENOTSUP."""
+        head = self._head(node)
+        if head is None:
             raise oserror(errno.EROFS)
         self.poll()
-        inner.head.fresh().files.require_idle()
-        return inner
+        head.fresh().files.require_idle()
+        return head
 
-    def _write(self, verb: Callable[..., T], number: int, *arguments: Any) -> T:
-        """Call a verb of the head that a node is in, with the number that the node has there."""
+    def _write(self, verb: Callable[..., T], node: int, *arguments: Any) -> T:
+        """Call a verb of the head that a node is in."""
         with self._asked:
-            head, node = self._writable(number)
+            head = self._writable(node)
             found = verb(head.tree, node, *arguments)
             return cast("T", head.shown(found)) if isinstance(found, Attr) else found
 
@@ -527,25 +502,23 @@ class WritableThreadsVolume(ThreadsVolume):
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         with self._asked:
-            head, parent = self._writable(new_parent)
-            return head.tree.link(node, parent, new_name)
+            return self._writable(new_parent).tree.link(node, new_parent, new_name)
 
     def unlink(self, parent: int, name: bytes) -> None:
         self._write(RemoteVolume.unlink, parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
-        if self._inner(parent) is None:
+        if self._head(parent) is None:
             super().rmdir(parent, name)
         else:
             self._write(RemoteVolume.rmdir, parent, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self._asked:
-            head, node = self._writable(parent)
-            other, new_node = self._writable(new_parent)
-            if other is not head:
+            head = self._writable(parent)
+            if self._writable(new_parent) is not head:
                 raise oserror(errno.EXDEV, new_name)
-            head.tree.rename(node, name, new_node, new_name, flags)
+            head.tree.rename(parent, name, new_parent, new_name, flags)
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         return self._write(RemoteVolume.setattr, node, changes)
@@ -568,7 +541,7 @@ class WritableThreadsVolume(ThreadsVolume):
         """
         with self.changing() as changes, self._asked:
             root = self.lookup(self.lookup(ROOT_NODE, thread).node, HEAD)
-            head, _ = self._writable(root.node)
+            head = self._writable(root.node)
             replaced = {path for path, _ in files if head.files.has(path[1:])}
             found = head.files.store(files)
             changes += head.written([path for path, _ in files])
@@ -582,63 +555,60 @@ class WritableThreadsVolume(ThreadsVolume):
 
     def open(self, node: int, flags: int) -> Attr | None:
         with self._asked:
-            writes = flags & os.O_ACCMODE != os.O_RDONLY
-            inner = self._writable(node) if writes else self._inner(node)
-            if inner is None:
+            head = self._head(node) if flags & os.O_ACCMODE == os.O_RDONLY else self._writable(node)
+            if head is None:
                 return super().open(node, flags)
-            inner.head.fresh().tree.open(inner.node, flags)
+            head.fresh().tree.open(node, flags)
             return None
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         with self._locked:
-            inner = self._inner(node)
-            return super().read(node, offset, size) if inner is None else inner.head.tree.read(inner.node, offset, size)
+            head = self._head(node)
+            return super().read(node, offset, size) if head is None else head.tree.read(node, offset, size)
 
     def write(self, node: int, offset: int, data: bytes) -> int:
         with self._locked:
-            inner = self._inner(node)
-            if inner is None:
+            head = self._head(node)
+            if head is None:
                 raise oserror(errno.EROFS)
-            return inner.head.tree.write(inner.node, offset, data)
+            return head.tree.write(node, offset, data)
 
     def flush(self, node: int) -> None:
         with self._asked:
-            inner = self._inner(node)
-            if inner is not None:
+            head = self._head(node)
+            if head is not None:
                 self.poll()
-                inner.head.fresh().tree.flush(inner.node)
+                head.fresh().tree.flush(node)
 
     def fsync(self, node: int, datasync: bool = False) -> None:
         self.flush(node)
 
     def release(self, node: int, flags: int) -> None:
         with self._locked:
-            inner = self._inner(node)
-            if inner is None:
+            head = self._head(node)
+            if head is None:
                 super().release(node, flags)
             else:
-                inner.head.tree.release(inner.node, flags)
+                head.tree.release(node, flags)
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def hold(self, node: int) -> None:
-        inner = self._inner(node)
-        if inner is None:
+        head = self._head(node)
+        if head is None:
             super().hold(node)
         else:
-            inner.head.tree.hold(inner.node)
+            head.tree.hold(node)
 
     def forget(self, nodes: Iterable[int]) -> None:
         gone: dict[WritableHead | None, list[int]] = {}
-        for number in nodes:
-            inner = self._inner(number)
-            head, node = (None, number) if inner is None else inner
-            gone.setdefault(head, []).append(node)
-        for head, numbers in gone.items():
+        for node in nodes:
+            gone.setdefault(self._head(node), []).append(node)
+        for head, forgotten in gone.items():
             if head is None:
-                super().forget(numbers)
+                super().forget(forgotten)
             else:
-                head.tree.forget(numbers)
+                head.tree.forget(forgotten)
 
     def statfs(self) -> StatFs:
         return STATFS_OF_HEADS

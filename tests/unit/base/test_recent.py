@@ -7,18 +7,12 @@ from fusebackend.base.recent import Recent
 
 def test_the_item_used_least_recently_goes() -> None:
     recent: Recent[str, int] = Recent(3)
-    recent["a"], recent["b"], recent["c"] = 1, 2, 3
+    assert recent.use("a") is None
+    assert recent.setdefault("a", 1) == recent.setdefault("a", 2) == 1
+    recent["b"], recent["c"] = 2, 3
     assert recent.use("a") == 1
-    recent["d"] = 4
+    assert recent.setdefault("d", 4) == 4
     assert list(recent.items()) == [("c", 3), ("a", 1), ("d", 4)]
     recent["c"] = 5
     recent["e"] = 6
     assert list(recent.items()) == [("d", 4), ("c", 5), ("e", 6)]
-
-
-def test_what_is_not_there() -> None:
-    recent: Recent[str, int] = Recent(1)
-    assert recent.use("a") is None
-    assert recent.setdefault("a", 1) == recent.setdefault("a", 2) == 1
-    assert recent.setdefault("b", 3) == 3
-    assert list(recent) == ["b"]

@@ -86,19 +86,6 @@ def test_calls_whose_first_changes_come_in_another_order(history: HistoryFile) -
     assert problems == [f"call c{numbers[0]} was changed"]
 
 
-def test_calls_that_a_crash_interrupted(history: HistoryFile, tmp_path: Path) -> None:
-    history.add(history.open_call("verb", "write", Actor()), ROOT, "create", b"/a")
-    history.flush()
-    (tmp_path / "copy").mkdir()
-    source = sqlite3.connect(history.path)
-    source.execute("VACUUM INTO ?", (str(tmp_path / "copy/history.db"),))
-    source.close()
-    again = HistoryFile(str(tmp_path / "copy/history.db"))
-    assert again.interrupted == [1]
-    assert again.verify().problems == []
-    again.close()
-
-
 @pytest.mark.parametrize(
     ("statement", "problem"),
     [

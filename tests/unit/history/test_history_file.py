@@ -158,6 +158,7 @@ def test_a_call_that_a_crash_interrupted_ends_with_its_last_record(history, path
     again = HistoryFile(path + ".d/history.db")
     found = again.call(call)
     assert found.ended_ns == again.records(call)[0].time_ns
+    assert (again.interrupted, again.verify().problems) == ([call], [])
     again.close()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from profiles import amount
+from random_changes import change
 from recorded import Recorded, recorded_of
 
 from fusebackend.history.history_file import Filter
@@ -16,6 +17,7 @@ from fusebackend.protocol import Actor
 ROUNDS = amount("UNDO_CHOSEN", day=40, night=1000)
 
 NAMES = ["/a", "/b", "/d/c", "/d/e"]
+WORDS = ["write", "write", "unlink", "rename", "chmod"]
 
 
 def step(recorded: Recorded, rng: random.Random, names: list[str], *, thread: str) -> int:
@@ -24,16 +26,9 @@ def step(recorded: Recorded, rng: random.Random, names: list[str], *, thread: st
     with recorded.recorder.calls.inside("tool", "step", Actor(agent="a", thread=thread)) as call:
         for _ in range(rng.randrange(1, 4)):
             path, other = rng.choice(names), rng.choice(names)
+            word, data = rng.choice(WORDS), b"%d\n" % rng.randrange(1000)
             with contextlib.suppress(FileNotFoundError, FileExistsError):
-                match rng.randrange(5):
-                    case 0 | 1:
-                        files.write(path, b"%d\n" % rng.randrange(1000))
-                    case 2:
-                        files.remove(path)
-                    case 3:
-                        files.rename(path, other)
-                    case 4:
-                        files.change(path, mode=rng.choice([0o600, 0o755]))
+                change(files, word, path, other, data, rng.randrange(64))
     return call.number
 
 

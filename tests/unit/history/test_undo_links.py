@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 from profiles import amount
+from random_changes import change
 from recorded import Agent, Recorded
 from whole_tree import Kept
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.base.paths import ROOT
 from fusebackend.history import undo as undo_module
-from fusebackend.protocol import RENAME_EXCHANGE, AttrChanges, Volume
+from fusebackend.protocol import RENAME_EXCHANGE, Volume
 from fusebackend.rules.rule import within
 from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
 from fusebackend.rules.view import View
@@ -136,55 +137,30 @@ class World:
         """Make a random change, and tell of it before; many are not possible."""
         path, other = rng.choice(NAMES), rng.choice(NAMES)
         data = bytes([rng.randrange(65, 91)]) * rng.randrange(1, 30)
-        word, files, door = rng.choice(STEPS), self.files, self.files.door
+        word, files = rng.choice(STEPS), self.files
         tell(f"  {word} {path} {other}")
         match word:
-            case "create":
-                files.create(path, data)
-            case "replace":
-                files.create("/new", data)
-                files.rename("/new", path)
-            case "write":
-                with files.writing(path) as node:
-                    door.write(node, rng.randrange(4), data)
             case "write through":  # an open file, whose name goes meanwhile
                 with files.writing(path) as node:
-                    door.unlink(*files.at(path))
+                    files.door.unlink(*files.at(path))
                     if rng.randrange(2):
                         files.create(path, b"other")
-                    door.write(node, 0, data)
-            case "truncate":
-                with files.writing(path) as node:
-                    door.setattr(node, AttrChanges(size=rng.randrange(20)))
+                    files.door.write(node, 0, data)
             case "chmod":
                 if not stat.S_ISLNK(files.attr(path).mode):  # Linux has no such call
                     files.change(path, mode=rng.choice([0o600, 0o640, 0o755]))
             case "touch":
                 files.change(path, mtime_ns=rng.randrange(1, 4) * 10**18)
-            case "setxattr":
-                files.xattr(path, b"user.x", data)
-            case "symlink":
-                files.symlink(rng.choice(["f", "g"]), path)
-            case "fifo":
-                files.fifo(path)
-            case "link":
-                files.link(path, other)
-            case "unlink":
-                door.unlink(*files.at(path))
-            case "rename":
-                files.rename(path, other)
-            case "exchange":
-                files.rename(path, other, RENAME_EXCHANGE)
-            case "mkdir":
-                files.mkdir(rng.choice(DIRECTORIES))
-            case "rmdir":
-                door.rmdir(*files.at(rng.choice(DIRECTORIES)))
+            case "mkdir" | "rmdir":
+                change(files, word, rng.choice(DIRECTORIES), other, data, 0)
             case "move directory":
                 files.rename(*rng.sample([*DIRECTORIES, "/i"], 2), rng.choice([0, RENAME_EXCHANGE]))
+            case _:
+                change(files, word, path, other, data, rng.randrange(20))
 
 
 STEPS = (
-    ["create", "replace", "write", "write", "truncate", "chmod", "touch", "setxattr", "symlink", "fifo"]
+    ["create", "replace", "overwrite", "overwrite", "truncate", "chmod", "touch", "setxattr", "symlink", "fifo"]
     + ["link"] * 5 + ["unlink"] * 5 + ["rename"] * 4 + ["exchange"] * 2
     + ["mkdir", "rmdir", "move directory", "write through"]
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Iterator
@@ -10,9 +11,8 @@ from typing import Any
 
 import pytest
 from profiles import amount
+from random_changes import change
 from recorded import Agent, Files, Recorded, recorded_of
-
-from fusebackend.protocol import RENAME_EXCHANGE
 
 AGENTS = 10
 STEPS = 25
@@ -32,6 +32,8 @@ def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Recorde
 DIRECTORIES = ["/a", "/a/b", "/c"]
 NAMES = [f"{directory}/{name}" for directory in DIRECTORIES for name in ("one", "two", "three", "deep")]
 
+WORDS = ["write", "write", "write", "append", "unlink", "rename", "link", "chmod", "exchange", "replace"]
+
 
 class Worker:
     """An agent that makes random steps. What it writes names it."""
@@ -49,27 +51,8 @@ class Worker:
         rng, files = self.rng, self.files
         path, other = rng.choice(NAMES), rng.choice(NAMES)
         text = b"%d wrote %d\n" % (self.number, rng.randrange(1000)) * rng.randrange(1, 4)
-        try:
-            match rng.randrange(10):
-                case 0 | 1 | 2:
-                    files.write(path, text)
-                case 3:
-                    files.append(path, text)
-                case 4:
-                    files.remove(path)
-                case 5:
-                    files.rename(path, other)
-                case 6:
-                    files.link(path, other)
-                case 7:
-                    files.change(path, mode=rng.choice([0o600, 0o640, 0o755]))
-                case 8:
-                    files.rename(path, other, RENAME_EXCHANGE)
-                case 9:
-                    files.write(path + "~", text)
-                    files.rename(path + "~", path)
-        except OSError:
-            pass  # the name is not there, or is
+        with contextlib.suppress(OSError):  # the name is not there, or is
+            change(files, rng.choice(WORDS), path, other, text, rng.randrange(64))
 
 
 def plant(files: Files) -> None:

@@ -15,7 +15,7 @@ from deepagents import FilesystemMiddleware, FilesystemPermission
 from deepagents.backends import CompositeBackend as TheirComposite
 from deepagents.backends import FilesystemBackend as TheirFiles
 from graphs import call, deep_agent, say, use, user, write
-from test_deepagents_versions import OLD_DEEPAGENTS, OLDEST, TESTS, printed
+from test_deepagents_versions import TESTS, of_the_oldest
 
 from fusebackend.backends import CompositeBackend, InMemoryBackend, LocalShellBackend, StateBackend
 from fusebackend.integrations.deepagents import export
@@ -114,11 +114,7 @@ def test_the_newest(tmp_path):
 
 
 def test_the_oldest(tmp_path):
-    if not OLD_DEEPAGENTS.is_dir():
-        pytest.skip(f"no deepagents {OLDEST} in {OLD_DEEPAGENTS}: scripts/bootstrap --test installs it")
-    found = printed("permitted.py", tmp_path, OLD_DEEPAGENTS)
-    assert found["version"] == OLDEST and found["from"].startswith(str(OLD_DEEPAGENTS))
-    check(found["outcomes"], "1  open")
+    check(of_the_oldest("permitted.py", tmp_path)["outcomes"], "1  open")
 
 
 ORDERS = {

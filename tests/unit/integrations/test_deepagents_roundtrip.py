@@ -150,28 +150,20 @@ def _is_text(data):
 
 @given(tree=trees)
 @generous
-def test_what_one_uploads_the_other_reads(pair_of, tree):
-    for sides in (("theirs", "ours"), ("ours", "theirs")):
-        pair = pair_of()
-        writer, reader = (getattr(pair, side) for side in sides)
-        assert all(answer.error is None for answer in writer.upload_files(list(tree.items())))
-        assert downloaded(reader, tree) == tree
+def test_what_one_uploads_or_writes_the_other_reads_and_the_kernel_too(pair_of, tree):
+    for writer, reader in (("theirs", "ours"), ("ours", "theirs")):
+        uploaded, written = pair_of(), pair_of()
+        answers = getattr(uploaded, writer).upload_files(list(tree.items()))
+        assert all(answer.error is None for answer in answers)
+        assert downloaded(getattr(uploaded, reader), tree) == tree
         if not any("\n" in path for path in tree):  # their StateBackend takes a newline for the end of a name in glob
-            assert {info["path"] for info in adopt(pair.ours).glob("/**").matches or []} <= set(tree)
-
-
-@given(tree=trees)
-@generous
-def test_what_one_writes_the_other_reads_and_the_kernel_too(pair_of, tree):
-    tree = {path: data for path, data in tree.items() if _is_text(data)}
-    for sides in (("theirs", "ours"), ("ours", "theirs")):
-        pair = pair_of()
-        writer, reader = (getattr(pair, side) for side in sides)
-        for path, data in tree.items():
-            assert writer.write(path, data.decode()).error is None
-        assert downloaded(reader, tree) == tree
-        volume = volume_of(adopt(pair.ours).mounts()["/"])
-        assert {path: through_the_kernel(volume, path) for path in tree} == tree
+            assert {info["path"] for info in adopt(uploaded.ours).glob("/**").matches or []} <= set(tree)
+        texts = {path: data for path, data in tree.items() if _is_text(data)}
+        for path, data in texts.items():
+            assert getattr(written, writer).write(path, data.decode()).error is None
+        assert downloaded(getattr(written, reader), texts) == texts
+        volume = volume_of(adopt(written.ours).mounts()["/"])
+        assert {path: through_the_kernel(volume, path) for path in texts} == texts
 
 
 @given(tree=trees)

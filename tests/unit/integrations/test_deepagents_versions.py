@@ -19,14 +19,8 @@ OLDEST = "0.7.8"
 OLD_DEEPAGENTS = Path(os.environ.get("OLD_DEEPAGENTS") or Path(sys.prefix) / f"deepagents-{OLDEST}")
 
 
-def answers(directory, *path):
-    """What `deepagents_program.py` prints, with these directories before all others on the path of imports."""
-    mounts.require()
-    return printed("deepagents_program.py", directory, *path)
-
-
 def printed(program, directory, *path):
-    """The JSON that a program of tests/support prints."""
+    """The JSON that a program of tests/support prints, with directories before all others on the path of imports."""
     modules = (*path, TESTS.parent, TESTS / "support", TESTS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, modules))}
     command = [sys.executable, TESTS / "support" / program, directory]
@@ -56,14 +50,21 @@ def check(found, lines):
 
 
 def test_the_newest(tmp_path):
-    found = answers(tmp_path)
+    mounts.require()
+    found = printed("deepagents_program.py", tmp_path)
     assert found.pop("from").startswith(sys.prefix) and found.pop("version") != OLDEST
     check(found, "@@ lines 1-2 of 2 @@\none\nzwei")
 
 
-def test_the_oldest(tmp_path):
+def of_the_oldest(program, directory):
+    """What a program prints that imports the oldest."""
     if not OLD_DEEPAGENTS.is_dir():
         pytest.skip(f"no deepagents {OLDEST} in {OLD_DEEPAGENTS}: scripts/bootstrap --test installs it")
-    found = answers(tmp_path, OLD_DEEPAGENTS)
+    found = printed(program, directory, OLD_DEEPAGENTS)
     assert found.pop("from").startswith(str(OLD_DEEPAGENTS)) and found.pop("version") == OLDEST
-    check(found, "1  one\n2  zwei")
+    return found
+
+
+def test_the_oldest(tmp_path):
+    mounts.require()
+    check(of_the_oldest("deepagents_program.py", tmp_path), "1  one\n2  zwei")

@@ -20,7 +20,6 @@ import fsspec
 import fsspec.tests.abstract as abstract
 import served
 
-import fusebackend
 from fusebackend.control.client.client import Client
 from fusebackend.integrations.fsspec_filesystem import BLOCK_BYTES, FusebackendFileSystem
 from fusebackend.testing.posix.case import refused
@@ -380,7 +379,6 @@ def test_it_is_registered() -> None:
     specs = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]["fsspec.specs"]
     module, _, name = specs["fusebackend"].partition(":")
     assert getattr(__import__(module, fromlist=[name]), name) is FusebackendFileSystem
-    assert fusebackend.connect is not None
 
 
 # -- libraries -----------------------------------------------------------------------------------------------------

@@ -18,10 +18,9 @@ from raising import raising
 from seed_backends import DuckBackend
 from together import together
 
-from fusebackend.backends import ForeignVolume, StateBackend
+from fusebackend.backends import ForeignVolume
 from fusebackend.backends.object_store import volume as bucket_module
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
-from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import ROOT_NODE, AttrChanges
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.entry import NEVER
@@ -126,27 +125,6 @@ def test_an_append_that_is_merged_twice_keeps_the_bytes_of_others(monkeypatch: p
     volume.flush(node)
     volume.release(node, APPENDING)
     assert held(store) == {"log": b"base\ntheirs\nours\n"}
-
-
-def test_an_append_that_is_merged_twice_is_appended_once() -> None:
-    backend = StateBackend()
-    backend.upload_files([("/log", b"base\n")])
-    volume = ForeignVolume(backend)
-    node = volume.lookup(ROOT_NODE, b"log").node
-    volume.open(node, APPENDING)
-    volume.append(node, b"ours\n")
-    backend.upload_files([("/log", b"base\ntheirs\n")])
-    rewrite = backend._rewrite
-
-    def lossy(path: AgentPath, change: Callable[[bytes], bytes]) -> Any:
-        rewrite(path, change)
-        raise OSError(errno.ETIMEDOUT, "cut")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "_rewrite", lossy)
-        refused(errno.ETIMEDOUT, volume.flush, node)
-    volume.flush(node)
-    assert backend.download_files(["/log"])[0].content == b"base\ntheirs\nours\n"
 
 
 def test_an_unlink_that_waited_for_a_rename_deletes_nothing_else() -> None:

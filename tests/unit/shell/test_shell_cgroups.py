@@ -118,23 +118,11 @@ BOTH = frozenset({"memory", "pids"})
 
 
 class TestGroups:
-    def test_version_2(self, kernel: Path) -> None:
-        groups = ControlGroups([Place(str(kernel), 2, BOTH)])
-        group = groups.make(Bounds(1 << 30, 17))
-        (directory,) = map(Path, group.directories)
-        written = {name: (directory / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")}
-        assert written == {"memory.max": str(1 << 30), "memory.swap.max": "0", "pids.max": "17"}
-        group.add(4711)
-        assert (directory / "cgroup.procs").read_text() == "4711"
-        group.remove()
-        assert not directory.exists()
-        assert (groups.version_for("memory"), groups.version_for("pids")) == (2, 2)
-
     @pytest.mark.parametrize(
         ("version", "bounds"),
         [
             (1, {"memory.limit_in_bytes": "4096", "pids.max": "9", "cpu.cfs_quota_us": "150000"}),
-            (2, {"memory.max": "4096", "pids.max": "9", "cpu.max": "150000 100000"}),
+            (2, {"memory.max": "4096", "memory.swap.max": "0", "pids.max": "9", "cpu.max": "150000 100000"}),
         ],
     )
     def test_one_for_all_commands(self, kernel: Path, version: int, bounds: dict[str, str]) -> None:
@@ -147,9 +135,14 @@ class TestGroups:
         group = groups.make(Bounds(1024, 3), common)
         assert [Path(path).parent for path in group.directories] == [directory]
         assert (Path(group.directories[0]) / "cpu.max").read_text() == "", "these share what all have"
+        group.add(4711)
+        assert (Path(group.directories[0]) / "cgroup.procs").read_text() == "4711"
         group.remove()
         common.remove()
         assert os.listdir(kernel) == ["cgroup.procs"]
+        described = Limits(ShellOptions(), groups).describe()
+        limited = described["memory_limited_by"], described["processes_limited_by"]
+        assert limited == (f"cgroup v{version}",) * 2
 
     def test_those_of_a_killed_server_are_removed_with_what_is_in_them(self, kernel: Path) -> None:
         ended = subprocess.Popen(["true"])
@@ -287,7 +280,3 @@ class TestLimits:
             "processes_limited_by": words,
             "total_cpus": None,
         }
-
-    def test_groups_say_their_version(self, kernel: Path) -> None:
-        described = Limits(ShellOptions(), ControlGroups([Place(str(kernel), 2, BOTH)])).describe()
-        assert (described["memory_limited_by"], described["processes_limited_by"]) == ("cgroup v2", "cgroup v2")

@@ -123,7 +123,7 @@ def test_a_title_is_one_line_and_a_safe_name(tell: Tell, title: str) -> None:
 
 THREADS = [
     "..", ".", "a/b", "/", "../../x", "new\nline", ESCAPES, "@latest", "@first", "README.md", "-rf",
-    "x" * 300, "日本語", "a b", "%41", "~", ".fusebackend",
+    "x" * 300, "日本語", "a b", "%41", "~", ".fusebackend", "", "a%2Fb", "%", "é" * 200, "trailing/",
 ]  # fmt: skip
 
 
@@ -138,11 +138,16 @@ def test_any_thread_id_is_a_directory(tell: Tell) -> None:
     links = backend.volume.readdir(View(backend, "").attr("@by-time", follow=False).node, b"", 100)
     assert {backend.volume.readlink(attr.node) for _, attr in links} == {os.fsencode(f"..{path}") for path in paths}
     backend = tell(HumanMessage("hello"), name="@by-time").backend
+    shown: set[str] = set()
     for case in each(listed(backend)):
         with case as path:
             view = View(backend, path)
             assert b"hello" in view.tree()["transcript.md"]
             assert all(is_clean(data) for data in for_terminals(view).values())
+            thread_id = json.loads(view.tree()["state.json"])["thread_id"]
+            assert backend.volume.getxattr(view.attr("").node, b"user.fusebackend.thread") == thread_id.encode()
+            shown.add(thread_id)
+    assert shown == {*THREADS, "@by-time"}
 
 
 @for_each("name", ["../../x", "a/b", ESCAPES, "", "x" * 300, "new\nline", "..", "日本語", "a.calls"])

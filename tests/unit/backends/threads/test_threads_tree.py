@@ -33,11 +33,6 @@ from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import Caller, GlobResult, GrepResult
 from fusebackend.remote.keyed import ListedTree, name_of
 
-ODD_THREADS = ["t/1", "", ".", "..", "a%2Fb", "漢字", "line\nbreak", "x" * 300, "é" * 200, "~home", "%"]
-if sys.platform != "win32":
-    ODD_THREADS.append("trailing/")
-
-
 OF_A_LINE = [
     "README.md", "changes", "checkpoints.tsv", "head", "history", "messages.jsonl", "messages", "space.tsv",
     "state.json", "transcript.md",
@@ -69,18 +64,6 @@ def test_an_empty_database_has_an_empty_root(b: Bench) -> None:
     assert names(b.backend, "/") == []
     assert b.backend.ls("/none").error == "Path '/none': path_not_found"
     assert b.backend.glob("**").matches == []
-
-
-def test_any_thread_id_has_a_directory(b: Bench) -> None:
-    for thread_id in ODD_THREADS:
-        put_files(b.saver, thread_id, {"/which.txt": record(thread_id)})
-    assert sorted(names(b.backend, "/")) == sorted(os.fsdecode(name_of(thread_id)) for thread_id in ODD_THREADS)
-    for thread_id in ODD_THREADS:
-        name = os.fsdecode(name_of(thread_id))
-        assert b.tree(f"/{name}/head") == {"/which.txt": thread_id.encode()}
-        assert json.loads(b.get(f"/{name}/state.json") or b"")["thread_id"] == thread_id
-        attr = b.backend.volume.lookup(1, name_of(thread_id))
-        assert b.backend.volume.getxattr(attr.node, b"user.fusebackend.thread") == thread_id.encode()
 
 
 def test_a_single_thread_is_found_without_listing_all(b: Bench) -> None:

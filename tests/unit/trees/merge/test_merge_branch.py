@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_kinds import backend_of
+from backend_kinds import opened_backend
 from for_each import for_each
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -21,6 +21,7 @@ from merging import (
     OWNER,
     Branched,
     Step,
+    a_branch,
     at,
     chmod,
     content,
@@ -49,11 +50,6 @@ LEVELS = 1_100
 """More than Python's stack has."""
 
 
-def make(kind: str, directory: Path) -> Volume:
-    volume: Volume = backend_of(kind, directory).volume
-    return volume
-
-
 def fill(volume: Volume) -> None:
     mkdir(volume, b"d")
     write(volume, b"d/x", b"x\n")
@@ -66,18 +62,8 @@ def fill(volume: Volume) -> None:
 
 @pytest.fixture
 def branched(tmp_path: Path) -> Iterator[Callable[[str], Branched]]:
-    made: list[Branched] = []
-
-    def begin(kind: str) -> Branched:
-        volume = make(kind, tmp_path)
-        fill(volume)
-        made.append(Branched(str(tmp_path / "branches"), {"/": volume}))
-        return made[-1]
-
-    yield begin
-    for each in made:
-        each.close()
-        each.main.close()
+    with contextlib.ExitStack() as opened:
+        yield lambda kind: opened.enter_context(a_branch(kind, tmp_path, fill))
 
 
 def conflicts(outcome: Any) -> dict[str, str]:
@@ -147,15 +133,12 @@ TOLD = [
 @for_each("kind", KINDS)
 @for_each("name", TOLD)
 def test_a_merge_of_a_branch(kind: str, name: str, tmp_path: Path) -> None:
-    story, main = STORIES[name], make(kind, tmp_path)
-    story.begin(main)
-    trees = Branched(str(tmp_path / "branches"), {"/": main})
-    tell(
-        story, main, trees.branch,
-        lambda keep: trees.merge(keep, story.lines).plan, lambda keep: trees.plan(keep, story.lines),
-    )  # fmt: skip
-    trees.close()
-    main.close()
+    story = STORIES[name]
+    with a_branch(kind, tmp_path, story.begin) as trees:
+        tell(
+            story, trees.main, trees.branch,
+            lambda keep: trees.merge(keep, story.lines).plan, lambda keep: trees.plan(keep, story.lines),
+        )  # fmt: skip
 
 
 WRITTEN = ("write", b"a", b"")
@@ -169,11 +152,7 @@ def test_the_branch_says_what_it_has_changed(
     kind: str, base: Any, branch: Any, main: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A plan from what the branch says is that of a comparison of all files; and a merge is complete."""
-    directory = tmp_path_factory.mktemp("merge")
-    volume = make(kind, directory)
-    perform(volume, base)
-    trees = Branched(str(directory / "branches"), {"/": volume})
-    try:
+    with a_branch(kind, tmp_path_factory.mktemp("merge"), lambda volume: perform(volume, base)) as trees:
         perform(trees.branch, branch)
         perform(trees.main, main)
         quick, whole = trees.plan("branch"), trees.plan("branch", whole=True)
@@ -183,9 +162,6 @@ def test_the_branch_says_what_it_has_changed(
         trees.merge("branch")
         again = trees.plan("branch")
         assert not again.steps
-    finally:
-        trees.close()
-        volume.close()
 
 
 def test_names_that_come_and_go_meanwhile_are_no_changes_of_the_branch(
@@ -284,7 +260,6 @@ def attributes_of(volume: Volume, path: bytes) -> tuple[object, ...]:
 def test_attributes_are_merged_apart(kind: str, again: bool, tmp_path: Path) -> None:
     """What a branch changes first of a file, main changes another attribute of, or the same one; `again`: the branch is
     opened again in between."""
-    main, expected = make(kind, tmp_path), make(kind, tmp_path / "expected")
     changes = {
         b"%s-%s-%s" % tuple(map(str.encode, (type_, ours, theirs))): (type_, ours, theirs)
         for type_, (_, words) in TYPES.items()
@@ -292,35 +267,35 @@ def test_attributes_are_merged_apart(kind: str, again: bool, tmp_path: Path) -> 
         for theirs in words
         if theirs in ATTRIBUTES
     }
-    for path, (type_, _, _) in changes.items():
-        for volume in (main, expected):
+
+    def begin(volume: Volume) -> None:
+        for path, (type_, _, _) in changes.items():
             TYPES[type_][0](volume, path)
-    trees = Branched(str(tmp_path / "branches"), {"/": main})
-    do = ATTRIBUTES | OTHERS
-    do["mode"](trees.branch, b"", 1)
-    for path, (_, ours, _) in changes.items():
-        do[ours](trees.branch, path, 1)
-    if again and kind != "memory":
-        trees.close()
-        trees.open()
-    do["owner"](main, b"", 2)
-    do["xattr"](main, b"", 2)
-    for path, (_, ours, theirs) in changes.items():
-        do[theirs](main, path, 2)
-        if ours != theirs:
-            do[ours](expected, path, 1)
-            do[theirs](expected, path, 2)
-    both = {path for path, (_, ours, theirs) in changes.items() if ours == theirs}
-    found = trees.merges.merge("b").conflicts
-    assert {each.path for each in found} == {f"/{path.decode()}" for path in both}
-    trees.merges.merge("b", keep="main")
-    assert {path: attributes_of(main, path) for path in changes.keys() - both} == {
-        path: attributes_of(expected, path) for path in changes.keys() - both
-    }
-    assert attributes_of(main, b"") == (0o701, 2, {b"user.colour": b"2"})
-    trees.close()
-    main.close()
-    expected.close()
+
+    with opened_backend(kind, tmp_path / "expected") as other, a_branch(kind, tmp_path, begin) as trees:
+        main, expected, do = trees.main, other.volume, ATTRIBUTES | OTHERS
+        begin(expected)
+        do["mode"](trees.branch, b"", 1)
+        for path, (_, ours, _) in changes.items():
+            do[ours](trees.branch, path, 1)
+        if again and kind != "memory":
+            trees.close()
+            trees.open()
+        do["owner"](main, b"", 2)
+        do["xattr"](main, b"", 2)
+        for path, (_, ours, theirs) in changes.items():
+            do[theirs](main, path, 2)
+            if ours != theirs:
+                do[ours](expected, path, 1)
+                do[theirs](expected, path, 2)
+        both = {path for path, (_, ours, theirs) in changes.items() if ours == theirs}
+        found = trees.merges.merge("b").conflicts
+        assert {each.path for each in found} == {f"/{path.decode()}" for path in both}
+        trees.merges.merge("b", keep="main")
+        assert {path: attributes_of(main, path) for path in changes.keys() - both} == {
+            path: attributes_of(expected, path) for path in changes.keys() - both
+        }
+        assert attributes_of(main, b"") == (0o701, 2, {b"user.colour": b"2"})
 
 
 DECIDED: dict[str, tuple[list[Step], list[Step], list[Step], list[Step]]] = {
@@ -346,29 +321,25 @@ DECIDED: dict[str, tuple[list[Step], list[Step], list[Step], list[Step]]] = {
 @for_each("case", [(kind, name) for name in DECIDED for kind in ("memory", "dir")])
 def test_what_was_decided_for_main_stays_so_until_one_side_changes(case: tuple[str, str], tmp_path: Path) -> None:
     kind, name = case
-    main = make(kind, tmp_path)
-    fill(main)
-    trees = Branched(str(tmp_path / "branches"), {"/": main})
     of_branch, of_main, again_in_branch, again_in_main = DECIDED[name]
-    make_steps(trees.branch, of_branch)
-    make_steps(trees.main, of_main)
-    refused = trees.merges.merge("b")
-    assert refused.conflicts and trees.merges.compare("b")[0]
-    trees.merges.merge("b", keep="main", dry_run=True)
-    assert trees.merges.compare("b")[0], "nothing was decided"
-    decided = trees.merges.merge("b", keep="main").decided
-    trees.close()
-    trees.open()
-    kept = shown(trees.main)
-    assert trees.merges.compare("b") == (0, 0)
-    again = trees.merges.merge("b")
-    assert (again.conflicts, len(again.decided), again.changes) == ([], len(decided), [])
-    assert shown(trees.main) == kept
-    make_steps(trees.branch, again_in_branch)
-    make_steps(trees.main, again_in_main)
-    assert trees.merges.compare("b")[0] and trees.merges.merge("b").conflicts
-    trees.close()
-    main.close()
+    with a_branch(kind, tmp_path, fill) as trees:
+        make_steps(trees.branch, of_branch)
+        make_steps(trees.main, of_main)
+        refused = trees.merges.merge("b")
+        assert refused.conflicts and trees.merges.compare("b")[0]
+        trees.merges.merge("b", keep="main", dry_run=True)
+        assert trees.merges.compare("b")[0], "nothing was decided"
+        decided = trees.merges.merge("b", keep="main").decided
+        trees.close()
+        trees.open()
+        kept = shown(trees.main)
+        assert trees.merges.compare("b") == (0, 0)
+        again = trees.merges.merge("b")
+        assert (again.conflicts, len(again.decided), again.changes) == ([], len(decided), [])
+        assert shown(trees.main) == kept
+        make_steps(trees.branch, again_in_branch)
+        make_steps(trees.main, again_in_main)
+        assert trees.merges.compare("b")[0] and trees.merges.merge("b").conflicts
 
 
 MOVED: dict[str, tuple[list[Step], list[Step]]] = {
@@ -384,37 +355,30 @@ MOVED: dict[str, tuple[list[Step], list[Step]]] = {
 @for_each("case", MOVED.values())
 def test_a_branch_that_is_opened_again_has_what_main_has_moved(case: Any, tmp_path: Path) -> None:
     of_branch, of_main = case
-    main = make("dir", tmp_path)
-    fill(main)
-    trees = Branched(str(tmp_path / "branches"), {"/": main})
-    make_steps(trees.branch, of_branch)
-    make_steps(trees.main, of_main)
-    wanted = shown(trees.branch)
-    for _ in range(2):
-        trees.close()
-        trees.open()
-        assert shown(trees.branch) == wanted
-    trees.close()
-    main.close()
+    with a_branch("dir", tmp_path, fill) as trees:
+        make_steps(trees.branch, of_branch)
+        make_steps(trees.main, of_main)
+        wanted = shown(trees.branch)
+        for _ in range(2):
+            trees.close()
+            trees.open()
+            assert shown(trees.branch) == wanted
 
 
 @for_each("has_own_names", [False, True])
 def test_a_branch_follows_main_that_moves_what_it_knows(has_own_names: bool, tmp_path: Path) -> None:
-    main = make("dir", tmp_path)
-    fill(main)
-    trees = Branched(str(tmp_path / "branches"), {"/": main})
-    assert shown(trees.branch) == shown(main)
-    if has_own_names:
-        remove(trees.branch, b"b")
-        remove(main, b"b")
-    else:
-        rename(main, b"d/deep", b"deep")
-        rename(main, b"d", b"deep/d")
-        rename(main, b"deep", b"d")
-    main.rename(ROOT_NODE, b"d", ROOT_NODE, b"a", RENAME_EXCHANGE)
-    assert shown(trees.branch) == shown(main)
-    trees.close()
-    main.close()
+    with a_branch("dir", tmp_path, fill) as trees:
+        main = trees.main
+        assert shown(trees.branch) == shown(main)
+        if has_own_names:
+            remove(trees.branch, b"b")
+            remove(main, b"b")
+        else:
+            rename(main, b"d/deep", b"deep")
+            rename(main, b"d", b"deep/d")
+            rename(main, b"deep", b"d")
+        main.rename(ROOT_NODE, b"d", ROOT_NODE, b"a", RENAME_EXCHANGE)
+        assert shown(trees.branch) == shown(main)
 
 
 class Killed(BaseException):
@@ -437,10 +401,7 @@ def test_a_killed_merge_of_a_live_route_is_resumed(
     found = []
     for left in (-1, at):
         directory = tmp_path_factory.mktemp("merge")
-        volume = make("dir", directory)
-        perform(volume, base)
-        trees = Branched(str(directory / "branches"), {"/": volume})
-        try:
+        with a_branch("dir", directory, lambda volume: perform(volume, base)) as trees:
             perform(trees.branch, branch)
             perform(trees.main, main)
             trees.branch.sync()
@@ -451,10 +412,7 @@ def test_a_killed_merge_of_a_live_route_is_resumed(
                 trees.open()
             with suppressed(errno.ESTALE):  # bytes that main has deleted
                 trees.merge("branch")
-            found.append((shown(volume), links(volume)))
-        finally:
-            trees.close()
-            volume.close()
+            found.append((shown(trees.main), links(trees.main)))
     assert found[1] == found[0]
 
 

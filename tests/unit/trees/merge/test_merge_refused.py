@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from for_each import for_each
-from merging import Branched, at, mkdir, remove, rename, shown, write
+from merging import a_branch, at, mkdir, remove, rename, shown, write
 
-from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.protocol import ROOT_NODE, Volume
 
 NAMES = {"mknod": 0, "mkdir": 0, "create": 0, "symlink": 0, "unlink": 0, "rmdir": 0, "rename": 0, "link": 1}
@@ -22,7 +21,7 @@ NAMES = {"mknod": 0, "mkdir": 0, "create": 0, "symlink": 0, "unlink": 0, "rmdir"
 class Refusing:
     """Has a volume refuse each change of a name in one directory, after so many of them."""
 
-    def __init__(self, volume: DirectoryVolume, directory: int, after: int, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, volume: Volume, directory: int, after: int, patch: pytest.MonkeyPatch) -> None:
         self.directory, self.left, self.is_on = directory, after, True
         for name, index in NAMES.items():
             patch.setattr(volume, name, self._refusing(getattr(volume, name), index))
@@ -44,17 +43,23 @@ def contents(volume: Volume) -> dict[bytes, object]:
 
 def test_files_that_have_changed_places_are_not_mixed_up(tmp_path: Path) -> None:
     """Each of them is read from a live route at the place of another, which an earlier step has replaced."""
-    (tmp_path / "root").mkdir()
-    volume = DirectoryVolume(tmp_path / "root")
-    for name in (b"a", b"b", b"c"):
-        write(volume, name, name * 3)
-    trees = Branched(str(tmp_path / "branches"), {"/": volume})
-    for old, new in ((b"a", b"t"), (b"b", b"a"), (b"c", b"b"), (b"t", b"c")):
-        rename(trees.branch, old, new)
-    assert not trees.merge().is_refused
-    assert contents(volume) == {b"a": b"bbb", b"b": b"ccc", b"c": b"aaa"}
-    trees.close()
-    volume.close()
+
+    def fill(volume: Volume) -> None:
+        for name in (b"a", b"b", b"c"):
+            write(volume, name, name * 3)
+
+    with a_branch("dir", tmp_path, fill) as trees:
+        for old, new in ((b"a", b"t"), (b"b", b"a"), (b"c", b"b"), (b"t", b"c")):
+            rename(trees.branch, old, new)
+        assert not trees.merge().is_refused
+        assert contents(trees.main) == {b"a": b"bbb", b"b": b"ccc", b"c": b"aaa"}
+
+
+def fill(volume: Volume) -> None:
+    for name in (b"d", b"e", b"d/f"):
+        mkdir(volume, name)
+    for name in (b"a", b"d/b", b"e/c", b"e/gone", b"d/f/in", b"e/g"):
+        write(volume, name, name)
 
 
 @for_each("place", ["", "d", "e"])
@@ -64,38 +69,35 @@ def test_a_merge_that_is_refused_in_the_middle(
 ) -> None:
     """The branch stays as it is, and the same command does the rest once it may. What a refused merge could not bring
     back is named by its error, and has its journal."""
-    (tmp_path / "root").mkdir()
-    volume = DirectoryVolume(tmp_path / "root")
-    for name in (b"d", b"e", b"d/f"):
-        mkdir(volume, name)
-    for name in (b"a", b"d/b", b"e/c", b"e/gone", b"d/f/in", b"e/g"):
-        write(volume, name, name)
-    trees = Branched(str(tmp_path / "branches"), {"/": volume})
-    branch = trees.branch
-    for old, new in ((b"a", b"t"), (b"d/b", b"a"), (b"e/c", b"d/b"), (b"t", b"e/c")):  # each to the place of another
-        rename(branch, old, new)
-    for old, new in ((b"d/f", b"t"), (b"e/g", b"d/f"), (b"t", b"e/g")):  # a file and a directory
-        rename(branch, old, new)
-    write(branch, b"a", b"changed")
-    remove(branch, b"e/gone")
-    mkdir(branch, b"d/new")
-    write(branch, b"d/new/file", b"new")
-    branch.sync()
-    wanted = contents(branch)
-    directory = at(volume, place.encode()).node if place else ROOT_NODE
-    refusing = Refusing(volume, directory, after, monkeypatch)
-    journal = tmp_path / "branches" / "b.merge"
-    for _ in range(2):
-        try:
-            trees.merge()
-        except PermissionError:
-            names = [os.fsdecode(each) for each in shown(volume)]
-            assert journal.exists() or not [each for each in names if ".fusebackend" in each]
-        assert contents(branch) == wanted
-    refusing.is_on = False
-    outcome = trees.merge()
-    assert not outcome.is_refused, outcome.plan.conflicts
-    assert contents(volume) == wanted
-    assert not journal.exists()
-    trees.close()
-    volume.close()
+    with a_branch("dir", tmp_path, fill) as trees:
+        branch, volume = trees.branch, trees.main
+        for old, new in (
+            (b"a", b"t"),
+            (b"d/b", b"a"),
+            (b"e/c", b"d/b"),
+            (b"t", b"e/c"),
+        ):  # each to the place of another
+            rename(branch, old, new)
+        for old, new in ((b"d/f", b"t"), (b"e/g", b"d/f"), (b"t", b"e/g")):  # a file and a directory
+            rename(branch, old, new)
+        write(branch, b"a", b"changed")
+        remove(branch, b"e/gone")
+        mkdir(branch, b"d/new")
+        write(branch, b"d/new/file", b"new")
+        branch.sync()
+        wanted = contents(branch)
+        directory = at(volume, place.encode()).node if place else ROOT_NODE
+        refusing = Refusing(volume, directory, after, monkeypatch)
+        journal = tmp_path / "branches" / "b.merge"
+        for _ in range(2):
+            try:
+                trees.merge()
+            except PermissionError:
+                names = [os.fsdecode(each) for each in shown(volume)]
+                assert journal.exists() or not [each for each in names if ".fusebackend" in each]
+            assert contents(branch) == wanted
+        refusing.is_on = False
+        outcome = trees.merge()
+        assert not outcome.is_refused, outcome.plan.conflicts
+        assert contents(volume) == wanted
+        assert not journal.exists()

@@ -13,10 +13,10 @@ import pytest
 from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from merging import Branched, mkdir, rename, symlink, write
+from merging import Branched, a_branch, mkdir, rename, symlink, write
 from profiles import examples
 from recorded import Recorded
-from test_merge_branch import KINDS, killed_at, make, suppressed
+from test_merge_branch import KINDS, killed_at, suppressed
 from test_merge_random import RENAMES, perform
 from test_merge_refused import Refusing, contents
 
@@ -30,11 +30,9 @@ from fusebackend.trees.merge.run import MainTree
 class Undone:
     """A recorded volume with a branch."""
 
-    def __init__(self, directory: Path, volume: Volume) -> None:
-        self.volume = volume
-        self.recorded = Recorded(directory, {ROOT: volume})
-        self.trees = Branched(str(directory / "branches"), {ROOT: volume})
-        self.merges = Merges(MainTree(self.trees.branches, {ROOT: volume}, lambda: (), self.recorded.recorder))
+    def __init__(self, recorded: Recorded, trees: Branched) -> None:
+        self.volume, self.recorded, self.trees = trees.main, recorded, trees
+        self.merges = Merges(MainTree(trees.branches, {ROOT: trees.main}, lambda: (), recorded.recorder))
 
     def check(self) -> None:
         """Merge, undo, and undo the undo."""
@@ -56,15 +54,11 @@ class Undone:
 
 @contextmanager
 def undone(kind: str, directory: Path, fill: Any) -> Iterator[Undone]:
-    volume = make(kind, directory)
-    fill(volume)
-    made = Undone(directory, volume)
-    try:
-        yield made
-    finally:
-        made.trees.close()
-        made.recorded.close()
-        volume.close()
+    with (
+        a_branch(kind, directory, fill) as trees,
+        contextlib.closing(Recorded(directory, {ROOT: trees.main})) as recorded,
+    ):
+        yield Undone(recorded, trees)
 
 
 def fill(volume: Volume) -> None:
