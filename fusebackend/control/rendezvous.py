@@ -51,11 +51,14 @@ T = TypeVar("T")
 
 def address(mountpoint: str) -> str:
     """Where a server of a mount point may listen. No two have the same, not even of two containers with one /tmp."""
-    place = directory()
-    end = f".{secrets.token_hex(6)}.sock".encode()
-    room = ADDRESS_MAX_BYTES - len(os.fsencode(place)) - 1 - len(end)
-    name = os.fsencode(escape_mountpoint(mountpoint))[-room:] if room > 0 else b""
-    return os.path.join(place, os.fsdecode(name.lstrip(b"-.") + end))
+    return _named(mountpoint, f".{secrets.token_hex(6)}.sock")
+
+
+def _named(place: str, end: str) -> str:
+    """A path in the runtime directory that a socket may have: as much of the name of a place as fits, and an end."""
+    room = ADDRESS_MAX_BYTES - len(os.fsencode(directory())) - 1 - len(end)
+    name = os.fsencode(escape_mountpoint(place))[-room:] if room > 0 else b""
+    return os.path.join(directory(), os.fsdecode(name.lstrip(b"-.")) + end)
 
 
 @contextlib.contextmanager
@@ -310,10 +313,7 @@ def _locked(fd: int, kind: int, attempts: int, pause_s: float) -> bool:
 
 
 def _record(place: str) -> str:
-    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:12]
-    room = ADDRESS_MAX_BYTES - len(os.fsencode(directory())) - len(f"/.{digest}{SERVED}")
-    name = os.fsencode(escape_mountpoint(place))[-room:] if room > 0 else b""
-    return os.path.join(directory(), os.fsdecode(name.lstrip(b"-.")) + f".{digest}{SERVED}")
+    return _named(place, f".{hashlib.sha256(os.fsencode(place)).hexdigest()[:12]}{SERVED}")
 
 
 def _read(record: str) -> Served | None:

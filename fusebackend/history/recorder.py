@@ -184,6 +184,11 @@ class Recorder:
         self.beside = {each: there for each, there in self.beside.items() if each != prefix}
         self._volumes.pop(id(volume), None)  # another volume may get its id
 
+    @property
+    def volumes(self) -> dict[AgentPath, Volume]:
+        """The volumes of all recorded routes, by prefix: of the mount's, and of the branches that there are now."""
+        return {prefix: route.volume for prefix, route in self._routes.items()}
+
     def recorded(self, route: Route) -> bool:
         """Return True if the changes of a route are recorded."""
         return self._routes.get(route.prefix) is route

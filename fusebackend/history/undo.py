@@ -17,7 +17,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from fusebackend.base import budget
@@ -78,23 +78,16 @@ class Undo:
 
     Args:
         recorder: of the mount.
-        volumes: prefix → volume, of all routes.
 
     Attributes:
         read: the names of the snapshots that an undo reads now.
     """
 
-    def __init__(self, recorder: Recorder, volumes: Mapping[AgentPath, Volume]) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.read: Collection[str] = ()
         self._recorder = recorder
         self._history = recorder.history
-        self._routes = volumes
         self._guard = threading.Lock()
-
-    @property
-    def _volumes(self) -> Mapping[AgentPath, Volume]:
-        """Those of the mount's routes, and of the branches that there are now."""
-        return {**self._routes, **self._recorder.beside}
 
     def undo(
         self,
@@ -194,7 +187,7 @@ class Undo:
     def _plan(self, numbers: Sequence[int], *, merge: bool = False, leave: bool = False) -> UndoPlan:
         self._end(numbers)
         self._history.require()  # else records are missing that would be taken back
-        plan = UndoPlan(self._volumes, self._recorder.images.path, self._history, merge=merge, leave=leave)
+        plan = UndoPlan(self._recorder.volumes, self._recorder.images.path, self._history, merge=merge, leave=leave)
         self.read = plan.snapshots
         plan.add(numbers)
         return plan
@@ -206,7 +199,7 @@ class Undo:
             gone = {os.fsdecode(step.path) for step in own if step.word == "remove"}
             moved = [step.to_path for step in own if step.word == "rename"]
             new = [os.fsdecode(path) for path in moved + [step.path for step in own if step.word in ("make", "link")]]
-            for path, error in placing.refusals(self._volumes[prefix], gone, new):
+            for path, error in placing.refusals(self._recorder.volumes[prefix], gone, new):
                 yield UndoConflict(mount_path(prefix, os.fsencode(path)), f"can't be changed: {error.strerror}")
 
     # -- the steps -------------------------------------------------------------------------------------------------
@@ -217,7 +210,7 @@ class Undo:
         numbers = [call.number for call in chosen]
         title = "undo " + " ".join(call.ref for call in chosen)
         with self._recorder.calls.inside("undo", title, actor, numbers) as call:
-            making = _Making(self._recorder, self._volumes, call)
+            making = _Making(self._recorder, call)
             try:
                 result.partly += making.make(plan.steps)
             except BaseException as error:
@@ -225,7 +218,7 @@ class Undo:
                     self._recorder.calls.end(call)
                     self._take_back(call.number, error)
                 raise
-            volumes = self._volumes
+            volumes = self._recorder.volumes
             for prefix in {step.prefix for step in plan.steps}:
                 volumes[prefix].sync()  # else a killed server could lose what its history calls done
             # A number also if nothing was left to do: the calls are undone then, too.
@@ -255,7 +248,7 @@ class Undo:
             if plan.conflicts:
                 raise OSError(errno.EBUSY, f"'{plan.conflicts[0].path}' {plan.conflicts[0].reason}")
             with self._recorder.calls.inside("undo", f"undo c{number}, which failed", None, [number]) as call:
-                _Making(self._recorder, self._volumes, call).make(plan.steps, to_the_end=True)
+                _Making(self._recorder, call).make(plan.steps, to_the_end=True)
                 self._history.mark_undone([number], by=self._recorder.calls.number(call))
         except OSError:
             log.exception("the steps of the undo c%d, which failed, could not be taken back", number)
@@ -270,10 +263,10 @@ class Undo:
 class _Making:
     """The steps of one undo while they are made. `made` is the number of those that are."""
 
-    def __init__(self, recorder: Recorder, volumes: Mapping[AgentPath, Volume], call: OpenCall) -> None:
+    def __init__(self, recorder: Recorder, call: OpenCall) -> None:
         self.made = 0
         self._recorder = recorder
-        self._volumes = volumes
+        self._volumes = recorder.volumes
         self._call = call
         self._lost: list[str] = []
         self._ways: dict[AgentPath, Directories] = {}

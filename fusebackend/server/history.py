@@ -43,7 +43,7 @@ from fusebackend.trees import diff_output
 from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.diff import Differences, differences
-from fusebackend.trees.earlier import EarlierVolume, Past, PastMoment, sides
+from fusebackend.trees.earlier import EarlierVolume, PastMoment, sides
 from fusebackend.trees.refs import Ref, begin_ns
 from fusebackend.volumes.placing import NodeSource, Source, whole
 from fusebackend.volumes.walk import resolve
@@ -68,17 +68,12 @@ class MountHistory:
         self._file = recorder.history
         self._volumes = volumes
         """Those of the main tree."""
-        self._undo = Undo(recorder, volumes)
+        self._undo = Undo(recorder)
 
     @property
     def read(self) -> Collection[str]:
         """The names of the snapshots that an undo reads now."""
         return self._undo.read
-
-    @property
-    def _everywhere(self) -> Mapping[AgentPath, Volume]:
-        """The volumes of the main tree, and those of the branches that there are now."""
-        return {**self._volumes, **self._recorder.beside}
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -160,7 +155,7 @@ class MountHistory:
             OSError: ENOENT, there is no such call, or it has not changed one of the paths.
         """
         found = self.call(call)
-        before, after = sides(self._file.records(found.number), Past(self._everywhere, self._file.since, self._source))
+        before, after = sides(self._file, self._file.records(found.number), self._recorder.volumes, self._source)
         inner = [os.fsencode(paths.normalise(each)).strip(b"/") for each in given] or [b""]
         try:
             result = differences(before, after, inner)
@@ -205,7 +200,7 @@ class MountHistory:
             OSError: ENOENT, EISDIR, EINVAL, it is no regular file; or an error of the volume.
         """
         outer = paths.normalise(path)
-        volumes = self._everywhere
+        volumes = self._recorder.volumes
         prefix, inner = paths.in_route(outer, volumes)
         volume = volumes[prefix]
         found = resolve(volume, inner, follow=False).found
@@ -262,7 +257,7 @@ class MountHistory:
 
     def _source(self, record: Record) -> Source:
         """Return the bytes of a record's image. Raises OSError."""
-        volume, state, image = self._everywhere.get(record.prefix), record.before, record.image
+        volume, state, image = self._recorder.volumes.get(record.prefix), record.before, record.image
         if volume is None or state is None or image is None:
             raise OSError(errno.EIO, f"the mount has no route '{record.prefix}' any more")
         source = image_source(volume, self._file, self._recorder.images.path, state, image)

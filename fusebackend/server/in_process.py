@@ -62,8 +62,7 @@ class Mount(MountedBackend):
             super().__init__(self._live.parts)
             if self._metrics is not None:
                 self._metrics.measure_verbs(self)
-            self._wakeup = threading.Event()
-            self._ready = False
+            self._ready = threading.Event()
             self._error: BaseException | None = None
             self._thread = threading.Thread(target=self._run, name="fusebackend-mount", daemon=True)
             self._thread.start()
@@ -127,25 +126,21 @@ class Mount(MountedBackend):
 
     def _run(self) -> None:
         try:
-            self._live.run(self._announce)
+            self._live.run(self._ready.set)
         except BaseException as error:  # raised again by `_wait_until_ready` or `close`
             self._error = error
         finally:
-            self._wakeup.set()
-
-    def _announce(self) -> None:
-        self._ready = True
-        self._wakeup.set()
+            self._ready.set()
 
     def _wait_until_ready(self) -> None:
         try:
-            answered = self._wakeup.wait(START_TIMEOUT_S)
+            answered = self._ready.wait(START_TIMEOUT_S)
         except BaseException:  # Ctrl-C
             self._abandon()
             raise
         if self._error is not None:
             raise self._error
-        if not answered or not self._ready:
+        if not answered:
             self._abandon()
             raise MountError(errno.ETIMEDOUT, f"'{self.mountpoint}' did not answer within {START_TIMEOUT_S:.0f} s")
 

@@ -19,6 +19,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from fusebackend.testing.posix.case import opened
+
 PAGE = mmap.PAGESIZE
 EDGES = (PAGE, 4 * PAGE, 1 << 16, 1 << 17)
 """Offsets and sizes gather around multiples of these: pages, chunks of a volume, requests of the kernel."""
@@ -155,13 +157,10 @@ class Exerciser:
 
     def _read_by_another_handle(self) -> str:
         offset, size = self._range(extend=False)
-        fd = os.open(self.path, os.O_RDONLY)
-        try:
+        with opened(self.path, os.O_RDONLY) as fd:
             if not self._fixed and os.fstat(fd).st_size != len(self._bytes):
                 self._fail(f"the size is {os.fstat(fd).st_size} and should be {len(self._bytes)}")
             self._same(os.pread(fd, size, self._start + offset), offset, "read by another handle")
-        finally:
-            os.close(fd)
         return f"read {size} at {offset} by another handle"
 
     def _write(self) -> str:
@@ -170,11 +169,8 @@ class Exerciser:
 
     def _write_by_another_handle(self) -> str:
         offset, size = self._range(extend=True)
-        fd = os.open(self.path, os.O_WRONLY)
-        try:
+        with opened(self.path, os.O_WRONLY) as fd:
             return self._written(fd, offset, self._chance.randbytes(size), "write by another handle")
-        finally:
-            os.close(fd)
 
     def _zero(self) -> str:
         offset, size = self._range(extend=False)
@@ -182,11 +178,8 @@ class Exerciser:
 
     def _append(self) -> str:
         data = self._chance.randbytes(self._size(self._limit - len(self._bytes)))
-        fd = os.open(self.path, self._chance.choice((os.O_WRONLY, os.O_RDWR)) | os.O_APPEND)
-        try:
+        with opened(self.path, self._chance.choice((os.O_WRONLY, os.O_RDWR)) | os.O_APPEND) as fd:
             return self._written(fd, len(self._bytes), data, "append")
-        finally:
-            os.close(fd)
 
     def _written(self, fd: int, offset: int, data: bytes, how: str) -> str:
         done = os.pwrite(fd, data, self._start + offset)
@@ -198,9 +191,7 @@ class Exerciser:
     def _mapped(self) -> mmap.mmap | None:
         """Map the whole file; keep the mapping over steps until the size changes."""
         size = self._limit if self._fixed else len(self._bytes)
-        if self._map is not None and len(self._map) != size:
-            self._map.close()
-            self._map = None
+        self._unmap_other(size)
         if self._map is None and size:
             self._map = mmap.mmap(self._fd, size)
         return self._map
@@ -225,17 +216,17 @@ class Exerciser:
 
     def _truncate(self) -> str:
         size = self._number(self._limit)
-        self._unmap_beyond(size)
+        self._unmap_other(size)
         os.ftruncate(self._fd, size)
         return self._resized(size, "ftruncate")
 
     def _truncate_by_name(self) -> str:
         size = self._number(self._limit)
-        self._unmap_beyond(size)
+        self._unmap_other(size)
         os.truncate(self.path, size)
         return self._resized(size, "truncate")
 
-    def _unmap_beyond(self, size: int) -> None:
+    def _unmap_other(self, size: int) -> None:
         """Close a mapping of another size: touching it beyond the end of the file is SIGBUS."""
         if self._map is not None and len(self._map) != size:
             self._map.close()

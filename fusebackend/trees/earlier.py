@@ -66,26 +66,12 @@ class PastMoment(NamedTuple):
     begin: int
 
 
-class Past(NamedTuple):
-    """What the sides of a call are made of.
-
-    Attributes:
-        volumes: of the routes, by prefix.
-        since: returns the records after a number that touch a path of a route, undone ones, too.
-        source: returns the bytes of a record's image.
-    """
-
-    volumes: Mapping[AgentPath, Volume]
-    since: Callable[[int, AgentPath, bytes], Iterable[Record]]
-    source: Callable[[Record], Source]
-
-
 class RecordedVolume(GivesPieces):
     """A route with records taken back. Read-only; for one thread.
 
     Args:
         tree: of the live route.
-        source: as of `Past`.
+        source: returns the bytes of a record's image.
         lasts: returns True if the nodes of a record are still those of the volume's files.
         with_ways: make directories that a record's path needs and that are not there.
     """
@@ -406,13 +392,19 @@ class _SideOfCall(RecordedVolume):
     """One side of a call in one route: nothing but some paths, and the directories above them.
 
     Args:
+        tree, source: as of `RecordedVolume`.
         records: those that are taken back, the last one first.
         shown: those whose paths are there; below a renamed directory, all.
     """
 
-    def __init__(self, past: Past, prefix: AgentPath, records: Iterable[Record], shown: Iterable[Record]) -> None:
-        tree = PlannedTree(prefix, past.volumes.get(prefix) or InMemoryVolume(), {})
-        super().__init__(tree, past.source, lambda record: False, True)
+    def __init__(
+        self,
+        tree: PlannedTree,
+        source: Callable[[Record], Source],
+        records: Iterable[Record],
+        shown: Iterable[Record],
+    ) -> None:
+        super().__init__(tree, source, lambda record: False, True)
         self._below: dict[bytes, set[bytes]] = defaultdict(set)
         self._whole: set[bytes] = set()
         for record in shown:
@@ -434,22 +426,29 @@ class _SideOfCall(RecordedVolume):
         return dict.fromkeys(self._below[path])
 
 
-def sides(records: Sequence[Record], past: Past) -> tuple[MergeTree, MergeTree]:
+def sides(
+    history: HistoryFile,
+    records: Sequence[Record],
+    volumes: Mapping[AgentPath, Volume],
+    source: Callable[[Record], Source],
+) -> tuple[MergeTree, MergeTree]:
     """Return the trees before and after a call.
 
     Args:
         records: of the call, in their order.
+        volumes: of the routes, by prefix.
+        source: returns the bytes of a record's image.
     """
     before: dict[AgentPath, Volume] = {}
     after: dict[AgentPath, Volume] = {}
     for prefix in dict.fromkeys(record.prefix for record in records):
         own = [record for record in records if record.prefix == prefix]
-        last = own[-1].number
         paths = {path for each in own for path in _paths_of(each)}
-        later = _touching(paths, partial(past.since, last, prefix))
+        later = _touching(paths, partial(history.since, own[-1].number, prefix))
         since = [later[number] for number in sorted(later, reverse=True)]
-        after[prefix] = _SideOfCall(past, prefix, since, own)
-        before[prefix] = _SideOfCall(past, prefix, [*since, *reversed(own)], own)
+        volume = volumes.get(prefix) or InMemoryVolume()
+        after[prefix] = _SideOfCall(PlannedTree(prefix, volume, {}), source, since, own)
+        before[prefix] = _SideOfCall(PlannedTree(prefix, volume, {}), source, [*since, *reversed(own)], own)
     return MergeTree(before), MergeTree(after)
 
 

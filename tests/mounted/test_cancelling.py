@@ -3,7 +3,9 @@ at once do not delay others. Under asyncio and trio."""
 
 from __future__ import annotations
 
+import threading
 import time
+from types import SimpleNamespace
 
 import anyio
 import mounts
@@ -12,6 +14,7 @@ from eventually import eventually
 from programs import python, runs
 
 import fusebackend
+from fusebackend.vfs.watch.async_watch import AsyncWatch
 
 LIMIT_S = 10.0
 """A cancelled call must return within this time; it takes some milliseconds on a quiet machine."""
@@ -98,6 +101,23 @@ def test_closing_a_watch_ends_its_step(files, library):
                 return [change async for change in changes]
 
     assert anyio.run(main, backend=library) == []
+
+
+@both
+def test_a_watch_that_begins_when_nobody_waits_any_more_is_closed(library):
+    reached, closed = threading.Event(), threading.Event()
+
+    def begin():
+        reached.wait(LIMIT_S)
+        return SimpleNamespace(close=closed.set)
+
+    async def main():
+        with anyio.move_on_after(0.05):
+            await anext(AsyncWatch(begin))
+
+    anyio.run(main, backend=library)
+    reached.set()
+    assert closed.wait(LIMIT_S)
 
 
 OWN = """

@@ -29,7 +29,7 @@ from two_faces import TwoFaces, two_faces
 
 import fusebackend
 from fusebackend.linux import mount_table as table
-from fusebackend.testing.posix.case import refused
+from fusebackend.testing.posix.case import opened, refused
 
 # -- the agent changes, a process looks ----------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ from fusebackend.testing.posix.case import refused
 def test_a_mapped_file_is_edited(faces: TwoFaces) -> None:
     path = faces.path / "file"
     path.write_bytes(b"1" * 20_000)
-    with path.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as shared:
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
         assert shared[:] == b"1" * 20_000
         faces.upload("/file", b"2" * 20_000)
         assert shared[:] == b"2" * 20_000
@@ -52,16 +52,13 @@ def test_a_tree_is_deleted_under_who_stands_in_it(faces: TwoFaces) -> None:
     inside = faces.path / "a" / "b" / "c"
     inside.mkdir(parents=True)
     (inside / "file").write_text("x")
-    directory = os.open(inside, os.O_RDONLY)
-    try:
+    with opened(inside, os.O_RDONLY) as directory:
         assert os.listdir(directory) == ["file"]
         faces.call("delete", "/a")
         assert os.listdir(directory) == []
         assert os.fstat(directory).st_nlink == 0
         refused((errno.ENOENT, errno.ESTALE), os.open, "new", os.O_WRONLY | os.O_CREAT, dir_fd=directory)
         refused(errno.ENOENT, inside.stat)
-    finally:
-        os.close(directory)
     assert os.listdir(faces.path) == [] and faces.path.stat().st_nlink == 2
     inside.mkdir(parents=True)
     assert faces.call("ls", "/a/b")["entries"][0]["path"] == "/a/b/c/"
@@ -75,8 +72,7 @@ def test_appends_of_a_process_land_behind_what_the_agent_has_written(faces: TwoF
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     for mode in (flags, os.O_RDWR | os.O_APPEND):
         faces.upload("/log", b"")
-        fd = os.open(log, mode, 0o644)
-        try:
+        with opened(log, mode) as fd:
             wanted = b""
             for number in range(10):
                 os.write(fd, b"process %d\n" % number)
@@ -86,8 +82,6 @@ def test_appends_of_a_process_land_behind_what_the_agent_has_written(faces: TwoF
                 faces.upload("/log", wanted)
             os.write(fd, b"end")
             assert log.read_bytes() == faces.download("/log") == wanted + b"end"
-        finally:
-            os.close(fd)
 
 
 def test_whoever_reads_sees_one_version_and_never_an_older_one_again(faces: TwoFaces) -> None:
@@ -102,15 +96,15 @@ def test_whoever_reads_sees_one_version_and_never_an_older_one_again(faces: TwoF
         last[which] = version
 
     with (
-        path.open("rb", buffering=0) as opened,
+        path.open("rb", buffering=0) as file,
         over_and_over(lambda: watch("again", path.read_bytes)),
-        over_and_over(lambda: watch("opened", lambda: os.pread(opened.fileno(), 8, 0))),
+        over_and_over(lambda: watch("opened", lambda: os.pread(file.fileno(), 8, 0))),
     ):
         for version in range(1, 300):
             content = b"%08d" % version
             faces.upload("/file", content)
             assert path.read_bytes() == content, "when the call has returned everybody sees it"
-            assert os.pread(opened.fileno(), 8, 0) == content
+            assert os.pread(file.fileno(), 8, 0) == content
 
 
 def test_modes_and_types_reach_the_other_face(faces: TwoFaces) -> None:
@@ -297,7 +291,7 @@ FIRST_BYTE = 50
 """Of the write: the bytes before it, in the same page, are another's."""
 
 
-def opened(path: Path) -> int:
+def opened_at_random(path: Path) -> int:
     """Open a file for reading and writing, without reading ahead."""
     fd = os.open(path, os.O_RDWR)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
@@ -308,7 +302,7 @@ def test_a_write_is_seen_though_its_pages_were_read_again_before_it_arrived(stal
     server = serve("python:stalling:backend")
     path = server.path / "file"
     path.write_bytes(bytes((LAST + 1) * PAGE))
-    writer, reader, mapper = opened(path), opened(path), opened(path)
+    writer, reader, mapper = (opened_at_random(path) for _ in range(3))
     data = b"x" * (LAST * PAGE)
     with (
         fusebackend.connect(server.path) as client,

@@ -250,7 +250,7 @@ class Recorded:
         for route in routes:
             names: Any = self.names.setdefault(route.prefix, Names(route.volume))
             self.routes[route.prefix] = Files(route.volume, Door(route, names, [self.recorder.listener(route)]), names)
-        self.undoing = Undo(self.recorder, self.volumes)
+        self.undoing = Undo(self.recorder)
 
     def name(self) -> str:
         """Return the name of the next automatic snapshot."""

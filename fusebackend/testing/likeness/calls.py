@@ -129,11 +129,11 @@ def on_attributes(kind: str) -> Iterator[Call]:
 
 def _on_handles() -> Iterator[Call]:
     for mode in (0, 0o444, 0o2755, 0o6755):
-        yield f"fchmod {mode:o}", partial(opening, "p", os.O_RDONLY, partial(_fchmod, mode))
-    for owner in ((0, -1), (-1, OTHER), (NOBODY, NOBODY)):
-        yield f"fchown {owner}", partial(opening, "p", os.O_RDONLY, partial(_fchown, owner))
+        yield f"fchmod {mode:o}", partial(opening, "p", os.O_RDONLY, partial(os.fchmod, mode=mode))
+    for uid, gid in ((0, -1), (-1, OTHER), (NOBODY, NOBODY)):
+        yield f"fchown {(uid, gid)}", partial(opening, "p", os.O_RDONLY, partial(os.fchown, uid=uid, gid=gid))
     for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_WRONLY | os.O_TRUNC):
-        yield f"write {flags:o}", partial(opening, "p", flags, _write)
+        yield f"write {flags:o}", partial(opening, "p", flags, lambda fd: os.write(fd, b"xy"))
     yield from (
         ("write nothing", lambda: opening("p", os.O_RDWR, lambda fd: os.write(fd, b""))),
         ("read", lambda: opening("p", os.O_RDONLY, lambda fd: os.read(fd, 10))),
@@ -143,20 +143,8 @@ def _on_handles() -> Iterator[Call]:
     yield "ftruncate of a reader", lambda: opening("p", os.O_RDONLY, lambda fd: os.ftruncate(fd, 3))
 
 
-def _fchmod(mode: int, fd: int) -> None:
-    os.fchmod(fd, mode)
-
-
-def _fchown(owner: Owner, fd: int) -> None:
-    os.fchown(fd, *owner)
-
-
 def _ftruncate(size: int, fd: int) -> None:
     os.ftruncate(fd, size)
-
-
-def _write(fd: int) -> int:
-    return os.write(fd, b"xy")
 
 
 XATTRS = (

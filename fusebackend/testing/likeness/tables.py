@@ -78,13 +78,8 @@ def renaming() -> Iterator[Row]:
          ("a/f", "a/f/x"), ("a/b", ".."), (".", "a/x"), ("..", "a/x"), ("a", "a/n")),
         (0, 1, 2),
     ):  # fmt: skip
-        call = partial(_rename_as_written, old, new, flags)
+        call = partial(renameat2, old, new, flags)  # as written: `Path` would normalise the names
         yield Row(f"renameat2 {old} {new}, flags {flags}", scene, ROOT, call)
-
-
-def _rename_as_written(old: str, new: str, flags: int) -> None:
-    """Call `renameat2` without `Path`, which would normalise the names."""
-    renameat2(old, new, flags)  # type: ignore[arg-type]
 
 
 def sticky_directories() -> Iterator[Row]:

@@ -167,7 +167,7 @@ def remove_tree(directory: Path) -> None:
     shutil.rmtree(os.fsencode(directory))
 
 
-def renameat2(source: Path, target: Path, flags: int) -> None:
+def renameat2(source: Path | str, target: Path | str, flags: int) -> None:
     """`renameat2(2)`, which Python does not have. Raises OSError."""
     result = _libc.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags))
     if result != 0:

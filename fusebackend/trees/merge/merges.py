@@ -17,6 +17,7 @@ from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.merge.plan import PARKED, MergePlan, Side, Step, plan
 from fusebackend.trees.merge.run import MainTree, Merge, Outcome, keep_sources
 from fusebackend.trees.merge.sides import trees_of
+from fusebackend.trees.merge.tree import shown
 
 GIT: Final = b".git"
 """Left as it is in the merge of a worktree: nobody but git can merge its files."""
@@ -125,7 +126,7 @@ class Merges:
             path = _in_the_way(step, covered)
             if path is not None:
                 where = "there" if path == step.path else f"at '/{to_text(path)}'"
-                found.conflicts.append(UndoConflict(_shown(step), f"another file system is mounted {where}"))
+                found.conflicts.append(UndoConflict(shown(step.path), f"another file system is mounted {where}"))
         return found
 
     def _decided(self, branch: BranchVolume) -> set[bytes]:
@@ -156,10 +157,6 @@ class Merges:
         with self._guard:
             found = self._plan(name, self._branches.volume(name), None, False, [b""])
             return len(found.conflicts), len(found.steps)
-
-
-def _shown(step: Step) -> AgentPath:
-    return AgentPath("/" + to_text(step.path))
 
 
 def _in_the_way(step: Step, covered: Collection[bytes]) -> bytes | None:

@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.merge_lines import MERGED_BYTES, merge_lines
 from fusebackend.base.paths import AgentPath
-from fusebackend.base.relative_paths import is_below
+from fusebackend.base.relative_paths import is_below, join
 from fusebackend.protocol import Attr, Features, SnapshotVolume, UndoConflict
 from fusebackend.trees.merge.pairs import Pairs
 from fusebackend.trees.merge.tree import Item, MergeTree, same_contents
@@ -688,7 +688,7 @@ class Planner:
             over.detach()
             self._doomed.pop(over)
         stamp = None if over is None else self._stamp(over)
-        path = _join(parent.path, name)
+        path = join(parent.path, name)
         if leader is not None and leader.prefix == parent.prefix and features.links and self._is_placed(leader):
             self.result.steps.append(Step("link", parent.prefix, path, leader.path, stamp=stamp))
             self._changed.add(leader)
@@ -783,7 +783,7 @@ class Planner:
         return False
 
     def _step(self, word: Word, item: Item, to: tuple[Item, bytes] | None = None) -> None:
-        to_path = b"" if to is None else to[1] if word == "park" else _join(to[0].path, to[1])
+        to_path = b"" if to is None else to[1] if word == "park" else join(to[0].path, to[1])
         stamp = None if item in self._changed else self._stamp(item)
         self._changed.add(item)
         self.result.steps.append(Step(word, item.prefix, item.path, to_path, stamp=stamp))
@@ -795,10 +795,6 @@ class Planner:
 
 PARKED = b"\0parked/"
 """Where the path of a parked item begins: no name has a NUL."""
-
-
-def _join(directory: bytes, name: bytes) -> bytes:
-    return directory + b"/" + name if directory else name
 
 
 def stamp_of(mode: int, size: int, mtime_ns: int, ctime_ns: int, nlink: int) -> Stamp:

@@ -52,6 +52,7 @@ from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.plan import PARKED, MergePlan, Step
 from fusebackend.trees.merge.records import MergeRecords
+from fusebackend.trees.merge.tree import shown
 from fusebackend.volumes import placing
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.placing import BytesSource, KeptSource, Name, Source
@@ -275,7 +276,7 @@ class Merge:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), route.volume.lock:
                 attr = route.find(step.path)
                 if attr is not None and stat.S_ISREG(attr.mode) and (id(route.volume), attr.node) in written:
-                    found.append(AgentPath("/" + to_text(step.path)))
+                    found.append(shown(step.path))
         return found
 
     def _route(self, prefix: AgentPath, number: int = 0) -> _ChangingRoute:
@@ -367,9 +368,6 @@ class _ChangingRoute:
         """The path in the volume, of one of the whole tree."""
         return "/" + to_text(b"/".join(path.split(b"/")[self._skip :]))
 
-    def shown(self, path: bytes) -> AgentPath:
-        return AgentPath("/" + to_text(path))
-
     def recorded(self, path: bytes) -> bytes:
         """The path in the volume, as the history has it. A parked file has a name in the root that no other merge
         gives: where it is in truth is gone after the merge, and an undo parks it, too."""
@@ -460,7 +458,7 @@ class _ChangingRoute:
                     self.volume.rename(*there, *here, RENAME_NOREPLACE)
                 except OSError as error:
                     at = f"/{to_text(self.staging_name)}/{to_text(there[1])}"
-                    why = f"'{self.shown(to_path)}' is at '{at}', and can't be brought back: {error.strerror}"
+                    why = f"'{shown(to_path)}' is at '{at}', and can't be brought back: {error.strerror}"
                     raise OSError(error.errno, f"{why}; merge again when it can be") from error
                 changes += [Change(node=here[0]), Change(node, *here, "created", self.inner(to_path))]
                 old, new = self.recorded(parked), self.recorded(to_path)
@@ -526,7 +524,7 @@ class _RouteSteps:
         else:
             is_same = step.stamp.is_that_of(attr)
         if not is_same:
-            raise MainChangedError(self.route.shown(step.path))
+            raise MainChangedError(shown(step.path))
         return attr
 
     def has_new_file(self, step: Step) -> bool:
@@ -534,7 +532,7 @@ class _RouteSteps:
         return step.word in ("make", "replace") and step.state is not None and not stat.S_ISDIR(step.state.mode)
 
     def lost(self, step: Step, placed: placing.Placed) -> None:
-        self.partly += [f"{self.route.shown(step.path)}: {words}" for words in placed.lost]
+        self.partly += [f"{shown(step.path)}: {words}" for words in placed.lost]
 
     def stage(self, step: Step, name: bytes) -> None:
         """Make the file of a step in the staging directory."""
@@ -573,7 +571,7 @@ class _RouteSteps:
         if step.word == "link":
             found = self.route.find(step.to_path)
             if found is None:
-                raise MainChangedError(self.route.shown(step.to_path))
+                raise MainChangedError(shown(step.to_path))
             if attr is not None and attr.node == found.node:
                 return  # the same file has both names: a rename would do nothing
             self.staged[name] = self.volume.link(found.node, self.route.staging(), name).node
@@ -624,7 +622,7 @@ class _RouteSteps:
         except OSError as error:
             self.records.drop(mark)
             if error.errno == errno.ENOTEMPTY:
-                raise MainChangedError(self.route.shown(step.path)) from None
+                raise MainChangedError(shown(step.path)) from None
             raise
         if attr.is_dir:
             self.route.directories.forget()
@@ -738,7 +736,7 @@ class _AtOnce(_RouteSteps):
                 try:
                     self.run_step(step, b"%d" % index, self.check(step), changes)
                 except PermissionError as error:  # of a route's rules
-                    raise _not_merged(self.route.shown(step.path), error) from error
+                    raise _not_merged(shown(step.path), error) from error
         except BaseException:
             for back in reversed(self._back):
                 back(changes)
@@ -768,7 +766,7 @@ class _AtOnce(_RouteSteps):
         parent, name = self.route.place(step.path)
         there = self.route.staging(), b"old-%d" % len(self._back)
         if attr.is_dir and self.volume.readdir(attr.node, b"", 1):
-            raise MainChangedError(self.route.shown(step.path))
+            raise MainChangedError(shown(step.path))
         self._require_removable(step, attr)
         node, is_dir = attr.node, attr.is_dir
         self.going(step, attr)

@@ -33,6 +33,11 @@ RACY_NS = 2 * 10**9
 clock, and above the difference between the clocks of two hosts of a volume."""
 
 
+def shown(path: bytes) -> AgentPath:
+    """Return a path of a tree for people."""
+    return AgentPath("/" + to_text(path))
+
+
 class Item:
     """A file or directory of a tree.
 
@@ -148,7 +153,7 @@ class Item:
     @property
     def shown(self) -> AgentPath:
         """Its path for people."""
-        return AgentPath("/" + to_text(self.path))
+        return shown(self.path)
 
     @property
     def state(self) -> State:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Self
+from typing import Self, TypeVar
 
 from fusebackend.base import budget
 from fusebackend.protocol import EventSequence, FileEvent
+
+T = TypeVar("T")
 
 
 class AsyncWatch:
@@ -42,16 +44,10 @@ class AsyncWatch:
         return self
 
     async def __anext__(self) -> FileEvent:
-        from fusebackend.base.awaiting import aside
-
         if self._closed:
             raise StopAsyncIteration
         source = await self._begun()
-        try:
-            event = await aside(self, "step", partial(_next, source))
-        except BaseException:
-            self.close()
-            raise
+        event = await self._aside("step", partial(_next, source))
         if event is None or self._closed:
             self.close()
             raise StopAsyncIteration
@@ -71,12 +67,26 @@ class AsyncWatch:
         self.close()
 
     async def _begun(self) -> EventSequence:
+        if self._source is None:
+            self._source = await self._aside("begin", self._open)
+        return self._source
+
+    def _open(self) -> EventSequence:
+        assert self._begin is not None
+        source = self._begin()
+        if budget.current().cancelled:  # nobody takes it any more
+            source.close()
+        return source
+
+    async def _aside(self, step: str, call: Callable[[], T]) -> T:
+        """Do a step in a thread. One that fails, or is cancelled, ends the watch."""
         from fusebackend.base.awaiting import aside
 
-        if self._source is None:
-            assert self._begin is not None
-            self._source = await aside(self, "begin", self._begin)
-        return self._source
+        try:
+            return await aside(self, step, call)
+        except BaseException:
+            self.close()
+            raise
 
 
 def _next(source: EventSequence) -> FileEvent | None:

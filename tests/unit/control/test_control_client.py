@@ -207,15 +207,6 @@ class TestVerbs:
             client.invalidate("/../..")
 
     @pytest.mark.parametrize("library", ["asyncio", "trio"])
-    def test_async_twins(self, client, library):
-        async def main():
-            assert (await client.awrite("/async", "text")).error is None
-            assert (await client.aread("/async")).file_data["content"] == "text"
-            assert (await client.aexecute("hello")).exit_code == 0
-
-        anyio.run(main, backend=library)
-
-    @pytest.mark.parametrize("library", ["asyncio", "trio"])
     def test_awaited_commands_take_no_place_of_other_calls(self, client, server, monkeypatch, library):
         """Each has a connection of its own, and ends at the server when it is cancelled."""
         monkeypatch.setattr(control_server, "MAX_CONNECTIONS", 4)

@@ -263,7 +263,7 @@ def test_a_tree_that_is_deeper_than_a_path_comes_back(place):
     before = place.tree()
     place.do("delete", f"/{'d' * 255}")
     assert place.tree() != before
-    assert Undo(place.recorder, place.volumes).undo().conflicts == []
+    assert Undo(place.recorder).undo().conflicts == []
     assert place.tree() == before
 
 
@@ -279,7 +279,7 @@ def test_names_of_one_file_in_a_removed_tree_are_of_one_again(place, prefix):
     before = shown(tree_of(volume)[0])
     place.do("delete", f"{at}/tree")
     assert b"/tree" not in tree_of(volume)[0]
-    undone = Undo(place.recorder, place.volumes).undo()
+    undone = Undo(place.recorder).undo()
     assert (undone.conflicts, undone.partly) == ([], [])
     tree, _ = tree_of(volume)
     assert shown(tree) == before

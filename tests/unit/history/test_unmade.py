@@ -19,7 +19,6 @@ from replayed import Replay, shown, tree_of
 
 from fusebackend.backends import SqliteBackend
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.history.undo import Undo
 from fusebackend.history.unmade import drop_unmade
 from fusebackend.protocol import Actor
 
@@ -98,7 +97,7 @@ def test_changes_that_were_not_made_are_no_changes(scene: Scene) -> None:
     assert scene.kill() == 7
     assert scene.kinds() == [("create", b"/file"), ("create", b"/other")]
     assert [call.title for call in scene.place.history.calls()] == ["one"]
-    assert Undo(scene.place.recorder, {ROOT: scene.volume}).undo([1]).conflicts == []
+    assert scene.place.undoing.undo([1]).conflicts == []
     assert os.fsdecode(b"/file") not in tree_of(scene.volume)[0]
     assert scene.place.history.verify().problems == []
 

@@ -20,7 +20,7 @@ from fusebackend.backends.directory import search
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.directory.search import Candidates, find_candidates
 from fusebackend.base import budget
-from fusebackend.testing.posix.case import NOBODY, in_child
+from fusebackend.testing.posix.case import NOBODY, in_child, opened
 from fusebackend.volumes.search import grep_files
 
 pytestmark = pytest.mark.skipif(shutil.which("rg") is None, reason="ripgrep is not installed")
@@ -60,11 +60,8 @@ def three_ways(backend, *args, **kwargs):
 
 
 def candidates(directory: Path, pattern: str, max_bytes: int = 1 << 20, **options) -> Candidates | None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
         return find_candidates(fd, pattern, max_bytes, **options)
-    finally:
-        os.close(fd)
 
 
 SEGMENTS = st.sampled_from(["a", "b.txt", ".hidden", "é", "c.py", "sp ace", "\udcff", "-n", "new\nline", ".git", "src"])
