@@ -53,7 +53,6 @@ from fusebackend.backends.threads.nodes import (
     Node,
     Nodes,
     Record,
-    TextFile,
     TreeDifference,
 )
 from fusebackend.backends.threads.overview import Space
@@ -452,8 +451,8 @@ class History(ComputedDirectory):
 
 ERROR_NAME = b"ERROR.txt"
 
-Wanted: TypeAlias = dict[bytes, Union["Wanted", Record, str]]
-"""The wanted entries of a directory: directories, files, and the text of `ERROR.txt`."""
+Wanted: TypeAlias = dict[bytes, Union["Wanted", Record]]
+"""The wanted entries of a directory: directories and files."""
 
 
 def wanted(files: Mapping[str, Record]) -> Wanted:
@@ -535,7 +534,8 @@ class FilesDirectory(DirectoryNode):
         try:
             return wanted(self._files())
         except Damaged as error:
-            return {ERROR_NAME: f"The files of this checkpoint can't be shown. {error}\n"}
+            words = f"The files of this checkpoint can't be shown. {error}\n"
+            return {ERROR_NAME: self.line.lineage.records.saying(words, self.mtime_ns)}
 
     def _update(self, directory: DirectoryNode, entries: Entries, target: Wanted, difference: TreeDifference) -> None:
         for name in [name for name, node in entries.items() if not _same_kind(node, target.get(name))]:
@@ -562,24 +562,20 @@ class FilesDirectory(DirectoryNode):
         directory.date(self.mtime_ns)
         difference.created(directory, name, node)
 
-    def _file(self, item: Record | str) -> FileNode:
-        return TextFile(self._nodes, item.encode("utf-8", "replace"), self.mtime_ns) if isinstance(item, str) else item
+    def _file(self, item: Record) -> FileNode:
+        return item
 
     def _changed(
-        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record | str,
+        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record,
         difference: TreeDifference,
     ) -> None:  # fmt: skip
         """A file takes the place of a file."""
-        if isinstance(item, str):
-            if isinstance(node, TextFile) and node.data() == item.encode("utf-8", "replace"):
-                return
-        elif node is item:
-            return
-        entries[name] = self._file(item)
-        difference.replaced(directory, name, entries[name])
+        if node is not item:
+            entries[name] = item
+            difference.replaced(directory, name, item)
 
 
-def _same_kind(node: Node, item: Wanted | Record | str | None) -> bool:
+def _same_kind(node: Node, item: Wanted | Record | None) -> bool:
     return item is not None and isinstance(item, dict) == node.is_dir
 
 
@@ -641,16 +637,14 @@ class Head(FilesDirectory):
     def _files(self) -> Mapping[str, Record]:
         return self.line.lineage.files_now()
 
-    def _file(self, item: Record | str) -> FileNode:
-        return HeadFile(self._nodes, self.line, item) if isinstance(item, Record) else super()._file(item)
+    def _file(self, item: Record) -> FileNode:
+        return HeadFile(self._nodes, self.line, item)
 
     def _changed(
-        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record | str,
+        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record,
         difference: TreeDifference,
     ) -> None:  # fmt: skip
-        if isinstance(node, HeadFile) and isinstance(item, Record):
-            if node.record is not item:
-                node.become(item)
-                difference.modified(directory, name, node)
-            return
-        super()._changed(directory, entries, name, node, item, difference)
+        assert isinstance(node, HeadFile)
+        if node.record is not item:
+            node.become(item)
+            difference.modified(directory, name, node)
