@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Callable, Hashable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from fusebackend.backends.threads.nodes import (
     FILE_MODE,
@@ -97,6 +97,13 @@ class Document(ChangingFile):
         self._data = None
 
 
+Item = tuple[Any, ...]
+"""All that the node of a name is made of. Another item is another version of it."""
+
+Names = Mapping[bytes, Item]
+"""A directory's names."""
+
+
 class Fixed(FileNode):
     """A document whose bytes never change: news of it is another node under the same name.
 
@@ -104,8 +111,8 @@ class Fixed(FileNode):
     which the kernel looks the name up again. The patch of a checkpoint that was just deleted was read as empty.
 
     Args:
-        item: all that the bytes are made of. Shared with its directory: a walk through 1,000 conversations makes
-            100,000 of these.
+        item: all that the bytes are made of, and at its end their size and time. Shared with its directory: a walk
+            through 1,000 conversations makes 100,000 of these.
         make: makes the bytes of an item. Damaged and OSError reach the caller.
     """
 
@@ -113,11 +120,9 @@ class Fixed(FileNode):
 
     never_changes = True
 
-    def __init__(
-        self, nodes: Nodes, size: int, mtime_ns: int, item: Hashable, make: Callable[[Hashable], bytes]
-    ) -> None:
-        super().__init__(nodes, FILE_MODE, mtime_ns)
-        self.resize(size)
+    def __init__(self, nodes: Nodes, item: Item, make: Callable[[Item], bytes]) -> None:
+        super().__init__(nodes, FILE_MODE, item[-1])
+        self.resize(item[-2])
         self._item = item
         self._make = make
 
@@ -144,10 +149,6 @@ class Link(Node):
         self.resize(len(target))
 
 
-Names = Mapping[bytes, Hashable]
-"""A directory's names, each with its item: all that its node is made of. Another item is another version of it."""
-
-
 class ComputedDirectory(DirectoryNode):
     """A directory whose names and nodes are worked out.
 
@@ -168,7 +169,7 @@ class ComputedDirectory(DirectoryNode):
         name: bytes,
         fresh: Callable[[], None],
         names: Callable[[], Names],
-        make: Callable[[bytes, Hashable], Node],
+        make: Callable[[bytes, Item], Node],
     ) -> None:
         super().__init__(nodes, parent, name)
         self._nodes = nodes
@@ -224,7 +225,7 @@ class ComputedDirectory(DirectoryNode):
             self._shown = self._names()
         return self._shown
 
-    def _node(self, name: bytes, item: Hashable) -> Node:
+    def _node(self, name: bytes, item: Item) -> Node:
         node = self._alive(name)
         if node is None:
             node = self._make(name, item)
@@ -236,7 +237,7 @@ class ComputedDirectory(DirectoryNode):
         number = self._made.get(name)
         return None if number is None else self._nodes.known(number)
 
-    def _changed(self, name: bytes, node: Node, item: Hashable, difference: TreeDifference) -> None:
+    def _changed(self, name: bytes, node: Node, item: Item, difference: TreeDifference) -> None:
         """An item has changed whose node is held."""
         del self._made[name]
         difference.replaced(self, name, self._node(name, item))

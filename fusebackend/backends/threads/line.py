@@ -27,7 +27,7 @@ import errno
 import functools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, Union
 
 from fusebackend.backends.threads import documents, overview
@@ -35,6 +35,7 @@ from fusebackend.backends.threads.computed import (
     ComputedDirectory,
     Document,
     Fixed,
+    Item,
     Link,
     Names,
 )
@@ -52,7 +53,6 @@ from fusebackend.backends.threads.nodes import (
     Node,
     Nodes,
     Record,
-    TextFile,
     TreeDifference,
 )
 from fusebackend.backends.threads.overview import Space
@@ -154,12 +154,11 @@ class Line:
         self._talked, self._indexed = -1, -1  # the versions that these have seen
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
         self._directory = directory
-        self._make_message, self._make_patch = self._message_bytes, self._patch_bytes  # one object for all nodes
         self.head = Head(shared.nodes, self, directory, HEAD, 0)
         self.history = History(self, directory)
         self._computed = (
-            ComputedDirectory(shared.nodes, directory, MESSAGES, self.fresh, self._message_names, self._message_file),
-            ComputedDirectory(shared.nodes, directory, CHANGES, self.fresh, self._change_names, self._change_file),
+            self._of_files(MESSAGES, self._message_names, self._message_bytes),
+            self._of_files(CHANGES, self._change_names, self._patch_bytes),
             self.history,
         )
         self._documents = self._all_documents()
@@ -326,6 +325,12 @@ class Line:
             raise oserror(errno.ESTALE)  # deleted or replaced just now
         return conversation[position]
 
+    def _of_files(self, name: bytes, names: Callable[[], Names], make: Callable[[Item], bytes]) -> ComputedDirectory:
+        def file(_name: bytes, item: Item) -> Node:
+            return Fixed(self.nodes, item, make)
+
+        return ComputedDirectory(self.nodes, self._directory, name, self.fresh, names, file)
+
     # -- messages/ ---------------------------------------------------------------------------------------------
 
     def _message_names(self) -> Names:
@@ -336,12 +341,7 @@ class Line:
             for part, (name, size) in enumerate(message.files)
         }
 
-    def _message_file(self, name: bytes, item: Hashable) -> Node:
-        assert isinstance(item, tuple)
-        return Fixed(self.nodes, item[3], item[4], item, self._make_message)
-
-    def _message_bytes(self, item: Hashable) -> bytes:
-        assert isinstance(item, tuple)
+    def _message_bytes(self, item: Item) -> bytes:
         number, part, digest, _, _ = item
         talk = self.talk()
         if number >= len(talk.messages) or talk.messages[number].digest != digest:
@@ -364,12 +364,7 @@ class Line:
             if step.patch_bytes
         }
 
-    def _change_file(self, name: bytes, item: Hashable) -> Node:
-        assert isinstance(item, tuple)
-        return Fixed(self.nodes, item[1], item[2], item, self._make_patch)
-
-    def _patch_bytes(self, item: Hashable) -> bytes:
-        assert isinstance(item, tuple)
+    def _patch_bytes(self, item: Item) -> bytes:
         return self.index().patch(item[0])
 
 
@@ -427,7 +422,7 @@ class History(ComputedDirectory):
         return None
 
     def _list(self) -> Names:
-        names: dict[bytes, Hashable] = {}
+        names: dict[bytes, Item] = {}
         for step in self.line.index().steps:
             name, mark = step.name.encode("utf-8", "surrogateescape"), tuple(step.mark)
             names[name] = ("files", step.id, mark, 0, step.time_ns)
@@ -435,19 +430,17 @@ class History(ComputedDirectory):
             names[name + OF_STATE] = ("state", step.id, mark, step.state_bytes, step.time_ns)
         return names
 
-    def _entry(self, name: bytes, item: Hashable) -> Node:
-        assert isinstance(item, tuple)
-        kind, checkpoint, _, size, time_ns = item
+    def _entry(self, name: bytes, item: Item) -> Node:
+        kind, checkpoint, _, _, time_ns = item
         if kind == "files":
             return Checkpoint(self._nodes, self.line, self, name, checkpoint, time_ns)
-        return Fixed(self._nodes, size, time_ns, item, self._make_document)
+        return Fixed(self._nodes, item, self._make_document)
 
-    def _document_bytes(self, item: Hashable) -> bytes:
-        assert isinstance(item, tuple)
+    def _document_bytes(self, item: Item) -> bytes:
         make = documents.messages_at if item[0] == "messages" else documents.state_at
         return make(self.line.lineage, item[1])
 
-    def _changed(self, name: bytes, node: Node, item: Hashable, difference: TreeDifference) -> None:
+    def _changed(self, name: bytes, node: Node, item: Item, difference: TreeDifference) -> None:
         if isinstance(node, Checkpoint):
             node.refresh(difference)
         else:
@@ -458,8 +451,8 @@ class History(ComputedDirectory):
 
 ERROR_NAME = b"ERROR.txt"
 
-Wanted: TypeAlias = dict[bytes, Union["Wanted", Record, str]]
-"""The wanted entries of a directory: directories, files, and the text of `ERROR.txt`."""
+Wanted: TypeAlias = dict[bytes, Union["Wanted", Record]]
+"""The wanted entries of a directory: directories and files."""
 
 
 def wanted(files: Mapping[str, Record]) -> Wanted:
@@ -541,7 +534,8 @@ class FilesDirectory(DirectoryNode):
         try:
             return wanted(self._files())
         except Damaged as error:
-            return {ERROR_NAME: f"The files of this checkpoint can't be shown. {error}\n"}
+            words = f"The files of this checkpoint can't be shown. {error}\n"
+            return {ERROR_NAME: self.line.lineage.records.saying(words, self.mtime_ns)}
 
     def _update(self, directory: DirectoryNode, entries: Entries, target: Wanted, difference: TreeDifference) -> None:
         for name in [name for name, node in entries.items() if not _same_kind(node, target.get(name))]:
@@ -568,24 +562,20 @@ class FilesDirectory(DirectoryNode):
         directory.date(self.mtime_ns)
         difference.created(directory, name, node)
 
-    def _file(self, item: Record | str) -> FileNode:
-        return TextFile(self._nodes, item.encode("utf-8", "replace"), self.mtime_ns) if isinstance(item, str) else item
+    def _file(self, item: Record) -> FileNode:
+        return item
 
     def _changed(
-        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record | str,
+        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record,
         difference: TreeDifference,
     ) -> None:  # fmt: skip
         """A file takes the place of a file."""
-        if isinstance(item, str):
-            if isinstance(node, TextFile) and node.data() == item.encode("utf-8", "replace"):
-                return
-        elif node is item:
-            return
-        entries[name] = self._file(item)
-        difference.replaced(directory, name, entries[name])
+        if node is not item:
+            entries[name] = item
+            difference.replaced(directory, name, item)
 
 
-def _same_kind(node: Node, item: Wanted | Record | str | None) -> bool:
+def _same_kind(node: Node, item: Wanted | Record | None) -> bool:
     return item is not None and isinstance(item, dict) == node.is_dir
 
 
@@ -647,16 +637,14 @@ class Head(FilesDirectory):
     def _files(self) -> Mapping[str, Record]:
         return self.line.lineage.files_now()
 
-    def _file(self, item: Record | str) -> FileNode:
-        return HeadFile(self._nodes, self.line, item) if isinstance(item, Record) else super()._file(item)
+    def _file(self, item: Record) -> FileNode:
+        return HeadFile(self._nodes, self.line, item)
 
     def _changed(
-        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record | str,
+        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record,
         difference: TreeDifference,
     ) -> None:  # fmt: skip
-        if isinstance(node, HeadFile) and isinstance(item, Record):
-            if node.record is not item:
-                node.become(item)
-                difference.modified(directory, name, node)
-            return
-        super()._changed(directory, entries, name, node, item, difference)
+        assert isinstance(node, HeadFile)
+        if node.record is not item:
+            node.become(item)
+            difference.modified(directory, name, node)

@@ -267,6 +267,7 @@ class Lineage:
     def __init__(self, database: Database, place: Place, records: Records) -> None:
         self.place = place
         self._database = database
+        self.records = records
         self._files = ChannelHistory(database, place, FilesChannel(records.of, self._tell), self._in_order)
         self._messages = ChannelHistory(database, place, MessagesChannel(), self._in_order)
         self._marks: dict[str, CheckpointMark] = {}

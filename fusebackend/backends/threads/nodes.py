@@ -215,20 +215,6 @@ class FileNode(Node):
         self._data = None
 
 
-class TextFile(FileNode):
-    """A file with a text of ours, such as an error."""
-
-    __slots__ = ("_text",)
-
-    def __init__(self, nodes: Nodes, text: bytes, mtime_ns: int = 0) -> None:
-        super().__init__(nodes, FILE_MODE, mtime_ns)
-        self._text = text
-        self.resize(len(text))
-
-    def _bytes(self) -> bytes:
-        return self._text
-
-
 class ChangingFile(FileNode):
     """A file whose bytes change. `expire` is called when they have."""
 
@@ -396,6 +382,11 @@ class Records:
         if record is None:
             record = self._known[key] = Record(self._nodes, source)
         return record
+
+    def saying(self, words: str, mtime_ns: int) -> Record:
+        """A file of ours that says something."""
+        content = words.encode("utf-8", "replace").decode()
+        return self.of({"content": content, "modified_at": text.iso_time(mtime_ns)})
 
     def shrink(self) -> None:
         """Give back the memory of a table that was once much larger."""

@@ -14,10 +14,10 @@ import datetime
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
-from fusebackend.backends.threads.computed import ComputedDirectory, Link, Names
+from fusebackend.backends.threads.computed import ComputedDirectory, Item, Link, Names
 from fusebackend.backends.threads.conversation import slug, title
 from fusebackend.backends.threads.database.rows import Damaged, Database, Place, time_ns_of
 from fusebackend.backends.threads.index_cache import IndexCache
@@ -244,11 +244,10 @@ class Subgraphs(ComputedDirectory):
             tell(self.parent, self.name, self)
 
     def _namespaces(self) -> Names:
-        return {name_of(space): space for space in self._tree.database.namespaces(self._thread) if space}
+        return {name_of(space): (space,) for space in self._tree.database.namespaces(self._thread) if space}
 
-    def _of_namespace(self, name: bytes, item: Hashable) -> Node:
-        assert isinstance(item, str)
-        return LineDirectory(self._tree, self, name, Place(self._thread, item))
+    def _of_namespace(self, name: bytes, item: Item) -> Node:
+        return LineDirectory(self._tree, self, name, Place(self._thread, *item))
 
 
 LATEST: Final = b"@latest"
@@ -371,7 +370,7 @@ class Root(DirectoryNode):
                 if words[1]:
                     self._titles[thread] = words
             found.append((words[0], name, words[1], node.mtime_ns))
-        names: dict[bytes, Hashable] = {}
+        names: dict[bytes, Item] = {}
         for created_ns, name, first_line, mtime_ns in sorted(found):
             when = datetime.datetime.fromtimestamp(created_ns // 10**9, datetime.UTC)
             stem = f"{when:%Y-%m-%dT%H%M}-{slug(first_line)}"
@@ -382,8 +381,7 @@ class Root(DirectoryNode):
             names[link.encode()] = (name, mtime_ns)
         return names
 
-    def _link(self, _name: bytes, item: Hashable) -> Node:
-        assert isinstance(item, tuple)
+    def _link(self, _name: bytes, item: Item) -> Node:
         thread, mtime_ns = item
         return Link(self._tree.nodes, b"../" + thread, mtime_ns)
 
