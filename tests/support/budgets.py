@@ -36,7 +36,7 @@ LONGER: dict[str, int] = {
     "tests/mounted/test_threads.py": 50,  # rg, find and git over conversations, and some that grow, in two databases
     "tests/mounted/test_trees.py": 45,  # each test both ways round on three kinds of volumes
     "tests/mounted/test_two_mounts.py": 50,  # two hosts on each kind of shared volume, also with clocks apart
-    "tests/mounted/test_undo.py": 45,  # random calls, kills, and a session of everything
+    "tests/mounted/test_undo.py": 45,  # a session of everything, and an example over real services
     "tests/mounted/test_views.py": 50,  # 120 tests on two kinds of volumes
     "tests/repository/test_readme.py": 120,  # each snippet of the documents, with its services
     "tests/services/test_merge_killed.py": 30,  # a kill at some writes of a merge

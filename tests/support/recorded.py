@@ -230,15 +230,18 @@ class Recorded:
     """A history, its recorder, and `Files` for each route. `files` are those of the first one."""
 
     def __init__(self, directory: Path, volumes: Mapping[str, Volume]) -> None:
-        self.volumes = {AgentPath(prefix): volume for prefix, volume in volumes.items()}
         self.directory = directory / "history"
         self._numbers = itertools.count(1)
-        self.names: dict[AgentPath, Names] = {}
+        self.volumes: dict[AgentPath, Volume]
+        self.names: dict[AgentPath, Names]
         self.routes: dict[AgentPath, Files] = {}
-        self.open()
+        self.open(volumes)
 
-    def open(self) -> None:
-        """Begin, or begin again with another server's objects."""
+    def open(self, volumes: Mapping[str, Volume] | None = None) -> None:
+        """Begin, or begin again with another server's objects, over the same volumes or others, which the kernel does
+        not know yet."""
+        if volumes is not None:
+            self.volumes, self.names = {AgentPath(prefix): volume for prefix, volume in volumes.items()}, {}
         self.history = HistoryFile(str(self.directory / "history.db"))
         self.images = Images(str(self.directory), self.name, is_automatic)
         self.recorder = Recorder(self.history, self.images)
@@ -291,7 +294,3 @@ def recorded_of(kind: str, directory: Path, prefix: str = ROOT) -> Iterator[Reco
         contextlib.closing(Recorded(directory, {prefix: backend.volume})) as recorded,
     ):
         yield recorded
-
-
-def root(volume: Volume) -> dict[str, Volume]:
-    return {ROOT: volume}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from for_each import for_each
-from recorded import Agent, Recorded, root
+from recorded import Agent, Recorded
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.protocol import RENAME_EXCHANGE
@@ -21,7 +21,7 @@ class Story:
     """Calls that change files, and what blame says of them."""
 
     def __init__(self, directory: Path) -> None:
-        self.recorded = Recorded(directory, root(InMemoryBackend().volume))
+        self.recorded = Recorded(directory, {"/": InMemoryBackend().volume})
         self.files = self.recorded.files
 
     def did(self, *steps: tuple[object, ...]) -> str:

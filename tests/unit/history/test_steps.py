@@ -6,39 +6,32 @@ import logging
 import os
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from nodes import ME, put
+from recorded import Recorded
 from replayed import Replay, shown, tree_of
 from together import together
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.history.history_file import HistoryFile
-from fusebackend.history.images import Images
-from fusebackend.history.recorder import Recorder
 from fusebackend.history.steps import PathLocks, Steps
-from fusebackend.history.undo import Undo
 from fusebackend.protocol import STEP
-from fusebackend.vfs.door import Door
 from fusebackend.vfs.mounted_tree import FileSystem
 
 DISK = AgentPath("/disk")
 
 
-class Place:
+class Place(Recorded):
+    """What verbs change is recorded, too."""
+
     def __init__(self, directory):
         (directory / "files").mkdir()
         self.backend = CompositeBackend(
             InMemoryBackend(), {"/disk/": FilesystemBackend(directory / "files", virtual_mode=True)}
         )
-        volumes = {prefix: backend.volume for prefix, backend in self.backend.mounts().items()}
-        self.volumes = volumes
-        self.filesystem = FileSystem(volumes)
-        self.history = HistoryFile(str(directory / "history" / "history.db"))
-        self.images = Images(str(directory / "history"))
-        self.recorder = Recorder(self.history, self.images)
+        super().__init__(directory, {prefix: backend.volume for prefix, backend in self.backend.mounts().items()})
+        self.filesystem = FileSystem(self.volumes)
         self.recorder.follow(self.filesystem.tree.routes)
         self.steps = Steps(self.recorder, self.filesystem.tree)
 
@@ -64,8 +57,7 @@ def worked(answer):
 def place(tmp_path):
     place = Place(tmp_path)
     yield place
-    place.recorder.calls.close()
-    place.history.close()
+    place.close()
     assert place.recorder.incomplete is None
 
 
@@ -115,12 +107,8 @@ def test_a_change_by_another_call_meanwhile_is_a_conflict_for_both(place):
     memory.write("/file", "one\n")
 
     def meanwhile():
-        node = memory.volume.lookup(1, b"file").node
-        route = place.filesystem.tree.routes[0]
-        door = Door(route, SimpleNamespace(of=lambda route, node: b"/file"), [place.recorder.listener(route)])
-        memory.volume.open(node, os.O_WRONLY)
-        door.write(node, 4, b"kernel\n")
-        memory.volume.release(node, os.O_WRONLY)
+        with place.files.writing("/file") as node:
+            place.files.door.write(node, 4, b"kernel\n")
         return memory.edit("/file", "one", "two")
 
     def in_another_context():
@@ -213,15 +201,10 @@ def test_what_others_make_during_a_verb_is_theirs_alone(place, kind):
     made = [("create", b"/file")] if kind == "put" else [("rename", b"/old")]
 
     def kernel():
-        route = place.filesystem.tree.routes[0]
-        names = SimpleNamespace(below=lambda route, parent, name: b"/" + name, of=lambda route, node: b"/file")
-        door = Door(route, names, [place.recorder.listener(route)])
         if kind == "move":
-            door.rename(1, b"old", 1, b"file", 0)
-            return
-        node = door.create(1, b"file", 0o644, os.O_WRONLY, ME).node
-        door.write(node, 0, b"kernel")
-        memory.volume.release(node, os.O_WRONLY)
+            place.files.rename("/old", "/file")
+        else:
+            place.files.create("/file", b"kernel")
 
     def work():
         together(kernel)
@@ -263,7 +246,7 @@ def test_a_tree_that_is_deeper_than_a_path_comes_back(place):
     before = place.tree()
     place.do("delete", f"/{'d' * 255}")
     assert place.tree() != before
-    assert Undo(place.recorder).undo().conflicts == []
+    assert place.undoing.undo().conflicts == []
     assert place.tree() == before
 
 
@@ -279,7 +262,7 @@ def test_names_of_one_file_in_a_removed_tree_are_of_one_again(place, prefix):
     before = shown(tree_of(volume)[0])
     place.do("delete", f"{at}/tree")
     assert b"/tree" not in tree_of(volume)[0]
-    undone = Undo(place.recorder).undo()
+    undone = place.undoing.undo()
     assert (undone.conflicts, undone.partly) == ([], [])
     tree, _ = tree_of(volume)
     assert shown(tree) == before

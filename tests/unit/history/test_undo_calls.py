@@ -358,10 +358,8 @@ def restart(recorded: Recorded) -> None:
     """Go on with another server: a directory's files have other numbers there."""
     recorded.close()
     directory = recorded.directory.parent / "files"
-    if directory.is_dir():
-        recorded.volumes = {ROOT: FilesystemBackend(directory, virtual_mode=True).volume}
-        recorded.names.clear()
-    recorded.open()
+    is_plain = directory.is_dir()
+    recorded.open({ROOT: FilesystemBackend(directory, virtual_mode=True).volume} if is_plain else None)
 
 
 class Killed(BaseException):

@@ -93,9 +93,7 @@ class World:
         if self.kind != "memory":
             self._backend.close()
             self._backend = self._opened()
-        self.recorded.volumes = {ROOT: self._backend.volume}
-        self.recorded.names.clear()
-        self.recorded.open()
+        self.recorded.open({ROOT: self._backend.volume})
         if killed:
             self.recorded.history.interrupted = [killed]
             self.recorded.recorder.stamp_interrupted()

@@ -90,9 +90,7 @@ class Place:
         self.recorded.history.close()
         self._begin()
         self.volume = volume_of(self.backend)
-        self.recorded.volumes = {ROOT: self.volume}
-        self.recorded.names.clear()
-        self.recorded.open()
+        self.recorded.open({ROOT: self.volume})
         self.recorded.history.interrupted = [undoing]
         self.files = self.recorded.files
 
