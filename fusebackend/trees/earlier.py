@@ -7,7 +7,8 @@ snapshot, and works on every route whose changes are recorded.
 It never guesses. A file can be listed, but not read, if its bytes are lost, or if it was changed after the moment and
 no record says from what: by a call that was changing it already, or behind the mount. Its times show that, but for a
 change behind the mount within a tick of the clock (some ms) after the moment. Of a file that a call was changing, such
-a tick before the moment counts as well: so early may be the stamp of what that call has changed after it.
+a tick before the moment counts as well: so early may be the stamp of what that call has changed after it. Where such a
+file's attributes were changed since, its times show nothing, and it counts as changed.
 Times of directories are the present ones: no record has them. Of calls that overlap, attributes may be those between.
 
 `sides` gives two trees, before a call and after it, with nothing but the paths that the call has changed, and the
@@ -192,6 +193,10 @@ class RecordedVolume(GivesPieces):
         """Return True for a file whose bytes may have been changed without a record since, by its time."""
         return False
 
+    def _may_go_on(self, file: PlannedFile) -> bool:
+        """Return True for a file whose bytes a call may have changed since without a record, whatever its times say."""
+        return False
+
     def _time_of(self, attr: Attr) -> int:
         """Return the time of a live file that shows a change of its bytes."""
         return attr.ctime_ns
@@ -297,7 +302,10 @@ class RecordedVolume(GivesPieces):
         if file is None or file.state is None or not file.is_regular:
             return
         why = file.why_lost
-        if not why and self._is_newer(file, file.state.mode, file.state.mtime_ns):
+        is_live = file.source is None  # of a change of attributes alone: its times are those of the record
+        if not why and (
+            (is_live and self._may_go_on(file)) or self._is_newer(file, file.state.mode, file.state.mtime_ns)
+        ):
             why = _UNKNOWN
         if why:
             raise self._unknown(self._known[node].path, why)
@@ -375,10 +383,11 @@ class EarlierVolume(RecordedVolume):
         moment = self._moment
         if not stat.S_ISREG(mode) or not moment.time_ns - TICK_NS < time_ns <= self._now_ns:
             return False
-        node = 0 if file.seen is None else file.seen.node
-        return time_ns > moment.time_ns or any(
-            self._history.was_changing(prefix, node, moment.begin, moment.time_ns) for prefix in self._prefixes
-        )
+        return time_ns > moment.time_ns or self._may_go_on(file)
+
+    def _may_go_on(self, file: PlannedFile) -> bool:
+        node, moment = 0 if file.seen is None else file.seen.node, self._moment
+        return any(self._history.was_changing(each, node, moment.begin, moment.time_ns) for each in self._prefixes)
 
     def _time_of(self, attr: Attr) -> int:
         return attr.mtime_ns if attr.node in self._counted else attr.ctime_ns

@@ -168,7 +168,7 @@ ELSEWHERE = {
         "mounted/test_execute_escape.py::test_writing_outside",
     ),
     "What is cancelled ends": (
-        "mounted/test_cancelling.py::test_a_cancelled_command_leaves_the_others",
+        "mounted/test_cancelling.py::test_a_process_can_exit_after_cancelling",
         "mounted/test_execute.py::test_cancelling_ends_the_whole_tree",
     ),
     "A mount has several trees of the same files": (

@@ -106,6 +106,9 @@ def test_the_state_before_each_call_is_exact(kind: str, is_later: bool, first: A
 @given(steps=STEPS)
 # A change by a call that had begun before, within a tick of the clock after the moment.
 @example(steps=[("create", "X", 21, 23, 47), ("mkdir", "Z", 33, 19, 28), ("truncate", "X", 9, 3, 93)])
+# Y goes on with a file after Z has changed its attributes.
+@example(steps=[("create", "Y", 0, 0, 0), ("overwrite", "X", 0, 0, 0), ("overwrite", "Y", 0, 0, 0),
+                ("chmod", "Z", 1, 0, 0), ("overwrite", "Y", 0, 0, 1)])  # fmt: skip
 def test_calls_that_overlap_give_the_right_bytes_or_none(kind: str, steps: Any) -> None:
     with recorded(kind) as place:
         for number, was in states(place, steps, apart=False).items():
