@@ -127,6 +127,8 @@ class Mount(MountedBackend):
     def _run(self) -> None:
         try:
             self._live.run(self._ready.set)
+            if not self._ready.is_set():
+                raise MountError(errno.ENOTCONN, f"'{self.mountpoint}' was unmounted before it was ready")
         except BaseException as error:  # raised again by `_wait_until_ready` or `close`
             self._error = error
         finally:

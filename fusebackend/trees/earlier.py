@@ -301,14 +301,12 @@ class RecordedVolume(GivesPieces):
         file = self._file(node)
         if file is None or file.state is None or not file.is_regular:
             return
-        why = file.why_lost
-        is_live = file.source is None  # of a change of attributes alone: its times are those of the record
-        if not why and (
-            (is_live and self._may_go_on(file)) or self._is_newer(file, file.state.mode, file.state.mtime_ns)
-        ):
-            why = _UNKNOWN
-        if why:
-            raise self._unknown(self._known[node].path, why)
+        if file.why_lost:
+            raise self._unknown(self._known[node].path, file.why_lost)
+        is_newer = self._is_newer(file, file.state.mode, file.state.mtime_ns)
+        # Where only attributes were changed, the bytes are the live ones, and the times those of the record.
+        if is_newer or (file.source is None and self._may_go_on(file)):
+            raise self._unknown(self._known[node].path, _UNKNOWN)
 
     def _unknown(self, path: bytes, why: str) -> OSError:
         return OSError(errno.EIO, f"its bytes are lost: {why}")

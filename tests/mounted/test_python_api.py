@@ -345,6 +345,18 @@ class TestRefusals:
         )
 
 
+def test_a_mount_that_ends_before_it_is_ready_is_none(script: Script) -> None:
+    said = script("""
+        from fusebackend.server.assemble import LiveMount
+        LiveMount.run = lambda live, on_ready: None  # as when it is unmounted from outside at once
+        try:
+            fusebackend.mount(InMemoryBackend(), point)
+        except MountError as error:
+            print(error.strerror)
+    """)
+    assert said == f"'{script.point}' was unmounted before it was ready\n"
+
+
 def test_a_new_process_asks_the_mount_of_the_one_that_begins_it(script: Script) -> None:
     """For its directory, for its program, and by closing what that has open; while other threads begin more."""
     code = """

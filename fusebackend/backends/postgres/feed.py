@@ -43,6 +43,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import msgspec
+
 from fusebackend.backends.postgres import lease
 from fusebackend.backends.postgres.lease import Lease
 from fusebackend.backends.postgres.pg_snapshot import PgSnapshot
@@ -189,8 +191,6 @@ def row(volume_id: int, session: int, payload: str) -> Statement:
 
 def encode(changes: Sequence[Change]) -> str:
     """The payload of these changes, in their order and without repetitions; empty for none."""
-    import msgspec
-
     told = list(dict.fromkeys((change.node, change.parent, change.name) for change in changes))
     payload = msgspec.json.encode(told).decode() if told else ""
     return payload if len(payload) <= PAYLOAD_BYTES else encode([Change()])
@@ -198,8 +198,6 @@ def encode(changes: Sequence[Change]) -> str:
 
 def decode(payloads: Iterable[str]) -> list[Change]:
     """The changes of payloads, in their order and without repetitions. One that is not from `encode` is anything."""
-    import msgspec
-
     told: dict[_Told, None] = {}
     for payload in payloads:
         try:
