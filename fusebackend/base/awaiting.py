@@ -111,7 +111,7 @@ def _awaiter() -> Callable[[Callable[[], Awaitable[Any]]], Any]:
     """Has something awaited on the loop that runs, by one of its threads, which waits for the answer."""
     if sniffio.current_async_library() == "trio":
         token = trio.lowlevel.current_trio_token()
-        return functools.partial(trio.from_thread.run, _until_cancelled, trio_token=token)
+        return lambda call: trio.from_thread.run(_until_cancelled, call, trio_token=token)
     loop = asyncio.get_running_loop()
     return lambda call: asyncio.run_coroutine_threadsafe(_until_cancelled(call), loop).result()
 
