@@ -28,7 +28,7 @@ from mounts import Mounted, Serve
 from profiles import amount
 from services.postgres import Postgres
 from services.s3 import Bucket
-from together import over_and_over, together
+from together import together
 
 import fusebackend
 from fusebackend.backends import PostgresBackend
@@ -116,16 +116,6 @@ def pair(mounted_pair: Pair, request: pytest.FixtureRequest) -> Pair:
 
 def test_what_was_closed_at_one_host_is_opened_at_the_other(pair: Pair) -> None:
     run_at_random(pair.hosts, STEPS, catch_up=pair.catch_up)
-
-
-def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
-    database = database_of(pair.dsn)
-    with (
-        psycopg.connect(pair.dsn, autocommit=True) as connection,
-        over_and_over(lambda: connection.execute(LISTENING, [database]), pause_s=0.2),
-    ):
-        # Names that are changed without an open may lag behind by the feed's delay, so this invalidates instead.
-        run_at_random(pair.hosts, STEPS // 4, catch_up=lambda _, others: others[0].agent.invalidate("/"))
 
 
 # -- without any feed --------------------------------------------------------------------------------------------------
