@@ -2,8 +2,8 @@
 
     FUSEBACKEND_STRESS_SECONDS=5 pytest tests/mounted/test_external_suites.py      takes so long for each kind of stress
 
-At night a plain directory goes first. fio writes, reads back and compares checksums, through calls, mappings and O_DIRECT, in
-several processes; stress-ng does what a file system is for, in all ways it knows.
+At night a plain directory goes first. fio writes, reads back and compares checksums, through calls, mappings and
+O_DIRECT, in several processes; stress-ng does what a file system is for, in all ways it knows.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ STRESSORS = (
 
 TOGETHER = ("access", "chmod", "fcntl", "rename", "utime", "xattr")
 MANY_NAMES = ("dentry", "dir", "getdent")
-"""`TOGETHER` and these run in the suite, all at once, for `OPERATIONS` rounds or `TOGETHER_S`. These make many names, so
-they run only where a name takes less than a millisecond; `link` and `symlink`, which make thousands, run at night."""
+"""`TOGETHER` and these run in the suite, all at once, for `OPERATIONS` rounds or `TOGETHER_S`. These make many names:
+they run only where a name takes less than a millisecond. `link` and `symlink`, which make thousands, run at night."""
 OPERATIONS = 30
 TOGETHER_S = 1
 
