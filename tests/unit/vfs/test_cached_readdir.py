@@ -222,7 +222,7 @@ def test_an_entry_is_as_it_is_now(directory: Directory) -> None:
     assert [(each.name, each.entry.attr and each.entry.attr.mode) for each in seen] == [(other, 0o100600)]
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["make", "remove", "read", "open"]), st.integers(0, 15), st.integers(1, 6)),

@@ -28,7 +28,7 @@ class MemoryMachine(SnapshotMachine):
 
 
 TestMemoryMachine = MemoryMachine.TestCase
-TestMemoryMachine.settings = hypothesis.settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
+TestMemoryMachine.settings = hypothesis.settings(max_examples=examples(25), stateful_step_count=50, deadline=None)
 
 
 def file_of(volume: InMemoryVolume, size: int, name: bytes = b"file") -> int:
@@ -40,13 +40,13 @@ def file_of(volume: InMemoryVolume, size: int, name: bytes = b"file") -> int:
 
 def test_a_snapshot_copies_no_bytes() -> None:
     volume = InMemoryVolume()
-    node = file_of(volume, 64 << 20)
+    node = file_of(volume, 16 << 20)
     tracemalloc.start()
     try:
         for number in range(10):
             volume.take_snapshot(str(number))
             volume.read(node, 0, 1 << 20)
-            assert len(volume.snapshot("0").read(node, 0, 64 << 20)) == 64 << 20
+            assert len(volume.snapshot("0").read(node, 0, 16 << 20)) == 16 << 20
         assert tracemalloc.get_traced_memory()[0] < 4 << 20
         volume.write(node, 0, b"x")
         assert tracemalloc.get_traced_memory()[0] < 5 << 20, "one chunk is copied for all ten"

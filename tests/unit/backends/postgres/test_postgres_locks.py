@@ -38,8 +38,8 @@ Hosts = list[PostgresBackend]
 
 
 def rounds(number: int) -> int:
-    """How often a load is repeated: tens of times more at night."""
-    return number * amount("LOCK_ROUNDS", day=2, night=20)
+    """How often a load is repeated: twenty times more at night."""
+    return number * amount("LOCK_ROUNDS", day=1, night=20)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """The published suite on a `DockerBackend`: one container for all cases, emptied for each.
 
 A command in a container costs 70 ms. The scripts are those of `BaseSandbox`, which `test_sandbox_conformance.py` puts
-to the whole suite with the same tools; by day the container is asked for its own part, the transfers, and a smoke.
+to the whole suite with the same tools; by day the container is asked for its own part, the transfers, and
+`test_docker_commands.py` has verbs beside commands.
 """
 
 from __future__ import annotations
@@ -32,6 +33,6 @@ class TestTransfers(Contained, BatchCases):
     pass
 
 
-@pytest.mark.configuration
+@pytest.mark.night
 class TestDocker(Contained, BackendConformance):
     cancelled_s = 8.0  # those that had begun are an `exec` each; all hundred of the crowd would take longer
