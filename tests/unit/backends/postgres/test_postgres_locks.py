@@ -442,21 +442,6 @@ def test_a_name_that_led_elsewhere_when_its_directory_was_free_is_no_deadlock(
     assert postgres.log_text.count("deadlock detected") == before
 
 
-def test_trees_are_deleted_while_files_are_made_in_them(hosts: Hosts) -> None:
-    one, two = hosts[:2]
-    for round_ in range(rounds(6)):
-        for number in range(12):
-            ok(one.write(f"/tree/d{number % 3}/file{number}", "x"))
-
-        def write(round_: int = round_) -> None:
-            for number in range(10):
-                ok(two.write(f"/tree/d{number % 3}/new{round_}-{number}", "y"))
-
-        together(lambda: ok(one.delete("/tree")), write)
-        assert check_of(one) == []
-        one.delete("/tree")
-
-
 def test_a_file_is_made_where_another_host_removes_the_directory(hosts: Hosts) -> None:
     """A verb that finds its directory gone makes it again, for that is what it would have done a moment later."""
     one, two = hosts[:2]
