@@ -131,7 +131,7 @@ def lasting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             yield stack.enter_context(bench("sqlite", str(tmp_path_factory.mktemp("model") / "threads.db")))
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(deeds=DEEDS)
 def test_any_history_is_as_langgraph_finds_it(lasting: Bench, deeds: list[Any]) -> None:
     name = uuid.uuid4().hex
