@@ -28,9 +28,7 @@ from fusebackend.integrations.anthropic_memory import AsyncMemoryTool, MemoryToo
 from fusebackend.protocol import EditResult
 
 
-@pytest.fixture(
-    params=["memory", "dir", "store"]
-)  # the tool asks verbs; a store has its own words of a race
+@pytest.fixture(params=["memory", "dir", "store"])  # the tool asks verbs; a store has its own words of a race
 def backend(request, tmp_path):
     with opened_backend(request.param, tmp_path) as made:
         yield made
