@@ -23,6 +23,8 @@ def container_backend(docker_engine):
 
 
 class Contained:
+    big_file_bytes = (1 << 20) + 5
+
     @pytest.fixture
     def backend(self, container_backend):
         assert container_backend.execute("cd / && rm -rf /work && mkdir /work").exit_code == 0
