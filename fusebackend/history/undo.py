@@ -23,12 +23,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.paths import AgentPath, mount_path
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import MADE, UNSURE, Recorder
 from fusebackend.history.records import Call, RecordKind, Stamp, stamp_of
-from fusebackend.history.undo_plan import Step, UndoPlan, mount_path
+from fusebackend.history.undo_plan import Step, UndoPlan
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -37,7 +37,6 @@ from fusebackend.protocol import (
     Changes,
     ObservableVolume,
     SnapshotVolume,
-    UndoConflict,
     UndoneChange,
     UndoResult,
     Volume,
@@ -126,7 +125,7 @@ class Undo:
             halves = self._history.unfinished(numbers)
             plan = self._plan([*numbers, *halves], merge=merge_lines)
             if not keep_newer:
-                plan.conflicts += self._refusals(plan.steps)
+                plan.conflicts += plan.refusals()
             result = UndoResult([call.ref for call in chosen], partly=plan.partly)
             if plan.conflicts and not keep_newer:
                 result.conflicts = plan.conflicts
@@ -189,20 +188,10 @@ class Undo:
     def _plan(self, numbers: Sequence[int], *, merge: bool = False, leave: bool = False) -> UndoPlan:
         self._end(numbers)
         self._history.require()  # else records are missing that would be taken back
-        plan = UndoPlan(self._recorder.volumes, self._recorder.images.path, self._history, merge=merge, leave=leave)
+        plan = UndoPlan(self._recorder.volumes, self._recorder.images, self._history, merge=merge, leave=leave)
         self.read = plan.snapshots
         plan.add(numbers)
         return plan
-
-    def _refusals(self, steps: Sequence[Step]) -> Iterator[UndoConflict]:
-        """What permissions and the rules of routes refuse of steps."""
-        for prefix in dict.fromkeys(step.prefix for step in steps):
-            own = [step for step in steps if step.prefix == prefix]
-            gone = {os.fsdecode(step.path) for step in own if step.word == "remove"}
-            moved = [step.to_path for step in own if step.word == "rename"]
-            new = [os.fsdecode(path) for path in moved + [step.path for step in own if step.word in ("make", "link")]]
-            for path, error in placing.refusals(self._recorder.volumes[prefix], gone, new):
-                yield UndoConflict(mount_path(prefix, os.fsencode(path)), f"can't be changed: {error.strerror}")
 
     # -- the steps -------------------------------------------------------------------------------------------------
 
