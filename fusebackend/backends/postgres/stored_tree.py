@@ -25,7 +25,7 @@ from fusebackend.backends.postgres.shared_quota import Growing, SharedQuota
 from fusebackend.backends.postgres.statements import Guess, StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone, overtaken
 from fusebackend.backends.postgres.unsynced import Unsynced
-from fusebackend.backends.postgres.uses import Accesses, BareNodes, Uses
+from fusebackend.backends.postgres.uses import Accesses, Listings, Uses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.base.waiting import will_wait
@@ -95,7 +95,7 @@ class PostgresTree(TreeVolume):
         self._known = KnownInodes()
         self._accesses = Accesses()
         self._guesses = Guesses(self._known)
-        self._bare = BareNodes()
+        self._listings = Listings()
         self._last_writer_wins = last_writer_wins
         self._shared_quota: SharedQuota | None = None
         self._log: KeptLog | None = None
@@ -159,7 +159,6 @@ class PostgresTree(TreeVolume):
             except BaseException:
                 if guessed is not None:
                     self._guesses.wrong(guessed)
-                    self._bare.changed(guessed.bare)
                 raise
 
         return self._connections.run(attempt)
@@ -625,11 +624,11 @@ class PostgresTree(TreeVolume):
 
     def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
         assert isinstance(inode, StoredInode)
-        return self._file.xattrs(inode)
+        return inode.unpacked()
 
     def _xattrs_changed(self, inode: Inode) -> None:
         assert isinstance(inode, StoredInode)
-        self._file.set_xattrs(inode)
+        inode.pack()
 
     # -- conflicts between hosts -------------------------------------------------------------------------------
 

@@ -111,10 +111,6 @@ class Wanted:
     """The last chunk of this node."""
     cut: tuple[int, int] | None = None
     """The blocks that a node loses when it gets this size."""
-    xattrs: int = 0
-    """All extended attributes of this node."""
-    bare: bool = False
-    """Whether that node most likely has none."""
     walks: tuple[Walk, ...] = ()
 
 
@@ -190,7 +186,6 @@ class Transaction:
         self._set_names: dict[tuple[int, bytes], int | None] = {}
         self._set_chunks: dict[tuple[int, int], Chunk] = {}
         self._cuts: dict[int, int] = {}
-        self._set_xattrs: dict[int, StoredInode] = {}
         self._nameless: dict[int, int] = {}  # node → the session that still uses it
         self._pending_bytes = 0
         # What the tables have of it, for the newest snapshot:
@@ -266,9 +261,6 @@ class Transaction:
             node, first = wanted.cut[0], _first_cut(wanted.cut[1])
             if not self._has_set(node) and self._known_blocks(node, first) is None:
                 batch.append((statements.freed(volume, node, first), lambda rows: self._take_freed(node, first, rows)))
-        known = self._inodes.get(wanted.xattrs)
-        if wanted.xattrs and (known is None or known.xattrs is None):
-            batch.append((statements.xattrs(volume, wanted.xattrs), lambda c: self._take_xattrs(wanted.xattrs, c)))
         self._send(batch)
         if begins:
             self._look_for_newest()
@@ -293,7 +285,7 @@ class Transaction:
                 entry in self._names and entry[0] in known and not (lock and entry in self._unsure) for entry in entries
             )
             and (write is None or (write[0] in nodes and self._inodes[write[0]].is_new and not self._cuts))
-            and not (wanted.taken or wanted.empty or wanted.rename or wanted.append or wanted.xattrs)
+            and not (wanted.taken or wanted.empty or wanted.rename or wanted.append)
             and not (wanted.line or wanted.walks or wanted.read or wanted.cut)
         )
 
@@ -487,11 +479,6 @@ class Transaction:
     def _take_freed(self, node: int, first: int, rows: Rows) -> None:
         ((self._freed[node, first],),) = rows
 
-    def _take_xattrs(self, node: int, rows: Rows) -> None:
-        inode = self._inodes.get(node)
-        if inode is not None and inode.xattrs is None:
-            inode.xattrs = dict(rows)
-
     def adopt(self, draft: Draft) -> None:
         """Take over the changes of a draft. `commit` is an error of `REPEATABLE` if its row has another version.
 
@@ -505,8 +492,6 @@ class Transaction:
             self.fetch(Wanted(nodes=(inode.node,)))
         self._inodes[inode.node] = self._changed[inode.node] = inode
         self._set_chunks.update(draft.chunks)
-        if draft.has_xattrs:
-            self._set_xattrs[inode.node] = inode
 
     def guess(self, guess: Guess) -> bool:
         """Take the tables to have these rows and names; locks are left to the commit, which compares them.
@@ -539,8 +524,6 @@ class Transaction:
         self._names.update({(link.parent, link.name): link.node for link in guess.links if guess.way})
         self._inodes.update(guess.rows)
         self._locked.update(guess.rows)
-        if guess.bare:
-            self._inodes[guess.bare].xattrs = {}
         self._names.update(guess.names)
         self._empty.update({guess.empty} - {0})
         return True
@@ -570,7 +553,6 @@ class Transaction:
         return self._parents[node]
 
     def add(self, inode: StoredInode) -> None:
-        inode.xattrs = {}
         self._inodes[inode.node] = self._changed[inode.node] = inode
         self._locked.add(inode.node)  # no other transaction can see it
         self._empty.add(inode.node)
@@ -647,15 +629,6 @@ class Transaction:
             self._cuts[node] = first
         return freed
 
-    def xattrs(self, inode: StoredInode) -> dict[bytes, bytes]:
-        if inode.xattrs is None:
-            self.fetch(Wanted(xattrs=inode.node))
-        assert inode.xattrs is not None
-        return inode.xattrs
-
-    def set_xattrs(self, inode: StoredInode) -> None:
-        self._set_xattrs[inode.node] = inode
-
     def set_nameless(self, node: int, session: int) -> None:
         self._nameless[node] = session
 
@@ -671,7 +644,7 @@ class Transaction:
         self._send([(statement, None) for statement in (*first, *writes)])
         for key in self._set_chunks:
             self._chunks.pop(key, None)  # fetched again when they are needed: they were many
-        for table in (self._changed, self._set_names, self._set_chunks, self._cuts, self._set_xattrs, self._nameless):
+        for table in (self._changed, self._set_names, self._set_chunks, self._cuts, self._nameless):
             table.clear()
         self._freed.clear()
         self._pending_bytes = 0
@@ -769,8 +742,6 @@ class Transaction:
             writes += statements.update_inodes(volume, updated)
         if self._set_chunks:
             writes += statements.put_chunks(volume, self._set_chunks, self._newest)
-        for inode in self._set_xattrs.values():
-            batch += statements.put_xattrs(volume, inode.node, inode.xattrs or {}, self._newest)
         if self._nameless:
             writes.append(statements.put_nameless(volume, self._nameless))
         for inode in added:
@@ -787,9 +758,6 @@ class Transaction:
         older = [inode.node for inode in self._changed.values() if inode.made < newest and not inode.is_new]
         if older:
             batch.append(old_rows.keep_inodes(volume, older, newest))
-        xattrs = [inode.node for inode in self._set_xattrs.values() if not inode.is_new]
-        if xattrs:
-            batch.append(old_rows.keep_xattrs(volume, xattrs, newest))
         batch += [old_rows.keep_cut(volume, node, first, newest) for node, first in self._cuts.items()]
         places: dict[int, list[int]] = {}
         for node, index in self._set_chunks:
