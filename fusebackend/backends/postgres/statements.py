@@ -606,22 +606,6 @@ def put_nameless(volume: int, sessions: Mapping[int, int]) -> Statement:
     )
 
 
-MOST_AS_ONE: Final = 6
-"""There are few combinations of so few statements: each is another one to be prepared."""
-
-
-def as_one(writes: Sequence[Statement], told: Sequence[Statement]) -> list[Statement]:
-    """Statements that write different rows, as one, which returns what the first of `told` does: each one takes some
-    10 µs of the client and of the server beside what it does."""
-    if not told or not writes or len(writes) >= MOST_AS_ONE:
-        return [*writes, *told]
-    (last, parameters), *others = told
-    values = [value for _, each in writes for value in each]
-    named = ", ".join(f"w{number} AS ({query})" for number, (query, _) in enumerate(writes))
-    rest = f", {last.removeprefix('WITH ')}" if last.startswith("WITH ") else f" {last}"
-    return [(f"WITH {named}{rest}", [*values, *parameters]), *others]
-
-
 # -- reading -------------------------------------------------------------------------------------------------------
 
 _C = columns_of("c")

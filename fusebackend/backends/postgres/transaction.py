@@ -640,8 +640,7 @@ class Transaction:
 
     def flush(self) -> None:
         """Write the changes so far, without a commit."""
-        first, writes = self._writing()
-        self._send([(statement, None) for statement in (*first, *writes)])
+        self._send([(statement, None) for statement in self._writing()])
         for key in self._set_chunks:
             self._chunks.pop(key, None)  # fetched again when they are needed: they were many
         for table in (self._changed, self._set_names, self._set_chunks, self._cuts, self._nameless):
@@ -662,10 +661,9 @@ class Transaction:
             if getattr(self._failure, "sqlstate", None) in REPEATABLE:
                 raise self._failure
             raise oserror(errno.EIO)
-        first, writes = self._writing()
-        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = [(each, None) for each in first]
+        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = [(each, None) for each in self._writing()]
         answers: Rows = []
-        batch += [(each, answers.extend) for each in statements.as_one(writes, notify(self.changes))]
+        batch += [(each, answers.extend) for each in notify(self.changes)]
         if self._guess:
             require_quiet(self.connection)
             batch = [*self._guess, *((statements.if_guessed(statement), take) for statement, take in batch)]
@@ -709,17 +707,16 @@ class Transaction:
         """End it with nothing done."""
         rollback(self.connection)
 
-    def _writing(self) -> tuple[list[Statement], list[Statement]]:
-        """The statements that write all changes: those that come first, and then those of rows that differ."""
+    def _writing(self) -> list[Statement]:
+        """The statements that write all changes."""
         volume = self._volume
         # Nobody knows a new node yet but by its name.
         self.changes += [Change(node) for node, inode in self._changed.items() if not inode.is_new]
         self.changes += [Change(node, parent, name) for (parent, name), node in self._set_names.items()]
         batch = self._keeping() if self._newest else []
-        writes: list[Statement] = []
         dated = None if self._dated is None else self._changed.get(self._dated.node)
         if self._dated is not None and dated is not None:
-            writes.append(self._date(dated, self._dated))
+            batch.append(self._date(dated, self._dated))
         for inode in self._changed.values():
             self.before.setdefault(inode.node, inode.version)
             if inode.nlink == 0:
@@ -734,19 +731,19 @@ class Transaction:
         if gone:
             batch.append(statements.delete_names(volume, gone))
         if here:
-            writes.append(statements.put_names(volume, here, self._newest))
+            batch.append(statements.put_names(volume, here, self._newest))
         batch += [statements.cut(volume, node, first) for node, first in self._cuts.items()]
         if added:
-            writes += statements.add_inodes(volume, added)
+            batch += statements.add_inodes(volume, added)
         if updated:
-            writes += statements.update_inodes(volume, updated)
+            batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
-            writes += statements.put_chunks(volume, self._set_chunks, self._newest)
+            batch += statements.put_chunks(volume, self._set_chunks, self._newest)
         if self._nameless:
-            writes.append(statements.put_nameless(volume, self._nameless))
+            batch.append(statements.put_nameless(volume, self._nameless))
         for inode in added:
             inode.is_new = False
-        return batch, writes
+        return batch
 
     def _keeping(self) -> list[Statement]:
         """Keep what the newest snapshot has of the rows that are about to be changed. Most were kept before."""

@@ -76,7 +76,7 @@ def test_what_a_program_does_with_a_new_file_is_two_transactions(
     batches.clear()
     node = unpack(one, b"second")
     assert [batch.count("COMMIT") for batch in batches] == [1, 1], batches
-    assert [len(batch) for batch in batches] == [4, 4], batches
+    assert [len(batch) for batch in batches] == [7, 6], batches
     attr = two.lookup(ROOT_NODE, b"second")
     assert (attr.node, attr.mode, attr.uid, attr.gid, attr.size) == (node, 0o100640, 7, 8, 3000)
     assert attr.mtime_ns == LONG_AGO_NS
