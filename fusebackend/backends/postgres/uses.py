@@ -1,5 +1,4 @@
-"""A host's records about nodes. `Uses`: which are open, or known to the kernel. `Listings`: which were listed
-together. `Accesses`: when they were read.
+"""A host's records about nodes. `Uses`: which are open, or known to the kernel. `Accesses`: when they were read.
 
 `Uses` also detects write conflicts: whether another host has changed a file since it was opened here for writing. The
 file's row has the version that last changed its bytes (`contents`), and the one that last made it 0 bytes long
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from fusebackend.backends.postgres.statements import StoredInode
 
@@ -21,28 +20,6 @@ MAX_ACCESSES = 500
 """With so many, or after `ACCESSES_S`, they are stored with the next question."""
 
 ACCESSES_S = 1.0
-
-MAX_PAGES = 64
-"""Of listings. The oldest is forgotten first."""
-
-
-class Listings:
-    """Which nodes were listed together. Any thread may call any method."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pages: list[frozenset[int]] = []
-
-    def listed(self, nodes: Iterable[int]) -> None:
-        page = frozenset(nodes)
-        if len(page) > 1:
-            with self._lock:
-                self._pages = [*self._pages[1 - MAX_PAGES :], page]
-
-    def beside(self, node: int) -> Sequence[int]:
-        """The nodes that were listed together with this one, itself included."""
-        with self._lock:
-            return next((list(page) for page in reversed(self._pages) if node in page), [node])
 
 
 class Accesses:

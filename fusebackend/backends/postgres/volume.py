@@ -288,7 +288,8 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         named = [(row[6], row[7:]) for row in rows if row[6] is not None]
         sound = [(name, row) for name, row in named if self._is_entry(node, name, row)]
         listed = [(name, StoredInode.of(row)) for name, row in sound]
-        self._listings.listed(inode.node for _, inode in listed)
+        if len(listed) > 1:
+            self._listed.append(frozenset(inode.node for _, inode in listed))
         if is_told:
             for _, inode in listed:
                 self._known.found(moment, inode)
@@ -461,7 +462,8 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
     def _read_beside(self, node: int) -> None:
         """Fetch small files that were listed together, whose bytes are not known: their numbers are near each other."""
         wanted, size = [node], 0
-        for other in sorted(self._listings.beside(node), key=lambda other: abs(other - node)):
+        beside = next((page for page in reversed(tuple(self._listed)) if node in page), frozenset())
+        for other in sorted(beside, key=lambda other: abs(other - node)):
             known = self._known.get(other)
             if known is None or other == node or not self._known.needs_data(other):
                 continue
