@@ -437,11 +437,10 @@ class Lineage:
         return self._messages.at(checkpoint)
 
     def messages_now(self) -> list[Message]:
-        """The conversation of `get_state` without a checkpoint, as plain messages."""
-        if self._newest is None and (unwritten := self.unwritten()) is not None:
-            return list(self._messages.before(unwritten).values())
-        newest = self.newest()
-        return [] if newest is None else list(self._messages.now(newest).values())
+        """The conversation of the newest checkpoint, as plain messages, without the writes to it. When their step ends
+        its messages get their order, and their ids: a reader of a file that grows would find half of a line."""
+        newest = max(self.marks(), default=None)
+        return [] if newest is None else list(self._messages.before(newest).values())
 
     def moment(self, checkpoint: str) -> tuple[Saved, list[Write]]:
         """A checkpoint, and the writes to it. Damaged; ENOENT."""

@@ -58,7 +58,7 @@ class Case:
     """A cancelled a* twin ends at once. If it has not begun, it never does; a change that has begun may finish."""
     big_file_bytes: int = (9 << 20) + 5
     """The size of the large file in the tests that have one."""
-    many_entries: int = 2300
+    many_entries: int = 1100
     """The length of a long listing; services that answer in pages have 1,000 entries in one."""
 
     @pytest.fixture

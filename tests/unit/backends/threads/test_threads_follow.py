@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import sqlite3
@@ -18,7 +19,10 @@ from agentface import names
 from eventually import eventually
 from for_each import for_each
 from graphs import delete, edit, say, thread, use, user, write
+from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
 from nodes import node_at, whole
 from threadcases import Bench, check_history, record, shown
 
@@ -91,6 +95,28 @@ def test_a_new_checkpoint_is_told(b: Bench, listener: Listener) -> None:
     eventually(lambda: any(change.parent == head and change.name == b"c.txt" for change in listener.changes))
     assert node_at(volume, "/plain/head/a.txt") == file
     assert b.tree("/plain/head") == shown(graphs.state_at(agent, thread("plain"))["files"])
+
+
+def test_the_conversation_grows_at_its_end_when_a_step_ends(b: Bench) -> None:
+    """LangGraph puts the messages of a step into their order then, and gives them ids."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("quick", lambda _: {"messages": [AIMessage("answer")]})
+    builder.add_node("asks", lambda _: {"messages": [AIMessage(interrupt("?"))]})
+    builder.add_edge(START, "quick")
+    builder.add_edge(START, "asks")
+    graph = builder.compile(checkpointer=b.saver)
+    graph.invoke(user("go"), thread("asking"))
+
+    def lines() -> str:
+        return whole(b.backend.volume, node_at(b.backend.volume, "/asking/messages.jsonl")).decode()
+
+    before = lines()
+    assert [json.loads(line)["content"] for line in before.splitlines()] == ["go"]
+    graph.invoke(Command(resume="yes"), thread("asking"))
+    eventually(lambda: "yes" in lines())
+    after = lines()
+    assert after.startswith(before)
+    assert [json.loads(line)["content"] for line in after.splitlines()] == ["go", "yes", "answer"]
 
 
 def test_a_new_thread_is_told(b: Bench, listener: Listener) -> None:
