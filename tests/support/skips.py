@@ -4,14 +4,20 @@ A machine without a program, a service or a package skips its tests, and CI woul
 such a skip is a failure. CI allows skips for features that a volume or backend does not declare, for numbers of another
 processor, for what the machine's kernel or file system does not have, and for tests that need root where the user is
 not root.
+
+Commands in a mount run in a sandbox, and many tests have one. Where the machine lets bubblewrap make none (in a chroot,
+or where plain users may not make user namespaces) a test that fails for that is skipped.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 
 import pytest
+
+from fusebackend.shell import bubblewrap
 
 ALLOWED = re.compile(
     r"does not declare|is not declared here|which this volume does not have|a verb is missing|: no \w+$|: can't$"
@@ -19,6 +25,19 @@ ALLOWED = re.compile(
 )
 
 HINT = "Is it in scripts/bootstrap, or among the extras of `dev`?"
+
+
+NO_SANDBOX = "does not let bubblewrap make a sandbox"
+
+
+@functools.cache
+def sandbox_refused() -> str | None:
+    """Why no sandbox can be made on this machine, in the words of an answer to `execute`; None if one can."""
+    try:
+        bubblewrap.user_namespace("bwrap")
+    except bubblewrap.SandboxError as refused:
+        return str(refused)
+    return None
 
 
 def judged(report: pytest.TestReport | pytest.CollectReport) -> pytest.TestReport | pytest.CollectReport:
@@ -30,6 +49,8 @@ def judged(report: pytest.TestReport | pytest.CollectReport) -> pytest.TestRepor
 
     reasons = [f"Skipped: {reason}" for reason in each.skipped]  # the form of a report
     each.skipped.clear()
+    if report.failed and NO_SANDBOX in str(report.longrepr) and (refused := sandbox_refused()) is not None:
+        report.outcome, report.longrepr = "skipped", (report.nodeid, 0, f"Skipped: {refused}")
     if report.skipped and not hasattr(report, "wasxfail"):
         reasons.append(str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr))
     for reason in reasons:

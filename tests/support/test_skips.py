@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import skips
 
 pytest_plugins = ["pytester"]
 
@@ -75,3 +76,21 @@ def test_a_module_is_not_skipped_as_a_whole(pytester: pytest.Pytester, monkeypat
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*CI must not skip this*"])
+
+
+@pytest.mark.parametrize(
+    ("refused", "ci", "outcome"),
+    [
+        ("", "", "failed"),
+        ("this machine does not let …", "", "skipped"),
+        ("this machine does not let …", "1", "failed"),
+    ],
+)
+def test_a_failure_for_want_of_a_sandbox_is_a_skip(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, refused: str, ci: str, outcome: str
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(skips, "sandbox_refused", lambda: refused or None)
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(f"def test_command(): assert 'Error: this machine {skips.NO_SANDBOX} (no)' == 'hello'")
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(**{outcome: 1})
