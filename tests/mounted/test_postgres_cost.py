@@ -74,20 +74,3 @@ def late(taken: Counter[str]) -> int:
     lookups = sum(count for words, count in taken.items() if words.startswith("SELECT p.node, "))
     assert lookups < FILES / 4, taken
     return lookups
-
-
-def test_a_file_of_an_archive_takes_two_transactions(counted: Counted, tmp_path: Path) -> None:
-    """It took five, and 43 statements: create, write, times, owner and mode, each for itself."""
-    files = 20
-    source = tmp_path / "source"
-    source.mkdir()
-    for number in range(files):
-        (source / f"f{number}").write_bytes(b"some bytes" * 300)
-    archive = tmp_path / "archive.tar"
-    run("tar", "cf", archive, "-C", source, ".")
-    target = counted.path / "unpacked"
-    target.mkdir()
-    taken = counted.statements(lambda: run("tar", "xf", archive, "-C", target))
-    assert 2 * files <= taken["COMMIT"] <= 3 * files, taken  # one more for a file that takes 20 ms
-    assert taken.total() <= 30 * files, taken
-    assert (target / "f7").read_bytes() == b"some bytes" * 300
