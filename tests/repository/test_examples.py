@@ -19,6 +19,7 @@ import pytest
 import warm
 from for_each import for_each
 from mounts import Serve
+from trees import run
 
 pytest.importorskip("deepagents")
 pytest.importorskip("langgraph.store.sqlite")
@@ -111,13 +112,6 @@ def program(python: Path) -> Iterator[Any]:
         made.kill()
         if mounts.is_listed(mountpoint):
             subprocess.run(["fusermount3", "-u", "-z", "--", str(mountpoint)], check=True, timeout=60)
-
-
-def run(*command: object) -> str:
-    """What a program of the system prints, about files on the mount."""
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 MEMORY = "/memories/AGENTS.md"
@@ -244,25 +238,17 @@ def test_without_arguments_each_says_how_to_use_it(name: str, python: Path) -> N
     assert done.stderr.startswith(f"usage: {name} MOUNTPOINT") and done.stderr.count("\n") == 1
 
 
-def said(python: Path, name: str, mount: mounts.Mounted) -> str:
-    """Run an example on a mount; returns what it printed."""
-    program = [python, ROOT / "examples" / name, mount.path]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
-
-
 def test_claude_memory(serve: Serve, python: Path) -> None:
     pytest.importorskip("anthropic")
     mount = serve("memory:")
-    assert said(python, "claude_memory.py", mount).endswith("I have noted it.\n")
+    assert run(python, ROOT / "examples/claude_memory.py", mount.path).endswith("I have noted it.\n")
     assert (mount.path / "memories/coffee.md").read_text() == "They like coffee.\nWithout milk.\n"
 
 
 def test_openai_agent(serve: Serve, python: Path) -> None:
     pytest.importorskip("agents")
     mount = serve("memory:")
-    printed = said(python, "openai_agent.py", mount)
+    printed = run(python, ROOT / "examples/openai_agent.py", mount.path)
     assert printed.startswith("Created plan.md\nUpdated plan.md\n") and "2 plan.md" in printed
     assert printed.endswith("     1\tmonday: write\n     2\ttuesday: rest\nThe plan is written.\n")
     assert (mount.path / "plan.md").read_text() == "monday: write\ntuesday: rest\n"
