@@ -97,8 +97,7 @@ class DirectoryCases(Case):
         assert sorted(names) == [b".", b"..", b"file"]
 
     def test_a_large_directory_read_while_it_changes(self, d: Path) -> None:
-        count = self.limits.many_entries
-        fill(d, count)
+        count = fill(d, self.limits.many_entries)
         fleeting = range(0, count, 3)
         stable = {f"entry-{number:06}".encode() for number in range(count) if number % 3}
         seen: list[bytes] = []
@@ -117,8 +116,7 @@ class DirectoryCases(Case):
         assert len(os.listdir(d)) == count
 
     def test_a_large_directory_read_while_another_process_changes_it(self, d: Path) -> None:
-        count = self.limits.many_entries
-        fill(d, count)
+        count = fill(d, self.limits.many_entries)
         stable = {f"entry-{number:06}" for number in range(count)}
 
         def disturb() -> None:
@@ -143,8 +141,7 @@ class DirectoryCases(Case):
         assert os.listdir(d) == []
 
     def test_telldir_and_seekdir_return_to_a_place(self, d: Path) -> None:
-        count = min(300, self.limits.many_entries)  # the kernel asks for some 200 at a time
-        fill(d, count)
+        count = fill(d, min(300, self.limits.many_entries))  # the kernel asks for some 200 at a time
         with Listing(d) as listing:
             places = []
             while True:
@@ -161,8 +158,7 @@ class DirectoryCases(Case):
             assert list(listing.rest()) == [name for _, name in places[-10:]]
 
     def test_seekdir_holds_when_other_names_go(self, d: Path) -> None:
-        count = min(300, self.limits.many_entries)
-        fill(d, count)
+        count = fill(d, min(300, self.limits.many_entries))
         with Listing(d) as listing:
             before = [listing.next() for _ in range(count // 3)]
             place = listing.tell()
@@ -183,8 +179,7 @@ class DirectoryCases(Case):
             assert list(listing.rest()) == [b"two"]
 
     def test_two_listings_of_one_directory_are_independent(self, d: Path) -> None:
-        count = min(200, self.limits.many_entries)
-        fill(d, count)
+        count = fill(d, min(200, self.limits.many_entries))
         with Listing(d) as first, Listing(d) as second:
             half = [first.next() for _ in range(count // 2)]
             whole = list(second.rest())
@@ -236,8 +231,9 @@ class DirectoryCases(Case):
         assert {(d / name).stat().st_dev for name in os.listdir(d)} == {d.stat().st_dev}
 
 
-def fill(directory: Path, count: int) -> None:
-    """Make `count` empty files, named in order."""
+def fill(directory: Path, count: int) -> int:
+    """Make `count` empty files, named in order; return how many."""
     with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
         for number in range(count):
             os.close(os.open(f"entry-{number:06}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=fd))
+    return count
