@@ -84,6 +84,12 @@ def in_route(path: AgentPath, prefixes: Iterable[AgentPath]) -> tuple[AgentPath,
     return prefix, AgentPath(path if prefix == ROOT else path[len(prefix) :] or ROOT)
 
 
+def mount_path(prefix: AgentPath, path: bytes) -> str:
+    """Return the path in the mount of one inside a route: of bytes, with a slash at the begin."""
+    inner = to_text(path)
+    return inner if prefix == ROOT else prefix + inner.rstrip("/")
+
+
 def normalise_prefix(prefix: str) -> AgentPath:
     """Check a route's prefix: `memories`, `/memories` and `/memories/` all mean `/memories`.
 

@@ -15,5 +15,5 @@ blame.py        the call that left a line as it is
 undo.py         `Undo`: takes calls back
 overlaps.py     `overlapping`: which records of others are in the way of an undo
 planned_tree.py `PlannedTree`: the tree of a route with changes that are not made
-undo_plan.py    `UndoPlan`: the steps of an undo, and what stands in the way
+undo_plan.py    `UndoPlan`: the steps of an undo, and why one is refused
 """

@@ -1095,7 +1095,8 @@ class HistoryFile:
             OSError: EIO, they are gone.
         """
         number = int(image.name.removeprefix(OF_RECORD))
-        for (data,) in self._found("SELECT bytes FROM events WHERE number = ? AND bytes NOTNULL", (number,)):
+        statement = "SELECT bytes FROM events WHERE number = ? AND path NOTNULL AND bytes NOTNULL"  # by the index
+        for (data,) in self._found(statement, (number,)):
             return bytes(data)
         raise OSError(errno.EIO, "the bytes have been deleted")
 

@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from fusebackend.base.waiting import will_wait
-from fusebackend.history.history_file import HistoryFile
-from fusebackend.history.records import Image
+from fusebackend.history.history_file import OF_RECORD, HistoryFile
+from fusebackend.history.records import Image, Record, State
 from fusebackend.protocol import Attr, SnapshotVolume, Volume
 from fusebackend.volumes.contents import data_pieces, opened
+from fusebackend.volumes.placing import KeptSource, NodeSource, Source
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,18 @@ FREE_SHARE: Final = 0.05
 
 LOOK_S: Final = 1.0
 """How often the disk is asked for its room."""
+
+
+class _RecordSource:
+    """A state whose bytes are in a record."""
+
+    def __init__(self, state: State, history: HistoryFile, image: Image) -> None:
+        self.state = state
+        self._history = history
+        self._image = image
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        yield 0, self._history.image_data(self._image)
 
 
 class Images:
@@ -93,6 +106,28 @@ class Images:
     def path(self, image: Image) -> str:
         """Return the path of the file with the bytes of an image, for the place `file`."""
         return os.path.join(self.directory, image.name)
+
+    def source(self, history: HistoryFile, volume: Volume, record: Record) -> Source | None:
+        """Return the earlier state of a record's file with its bytes; None if these are lost, or gone since.
+
+        Args:
+            volume: of the record's route.
+        """
+        state, image = record.before, record.image
+        if state is None or image is None:
+            return None
+        if image.place == "file":
+            if image.name.startswith(OF_RECORD):
+                return _RecordSource(state, history, image)
+            path = self.path(image)
+            return KeptSource(state, path) if os.path.exists(path) else None
+        if image.place != "snapshot" or not isinstance(volume, SnapshotVolume):
+            return None
+        with contextlib.suppress(OSError):
+            view, node = volume.snapshot(image.name), volume.node_in(image.name, image.node)
+            view.getattr(node)
+            return NodeSource(view, node, state)
+        return None
 
     # -- keeping ---------------------------------------------------------------------------------------------------
 

@@ -50,14 +50,12 @@ class PlannedFile:
         state: what it is when the steps are made; None for what it is in the volume.
         source, why_lost: its bytes then, of a state before a call. Both empty: those in the volume.
         checked: it was compared with what its call has left.
-        hollow: a step has made it, and a later one gives it its bytes.
         links: the number of its names when the steps are made.
         names: of a directory: the places that were looked at, or that steps have changed.
         places: where steps have put it, or those of a killed undo, the last one at the end. It may have left them.
-        closing: of a directory that a step has made: its attributes, for when all is in it.
     """
 
-    __slots__ = ("checked", "closing", "hollow", "links", "names", "places", "seen", "source", "state", "why_lost")
+    __slots__ = ("checked", "links", "names", "places", "seen", "source", "state", "why_lost")
 
     def __init__(self, seen: Seen | None, state: State | None = None) -> None:
         self.seen = seen
@@ -65,11 +63,9 @@ class PlannedFile:
         self.source: Source | None = None
         self.why_lost = ""
         self.checked = False
-        self.hollow = False
         self.links = 0 if seen is None else seen.nlink
         self.names: dict[bytes, PlannedName] = {}
         self.places: tuple[PlannedName, ...] = ()
-        self.closing: State | None = None
 
     @property
     def stamp(self) -> Stamp:
@@ -239,13 +235,3 @@ class PlannedTree:
         if directory.seen is not None:
             listed = entries(self.volume, directory.seen.node)
             yield from (name for name, _ in listed if name not in directory.names)
-
-    def hollow(self) -> Iterator[PlannedName]:
-        """Return the places of files that no step has given their bytes."""
-        left = [self.root]
-        while left:
-            place = left.pop()
-            if place.file is not None:
-                left += place.file.names.values()
-                if place.file.hollow:
-                    yield place

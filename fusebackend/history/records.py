@@ -128,3 +128,10 @@ class Record(NamedTuple):
     after: Stamp | None = None
     """Of the file at the end of the call, under `to_path` for a rename; None where it removed the name, and for a
     directory's size and time, which follow from its names."""
+
+    @property
+    def earlier_node(self) -> int:
+        """The node of the file whose earlier state it has; 0 if it is not known."""
+        if self.kind != "rename":
+            return self.node
+        return 0 if self.image is None else self.image.node

@@ -17,17 +17,18 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Final
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, TypeAlias
 
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.paths import AgentPath, mount_path
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import MADE, UNSURE, Recorder
 from fusebackend.history.records import Call, RecordKind, Stamp, stamp_of
-from fusebackend.history.undo_plan import Step, UndoPlan, mount_path
+from fusebackend.history.undo_plan import Step, UndoPlan
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -36,7 +37,6 @@ from fusebackend.protocol import (
     Changes,
     ObservableVolume,
     SnapshotVolume,
-    UndoConflict,
     UndoneChange,
     UndoResult,
     Volume,
@@ -54,17 +54,18 @@ PAUSE_S: Final = 0.000_05
 """For so long: a thread that waits for a lock gets it only if the one that has released it does not take it again at
 once."""
 
-RECORDED_AT_ONCE: Final = 200
-"""Records that are written together, before the names are made."""
-
-READ_AT_ONCE: Final = 200
-"""Small files of snapshots that are read together, at most."""
-
 MADE_AT_ONCE: Final = 100
-"""Small files that are made together, at most, where that takes less time: 16 uploads at a time, or one transaction."""
+"""Steps that are prepared together, at most. Small files of them are made together where that takes less time: 16
+uploads at a time, or one transaction."""
 
 MADE_BYTES: Final = 1 << 20
 """They have so many bytes, which are in memory, unless one alone has more."""
+
+_NAMES: Final = ("make", "link")
+"""Steps that make a name."""
+
+_Kind: TypeAlias = Literal["alone", "together", "any", "names", "others"]
+"""See `_Making._kind`."""
 
 _WORDS: Final = {
     "make": "create", "link": "create", "remove": "remove", "rename": "rename", "exchange": "rename",
@@ -124,7 +125,7 @@ class Undo:
             halves = self._history.unfinished(numbers)
             plan = self._plan([*numbers, *halves], merge=merge_lines)
             if not keep_newer:
-                plan.conflicts += self._refusals(plan.steps)
+                plan.conflicts += plan.refusals()
             result = UndoResult([call.ref for call in chosen], partly=plan.partly)
             if plan.conflicts and not keep_newer:
                 result.conflicts = plan.conflicts
@@ -187,20 +188,10 @@ class Undo:
     def _plan(self, numbers: Sequence[int], *, merge: bool = False, leave: bool = False) -> UndoPlan:
         self._end(numbers)
         self._history.require()  # else records are missing that would be taken back
-        plan = UndoPlan(self._recorder.volumes, self._recorder.images.path, self._history, merge=merge, leave=leave)
+        plan = UndoPlan(self._recorder.volumes, self._recorder.images, self._history, merge=merge, leave=leave)
         self.read = plan.snapshots
         plan.add(numbers)
         return plan
-
-    def _refusals(self, steps: Sequence[Step]) -> Iterator[UndoConflict]:
-        """What permissions and the rules of routes refuse of steps."""
-        for prefix in dict.fromkeys(step.prefix for step in steps):
-            own = [step for step in steps if step.prefix == prefix]
-            gone = {os.fsdecode(step.path) for step in own if step.word == "remove"}
-            moved = [step.to_path for step in own if step.word == "rename"]
-            new = [os.fsdecode(path) for path in moved + [step.path for step in own if step.word in ("make", "link")]]
-            for path, error in placing.refusals(self._recorder.volumes[prefix], gone, new):
-                yield UndoConflict(mount_path(prefix, os.fsencode(path)), f"can't be changed: {error.strerror}")
 
     # -- the steps -------------------------------------------------------------------------------------------------
 
@@ -271,11 +262,9 @@ class _Making:
         self._lost: list[str] = []
         self._ways: dict[AgentPath, Directories] = {}
         self._way: Directories  # of the volume that is being changed
-        self._looked = 0  # the sources of steps before this one were read ahead
         self._numbers: dict[int, int] = {}  # of the records of names that are not made yet, by step
-        self._recorded = 0  # steps before this one have their records already
 
-    def make(self, steps: Sequence[Step], *, to_the_end: bool = False) -> list[str]:
+    def make(self, steps: Iterable[Step], *, to_the_end: bool = False) -> list[str]:
         """Make the steps. Returns a line for each thing that a volume did not take.
 
         Args:
@@ -286,11 +275,13 @@ class _Making:
         """
         left = budget.current()
         try:
-            while self.made < len(steps):
-                if left.cancelled and not to_the_end:
-                    raise oserror(errno.ECANCELED)
-                self._some(steps)
-                time.sleep(PAUSE_S)
+            for kind, portion in self._portions(steps):
+                self._prepare(portion)
+                while portion:
+                    if left.cancelled and not to_the_end:
+                        raise oserror(errno.ECANCELED)
+                    self._some(kind, portion)
+                    time.sleep(PAUSE_S)
         except BaseException:
             # What others make under these names is not this call's, to be taken back with it.
             self._recorder.history.drop(self._numbers.values())
@@ -298,70 +289,88 @@ class _Making:
             raise
         return self._lost
 
-    def _some(self, steps: Sequence[Step]) -> None:
-        """Make the next steps of one volume, as many as `HELD_S` allows, as one change of it.
+    def _portions(self, steps: Iterable[Step]) -> Iterator[tuple[_Kind, deque[Step]]]:
+        """Cut the steps into portions of one kind and route, which are prepared together."""
+        portion = deque[Step]()
+        size, before = 0, None
+        for step in steps:
+            kind, more = self._kind(step), 0 if step.source is None else step.source.state.size
+            is_full = len(portion) == MADE_AT_ONCE or size + more > MADE_BYTES
+            if portion and before is not None and (is_full or kind == "alone" or (step.prefix, kind) != before):
+                yield before[1], portion
+                portion, size = deque(), 0
+            before = step.prefix, kind
+            portion.append(step)
+            size += more
+        if before is not None:
+            yield before[1], portion
 
-        What must not be done with the lock held is done before the first: to write a large file, and to wait for
-        processes that have just opened one.
+    def _kind(self, step: Step) -> _Kind:
+        """Return what steps in a row have in common that are prepared together.
+
+        - `alone`: it is prepared by itself, see `_some`.
+        - `together`: a small file of a volume that makes many in less time.
+        - `any`: of a volume for which nothing is recorded in advance.
+        - `names`: it makes a name, which is recorded in advance.
+        - `others`.
         """
-        step = steps[self.made]
-        volume, prefix = self._volumes[step.prefix], step.prefix
-        self._way = self._ways.setdefault(prefix, Directories(volume))
+        volume = self._volumes[step.prefix]
+        if _is_large(step) or _waits(step):
+            return "alone"
+        if step.word == "make" and placing.makes_together(volume) and step.source and placing.is_small(step.source):
+            return "together"
+        if not _is_recorded_first(volume):
+            return "any"
+        return "names" if step.word in _NAMES else "others"
+
+    def _prepare(self, portion: Sequence[Step]) -> None:
+        """Do what needs no lock: record the names that are about to be made, where a killed server would leave one
+        without its record, and read what files of snapshots are made of. By the size and time in the record the name
+        is told from a file that another program makes."""
+        volume = self._volumes[portion[0].prefix]
+        for number, step in enumerate(portion, self.made):
+            if step.word in _NAMES and _is_recorded_first(volume):
+                is_link = step.word == "link"
+                self._numbers[number] = self._record_new(step, node=step.node, linked=is_link, after=_left(step))
+        if self._numbers:
+            self._recorder.history.require()
+        placing.ahead([step.source for step in portion])
+
+    def _some(self, kind: _Kind, waiting: deque[Step]) -> None:
+        """Make those steps of a portion that are waiting, as many as `HELD_S` allows, as one change of their volume.
+
+        What must not be done with the lock held is done before: to write a large file, and to wait for processes that
+        have just opened one.
+        """
+        step = waiting[0]
+        volume = self._volumes[step.prefix]
+        self._way = self._ways.setdefault(step.prefix, Directories(volume))
         with contextlib.ExitStack() as stack:
-            source = step.source
-            if step.word == "make" and _is_large(step):
-                assert source is not None, "it is made of something"
-                parent, name, _ = self._way.at(step.path)
-                source = stack.enter_context(placing.staged(volume, parent, name, source))
-            elif _waits(step) and isinstance(volume, ObservableVolume):
+            if _waits(step) and isinstance(volume, ObservableVolume):
                 stack.enter_context(volume.rewriting(self._as_seen(step, self._way.at(step.path)[2]).node))
-            self._record_next(volume, steps)
-            self._read_next(steps)
-            together = self._together(volume, steps)
+            elif step.word == "make" and step.source is not None and kind == "alone":
+                parent, name, _ = self._way.at(step.path)
+                ready = stack.enter_context(placing.staged(volume, parent, name, step.source))
+                waiting[0] = step._replace(source=ready)
             changes = stack.enter_context(placing.changing(volume))
             self._way.look_again()
-            if together:
-                self._make_together(volume, together, changes)
-            else:
-                self._step(volume, step._replace(source=source), changes)
+            if kind == "together" and len(waiting) > 1:
+                self._make_together(volume, waiting, changes)
             until_s = time.monotonic() + HELD_S
-            while self.made < len(steps) and time.monotonic() < until_s:
-                step = steps[self.made]
-                if step.prefix != prefix or _is_large(step) or _waits(step):
+            while waiting:
+                step = waiting.popleft()
+                self._note_lost(step, self._placed(volume, step, changes))
+                self.made += 1
+                if time.monotonic() >= until_s:
                     break
-                needs_record = not (step.closes or _asks_first(volume) or self.made < self._recorded)
-                if self.made >= self._looked or needs_record:
-                    break
-                if self._together(volume, steps):
-                    break
-                self._step(volume, step, changes)
             self._way.look_again()
-
-    def _step(self, volume: Volume, step: Step, changes: Changes) -> None:
-        placed = self._placed(volume, step, changes)
-        self.made += 1
-        self._note_lost(step, placed)
 
     def _note_lost(self, step: Step, placed: Placed | None) -> None:
         if placed is not None and placed.lost:
             path = mount_path(step.prefix, step.path)
             self._lost += [f"'{path}': its {word} could not be kept" for word in placed.lost]
 
-    def _together(self, volume: Volume, steps: Sequence[Step]) -> Sequence[Step]:
-        """Return the next steps that are made together; none unless there are two."""
-        if not placing.makes_together(volume):
-            return ()
-        end, size = self.made, 0
-        for step in steps[self.made : min(self._recorded, self._looked, self.made + MADE_AT_ONCE)]:
-            if step.word != "make" or step.source is None or not placing.is_small(step.source):
-                break
-            size += step.source.state.size
-            if size > MADE_BYTES:
-                break
-            end += 1
-        return steps[self.made : end] if end > self.made + 1 else ()
-
-    def _make_together(self, volume: Volume, steps: Sequence[Step], changes: Changes) -> None:
+    def _make_together(self, volume: Volume, steps: deque[Step], changes: Changes) -> None:
         new = []
         for step in steps:
             assert step.source is not None, "it is made of something"
@@ -378,6 +387,7 @@ class _Making:
         if errors:
             raise next((error for error in errors if error.errno != errno.ECANCELED), errors[0])
         self.made += len(steps)
+        steps.clear()
 
     def _placed(self, volume: Volume, step: Step, changes: Changes) -> Placed | None:
         shown = os.fsdecode(step.path)
@@ -409,28 +419,6 @@ class _Making:
                 return placing.set_attributes(volume, attr.node, step.state, changes, shown)
         return None
 
-    def _record_next(self, volume: Volume, steps: Sequence[Step]) -> None:
-        """Record the next steps that make names, before they are made, where a killed server would leave the change
-        without its record. By the size and time in the record it is told from a file that another program makes."""
-        if _asks_first(volume) or self.made < self._recorded:
-            return
-        prefix = steps[self.made].prefix
-        self._recorded = self.made
-        for step in steps[self.made : self.made + RECORDED_AT_ONCE]:
-            if step.prefix != prefix or step.word not in ("make", "link"):
-                break
-            is_link = step.word == "link"
-            number = self._record_new(step, node=step.node, linked=is_link, after=_left(step))
-            self._numbers[self._recorded] = number
-            self._recorded += 1
-        self._recorder.history.require()
-
-    def _read_next(self, steps: Sequence[Step]) -> None:
-        """Read what the next steps are made of, with the lock free."""
-        if self.made >= self._looked:
-            following = steps[self.made : self.made + READ_AT_ONCE]
-            self._looked = self.made + placing.ahead([step.source for step in following])
-
     def _record_new(self, step: Step, **fields: Any) -> int:
         return self._recorder.add(self._call, step.prefix, "create", step.path, **fields)
 
@@ -445,8 +433,6 @@ class _Making:
     def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:
         assert step.source is not None, "it is made of something"
         parent, name = self._way.place(step.path)
-        if self.made not in self._numbers and volume.features.shared:  # a change of it is durable at once
-            self._numbers[self.made] = self._record_new(step, after=_left(step))
         try:
             placed = placing.make(volume, parent, name, step.source, changes, os.fsdecode(step.path))
         except OSError as error:
@@ -520,6 +506,12 @@ class _Making:
 def _asks_first(volume: Volume) -> bool:
     """Return True for a volume that has the history written before a change of it is durable."""
     return isinstance(volume, SnapshotVolume) and volume.before_commit is not None
+
+
+def _is_recorded_first(volume: Volume) -> bool:
+    """Return True for a volume whose new names are recorded before they are made. Of a shared one each change is
+    durable at once."""
+    return volume.features.shared or not _asks_first(volume)
 
 
 def _left(step: Step) -> Stamp | None:

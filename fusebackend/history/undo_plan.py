@@ -17,31 +17,19 @@ import contextlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import VANISHED, unless
-from fusebackend.base.merge_lines import MERGED_BYTES, is_binary, merge_lines
-from fusebackend.base.paths import AgentPath
-from fusebackend.history.history_file import OF_RECORD, HistoryFile
+from fusebackend.base.merge_lines import MERGED_BYTES, merge_lines
+from fusebackend.base.paths import AgentPath, mount_path
+from fusebackend.history.history_file import HistoryFile
+from fusebackend.history.images import Images
 from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree
-from fusebackend.history.records import Image, Record, Stamp
+from fusebackend.history.records import Record, Stamp
 from fusebackend.protocol import SnapshotVolume, UndoConflict, Volume
 from fusebackend.volumes.frozen import LooksAhead
-from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, NodeSource, Source, State, whole
-
-
-class RecordSource:
-    """A state whose bytes are in a record."""
-
-    def __init__(self, state: State, history: HistoryFile, image: Image) -> None:
-        self.state = state
-        self._history = history
-        self._image = image
-
-    def pieces(self) -> Iterator[tuple[int, bytes]]:
-        yield 0, self._history.image_data(self._image)
-
+from fusebackend.volumes.placing import TEMPORARY, BytesSource, KeptSource, NodeSource, Source, State, refusals, whole
 
 LOOKED_AT_ONCE = 1000
 """Images in snapshots that are looked at together."""
@@ -80,7 +68,7 @@ class UndoPlan:
 
     Args:
         volumes: prefix → volume, of all routes.
-        image_path: the path of an image that is a file.
+        images: of the mount.
         history: of the mount. Volumes without snapshots may number their files anew when they are opened, so nodes in
             the records of an earlier server are taken for no file that is there.
         merge: merge files by lines that a later call has changed as well.
@@ -97,7 +85,7 @@ class UndoPlan:
     def __init__(
         self,
         volumes: Mapping[AgentPath, Volume],
-        image_path: Callable[[Image], str],
+        images: Images,
         history: HistoryFile,
         *,
         merge: bool = False,
@@ -109,14 +97,15 @@ class UndoPlan:
         self.partly: list[str] = []
         self.snapshots: set[str] = set()
         self._volumes = volumes
-        self._image_path = image_path
+        self._images = images
         self._history = history
         self._merge = merge
         self._leave = leave
         self._identities: Mapping[int, bytes] = {}  # of the records' files
         self._views: dict[AgentPath, PlannedTree] = {}
         self._made: dict[tuple[AgentPath, bytes], PlannedFile] = {}  # by `_key`
-        self._closing: list[tuple[AgentPath, PlannedFile]] = []
+        self._closing: dict[PlannedFile, AgentPath] = {}  # directories that get their attributes when all is in them
+        self._hollow: dict[PlannedFile, AgentPath] = {}  # files that no step has given their bytes yet
 
     def add(self, calls: Sequence[int]) -> None:
         """Plan for calls, by their numbers."""
@@ -131,14 +120,11 @@ class UndoPlan:
                 self._add(record, theirs.get(record.number, ()))
             except _NotTakenBack as conflict:
                 self._refuse(record, conflict)
-        self.conflicts += [
-            UndoConflict(
-                mount_path(view.prefix, place.path), "can't come back, for its earlier bytes were not recorded"
-            )
-            for view in self._views.values()
-            for place in view.hollow()
-        ]
-        closing = [(file.place.path, prefix, file.closing) for prefix, file in self._closing if file.place is not None]
+        for file, prefix in self._hollow.items():
+            if file.place is not None:
+                why = "can't come back, for its earlier bytes were not recorded"
+                self.conflicts.append(UndoConflict(mount_path(prefix, file.place.path), why))
+        closing = [(file.place.path, prefix, file.state) for file, prefix in self._closing.items() if file.place]
         for path, prefix, state in sorted(closing, key=lambda each: each[0].count(b"/"), reverse=True):
             self.steps.append(Step("attributes", prefix, path, state=state, closes=True))
         for number, why in self._history.gaps(calls).items():
@@ -156,14 +142,15 @@ class UndoPlan:
         for (prefix, name), wanted in nodes.items():
             volume = self._volumes.get(prefix)
             if isinstance(volume, SnapshotVolume):
-                with contextlib.suppress(OSError):  # `image_source` finds the same
+                with contextlib.suppress(OSError):  # `Images.source` finds the same
                     view = volume.snapshot(name)
                     if isinstance(view, LooksAhead):
                         view.ahead([volume.node_in(name, node) for node in wanted])
 
     def _refuse(self, record: Record, conflict: _NotTakenBack) -> None:
-        path = record.to_path if conflict.at_target else record.path
-        call = conflict.call
+        path, call = conflict.path, conflict.call
+        if path is None:
+            path = record.to_path if record.kind == "rename" else record.path
         if call is None and len(self.conflicts) < NAMED_CONFLICTS:
             call = next((each.call for each in reversed(self._history.later(record.number, record.prefix, path))), None)
         found = UndoConflict(
@@ -171,6 +158,16 @@ class UndoPlan:
         )  # fmt: skip
         if all(each.path != found.path for each in self.conflicts[-3:]):
             self.conflicts.append(found)
+
+    def refusals(self) -> Iterator[UndoConflict]:
+        """What permissions and the rules of routes refuse of the steps."""
+        for prefix in dict.fromkeys(step.prefix for step in self.steps):
+            own = [step for step in self.steps if step.prefix == prefix]
+            gone = {os.fsdecode(step.path) for step in own if step.word == "remove"}
+            moved = [step.to_path for step in own if step.word == "rename"]
+            new = [os.fsdecode(path) for path in moved + [step.path for step in own if step.word in ("make", "link")]]
+            for path, error in refusals(self._volumes[prefix], gone, new):
+                yield UndoConflict(mount_path(prefix, os.fsencode(path)), f"can't be changed: {error.strerror}")
 
     # -- one record ------------------------------------------------------------------------------------------------
 
@@ -181,7 +178,7 @@ class UndoPlan:
                 return
             last = theirs[-1]
             at_target = bool(record.to_path) and record.to_path in (last.path, last.to_path)
-            raise _NotTakenBack(_words_for(record, last), last.call, at_target=at_target)
+            raise _NotTakenBack(_words_for(record, last), last.call, record.to_path if at_target else record.path)
         match record.kind:
             case "create":
                 self._remove(view, record)
@@ -245,7 +242,8 @@ class UndoPlan:
             if has_less or not _is_restored(place.file.stamp, before):
                 raise _NotTakenBack("has been made anew")
             if is_dir:
-                self._close(view, place.file, before)
+                self._closing[place.file] = view.prefix
+                place.file.state = before
             elif key := self._key(view, record):  # its other names may not be there yet
                 self._made[view.prefix, key] = place.file
             place.file.places += (place,)
@@ -260,21 +258,23 @@ class UndoPlan:
             shown = mount_path(view.prefix, path)
             self.partly.append(f"'{shown}': its other names are not in the route, so it is a file of its own")
         file = PlannedFile(None, before)
-        file.hollow = record.image is None and before.size > 0 and stat.S_ISREG(before.mode)
+        self._note_bytes(view, file, record)
         if is_dir:
             # Closed to its owner, it could not be filled.
             source = KeptSource(before._replace(mode=before.mode | stat.S_IRWXU))
-            self._close(view, file, before)
+            self._closing[file] = view.prefix
         elif key:
             self._made[view.prefix, key] = file
         self.steps.append(Step("make", view.prefix, path, source=source, file=b"" if is_dir else key))
         place.put(file)
 
-    def _close(self, view: PlannedTree, directory: PlannedFile, state: State) -> None:
-        """Give a directory its attributes when all is in it."""
-        if directory.closing is None:
-            self._closing.append((view.prefix, directory))
-        directory.closing = state
+    def _note_bytes(self, view: PlannedTree, file: PlannedFile, record: Record) -> None:
+        """Note whether a record leads to the bytes before it. Else an earlier one of its call does."""
+        assert record.before is not None, "its state is known"
+        if record.image is None and record.before.size > 0 and stat.S_ISREG(record.before.mode):
+            self._hollow[file] = view.prefix
+        else:
+            self._hollow.pop(file, None)
 
     def _key(self, view: PlannedTree, record: Record) -> bytes:
         """Return what names the file whose earlier state a record has, or the file that an undo has made again in its
@@ -285,7 +285,7 @@ class UndoPlan:
         key = self._identities.get(record.number, b"")
         if key and not key.isdigit():
             return key
-        node = node_of(record) or int(key or 0)
+        node = record.earlier_node or int(key or 0)
         return b"%d" % node if node and self._lasts(view, record) else b""
 
     def _twin(self, view: PlannedTree, record: Record) -> OtherName | None:
@@ -293,7 +293,7 @@ class UndoPlan:
         in this undo or before. None if it was the only one, or if the others are in no directory of the route.
 
         Raises:
-            _Conflict: it is not known which file it was, or that has lost its other names since.
+            _NotTakenBack: it is not known which file it was, or that has lost its other names since.
         """
         assert record.before is not None, "its state is known"
         if stat.S_ISDIR(record.before.mode) or not view.volume.features.links:
@@ -330,7 +330,7 @@ class UndoPlan:
     def _by_node(self, view: PlannedTree, record: Record) -> OtherName | None:
         """Return the file of a record by its node."""
         key = self._key(view, record)
-        node = int(key) if key.isdigit() else node_of(record) if self._lasts(view, record) else 0
+        node = int(key) if key.isdigit() else record.earlier_node if self._lasts(view, record) else 0
         is_known = node and view.identity(node) == key
         attr = unless(VANISHED, view.volume.getattr, node) if is_known else None
         if attr is None:
@@ -347,32 +347,33 @@ class UndoPlan:
     def _rename(self, view: PlannedTree, record: Record) -> None:
         old, new = view.at(record.path), view.at(record.to_path)
         if new is None or (old is None and new.file is not None):
-            raise _NotTakenBack("was renamed in a directory that is not there any more", at_target=new is None)
+            path = record.to_path if new is None else record.path
+            raise _NotTakenBack("was renamed in a directory that is not there any more", path=path)
         if old is not None and old.file is not None:
             is_known = record.node and self._lasts(view, record)
             if is_known and (old.file.seen is None or old.file.seen.node != record.node):
-                raise _NotTakenBack(f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'")
+                words = f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'"
+                raise _NotTakenBack(words, path=record.path)
             return  # as in `_make`: it was not renamed
         if new.file is None or old is None:
-            raise _NotTakenBack("is not there any more", at_target=True)
-        with _of_target():
-            self._require_left(new, new.file, record)
-            if record.before is not None:
-                # A conflict now, and not when the file is renamed back.
-                self._source(view, record)
-                self._twin(view, record)
-            self.steps.append(Step("rename", view.prefix, record.to_path, record.path, seen=new.file.expected))
-            old.put(new.file)
-            new.put(None)
-            if record.before is not None:
-                self._make(view, record, record.to_path)
+            raise _NotTakenBack("is not there any more")
+        self._require_left(new, new.file, record)
+        if record.before is not None:
+            # A conflict now, and not when the file is renamed back.
+            self._source(view, record)
+            self._twin(view, record)
+        self.steps.append(Step("rename", view.prefix, record.to_path, record.path, seen=new.file.expected))
+        old.put(new.file)
+        new.put(None)
+        if record.before is not None:
+            self._make(view, record, record.to_path)
 
     def _exchange(self, view: PlannedTree, record: Record) -> None:
         one, other = view.at(record.path), view.at(record.to_path)
         if one is None or one.file is None:
             raise _NotTakenBack("is not there any more")
         if other is None or other.file is None:
-            raise _NotTakenBack("is not there any more", at_target=True)
+            raise _NotTakenBack("is not there any more", path=record.to_path)
         if self._lasts(view, record) and one.file.seen is not None and one.file.seen.node == record.node:
             return
         self._require_left(other, other.file, record)
@@ -389,14 +390,12 @@ class UndoPlan:
         source = self._source(view, record)
         self.steps.append(Step("overwrite", view.prefix, record.path, source=source, seen=file.expected))
         file.state = before
-        file.hollow = record.image is None and before.size > 0
+        self._note_bytes(view, file, record)
 
     def _attributes(self, view: PlannedTree, record: Record) -> None:
         place, file, before = self._there(view, record)
         self._require_left(place, file, record)
-        if file.closing is not None:
-            file.closing = before
-        else:
+        if file not in self._closing:
             self.steps.append(Step("attributes", view.prefix, record.path, state=before, seen=file.expected))
         file.state = before
 
@@ -427,7 +426,7 @@ class UndoPlan:
     def _source(self, view: PlannedTree, record: Record) -> Source:
         state, image = record.before, record.image
         assert state is not None, "its state is known"
-        source = None if image is None else image_source(view.volume, self._history, self._image_path, state, image)
+        source = self._images.source(self._history, view.volume, record)
         if source is not None:
             return source
         if image is not None and stat.S_ISREG(state.mode) and state.size:
@@ -445,63 +444,25 @@ class UndoPlan:
             return False
         place = view.at(path)
         at_path = first.to_path if first.kind == "rename" else first.path
-        if at_path != path or first.kind not in ("content", "rename") or first.image is None:
+        if at_path != path or first.kind not in ("content", "rename"):
             return False
         file = None if place is None else place.file
-        if file is None or file.seen is None or file.expected is None or not file.is_regular or record.image is None:
+        if file is None or file.seen is None or file.expected is None or not file.is_regular:
             return False
         if max(file.expected.size, record.before.size, first.before.size) > MERGED_BYTES:
             return False
-        base = image_source(view.volume, self._history, self._image_path, first.before, first.image)
-        theirs = image_source(view.volume, self._history, self._image_path, record.before, record.image)
+        base = self._images.source(self._history, view.volume, first)
+        theirs = self._images.source(self._history, view.volume, record)
         if base is None or theirs is None:
             return False
         ours = NodeSource(view.volume, file.seen.node)
-        texts = [whole(source) for source in (base, ours, theirs)]
-        if any(is_binary(text) for text in texts):
-            return False
-        merged, is_clean = merge_lines(*texts)
+        merged, is_clean = merge_lines(*(whole(source) for source in (base, ours, theirs)))
         if not is_clean:
             return False
         source = BytesSource(ours.state, merged)
         self.steps.append(Step("merge", view.prefix, path, source=source, seen=file.expected))
         file.state = source.state
         return True
-
-
-def image_source(
-    volume: Volume, history: HistoryFile, image_path: Callable[[Image], str], state: State, image: Image
-) -> Source | None:
-    """Return the bytes of an image, in a snapshot, a file or a record, with a state; None if they are lost, or gone
-    since."""
-    if image.place == "file":
-        if image.name.startswith(OF_RECORD):
-            return RecordSource(state, history, image)
-        path = image_path(image)
-        return KeptSource(state, path) if os.path.exists(path) else None
-    if image.place != "snapshot":
-        return None
-    if not isinstance(volume, SnapshotVolume):
-        return None
-    try:
-        view, node = volume.snapshot(image.name), volume.node_in(image.name, image.node)
-        view.getattr(node)
-    except OSError:
-        return None
-    return NodeSource(view, node, state)
-
-
-def mount_path(prefix: AgentPath, path: bytes) -> str:
-    """Return the path in the mount of one inside a route."""
-    inner = os.fsdecode(path)
-    return inner if prefix == "/" else prefix + inner.rstrip("/")
-
-
-def node_of(record: Record) -> int:
-    """Return the node of the file whose earlier state a record has; 0 if it is not known."""
-    if record.kind != "rename":
-        return record.node
-    return 0 if record.image is None else record.image.node
 
 
 def _is_restored(found: Stamp, before: State) -> bool:
@@ -522,20 +483,16 @@ def _words_for(record: Record, other: Record) -> str:
 
 
 class _NotTakenBack(Exception):
-    """A record can't be taken back. The text continues a sentence that begins with its path, or with `to_path`."""
+    """A record can't be taken back.
 
-    def __init__(self, reason: str, call: int | None = None, *, at_target: bool = False) -> None:
+    Args:
+        reason: continues a sentence that begins with the path.
+        call: in whose way it is, if that is known.
+        path: in the route; None for that of the record, where a rename has brought the file.
+    """
+
+    def __init__(self, reason: str, call: int | None = None, path: bytes | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.call = call
-        self.at_target = at_target
-
-
-@contextlib.contextmanager
-def _of_target() -> Iterator[None]:
-    """What can't be taken back in the block is what a rename has brought to `to_path`, or replaced there."""
-    try:
-        yield
-    except _NotTakenBack as conflict:
-        conflict.at_target = True
-        raise
+        self.path = path

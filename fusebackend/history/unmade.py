@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
@@ -26,8 +26,7 @@ from fusebackend.base.merge_lines import MERGED_BYTES
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
-from fusebackend.history.records import Image, Record
-from fusebackend.history.undo_plan import image_source
+from fusebackend.history.records import Record
 from fusebackend.protocol import SnapshotVolume, Volume
 from fusebackend.volumes.placing import NodeSource, whole
 from fusebackend.volumes.walk import find
@@ -56,7 +55,7 @@ def drop_unmade(
     for prefix, volume in volumes.items() if history.was_killed else ():
         if isinstance(volume, SnapshotVolume):
             for look in (_before_acting,) if prefix in logged else (_after_commit, _before_acting):
-                found = look(history, images.path, prefix, volume)
+                found = look(history, images, prefix, volume)
                 _drop(history, images, found)
                 dropped += len(found)
     return dropped
@@ -73,7 +72,7 @@ def drop_lost(history: HistoryFile, images: Images, volume: Volume, numbers: Col
     lost = [record for number in numbers if (record := history.record(number)) is not None]
     _drop(history, images, [
         record for record in lost
-        if record.kind not in ("content", "attributes") or _verdict(history, volume, record, images.path) != "made"
+        if record.kind not in ("content", "attributes") or _verdict(history, volume, record, images) != "made"
     ])  # fmt: skip
 
 
@@ -83,9 +82,7 @@ def _drop(history: HistoryFile, images: Images, records: Sequence[Record]) -> No
         images.remove(record.image)
 
 
-def _after_commit(
-    history: HistoryFile, image_path: Callable[[Image], str], prefix: AgentPath, volume: SnapshotVolume
-) -> list[Record]:
+def _after_commit(history: HistoryFile, images: Images, prefix: AgentPath, volume: SnapshotVolume) -> list[Record]:
     """Return the records after the last commit of a volume."""
     last = _stored(history, volume)
     if last is None:
@@ -93,9 +90,7 @@ def _after_commit(
     return history.records_after(last, -1, prefix)
 
 
-def _before_acting(
-    history: HistoryFile, image_path: Callable[[Image], str], prefix: AgentPath, volume: SnapshotVolume
-) -> list[Record]:
+def _before_acting(history: HistoryFile, images: Images, prefix: AgentPath, volume: SnapshotVolume) -> list[Record]:
     """Return the records that were made before a change which was not: in the calls that the kill has interrupted, and
     in those that went on at the last commit."""
     doubtful: list[Record] = []
@@ -110,7 +105,7 @@ def _before_acting(
         named = {record.path, record.to_path} - {b""}
         later = [each for path in named for each in history.since(record.number, prefix, path)]
         is_last = all(each.number in unmade for each in later)
-        if is_last and _verdict(history, volume, record, image_path) in ("not made", "no change"):
+        if is_last and _verdict(history, volume, record, images) in ("not made", "no change"):
             unmade[record.number] = record
     left = [each for each in doubtful if each.number not in unmade]
     known = unmade.keys() | {each.number for each in left}
@@ -136,7 +131,7 @@ def _touches(named: set[bytes], paths: set[bytes]) -> bool:
     )
 
 
-def _verdict(history: HistoryFile, volume: Volume, record: Record, image_path: Callable[[Image], str]) -> _Verdict:
+def _verdict(history: HistoryFile, volume: Volume, record: Record, images: Images) -> _Verdict:
     """Say whether a change was made, if none that is later was."""
     if not record.node:
         return "unknown"
@@ -163,7 +158,7 @@ def _verdict(history: HistoryFile, volume: Volume, record: Record, image_path: C
         return "made"
     if not stat.S_ISREG(before.mode) or record.image is None or before.size > MERGED_BYTES:
         return "unknown"
-    kept = image_source(volume, history, image_path, before, record.image)
+    kept = images.source(history, volume, record)
     if kept is None:
         return "unknown"
     return "no change" if whole(kept) == whole(NodeSource(volume, there.node)) else "made"

@@ -18,14 +18,13 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.git_patch import quoted
 from fusebackend.base.lines import split_lines
 from fusebackend.base.merge_lines import is_binary
-from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
+from fusebackend.base.paths import ROOT, AgentPath, mount_path, to_name, to_text
 from fusebackend.history.blame import Place, blame, lineage
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Filter
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Call, Record, call_number, is_call_name
 from fusebackend.history.undo import Undo
-from fusebackend.history.undo_plan import image_source, mount_path
 from fusebackend.protocol import (
     Actor,
     BlamedLine,
@@ -257,10 +256,10 @@ class MountHistory:
 
     def _source(self, record: Record) -> Source:
         """Return the bytes of a record's image. Raises OSError."""
-        volume, state, image = self._recorder.volumes.get(record.prefix), record.before, record.image
-        if volume is None or state is None or image is None:
+        volume = self._recorder.volumes.get(record.prefix)
+        if volume is None:
             raise OSError(errno.EIO, f"the mount has no route '{record.prefix}' any more")
-        source = image_source(volume, self._file, self._recorder.images.path, state, image)
+        source = self._recorder.images.source(self._file, volume, record)
         if source is None:
             raise OSError(errno.EIO, "they have been deleted")
         return source

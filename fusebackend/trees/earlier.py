@@ -29,13 +29,12 @@ from typing import Final, NamedTuple
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.errors import oserror
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.paths import AgentPath, mount_path
 from fusebackend.base.relative_paths import above, is_below, split
 from fusebackend.base.stamps import TICK_NS
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree, Seen
 from fusebackend.history.records import Record
-from fusebackend.history.undo_plan import mount_path, node_of
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, StatFs, Volume
 from fusebackend.trees.merge.tree import MergeTree
 from fusebackend.volumes.frozen import GivesPieces
@@ -154,7 +153,7 @@ class RecordedVolume(GivesPieces):
         Args:
             has_others: it has had other names when it lost this one.
         """
-        node, identity = node_of(record) if self._lasts(record) else 0, self._identities.get(record.number, b"")
+        node, identity = record.earlier_node if self._lasts(record) else 0, self._identities.get(record.number, b"")
         key = node or (b"" if identity.isdigit() else identity)
         if not key:
             return None

@@ -105,13 +105,6 @@ def test_mv_across_routes_and_back(work: Work) -> None:
     assert not (other / "moved").exists()
 
 
-def test_rm_removes_a_tree(work: Work) -> None:
-    trees.make_sources(work.path / "tree", 100)
-    work.zoo(work.path / "tree/zoo")
-    trees.run("rm", "-r", work.path / "tree")
-    assert os.listdir(work.path) == []
-
-
 # --------------------------------------------------------------------------------------------------------------
 # Searching and editing
 # --------------------------------------------------------------------------------------------------------------

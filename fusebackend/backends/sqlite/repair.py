@@ -443,7 +443,7 @@ def _empty_index(db: sqlite3.Connection) -> None:
     new = open_file("new", "mode=memory")
     for statement in schema.ALL_TABLES:
         new.execute(statement)
-    for table in ("trigram_data", "trigram_idx", "trigram_config", "common_word"):
+    for table in ("trigram_data", "trigram_idx", "trigram_config"):
         db.execute(f"DELETE FROM {table}")
         for row in new.execute(f"SELECT * FROM {table}"):
             db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)

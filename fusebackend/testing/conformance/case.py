@@ -137,6 +137,15 @@ class Probe:
         assert result.error is None, result.error
         return [entry["path"] for entry in result.entries]
 
+    def files(self, directory: str) -> dict[str, bytes]:
+        """Return the files below a directory, by their paths in it; none where there is no such directory."""
+        found: dict[str, bytes] = {}
+        for entry in self.ls(directory).entries or ():
+            path = entry["path"].rstrip("/")
+            below = self.files(path) if entry.get("is_dir") else {"": self.bytes_of(path)}
+            found |= {path[len(directory) :] + name: content for name, content in below.items()}
+        return found
+
     def globbed(self, pattern: str, path: str | None = None) -> list[str]:
         """Return the paths that `glob` finds, or fail."""
         result = self.glob(pattern, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -283,19 +284,21 @@ def test_a_killed_undo_is_finished_by_the_same_command(place: Place, monkeypatch
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("place", ["dir", "store", "s3"], indirect=True)
 def test_a_name_that_is_taken_after_a_kill(place: Place, monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
-    """While no server runs, or after the next one has looked."""
+    """While no server runs, or after the next one has looked. It was recorded before it was to be made."""
     killed(place, monkeypatch)
+    undoing = place.recorded.history.records(place.recorded.last())
+    taken = min({os.fsdecode(record.path) for record in undoing} - place.names().keys() - {"/repo"})
     if early:
-        place.write(NAMES[0], THEIRS)
+        place.write(taken, THEIRS)
     place.recorded.recorder.stamp_interrupted()
     if not early:
-        place.write(NAMES[0], THEIRS)
+        place.write(taken, THEIRS)
     before = place.names()
     conflicts = place.undo().conflicts
-    assert {conflict.path for conflict in conflicts} == {NAMES[0], "/repo"}, "the directory is not empty"
-    assert (conflicts[0].path, conflicts[0].reason) == (NAMES[0], "has changed since")
+    assert {conflict.path for conflict in conflicts} == {taken, "/repo"}, "the directory is not empty"
+    assert (conflicts[0].path, conflicts[0].reason) == (taken, "has changed since")
     assert place.names() == before
     assert place.recorded.undoing.undo(keep_newer=True).kept == conflicts
     assert place.names() == {
-        path: THEIRS if path == NAMES[0] else found[1] for path, found in place.before.items() if path in NAMES
+        path: THEIRS if path == taken else found[1] for path, found in place.before.items() if path in NAMES
     }

@@ -19,7 +19,6 @@ from replayed import Tree, shown, tree_of
 
 from fusebackend.base.paths import ROOT
 from fusebackend.history.records import Record
-from fusebackend.history.undo_plan import image_source
 from fusebackend.trees.earlier import EarlierVolume, PastMoment
 from fusebackend.volumes.placing import NodeSource, Source, whole
 from fusebackend.volumes.walk import resolve
@@ -33,9 +32,7 @@ def recorded(kind: str) -> Iterator[Recorded]:
 
 def before(place: Recorded, number: int, path: bytes = b"/") -> EarlierVolume:
     def source(record: Record) -> Source:
-        assert record.before is not None
-        assert record.image is not None
-        found = image_source(place.files.volume, place.history, place.images.path, record.before, record.image)
+        found = place.images.source(place.history, place.files.volume, record)
         assert found is not None
         return found
 
