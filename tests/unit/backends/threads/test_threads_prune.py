@@ -460,7 +460,7 @@ def whole_values(saver: Any) -> None:
 
 @pytest.mark.parametrize(
     ("make", "share"),
-    [(large_files, 1 / 2), pytest.param(busy, 1 / 6, marks=pytest.mark.night), (whole_values, 1 / 20)],
+    [(large_files, 1 / 2), pytest.param(busy, 1 / 6, marks=pytest.mark.night), (whole_values, 1 / 15)],
 )
 def test_the_disk_has_its_space_back_after_a_vacuum(tmp_path: Path, make: Any, share: float) -> None:
     path = tmp_path / "threads.db"
