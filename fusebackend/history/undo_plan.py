@@ -1,14 +1,27 @@
-"""`UndoPlan`: the steps that take calls back, from their records, and what stands in the way.
+"""`UndoPlan`: the steps that take calls back, from their records, and why they can't be taken back.
 
 The records are taken in reverse. A step is planned against a `PlannedTree` of its route: the tree as it is now, with
-the steps before in it. So each step is checked before anything is changed:
+the steps before in it. So each step is checked before anything is changed. Why an undo is refused, by the words of the
+conflict:
 
-- the file at the path is the one that the call left there (`Record.after`), and no later call has touched it
-  (`HistoryFile.overlaps`); anything else is a conflict, which names the path and, if it is known, the later call;
-- what a step would put back is known: the bytes are in an image, the name is vacant, its directory is there.
+- `was changed since`, `was renamed since` and the like: another call has a later record at the path, above it or below
+  it, whatever is there now (`overlaps.py`);
+- `has changed since`: the file is not as the call left it (`Record.after`), and no record says why;
+- `has been made anew`, `is not there any more`, `is not empty` and the like: a name is taken, or gone;
+- `was one of several names of a file`, `is not the file that was changed`: the path may mean another file by now;
+- `can't come back`: the bytes before are in no image (`Images.source`);
+- `may have more changes`: the history lacks some of the call (`HistoryFile.gaps`);
+- `can't be changed`: permissions, or the rules of the route (`UndoPlan.refusals`);
+- `belongs to a route that is not mounted any more`, `is on a route that is read-only now`.
+
+What happens between the plan and a step is EBUSY (`Step.seen`, `undo.py`).
 
 Calls are taken back together with the undos of them that did not come to their end (`HistoryFile.unfinished`): first
 what these did, then the calls. So an undo that was interrupted is done by the same command.
+
+It is no three-way merge of trees (`trees/merge/plan.py`). None of these reasons comes from a comparison of trees: base
+and main would be one. Its steps are those of the records, so files that have changed places do so again, at once and
+without their bytes; a merge knows a file by its path first.
 """
 
 from __future__ import annotations
