@@ -11,8 +11,8 @@ Every `a…` verb that has nothing better is its plain verb, run by this. Promis
 The threads are trio's (`trio.lowlevel.start_thread_soon`), which are daemons and are used again; none keeps the
 process. At its end those that were cancelled have `EXIT_S`, so that the commands in them are killed.
 
-If the backend has an `a…` verb of its own, the task that waits for the thread awaits it (`caller.py`), in the loop and
-the cancel scopes that it was written for.
+If the backend has an `a…` verb of its own, the loop in which the thread's caller waits awaits it (`caller.py`), and it
+is cancelled with its caller.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -36,9 +36,6 @@ import trio
 
 from fusebackend.base import budget, caller
 from fusebackend.base.caller import CallerGone
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
 
 log = logging.getLogger(__name__)
 
@@ -70,15 +67,12 @@ async def aside(backend: object, verb: str, call: Callable[[], T]) -> T:
     places = _places(backend, verb)
     places.take(job)
     try:
-        await job.turn.wait()
-        if not job.ended:  # its thread has something to be awaited here
-            async with anyio.create_task_group() as group:
-                await job.serve(group)
+        await job.done.wait()
     except cancelled:
-        places.leave(job)
-        with anyio.move_on_after(GRACE_S, shield=True):
-            await job.until_ended()
-        job.abandon()
+        if places.leave(job):
+            with anyio.move_on_after(GRACE_S, shield=True):
+                await job.done.wait()
+            job.abandon()
         raise
     except BaseException:
         places.leave(job)
@@ -94,14 +88,32 @@ def until_cancelled(call: Callable[[], Awaitable[T]]) -> T:
     Raises:
         CallerGone: the budget was called off meanwhile.
     """
+    return anyio.run(_until_cancelled, call)
 
-    async def main() -> T:
-        loop = asyncio.get_running_loop()
-        with anyio.CancelScope() as scope, budget.current().waking(lambda: loop.call_soon_threadsafe(scope.cancel)):
-            return await call()
+
+async def _until_cancelled(call: Callable[[], Awaitable[T]]) -> T:
+    wake = _waker()
+    if budget.current().cancelled:
         raise CallerGone
+    with anyio.CancelScope() as scope, budget.current().waking(lambda: wake(scope.cancel)):
+        return await call()
+    raise CallerGone
 
-    return anyio.run(main)
+
+def _waker() -> Callable[[Callable[[], object]], object]:
+    """Has something called on the loop that runs, from any thread. RuntimeError when the loop has ended."""
+    if sniffio.current_async_library() == "trio":
+        return trio.lowlevel.current_trio_token().run_sync_soon
+    return asyncio.get_running_loop().call_soon_threadsafe
+
+
+def _awaiter() -> Callable[[Callable[[], Awaitable[Any]]], Any]:
+    """Has something awaited on the loop that runs, by one of its threads, which waits for the answer."""
+    if sniffio.current_async_library() == "trio":
+        token = trio.lowlevel.current_trio_token()
+        return lambda call: trio.from_thread.run(_until_cancelled, call, trio_token=token)
+    loop = asyncio.get_running_loop()
+    return lambda call: asyncio.run_coroutine_threadsafe(_until_cancelled(call), loop).result()
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -110,67 +122,32 @@ def until_cancelled(call: Callable[[], Awaitable[T]]) -> T:
 
 
 class _Job(Generic[T]):
-    """A verb on its way through a thread. Its methods say whether they belong to the loop or to the thread."""
+    """A verb on its way through a thread; for the verb, the task that awaits it (`caller.AwaitingTask`)."""
 
     def __init__(self, name: str, call: Callable[[], T]) -> None:
         self.name = name
         self.library = sniffio.current_async_library()
-        self.turn = anyio.Event()  # it has ended, or asks for something
+        self.done = anyio.Event()
         self.cancelled = budget.Cancellation()
         self.begun = False
-        self.ended = False
         self.answer: T
         self.error: BaseException | None = None
         self._call = call
         self._context = contextvars.copy_context()
-        self._wake = _waker(self.library)
+        self.ask = _awaiter()
+        self._wake = _waker()
         self._guard = threading.Lock()
-        self._asked: deque[_AwaitedWork[Any]] = deque()
-        self._gone = False  # requests of the thread are served no more
+        self._ended = False
         self._abandoned = False
-
-    # -- the loop's --------------------------------------------------------------------------------------------
-
-    async def serve(self, group: TaskGroup) -> None:
-        """Await what the thread asks for, until the thread ends."""
-        while not self.ended:
-            self.turn = anyio.Event()
-            with self._guard:
-                asked = list(self._asked)
-                self._asked.clear()
-            for one in asked:
-                group.start_soon(one.run)
-            if not self.ended:
-                await self.turn.wait()
-        group.cancel_scope.cancel()  # requests that the thread has given up
-
-    async def until_ended(self) -> None:
-        while self.begun and not self.ended:
-            await self.turn.wait()
-            self.turn = self.turn if self.ended else anyio.Event()
-
-    def leave(self) -> None:
-        """Mark the call as given up: its caller waits neither for the verb nor for anything that the verb asks of
-        it."""
-        with self._guard:
-            self._gone = True
-            asked = list(self._asked)
-            self._asked.clear()
-        for one in asked:
-            one.end(CallerGone())
-        self.cancelled.set()
 
     def abandon(self) -> None:
         """Say so when the thread goes on all the same."""
         with self._guard:
-            self._abandoned = self.begun and not self.ended
+            self._abandoned = not self._ended
             if self._abandoned:
                 _left_alone.add(self)
         if self._abandoned:
             log.warning("%s was cancelled and can't be interrupted: it goes on, and its answer is dropped", self.name)
-
-    def _tell(self) -> None:
-        self.turn.set()
 
     # -- the thread's ------------------------------------------------------------------------------------------
 
@@ -180,12 +157,12 @@ class _Job(Generic[T]):
         except BaseException as error:
             self.error = error
         with self._guard:
-            self.ended = True
-            abandoned = self._abandoned
+            self._ended = True
             _left_alone.discard(self)
-        if abandoned:
+        if self._abandoned:
             log.info("%s, which was cancelled, has ended now: %s", self.name, self.error or "it was done")
-        self._notify()
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._wake(self.done.set)
 
     def _run(self) -> T:
         caller.current.set(self)
@@ -193,59 +170,8 @@ class _Job(Generic[T]):
         with budget.limited(None, cancelled=self.cancelled):
             return self._call()
 
-    def ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        one = _AwaitedWork(call)
-        with self._guard:
-            if self._gone:
-                raise CallerGone
-            self._asked.append(one)
-        self._notify()
-        return one.result()
-
-    def _notify(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._wake(self._tell)
-
-
-class _AwaitedWork(Generic[T]):
-    """Something that a thread has its caller await."""
-
-    def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
-        self._call = call
-        self._done = threading.Event()
-        self._answer: T
-        self._error: BaseException | None = None
-
-    async def run(self) -> None:
-        try:
-            self._answer = await self._call()
-        except Exception as error:
-            self.end(error)
-        except BaseException:
-            self.end(CallerGone())
-            raise
-        else:
-            self._done.set()
-
-    def end(self, error: BaseException) -> None:
-        self._error = error
-        self._done.set()
-
-    def result(self) -> T:
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._answer
-
 
 _left_alone: set[_Job[Any]] = set()
-
-
-def _waker(library: str) -> Callable[[Callable[[], object]], object]:
-    """Has something called on this loop, from any thread. RuntimeError when the loop has ended."""
-    if library == "trio":
-        return trio.lowlevel.current_trio_token().run_sync_soon
-    return asyncio.get_running_loop().call_soon_threadsafe
 
 
 @atexit.register
@@ -287,12 +213,13 @@ class _Places:
                 self._running -= 1
             raise
 
-    def leave(self, job: _Job[Any]) -> None:
-        """It is not to begin any more; or if it has, it is to end."""
+    def leave(self, job: _Job[Any]) -> bool:
+        """It is not to begin any more; or if it has, it is to end. Return whether it has begun."""
         with self._guard:
             if not job.begun:
                 self._waiting.remove(job)
-        job.leave()
+        job.cancelled.set()
+        return job.begun
 
     def _run(self, job: _Job[Any]) -> None:
         following: _Job[Any] | None = job

@@ -4,7 +4,7 @@
         answer = caller.awaited(lambda: backend.aread(path))
 
 It travels in a context variable, as a budget does. Such a verb then runs in its caller's own loop, where the backend's
-connections live, and is cancelled with it.
+connections live, and is cancelled when the task is.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ class AwaitingTask(Protocol):
     """See the module's docstring."""
 
     library: str
-
-    def ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Have the task await something. Raises `CallerGone`."""
+    ask: Callable[[Callable[[], Awaitable[Any]]], Any]
+    """Have the task's loop await something. Raises `CallerGone`."""
 
 
 current: contextvars.ContextVar[AwaitingTask | None] = contextvars.ContextVar("fusebackend_caller", default=None)

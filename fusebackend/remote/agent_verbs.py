@@ -1,7 +1,4 @@
-"""`FileVerbs`: the agent's verbs for a backend of remote files, over six primitives that raise `OSError`.
-
-`glob` and `grep` walk the tree by `_list` and read it by `_pieces`; a backend that can search overrides `_find` and
-`_grep`.
+"""`FileVerbs`: the agent's verbs for a backend of remote files, over eight primitives that raise `OSError`.
 
 Paths are normalised and held to Linux's limits before a primitive sees them, so that the mount can show what is stored;
 whatever a primitive raises becomes the error of the record, in the words that all backends of this package use.
@@ -47,7 +44,7 @@ from fusebackend.protocol import (
     verbs,
     version_of_bytes,
 )
-from fusebackend.volumes.walk import UNREADABLE, names_of
+from fusebackend.volumes.walk import names_of
 
 Refusal = (PathError, GlobError, OSError, UnicodeError)
 """Exceptions that become errors of a record."""
@@ -118,6 +115,17 @@ class FileVerbs(BackendProtocol):
     def _rename(self, old: AgentPath, new: AgentPath) -> FilesUpdate:
         """Move a file or directory, never over another. ENOENT, EEXIST."""
 
+    @abc.abstractmethod
+    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
+        """Files below a path, or the one at it, whose path relative to it matches; sorted.
+        `Spent` may end it, and `Unreadable`."""
+
+    @abc.abstractmethod
+    def _grep(
+        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
+    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
+        """Of the same files, the lines with a literal, file by file; about `limit` of them is enough."""
+
     def _put_new(self, files: Sequence[tuple[AgentPath, bytes]]) -> None:
         """Create files, all of them in one step or none. EEXIST, ESTALE; ENOTSUP where that can't be."""
         raise oserror(errno.ENOTSUP)
@@ -136,75 +144,6 @@ class FileVerbs(BackendProtocol):
 
     def admits(self, path: AgentPath, *, is_dir: bool) -> None:
         """Raise the error of any new file or directory at this path, before it is written in vain."""
-
-    def _pieces(self, path: AgentPath) -> Iterator[bytes]:
-        """A file's bytes in pieces, for `grep`, which then holds only one of them. ENOENT, EISDIR; ESTALE when the file
-        was changed after the first piece."""
-        yield self._load(path).data
-
-    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-        """Files below a path, or the one at it, whose path relative to it matches; sorted.
-        `Spent` may end it, and `Unreadable`."""
-        return self._walk(path, matcher)
-
-    def _walk(self, path: AgentPath, matcher: Matcher | None) -> Iterator[FileInfo]:
-        try:
-            entries = self._list(path)
-        except FileNotFoundError:
-            return
-        except NotADirectoryError:
-            directory, name = paths.parent_and_name(path)
-            if matcher is None or matcher.matches(name):
-                yield from (info for info in self._list(directory) if info["path"] == path)
-            return
-        unreadable = False
-        pending = sorted(entries, key=itemgetter("path"), reverse=True)
-        while pending:
-            budget.current().require()
-            info = pending.pop()
-            relative = info["path"][len(path) :].strip("/")
-            if not info["is_dir"]:
-                if matcher is None or matcher.matches(relative):
-                    yield info
-            elif matcher is None or matcher.may_hold(tuple(relative.split("/"))):
-                try:
-                    below = self._list(AgentPath(info["path"].rstrip("/")))
-                except OSError as error:
-                    if error.errno not in VANISHED | UNREADABLE:
-                        raise
-                    unreadable |= error.errno in UNREADABLE
-                    continue
-                pending += sorted(below, key=itemgetter("path"), reverse=True)
-        if unreadable:
-            raise Unreadable
-
-    def _grep(
-        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
-    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-        """Of the same files, the lines with a literal, file by file; about `limit` of them is enough."""
-        for info in self._walk(path, matcher):
-            file = AgentPath(info["path"])
-            try:
-                lines = text.grep_pieces(self._pieces(file), pattern, limit)
-            except OSError as error:
-                if error.errno not in VANISHED:
-                    raise
-                lines = self._grep_again(file, pattern, limit)
-            if lines:
-                yield file, lines
-            if limit is not None:
-                limit -= len(lines)
-                if limit <= 0:
-                    return
-
-    def _grep_again(self, path: AgentPath, pattern: str, limit: int | None) -> list[tuple[int, str]]:
-        """The lines of a file that was changed while it was read; none where it is gone."""
-        try:
-            return text.grep_lines(self._load(path).data, pattern, limit)
-        except OSError as error:
-            if error.errno not in VANISHED:
-                raise
-            return []
 
     # -- reading -----------------------------------------------------------------------------------------------
 

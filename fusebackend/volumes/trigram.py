@@ -1,24 +1,17 @@
 """Trigram indexes of native volumes: the trigrams kept of a text, and those asked for a pattern. Pure functions.
 
 The index may name a file without the pattern, never leave one out that has it: the files that it names are read and
-searched as in a plain scan. That leaves room for two economies, without which indexing 2 KiB of text takes 220 µs, as
-long as creating the file:
+searched as in a plain scan. So a text is taken as the set of its *words*, runs of letters, digits, `_` and all bytes
+above ASCII. The parts of a pattern between separators, its *fragments*, are inside of one word each. Trigrams with a
+space or a bracket in them are not kept; they are in nearly every file anyway.
 
-- **Words.** A text is taken as the set of its words, runs of letters, digits, `_` and all bytes above ASCII. The parts
-  of a pattern between separators, its *fragments*, are inside of one word each. Trigrams with a space or a bracket in
-  them are not kept; they are in nearly every file anyway.
-- **Common words.** Of the words that are in many files (`common_word`) no trigrams are kept. A fragment that is part of
-  one of them says nothing; of any other, all trigrams must be in the index for the file. A word becomes common at some
-  time and stays it, so this is right for files of before and after.
-
-Of source code a fifth is left to index, and 2 KiB take 75 µs. A fragment must have three bytes; a pattern without such
-a one, or only with common ones, is searched for in every file.
+A fragment must have three bytes; a pattern without such a one is searched for in every file.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
 TRIGRAM = 3
 """Bytes of a shorter word or fragment have none."""
@@ -53,9 +46,9 @@ def words(data: bytes) -> set[bytes]:
     return set(data.translate(_SEPARATORS).split())
 
 
-def entries(kept: Set[bytes]) -> Iterator[str]:
-    """Words as the index takes them, in slices."""
-    text = b" ".join([word for word in kept if len(word) >= TRIGRAM])
+def entries(data: bytes) -> Iterator[str]:
+    """The words of a text as the index takes them, in slices."""
+    text = b" ".join([word for word in words(data) if len(word) >= TRIGRAM])
     for start in range(0, len(text), SLICE_BYTES):
         yield shown(text[start : start + SLICE_BYTES + TRIGRAM - 1])  # no trigram is cut in two
 
@@ -66,9 +59,9 @@ def fragments(needle: bytes) -> list[bytes]:
     return found[:ASKED_FRAGMENTS]
 
 
-def query(parts: list[bytes]) -> str:
-    """The expression for FTS5 that matches files with all trigrams of some fragments."""
-    trigrams = sorted({part[at : at + TRIGRAM] for part in parts for at in range(len(part) - TRIGRAM + 1)})
+def query(needle: bytes) -> str:
+    """The expression for FTS5 that matches files with all trigrams of a pattern's fragments."""
+    trigrams = sorted({part[at : at + TRIGRAM] for part in fragments(needle) for at in range(len(part) - TRIGRAM + 1)})
     step = max(1, -(-len(trigrams) // ASKED_TRIGRAMS))
     return " ".join(f'"{shown(trigram)}"' for trigram in trigrams[::step])
 

@@ -7,7 +7,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,46 +18,6 @@ from profiles import amount
 # --------------------------------------------------------------------------------------------------------------
 # Building and running
 # --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_virtual_environment_runs_and_pip_installs_into_it(work: Work) -> None:
-    """By a pip outside of it: its own would be 1,000 files more, which `git clone` makes as well."""
-    work.needs("symlinks", "persistent_modes")
-    trees.run(sys.executable, "-m", "venv", "--without-pip", work.path / "venv")
-    python = work.path / "venv/bin/python"
-    package = next((work.path / "venv/lib").glob("python3*/site-packages")) / "hello"
-    package.mkdir()
-    (package / "__init__.py").write_text("from hello.words import greet\n")
-    (package / "words.py").write_text("def greet(name):\n    return f'hello {name}'\n")
-    program = "import sys, hello; print(hello.greet('mount'), sys.prefix)"
-    for _ in range(2):  # the second time, Python loads the compiled files
-        said = trees.run(python, "-c", program, env={"PYTHONDONTWRITEBYTECODE": ""})
-        assert said == f"hello mount {work.path}/venv\n"
-    assert {path.name.split(".")[0] for path in (package / "__pycache__").iterdir()} == {"__init__", "words"}
-    wheel = _make_wheel(work.path)
-    pip = [sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check"]
-    trees.run(*pip, "install", "--no-index", wheel)
-    assert trees.run(python, "-c", "import greeting; print(greeting.WORD)") == "installed\n"
-    trees.run(*pip, "uninstall", "--yes", "greeting")
-    trees.run(python, "-c", "import greeting", ok=(1,))
-
-
-def _make_wheel(directory: Path) -> Path:
-    """Make a minimal wheel: no network, no build."""
-    path = directory / "greeting-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("greeting.py", "WORD = 'installed'\n")
-        archive.writestr("greeting-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
-        archive.writestr(
-            "greeting-1.0.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        archive.writestr(
-            "greeting-1.0.dist-info/RECORD",
-            "greeting.py,,\ngreeting-1.0.dist-info/METADATA,,\ngreeting-1.0.dist-info/WHEEL,,\n"
-            "greeting-1.0.dist-info/RECORD,,\n",
-        )
-    return path
 
 
 MAKEFILE = """\

@@ -77,6 +77,12 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
 
 
 @pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands and their servers are started as a user would, and not forked (`warm.py`)."""
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+
+
+@pytest.fixture
 def point(tmp_path: Path) -> Path:
     path = tmp_path / "agent"
     path.mkdir()
@@ -84,12 +90,12 @@ def point(tmp_path: Path) -> Path:
 
 
 def servers(directory: Path) -> list[int]:
-    """Return the server processes of mounts below `directory`."""
+    """Return the server processes of mounts whose log is below `directory`."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            words = os.fsdecode(Path(f"/proc/{name}/cmdline").read_bytes()).split("\0")
-            if "fusebackend.cli.serve" in words and any(word.startswith(f"{directory}/") for word in words):
+            log = os.readlink(f"/proc/{name}/fd/2")
+            if log.startswith(f"{directory}/") and log.endswith(".log"):
                 found.append(int(name))
     return found
 
@@ -108,6 +114,7 @@ def kill(pid: int) -> None:
 
 
 class TestMount:
+    @pytest.mark.usefixtures("started")
     def test_the_embedded_default(self, shell: Shell, point: Path) -> None:
         said = shell.ok("mount", point)
         name = config.escape_mountpoint(str(point))
@@ -212,6 +219,7 @@ class TestMount:
         shell.ok("umount", "./link", cwd=tmp_path)
         assert not is_mounted(point)
 
+    @pytest.mark.usefixtures("started")
     def test_python_urls_import_from_the_current_directory(self, shell: Shell, point: Path) -> None:
         (shell.home / "shelf.py").write_text(
             "from fusebackend.backends import InMemoryBackend\n"
@@ -224,6 +232,7 @@ class TestMount:
         shell.ok("mount", point, "--default", "python:shelf:make?text=hello")
         assert (point / "said.txt").read_text() == "hello"
 
+    @pytest.mark.usefixtures("started")
     def test_passwords_are_shown_nowhere(self, shell: Shell, point: Path) -> None:
         (shell.home / "vault.py").write_text(
             "from fusebackend.backends import InMemoryBackend\ndef make(password): return InMemoryBackend()\n"

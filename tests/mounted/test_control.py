@@ -102,7 +102,7 @@ class TestHolding:
         use(100)
         before = held()
         memory = mounted.memory_kib()
-        use(2000)
+        use(500)
         few = 8  # background threads come and go: the index has one, and so do calls that wait for the disk
         eventually(lambda: all(now <= then + few for now, then in zip(held(), before, strict=True)), LIMIT_S)
         assert mounted.memory_kib() < memory + 8 * 1024

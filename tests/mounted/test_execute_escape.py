@@ -6,6 +6,7 @@ The commands run as the server's user, root in CI, so only the sandbox can stop 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import resource
@@ -591,12 +592,15 @@ def test_root_without_a_user_namespace(tmp_path: Path) -> None:
 SECONDS = pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.night)])
 """Of a race. By night each takes a minute."""
 
-DEFAULTS = [
-    pytest.param("memory:", marks=pytest.mark.night),
-    "sqlite:{files}/default.db",
-    "dir:{files}",
-    pytest.param("state:", marks=pytest.mark.night),
-]
+RACES = [
+    ("sqlite:{files}/default.db", "verbs"),
+    *(("dir:{files}", actor) for actor in ("mount", "directory", "command", "another user")),
+    *(pytest.param(default, actor, marks=pytest.mark.night) for default, actor in (
+        ("sqlite:{files}/default.db", "mount"), ("dir:{files}", "verbs"),
+        *itertools.product(("memory:", "state:", "postgres:{dsn}?volume=race"), ("verbs", "mount")),
+    )),
+]  # fmt: skip
+"""The default of a mount, and what renames in it while commands start. The sandbox is the same over each default."""
 
 
 def check(outcome: races.Outcome) -> None:
@@ -616,34 +620,21 @@ def place() -> Iterator[Path]:
         yield Path(name)
 
 
-def race(place: Path, default: str, actor: str, seconds: float) -> None:
+@SECONDS
+@pytest.mark.parametrize(("default", "actor"), RACES)
+def test_renames_while_commands_start(
+    place: Path, default: str, actor: str, seconds: float, request: pytest.FixtureRequest
+) -> None:
     if actor == "another user" and os.geteuid() != 0:
         pytest.skip("needs root, to be another user")
+    if "{dsn}" in default:
+        default = default.replace("{dsn}", request.getfixturevalue("postgres_dsn"))
     (place / "race").mkdir()
     check(races.race(place / "race", default, actor, seconds))
 
 
 @SECONDS
-@pytest.mark.parametrize("default", DEFAULTS)
-@pytest.mark.parametrize("actor", ["verbs", "mount"])
-def test_renames_while_commands_start(place: Path, default: str, actor: str, seconds: float) -> None:
-    race(place, default, actor, seconds)
-
-
-@SECONDS
-@pytest.mark.parametrize("actor", ["verbs", "mount"])
-def test_renames_on_postgres(place: Path, postgres_dsn: str, actor: str, seconds: float) -> None:
-    race(place, f"postgres:{postgres_dsn}?volume=race", actor, seconds)
-
-
-@SECONDS
-@pytest.mark.parametrize("actor", ["another user", "directory", "command"])
-def test_renames_by_others(place: Path, actor: str, seconds: float) -> None:
-    race(place, "dir:{files}", actor, seconds)
-
-
-@SECONDS
-@pytest.mark.parametrize("actor", ["mount", "directory"])
+@pytest.mark.parametrize("actor", ["mount", pytest.param("directory", marks=pytest.mark.night)])
 def test_a_server_without_privileges(place: Path, actor: str, seconds: float) -> None:
     if os.geteuid() != 0:
         pytest.skip("this is a plain user already")

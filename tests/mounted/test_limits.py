@@ -107,27 +107,6 @@ def test_a_full_disk_reaches_a_writer_that_only_closes_and_syncs_later(small_dis
 # --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "memory:"])
-def test_truncate_to_2_to_the_50_and_unlink_in_bounded_memory(serve: Serve, tmp_path: Path, url: str) -> None:
-    server = serve(url.format(tmp=tmp_path))
-    before = server.memory_kib("VmHWM")
-    path = server.path / "huge"
-    with opened(path, os.O_RDWR | os.O_CREAT) as fd:
-        os.ftruncate(fd, 1 << 50)
-        for offset in (0, 1 << 20, 1 << 40, (1 << 50) - 5):
-            os.pwrite(fd, b"point", offset)
-        os.fsync(fd)
-        assert os.pread(fd, 10, (1 << 40) - 3) == bytes(3) + b"point" + bytes(2)
-        os.ftruncate(fd, (1 << 40) + 2)
-        os.ftruncate(fd, 1 << 50)
-        assert os.pread(fd, 10, 1 << 40) == b"po" + bytes(8)
-    os.truncate(path, 1 << 49)
-    path.unlink()
-    mounts.sync(server.path)
-    assert os.listdir(server.path) == []
-    assert server.memory_kib("VmHWM") - before < 16 * KIB
-
-
 KNOWN_FILES = 22_000
 """More than any of the server's own caches holds."""
 

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import socket
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -142,37 +140,6 @@ def test_what_is_counted_is_printed_of_any_mount(serve: Serve) -> None:
     assert value(found, "control_connections") == 1
     assert ("fusebackend_control_refused_total", frozenset()) in found
     assert not any(name.startswith("fusebackend_request_seconds") for name, _ in found)
-
-
-def test_off_means_no_module_and_no_clock(tmp_path: Path) -> None:
-    (tmp_path / "mnt").mkdir()
-    code = f"""
-import os, sys, fusebackend
-from fusebackend.backends import InMemoryBackend
-from fusebackend.config import MetricsOptions
-from fusebackend.control.verbs import VERBS
-for metrics in (None, MetricsOptions()):
-    with fusebackend.mount(InMemoryBackend(), {str(tmp_path / "mnt")!r}, metrics=metrics) as files:
-        print("prometheus_client" in sys.modules)
-        operations = files._live._session.operations
-        print(operations.begin is not None, files._live._control.verbs is VERBS, "read" in vars(files))
-        files.write("/file", "text"), files.read("/absent")
-        if metrics:
-            lines = [line for line in files.metrics().splitlines() if 'face="verbs"' in line]
-            print(*[line for line in lines if "_count" in line or "_errors_total" in line], sep="\\n")
-"""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True, timeout=LIMIT_S
-    )
-    assert done.returncode == 0, done.stderr
-    place = 'face="verbs",operation="{}",route="/"'
-    assert done.stdout.splitlines() == [
-        "False", "False True False", "True", "True False True",
-        f"fusebackend_request_seconds_count{{{place.format('write')}}} 1.0",
-        f"fusebackend_request_seconds_count{{{place.format('read')}}} 1.0",
-        f'fusebackend_request_errors_total{{error="failed",{place.format("read")}}} 1.0',
-    ]  # fmt: skip
 
 
 def test_a_view_refuses_metrics_and_is_measured(serve: Serve, tmp_path: Path) -> None:

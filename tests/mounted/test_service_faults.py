@@ -1,5 +1,5 @@
-"""Services that are killed, stall or come back while a mount works with them: synced files stay, and calls end at their
-deadline."""
+"""A service stalls, is killed and comes back while a mount works with it: synced files stay, and calls end at their
+deadline. `test_many_mounts.py` does it to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
-import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -19,12 +16,9 @@ from typing import Any
 import pytest
 from eventually import eventually
 from mounts import Mounted, Serve
-from services import postgres as postgres_service
 from services import seaweedfs as seaweedfs_service
-from services.postgres import PORT, Server
 from services.seaweedfs import SeaweedFS
 from services.stall import Stall
-from together import beside
 
 SLACK_S = 15.0
 """A call may end this much later than its deadline on a busy machine: it is several requests with a deadline each."""
@@ -106,51 +100,6 @@ def health(server: Mounted, prefix: str) -> dict[str, Any]:
     return next(route["health"] for route in routes if route["prefix"] == prefix)
 
 
-# -- PostgreSQL --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[Server]:
-    """Start a server for these tests alone, since they kill it. It waits for the disk (fsync on)."""
-    with postgres_service.running(durable=True) as server:
-        yield server
-
-
-def kill(server: Server) -> None:
-    os.kill(server.pid, signal.SIGKILL)
-    server.crash()  # waits for the dead process
-
-
-@pytest.mark.services
-def test_the_network_to_postgres_stalls(database: Server, serve: Serve) -> None:
-    deadline_s = 2.0
-    directory = tempfile.mkdtemp(prefix="fusebackend-net-")  # the path of a socket may have 107 bytes
-    socket_name = f".s.PGSQL.{PORT}"
-    try:
-        with Stall(f"{database.directory}/{socket_name}", listen=f"{directory}/{socket_name}") as network:
-            url = f"postgres:host={directory} port={PORT} user=postgres dbname=postgres?volume=stalled"
-            server = serve("memory:", routes={"/pg": url}, options=[f"deadline={deadline_s}"])
-            server.expected_log = EXPECTED
-            with Load(server.path / "pg") as load:
-                load.wait_for_more(10)
-                network.stall()
-                eventually(lambda: health(server, "/pg/")["state"] == "down", LIMIT_S)
-                assert health(server, "/pg/")["why"]
-                network.resume()
-                load.wait_for_more(10)
-                network.cut()
-                load.wait_for_more(10)
-            assert load.slowest_s < deadline_s + SLACK_S
-            assert set(load.errors) <= TROUBLE | {errno.EEXIST}
-            check_synced(server.path / "pg", load.synced)
-            server.stop()
-    finally:
-        shutil.rmtree(directory)
-
-
-# -- an object store ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def objects() -> Iterator[SeaweedFS]:
     with seaweedfs_service.running() as server:
@@ -182,36 +131,3 @@ def test_an_object_store_stalls_is_killed_and_comes_back(objects: SeaweedFS, ser
         again = serve("memory:", routes={"/s3": bucket.url()})
         check_synced(again.path / "s3", load.synced)
         again.stop()
-
-
-# -- the mount's own server --------------------------------------------------------------------------------------
-
-
-def check_killed_while_it_renames(serve: Serve, url: str) -> None:
-    server = serve("memory:", routes={"/there": url})
-    directory = server.path / "there"
-    (directory / "a").write_bytes(b"precious" * 1000)
-    renamed = 0
-
-    def rename_on_and_on() -> None:
-        nonlocal renamed
-        with contextlib.suppress(OSError):  # the server is gone
-            while True:
-                os.rename(directory / "a", directory / "b")
-                os.rename(directory / "b", directory / "a")
-                renamed += 1
-
-    with beside(rename_on_and_on):
-        eventually(lambda: renamed >= 3, LIMIT_S)
-        server.kill()
-    again = serve("memory:", routes={"/there": url})
-    left = [name for name in os.listdir(again.path / "there") if name in ("a", "b")]
-    assert len(left) == 1
-    assert (again.path / "there" / left[0]).read_bytes() == b"precious" * 1000
-    again.stop()
-
-
-@pytest.mark.services
-def test_the_server_is_killed_while_it_renames_objects(objects: SeaweedFS, serve: Serve) -> None:
-    with objects.bucket() as bucket:
-        check_killed_while_it_renames(serve, bucket.url())

@@ -29,7 +29,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from mounts import ROOT, Serve
 from profiles import amount
-from programs import command, ok
+from programs import ok
 from threadcases import APPROVE
 
 from fusebackend.text import decode_file_data
@@ -164,28 +164,6 @@ def test_media_that_deepagents_keeps_are_linked_and_counted(database: Database, 
     assert {"thread": "one", "name": "blobs", "bytes": 1500} in json.loads(parts)
 
 
-def test_rmdir_deletes_where_that_is_allowed(tmp_path: Path, serve: Serve) -> None:
-    with graphs.sqlite_saver(tmp_path / "threads.db") as saver:
-        for name in ("gone", "old"):
-            agent = threadcases.old(saver, name)
-        threadcases.age(saver)
-        root = (
-            serve("memory:", routes={"/threads/": f"threads+sqlite:{tmp_path}/threads.db?prune=allow"}).path / "threads"
-        )
-        first, *_, newest = sorted(path for path in (root / "old" / "history").iterdir() if path.is_dir())
-        before, files = len(graphs.checkpoint_ids(agent, thread("old"))), below(root / "old" / "head")
-        run("rmdir", root / "gone", first)
-        run("rmdir", newest, status=1)
-        run("rmdir", root / "old" / "head", status=1)
-        run("rm", root / "old" / "README.md", status=1)
-        assert os.listdir(root) == ["old"]
-        assert first.name not in os.listdir(first.parent)
-        assert len(graphs.checkpoint_ids(agent, thread("old"))) == before - 1
-        assert below(root / "old" / "head") == files
-        undo = command("undo", cwd=root)
-        assert "is on a route that is read-only now" in undo.stdout + undo.stderr
-
-
 def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
     """The mount follows with names, absence, sizes, pages and open files in the kernel's caches."""
     url, saver = database
@@ -247,14 +225,14 @@ def test_a_server_that_is_killed_has_stored_what_was_closed(database: Database, 
     assert not mounts.is_listed(server.path)
 
 
+@pytest.mark.night  # by day `test_threads_memory.py` forgets what a walk has found, without a kernel
 @pytest.mark.alone
 @pytest.mark.timeout(1800)
 def test_memory_goes_back_after_a_walk_through_all_histories(tmp_path: Path, serve: Serve) -> None:
-    """66,000 files of 40 threads, after which the server takes 105 MiB; by night 1.5 million, in some five minutes."""
+    """1.5 million files, in some five minutes."""
     import bigthreads
 
-    threads = amount("FUSEBACKEND_WALKED_THREADS", day=40, night=1000)
-    most_mib = amount("FUSEBACKEND_WALKED_MIB", day=130, night=200)
+    threads = 1000
     bigthreads.make(tmp_path / "threads.db", threads=threads, checkpoints=30, files=50)
     server = serve(f"threads+sqlite:{tmp_path}/threads.db", limit_s=1800.0)
     found = subprocess.run(f"find {server.path} -type f | wc -l", shell=True, capture_output=True, text=True)
@@ -266,7 +244,7 @@ def test_memory_goes_back_after_a_walk_through_all_histories(tmp_path: Path, ser
         return int(status.partition("VmRSS:")[2].split()[0]) >> 10
 
     eventually(lambda: server.known_inodes() < 1000)
-    eventually(lambda: resident_mib() < most_mib)
+    eventually(lambda: resident_mib() < 200)
     start = time.monotonic()
     server.stop()
     assert time.monotonic() - start < 60  # 0.7 s where nothing else runs
@@ -315,7 +293,7 @@ def growing_thread(
     with graphs.sqlite_saver(where) if request.param == "sqlite" else graphs.postgres_saver(where):
         pass
     root = serve(f"threads+{request.param}:{where}").path
-    turns = amount("FUSEBACKEND_TURNS", day=40, night=300)
+    turns = amount("FUSEBACKEND_TURNS", day=15, night=300)
     command = [sys.executable, str(ROOT / "tests/support/growing.py"), request.param, where, str(turns), "0.15"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     growing = Growing(root / "t", process)

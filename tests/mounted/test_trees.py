@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import mmap
 import os
@@ -49,9 +48,9 @@ URLS = [
     pytest.param("memory:", id="memory"),
     pytest.param("sqlite:{tmp}/db", id="sqlite", marks=pytest.mark.night),
     pytest.param("dir:{tmp}/files", id="dir"),
-    pytest.param("postgres:{dsn}?volume=v", id="postgres"),
+    pytest.param("postgres:{dsn}?volume=v", id="postgres", marks=pytest.mark.night),
 ]
-"""For trees of a mount, `sqlite:` is what `memory:` is."""
+"""For trees of a mount, `sqlite:` and `postgres:` are what `memory:` is: routes with numbers and a feed."""
 ROUTES = ("memories", "way/to/route", "tmp/x")
 
 
@@ -138,16 +137,6 @@ def test_a_file_is_the_same(trees: Trees) -> None:
     assert there.stat().st_nlink == 2
     here.unlink()
     assert (trees.there / "second").stat().st_nlink == 1
-
-
-def test_locks_meet(trees: Trees) -> None:
-    (trees.here / "lock").touch()
-    with (trees.here / "lock").open("r+") as mine, (trees.there / "lock").open("r+") as other:
-        fcntl.flock(mine, fcntl.LOCK_EX)
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(mine, fcntl.LOCK_UN)
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_mappings_meet(trees: Trees) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import random
@@ -29,7 +28,7 @@ from mounts import Mounted, Serve
 from profiles import amount
 from services.postgres import Postgres
 from services.s3 import Bucket
-from together import over_and_over, together
+from together import together
 
 import fusebackend
 from fusebackend.backends import PostgresBackend
@@ -117,16 +116,6 @@ def pair(mounted_pair: Pair, request: pytest.FixtureRequest) -> Pair:
 
 def test_what_was_closed_at_one_host_is_opened_at_the_other(pair: Pair) -> None:
     run_at_random(pair.hosts, STEPS, catch_up=pair.catch_up)
-
-
-def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
-    database = database_of(pair.dsn)
-    with (
-        psycopg.connect(pair.dsn, autocommit=True) as connection,
-        over_and_over(lambda: connection.execute(LISTENING, [database]), pause_s=0.2),
-    ):
-        # Names that are changed without an open may lag behind by the feed's delay, so this invalidates instead.
-        run_at_random(pair.hosts, STEPS // 4, catch_up=lambda _, others: others[0].agent.invalidate("/"))
 
 
 # -- without any feed --------------------------------------------------------------------------------------------------
@@ -235,39 +224,6 @@ def test_appends_of_both_hosts_all_land_at_the_end(pair: Pair) -> None:
         assert len(found) == 300
 
 
-def test_ranges_that_two_hosts_write_are_merged(pair: Pair) -> None:
-    size = 300_000
-    (pair.first / "file").write_bytes(bytes(size))
-    opened = [os.open(path / "file", os.O_RDWR) for path in (pair.first, pair.second)]
-    expected = bytearray(size)
-    chance = random.Random(5)
-    for _ in range(60):
-        for index, fd in enumerate(opened):
-            offset, data = chance.randrange(0, size - 500, 500), bytes([65 + index]) * 500
-            os.pwrite(fd, data, offset)
-            expected[offset : offset + 500] = data
-    for fd in opened:
-        os.close(fd)
-    assert read(str(pair.first / "file")) == read(str(pair.second / "file")) == expected
-
-
-@pytest.mark.parametrize("how", ["ftruncate", "O_TRUNC"])
-def test_a_rewrite_of_what_the_other_host_has_changed_is_an_error(pair: Pair, how: str) -> None:
-    (pair.first / "file").write_text("first\n")
-    with opened(pair.first / "file", os.O_RDWR) as fd:
-        if how == "O_TRUNC":
-            os.close(fd)
-            fd = os.open(pair.first / "file", os.O_WRONLY | os.O_TRUNC)
-        (pair.second / "file").write_text("by the other host\n")
-        with fails(errno.ESTALE):
-            if how == "ftruncate":
-                os.ftruncate(fd, 0)
-            os.pwrite(fd, b"lost update\n", 0)
-    assert (pair.first / "file").read_text() == (pair.second / "file").read_text() == "by the other host\n"
-    (pair.first / "file").write_text("and now anew\n")
-    assert (pair.second / "file").read_text() == "and now anew\n"
-
-
 def test_unless_the_last_writer_is_to_win(mount: Mount) -> None:
     pair = mount("&conflict=last-writer")
     (pair.first / "file").write_text("first\n")
@@ -319,13 +275,6 @@ def test_an_open_file_outlives_its_name_at_the_other_host(pair: Pair) -> None:
         (pair.first / "file").unlink()
         eventually(lambda: os.fstat(opened.fileno()).st_nlink == 0)
         assert opened.read() == b"kept" * 50_000
-
-
-def test_locks_hold_on_one_host_only(pair: Pair) -> None:
-    (pair.first / "file").touch()
-    with (pair.first / "file").open("r+") as here, (pair.second / "file").open("r+") as there:
-        fcntl.flock(here, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(there, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 # -- other routes that two hosts mount ---------------------------------------------------------------------------------
@@ -469,16 +418,6 @@ def test_the_rename_of_a_host_that_lives_is_left_alone(bucket: Bucket, serve: Se
         server = serve("memory:", routes={"/there": skewed.url_of(bucket.url(), hours)})
         assert os.listdir(server.path / "there") == ["a"]
     assert bucket.get(".fusebackend.renames/1") == record
-
-
-def test_appends_of_two_hosts_all_land(hosts: tuple[Mounted, Mounted]) -> None:
-    paths: list[Path] = [host.path / "there/log" for host in hosts]
-    paths[0].write_text("")
-    eventually(paths[1].exists, SOON_S)
-    for number in range(10):
-        with paths[number % 2].open("a") as file:
-            file.write(f"{number}\n")
-    eventually(lambda: sorted(paths[0].read_text().split()) == [str(number) for number in range(10)], SOON_S)
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import mounts
 import pytest
 from eventually import eventually
 from kinds import KINDS, NATIVE_BY_DAY
-from mounts import Serve
 from replay import Replay
 from together import beside, together
 
@@ -229,20 +228,3 @@ def test_both_faces_at_once_are_followed(watched: Watched) -> None:
     together(*(partial(act, seed) for seed in range(2)))
     assert [process.wait(60) for process in processes] == [0, 0]
     follow(watched)
-
-
-@pytest.mark.alone
-def test_the_memory_of_a_name(tmp_path: Path, serve: Serve) -> None:
-    """The names kept for events cost little memory for each inode that the kernel knows."""
-    files = 8_000
-    server = serve("memory:")
-    (server.path / "d").mkdir()
-    for number in range(files):
-        (server.path / "d" / f"file number {number}").touch()
-    mounts.drop_caches(2)
-    before = server.memory_kib()
-    with os.scandir(server.path / "d") as entries:
-        assert sum(entry.stat().st_size == 0 for entry in entries) == files
-    assert server.known_inodes() >= files
-    grown = (server.memory_kib() - before) * 1024 / files
-    assert grown < 500, f"{grown:.0f} bytes for each inode"

@@ -1,5 +1,5 @@
-"""The logic of the benchmarks: tables, rounds, command lines; and each runs once, as small as
-it can. No number is tested."""
+"""The command line of the benchmarks; and each runs once, as small as it can. No number is tested. `TestBootstrap` is
+about what `scripts/bootstrap` installs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import graphs
 import pytest
 import threadcases
-from hypothesis import given
-from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
@@ -27,58 +24,16 @@ import bench_hosts
 import bench_postgres
 import driver
 import peers
-import serving
 import work
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 
 
-class TestTable:
-    def test_there_is_a_place_for_each(self) -> None:
-        tables = {each.table for each in driver.REGISTERED.values()} - {"postgres"}
-        for table in (*tables, *(f"postgres {part}" for part in bench_postgres.PARTS)):
-            driver.read_between(table)
-
-    def test_writing_changes_nothing_else(self, tmp_path, monkeypatch) -> None:
-        monkeypatch.setattr(driver, "BENCHMARKS", tmp_path / "B.md")
-        (tmp_path / "B.md").write_text("one\n<!-- table -->\nold\n<!-- end of table -->\ntwo\n")
-        driver.write_between("table", "new")
-        assert (tmp_path / "B.md").read_text() == "one\n<!-- table -->\nnew\n<!-- end of table -->\ntwo\n"
-        with pytest.raises(SystemExit, match="no markers of 'other'"):
-            driver.write_between("other", "new")
-
-
-def fake(name: str, seen: list[str]) -> peers.Side:
-    @contextlib.contextmanager
-    def mounted(place: Path) -> Iterator[peers.Mount]:
-        place.mkdir()  # fails where another one, or an earlier round, has left something
-        seen.append(name)
-        yield peers.Mount(place, serving.Server([]))
-
-    return peers.Side(name, lambda: None, mounted)
-
-
-class TestRounds:
-    @given(st.integers(1, 7), st.integers(-1, 30))
-    def test_each_side_has_one_turn(self, sides: int, number: int) -> None:
-        assert sorted(driver.order(range(sides), number)) == list(range(sides))
-
-    def test_medians_over_rounds(self, tmp_path) -> None:
-        seen: list[str] = []
-        values = itertools.chain([1.0, 10.0], [30.0, 2.0], [9.0, 40.0])  # the second round goes backwards
-        run = driver.Run(rounds=3, work=tmp_path)
-
-        medians = driver.compare(run, [fake("a", seen), fake("b", seen)], lambda mount: {"x": next(values)})
-        assert len(seen) == 6
-        by_side = {"a": [], "b": []}
-        for side, value in zip(seen, (1.0, 10.0, 30.0, 2.0, 9.0, 40.0), strict=True):
-            by_side[side].append(value)
-        assert medians == {"x": {side: sorted(found)[1] for side, found in by_side.items()}}
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_round_to_warm_up_does_not_count(self) -> None:
-        assert driver.in_rounds(2, lambda number: [("x", "a", float(number))], warm_up=1) == {"x": {"a": 0.5}}
+def test_there_is_a_place_for_each_table() -> None:
+    tables = {each.table for each in driver.REGISTERED.values()} - {"postgres"}
+    for table in (*tables, *(f"postgres {part}" for part in bench_postgres.PARTS)):
+        driver.read_between(table)
 
 
 @pytest.fixture
@@ -170,36 +125,6 @@ class TestCommandLine:
             told = capsys.readouterr().err
             assert told.startswith(f"scripts/bench {line}")
             assert told.count("\n") == 1
-
-    def test_the_script_ends_with_its_status(self) -> None:
-        done = run("--nonsense")
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-
-    @pytest.mark.parametrize(
-        ("words", "names"),
-        [
-            ("", ["mount"]),
-            ("--history --rounds 2", ["mount"]),
-            ("--undo --quick", ["undo"]),
-            ("--growth --large", ["growth", "large"]),
-            ("--all --quick", ["mount", "large", "parallel", "growth"]),
-            ("--all --many-hosts", ["many-hosts"]),
-            ("--all --history", ["mount"]),
-            ("--all --sizes 1000", ["growth"]),
-        ],
-    )
-    def test_words_choose_benchmarks(self, words: str, names: list[str], monkeypatch) -> None:
-        seen = []
-        monkeypatch.setattr(driver.Benchmark, "run", lambda benchmark, run: seen.append((benchmark.name, run)))
-        bench.main(words.split())
-        assert [name for name, _ in seen] == names
-        assert all(bool(run.peers[0] or run.peers[1]) == ("--all" in words) for name, run in seen if name == "mount")
-
-    def test_words_with_commas(self) -> None:
-        parse = driver.words_of(("rg", "rg again", "untar"))
-        assert parse("untar,rg") == ("rg", "untar")
-        assert parse("again") == ("rg again",)
-        assert driver.numbers("16,1") == (1, 16)
 
 
 WORDS = {

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import mounts
 import pytest
+import warm
 from for_each import for_each
 
 from fusebackend import config
@@ -192,6 +193,8 @@ def home(tmp_path: Path) -> Path:
     if os.geteuid() != 0:
         pytest.skip("only root can make a mount namespace")
     (tmp_path / "agent.toml.all").write_text(whole_toml().code)
+    (tmp_path / "bin").mkdir()
+    warm.on_path(tmp_path / "bin", mounts.module_environment())
     return tmp_path
 
 
@@ -207,7 +210,7 @@ def whole_toml() -> Snippet:
 def run(home: Path, before: list[str], command: str) -> str:
     script = AROUND.format(before="\n".join(f"{{ {line}; }} > /dev/null" for line in before), run=command)
     environment = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{home}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(home),
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}:{ROOT / 'tests'}",
         "LC_ALL": "C.UTF-8",
@@ -236,6 +239,7 @@ def test_a_shell_snippet(snippet: Snippet, home: Path, request: pytest.FixtureRe
 
 @pytest.mark.mounted
 def test_the_first_ten_minutes(home: Path) -> None:
+    (home / "bin/fusebackend").unlink()  # here every command is started as a reader starts it
     commands = []
     for number, snippet in enumerate(TEN_MINUTES):
         (home / f"{number}").write_text(snippet.code)

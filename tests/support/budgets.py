@@ -42,7 +42,6 @@ LONGER: dict[str, int] = {
     "tests/services/test_merge_killed.py": 30,  # a kill at some writes of a merge
     "tests/unit/backends/object_store/test_objectstore_faults.py": 40,  # a service that is killed and started again
     "tests/unit/backends/object_store/test_objectstore_throttling.py": 45,  # the client library's own waits
-    "tests/unit/backends/postgres/test_postgres_connections.py": 35,  # 64 volumes, and full servers that are waited for
     "tests/unit/backends/postgres/test_postgres_lease.py": 45,  # hosts that are silent for seconds
     "tests/unit/backends/postgres/test_postgres_set_back.py": 45,  # a server for each of three restored states
     "tests/unit/backends/sandbox/test_docker_conformance.py": 40,  # a command in a container costs 70 ms

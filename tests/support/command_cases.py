@@ -36,7 +36,7 @@ class CommandCases:
     """A subclass has the fixtures `backend`, and `made`, which makes another one with options."""
 
     id_form: ClassVar[str]
-    flood: ClassVar[int] = 300_000_000
+    flood: ClassVar[int] = 150_000_000
     """Bytes of standard output that are written, and as many thirds of the standard error."""
 
     def test_output_and_exit_code(self, backend: Any) -> None:

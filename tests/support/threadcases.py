@@ -46,9 +46,9 @@ def record(content: str) -> dict[str, Any]:
     return {"content": content, "encoding": "utf-8", "modified_at": "2025-03-04T05:06:07.891011+00:00"}
 
 
-def snapshots(saver: Any, name: str = "snapshots") -> Any:
+def snapshots(saver: Any, name: str = "snapshots", turns: int = 60) -> Any:
     """More than fifty updates, so that there are snapshots, in several runs."""
-    script = graphs.long_script(60)
+    script = graphs.long_script(turns)
     agent = graphs.deep_agent(saver, script)
     agent.invoke(user("go"), thread(name))
     agent.model.script.extend([use(write("/late.txt", "late")), say("bye")])

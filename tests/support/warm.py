@@ -3,7 +3,8 @@
 A server needs 0.5 s of a processor until it serves, most of it imports; a forked one a tenth of that. It is the same
 for the other commands, and for programs of tests that use the library (`-c CODE`). `start` gives a process with the
 methods of `Popen` that tests use. One process of imported modules serves a worker of the test run: it gets a command
-line, an environment, a directory and three descriptors over a socket, forks, and reports each child's end.
+line, an environment, a directory, descriptors and a mount namespace over a socket, forks, and reports the child's end.
+What `fusebackend mount` and others start in the background is forked likewise.
 
 A command whose interpreter would start differently (its limits, its user, a `PYTHON…` variable) can't be forked:
 `parent` says so, and `start` starts it as a user would.
@@ -11,27 +12,33 @@ A command whose interpreter would start differently (its limits, its user, a `PY
 
 from __future__ import annotations
 
-import array
 import atexit
 import contextlib
 import faulthandler
+import functools
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-import time
+import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from forked import LARGEST_BYTES, Forked
 
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE)
 READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "LANG", "LC_", "TZ")
 """Beginnings of variables that an interpreter and its C library read when they start."""
-LARGEST_BYTES = 180_000
-"""Of a request: a packet of a Unix socket is not larger than its buffer."""
+MOST_DESCRIPTORS = 8
+SERVER = ["-m", "fusebackend.cli.serve"]
+"""How the command line of a server in the background begins."""
 
 
 def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
@@ -44,44 +51,10 @@ def _rights() -> object:
 
 
 RIGHTS = _rights()
+BEGUN = {**_read_at_start(os.environ), "PYTHONPATH": ""}
 
 SECRET = {"SERVER_SECRET": "in the clear"}
 """What /proc/PID/environ tells of a forked process: a command in a mount must not see it."""
-
-
-class Forked:
-    """A child of the warm process: the part of `Popen` that tests use."""
-
-    stdin = stdout = stderr = None
-
-    def __init__(self, parent: Parent, pid: int) -> None:
-        self._parent, self.pid = parent, pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            self.returncode = self._parent.ended(self.pid)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self.poll() is None:
-            if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-            time.sleep(0.002)
-        assert self.returncode is not None
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
 
 
 class Parent:
@@ -89,62 +62,27 @@ class Parent:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = _read_at_start(environment)
-        self._ends: dict[int, int] = {}
-        self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (self._socket, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_BYTES)
-        # As any server of a test, it goes with the tests, and its children go with it.
-        command = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, __file__, str(theirs.fileno())]
-        self.process = subprocess.Popen(
-            command, env={**environment, **SECRET}, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
-        theirs.close()
+        self._directory = tempfile.mkdtemp()
+        self.address = f"{self._directory}/warm"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self.address)
+            listener.listen(100)
+            # As any server of a test, it goes with the tests, and its children go with it.
+            words = [sys.executable, __file__, self.address, str(listener.fileno())]
+            self.process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", "--", *words],
+                env={**environment, **SECRET},
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.PIPE,
+            )
         atexit.register(self.close, os.getpid())
 
     def close(self, owner: int) -> None:
         if owner == os.getpid():
-            self._socket.close()
+            assert self.process.stdin is not None
+            self.process.stdin.close()  # it waits for that
             self.process.wait(60)
-
-    def start(
-        self,
-        arguments: list[str],
-        environment: Mapping[str, str],
-        descriptors: tuple[int, int, int],
-        cwd: str | None = None,
-    ) -> Forked:
-        mask = os.umask(0o022)
-        os.umask(mask)
-        own = {"environment": dict(environment), "cwd": cwd or os.getcwd(), "umask": mask}
-        request = json.dumps({"arguments": arguments, **own}).encode()
-        assert len(request) < LARGEST_BYTES, "an environment of that size needs another way"
-        with self._lock:
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-            self._socket.sendmsg([request], [rights])
-            while (told := self._receive())[0] != "started":
-                self._ends[told[1]] = told[2]
-        return Forked(self, told[1])
-
-    def ended(self, pid: int) -> int | None:
-        """Return the exit status of a child, as `Popen` does, or None while it runs."""
-        with self._lock:
-            self._socket.setblocking(False)
-            try:
-                while True:
-                    _, ended, status = self._receive()
-                    self._ends[ended] = status
-            except BlockingIOError:
-                pass
-            finally:
-                self._socket.setblocking(True)
-            return self._ends.pop(pid, None)
-
-    def _receive(self) -> tuple[str, int, int]:
-        data = self._socket.recv(1000)
-        assert data, "the warm process has ended"
-        what, pid, status = json.loads(data)
-        return what, pid, status
+            shutil.rmtree(self._directory)
 
 
 _parent: tuple[int, Parent] | None = None
@@ -153,14 +91,15 @@ _parent: tuple[int, Parent] | None = None
 def parent(environment: Mapping[str, str]) -> Parent | None:
     """Return this process's warm parent, started when it is first needed; None if it can't have such a child."""
     global _parent
-    if _rights() != RIGHTS:
+    read = _read_at_start(environment)
+    if _rights() != RIGHTS or {**read, "PYTHONPATH": ""} != BEGUN:
         return None
     if _parent is None or _parent[0] != os.getpid() or _parent[1].process.poll() is not None:
         if threading.current_thread() is not threading.main_thread():
             return None  # PR_SET_PDEATHSIG is about the thread that started it
         _parent = os.getpid(), Parent(environment)
     found = _parent[1]
-    return found if found.environment == _read_at_start(environment) else None
+    return found if found.environment == read else None
 
 
 def start(
@@ -173,69 +112,107 @@ def start(
     killed, it gets SIGTERM: a server unmounts."""
     found = parent(environment)
     if found is not None:
-        return found.start(arguments, environment, descriptors, os.fspath(cwd) if cwd is not None else None)
-    module = [] if arguments[:1] == ["-c"] else ["-m", "fusebackend"]
+        where = None if cwd is None else os.fspath(cwd)
+        return Forked(found.address, arguments, dict(enumerate(descriptors)), environment, where)
+    module = [] if arguments[:1] == ["-c"] else ["-P", "-m", "fusebackend"]  # as the installed script has it
     words = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, *module, *arguments]
     given, out, err = descriptors
     return subprocess.Popen(words, env=environment, stdin=given, stdout=out, stderr=err, cwd=cwd)
 
 
+def on_path(directory: Path, environment: Mapping[str, str]) -> None:
+    """Make the command `fusebackend` in a directory that a script has on its PATH: forked, as by `start`.
+
+    A shell's signals to it are passed on. Only its session is not the shell's.
+    """
+    found = parent(environment)
+    assert found is not None, "this process's limits or environment are not those that all began with"
+    script = directory / "fusebackend"
+    support = str(Path(__file__).parent)
+    script.write_text(
+        f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {support!r})\n"
+        f"import forked\nforked.main({found.address!r})\n"
+    )
+    script.chmod(0o755)
+
+
 # -- the warm process ------------------------------------------------------------------------------------------------
 
 
-def _serve(channel: socket.socket) -> list[str] | None:
+def _serve(listener: socket.socket) -> list[str] | None:
     """Fork for each request. Return the command line in each child, and None in the parent when the tests end."""
     import select
 
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    children: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([channel, woken], [], [])
+        ready, _, _ = select.select([listener, woken, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return None
         if woken in ready:
             os.read(woken, 1000)
-            _report(channel)
-        if channel in ready:
-            request, descriptors, _, _ = socket.recv_fds(channel, LARGEST_BYTES, 3)
-            if not request:
-                return None
+            _report(children)
+        if listener in ready:
+            channel, _ = listener.accept()
+            request, descriptors, _, _ = socket.recv_fds(channel, LARGEST_BYTES, MOST_DESCRIPTORS)
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for descriptor in (channel.detach(), woken, wake):
-                    os.close(descriptor)
+                for each in (listener, channel, *children.values()):
+                    each.close()
+                os.close(woken)
+                os.close(wake)
                 return _become(json.loads(request), descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
-            channel.send(json.dumps(["started", pid, 0]).encode())
+            children[pid] = channel
+            channel.send(json.dumps(["started", pid]).encode())
 
 
-def _report(channel: socket.socket) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
+def _report(children: dict[int, socket.socket]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        channel.send(json.dumps(["ended", pid, os.waitstatus_to_exitcode(status)]).encode())
+        with children.pop(pid) as channel, contextlib.suppress(BrokenPipeError):  # nobody waits for it
+            channel.send(json.dumps(["ended", os.waitstatus_to_exitcode(status)]).encode())
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> list[str]:
     """Take over the descriptors, environment and directory of a server that is to be."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, which a fork does not inherit
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    libc = ctypes.CDLL(None)
+    libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, which a fork does not inherit
+    namespace, *descriptors = descriptors
+    if os.fstat(namespace).st_ino != os.stat("/proc/self/ns/mnt").st_ino:
+        assert libc.setns(namespace, 0) == 0, "the mount namespace of who asks"
+    os.close(namespace)
+    for number, descriptor in zip(request["numbers"], descriptors, strict=True):
+        if number != descriptor:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.set_inheritable(number, True)
     faulthandler.enable()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
     os.umask(request["umask"])
     return list(request["arguments"])
+
+
+class _Server(Forked):
+    """What stands for `subprocess.Popen` in `fusebackend.cli.serve`: a server in the background is forked, too."""
+
+    def __init__(self, address: str, words: list[str], *, stdout: int, pass_fds: tuple[int], **_: Any) -> None:
+        given, plan = os.pipe()
+        (ready,) = pass_fds
+        super().__init__(address, words[words.index("-m") :], {0: given, 1: stdout, 2: stdout, ready: ready})
+        os.close(given)
+        self.stdin = os.fdopen(plan, "wb")
 
 
 _status: int | None = None
@@ -253,7 +230,7 @@ def _end() -> None:
 
 def _main() -> None:
     global _status
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    _, address, listener = sys.argv
     atexit.register(_end)  # before all others, and so it is called after them
     import gc
     import importlib
@@ -269,25 +246,33 @@ def _main() -> None:
     import fusebackend.server.api
     import fusebackend.server.assemble
     import fusebackend.server.unmounted
+    from fusebackend.cli import serve as server
     from fusebackend.cli.main import main
 
     for command in pkgutil.iter_modules(fusebackend.cli.__path__):
         importlib.import_module(f"fusebackend.cli.{command.name}")
 
     gc.freeze()  # these objects stay shared
-    arguments = _serve(channel)
+    with socket.socket(fileno=int(listener)) as requests:
+        arguments = _serve(requests)
     if arguments is None:
         return
+    server.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": functools.partial(_Server, address)})
     if arguments[:1] == ["-c"]:
         sys.argv = ["-c", *arguments[2:]]
         exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+        return
+    if arguments[:2] == SERVER:
+        os.setsid()
+        sys.argv, command = arguments[1:], server.main
     else:
-        sys.argv = ["fusebackend", *arguments]
-        try:
-            main()
-        except SystemExit as end:
-            _status = end.code if isinstance(end.code, int) else None
-            raise
+        sys.argv, command = ["fusebackend", *arguments], main
+    try:
+        command()
+        _status = 0
+    except SystemExit as end:
+        _status = end.code if isinstance(end.code, int) else None
+        raise
 
 
 if __name__ == "__main__":

@@ -350,9 +350,8 @@ def _index_again(db: sqlite3.Connection) -> None:
         db.execute(f"DROP TABLE IF EXISTS temp.{table}")  # of an earlier look through this connection
     db.execute(f"CREATE VIRTUAL TABLE temp.wanted {schema.TRIGRAMS}")
     db.execute("INSERT INTO temp.wanted (wanted, rank) VALUES ('hashsize', ?)", (schema.HASH_BYTES,))
-    common = {word for (word,) in db.execute("SELECT word FROM common_word")}
     for (node,) in db.execute("SELECT node FROM inode WHERE node NOT IN (SELECT node FROM unindexed) ORDER BY node"):
         text = text_of(db, node)
         if text is not None:
-            for entry in trigram.entries(trigram.words(text) - common):
+            for entry in trigram.entries(text):
                 db.execute("INSERT INTO temp.wanted (rowid, words) VALUES (?, ?)", (node, entry))

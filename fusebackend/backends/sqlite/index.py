@@ -9,7 +9,7 @@ indexed anew.
 The walk gives the files below a directory that may hold a pattern, in the order of a `FileWalk`; a file that it leaves
 out has no match. It queries the index, adds the files that the index does not cover (changed since they were indexed,
 or large), and has SQLite drop those whose only chunk lacks the pattern, which is ten times quicker than reading them
-here. A pattern without an entry (`volumes/trigram.py`) is looked for in every file, in that way when the whole volume
+here. A pattern without a word (`volumes/trigram.py`) is looked for in every file, in that way when the whole volume
 is searched, and by a `FileWalk` below a directory, which may be a small one. All of it is one moment of the volume,
 after a flush, without any lock.
 """
@@ -22,7 +22,6 @@ import os
 import sqlite3
 import stat
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, cast
@@ -53,19 +52,6 @@ RETRY_S = 10.0
 ROOM_BYTES = 64 << 20
 """The index leaves so much of the disk to the files."""
 
-SAMPLE_FILES = 256
-SAMPLED = 4
-"""One file of so many is sampled for common words, if it has no more than `SAMPLED_BYTES`."""
-
-SAMPLED_BYTES = 16 << 10
-
-COMMON_FILES = 4
-"""A word that is in so many files of a sample is common."""
-
-COMMON_WORDS = 1 << 14
-COMMON_BYTES = 64
-"""The number of common words, and the length of one, at most: some 200 KiB, which every search goes through."""
-
 REBUILD_ENTRIES = 10_000
 """So few entries are never too many."""
 
@@ -91,16 +77,11 @@ class Indexer:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._is_cleared = False
         self._start_over()
 
     def _start_over(self) -> None:
         """Forget everything that is not in the file."""
         self._pieces: Iterator[EntrySlice] = iter(())
-        self._common: set[bytes] | None = None
-        self._sample: Counter[bytes] = Counter()
-        self._sampled = 0
-        self._seen = 0
         self._entry_limit = REBUILD_ENTRIES
 
     def work(self, db: sqlite3.Connection, quiet_s: float = QUIET_S) -> float | None:
@@ -114,9 +95,6 @@ class Indexer:
             return RETRY_S
         try:
             with transaction(db):
-                if self._is_cleared:
-                    self._is_cleared = False
-                    self._start_over()
                 more = self._portion(db, time.monotonic() + PORTION_S, round(quiet_s * 1e9))
                 waiting = more or db.execute("SELECT 1 FROM unindexed LIMIT 1").fetchone() is not None
         except BaseException:
@@ -128,8 +106,6 @@ class Indexer:
 
     def _portion(self, db: sqlite3.Connection, until: float, quiet_ns: int) -> bool:
         """Index for some time. Returns whether there is more to do."""
-        if self._common is None:
-            self._common = {word for (word,) in db.execute("SELECT word FROM common_word")}
         entries = 0
         while (piece := self._next(db, quiet_ns)) is not None:
             if piece.entry is not None:
@@ -161,34 +137,10 @@ class Indexer:
     def _all_pieces(self, db: sqlite3.Connection, rows: list[tuple[int, int]]) -> Iterator[EntrySlice]:
         for node, changed_ns in rows:
             data = text_of(db, node)
-            entries = [] if data is None else list(trigram.entries(self._uncommon(db, data)))
+            entries = [] if data is None else list(trigram.entries(data))
             for entry in entries[:-1]:
                 yield EntrySlice(node, changed_ns, entry, False)
             yield EntrySlice(node, changed_ns, entries[-1] if entries else None, True)
-
-    def _uncommon(self, db: sqlite3.Connection, data: bytes) -> set[bytes]:
-        assert self._common is not None, "no portion has begun"
-        found = trigram.words(data) - self._common  # not `-=`, which goes through all the common ones
-        self._seen += 1
-        if self._seen % SAMPLED == 0 and len(data) <= SAMPLED_BYTES:
-            self._sample.update(found)
-            self._sampled += 1
-            if self._sampled == SAMPLE_FILES:
-                self._take_sample(db)
-        return found
-
-    def _take_sample(self, db: sqlite3.Connection) -> None:
-        """Find words that have become common, for the next files: the current ones are indexed with them."""
-        assert self._common is not None, "no portion has begun"
-        often = [
-            word for word, files in self._sample.items()
-            if files >= COMMON_FILES and trigram.TRIGRAM <= len(word) <= COMMON_BYTES
-        ]  # fmt: skip
-        del often[COMMON_WORDS - len(self._common) :]
-        db.executemany("INSERT OR IGNORE INTO common_word VALUES (?)", [(word,) for word in often])
-        self._common.update(often)
-        self._sample.clear()
-        self._sampled = 0
 
     def _rebuild_if_stale(self, db: sqlite3.Connection) -> None:
         entries = db.execute("SELECT value FROM meta WHERE key = 'indexed'").fetchone()[0]
@@ -198,16 +150,13 @@ class Indexer:
         self._entry_limit = 2 * files + REBUILD_ENTRIES
         if entries > self._entry_limit:
             self.clear(db)
-            self._is_cleared = False
-            self._start_over()
 
     def clear(self, db: sqlite3.Connection) -> None:
-        """Have all files indexed anew, inside the caller's transaction, which any thread may have."""
+        """Have all files indexed anew, inside the caller's transaction, which any thread may have: none has another."""
         db.execute("INSERT INTO trigram (trigram) VALUES ('delete-all')")
-        db.execute("DELETE FROM common_word")
         db.execute("INSERT OR REPLACE INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
         db.execute("UPDATE meta SET value = 0 WHERE key = 'indexed'")
-        self._is_cleared = True
+        self._start_over()
 
 
 def text_of(db: sqlite3.Connection, node: int) -> bytes | None:
@@ -301,7 +250,7 @@ class IndexWalk:
             db.set_progress_handler(lambda: self._budget.spent, POLL_STEPS)
             try:
                 db.execute("BEGIN")
-                query = trigram.query(self._telling(db, needle))
+                query = trigram.query(needle)
                 if not query and self._directory != ROOT_NODE:
                     return None
                 names = _NAMES.format(candidates=_INDEXED if query else _ALL)
@@ -311,12 +260,6 @@ class IndexWalk:
                 self._budget.require()
                 log.error("the trigram index of %s failed and is not used: %s", self._volume.path, error)
                 return None
-
-    @staticmethod
-    def _telling(db: sqlite3.Connection, needle: bytes) -> list[bytes]:
-        """The fragments of a pattern that are in no common word."""
-        query = "SELECT 1 FROM common_word WHERE instr(word, ?) LIMIT 1"
-        return [part for part in trigram.fragments(needle) if db.execute(query, (part,)).fetchone() is None]
 
     def _below(self, db: sqlite3.Connection, rows: list[tuple[int, bytes, int]]) -> list[tuple[str, int]]:
         """The files below the directory, of names with their directories."""

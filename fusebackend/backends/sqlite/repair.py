@@ -141,11 +141,10 @@ def _redo(db: sqlite3.Connection, name: str) -> list[str]:
     salt, number = redo.state(db)
     if not salt or next(pending(name, salt, number), None) is None:
         return []
+    index_is_readable = _index_is_readable(name)
     try:
         with transaction(db):
-            db.execute("REINDEX")
-            if pages := [line for line in damaged_pages(db) if "FTS5" not in line]:
-                raise _DamagedPages(pages)
+            _sound_pages(db, index_is_readable)
         last = int(db.execute("SELECT max(id) FROM chunk").fetchone()[0] or 0)
         last = max(last, int(db.execute("SELECT max(next_chunk) FROM snapshot").fetchone()[0] or 0))
         redo.redo(db, name, Damage(f"the volume file {name}"), count(last + 1).__next__, NewestRows.of(db))
@@ -156,12 +155,25 @@ def _redo(db: sqlite3.Connection, name: str) -> list[str]:
         return [f"the synced changes in the log can't be applied, and are kept in {aside}: {error}"]
 
 
+def _sound_pages(db: sqlite3.Connection, index_is_readable: bool) -> None:
+    """Look whether the pages of the file are sound, in a transaction that will end with an error if they are not.
+
+    An index that can't be read is emptied before: since 3.44, SQLite asks it, too, and fails with it.
+
+    Raises:
+        _DamagedPages: they are not.
+    """
+    if not index_is_readable:
+        _empty_index(db)
+    db.execute("REINDEX")
+    if pages := [line for line in damaged_pages(db) if "FTS5" not in line]:
+        raise _DamagedPages(pages)
+
+
 def _mend(db: sqlite3.Connection, index_is_readable: bool) -> tuple[list[str], int]:
     """Repair in one transaction. Returns the problems that are left, and the number of rescued files."""
     with transaction(db, "EXCLUSIVE"):
-        db.execute("REINDEX")
-        if pages := [line for line in damaged_pages(db) if "FTS5" not in line]:
-            raise _DamagedPages(pages)
+        _sound_pages(db, index_is_readable)
         for step in _STEPS:
             if isinstance(step, str):
                 db.execute(step)
@@ -172,8 +184,6 @@ def _mend(db: sqlite3.Connection, index_is_readable: bool) -> tuple[list[str], i
             db.execute(statement)
         _own_rows(db)
         db.execute(f"DELETE FROM chunk WHERE id NOT IN {PLACED}")
-        if not index_is_readable:
-            _empty_index(db)
         _index(db)
         left = describe(db)
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -443,7 +453,7 @@ def _empty_index(db: sqlite3.Connection) -> None:
     new = open_file("new", "mode=memory")
     for statement in schema.ALL_TABLES:
         new.execute(statement)
-    for table in ("trigram_data", "trigram_idx", "trigram_config", "common_word"):
+    for table in ("trigram_data", "trigram_idx", "trigram_config"):
         db.execute(f"DELETE FROM {table}")
         for row in new.execute(f"SELECT * FROM {table}"):
             db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)

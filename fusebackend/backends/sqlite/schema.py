@@ -21,7 +21,6 @@ Schema, version 1 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"
 |               | changed since its entry    |                                                                      |
 | `trigram`     | the trigrams of a file's   | FTS5 without contents: rowid is the node, words are mapped by         |
 |               | words (`trigram.py`)       | `trigram.shown`. Old entries of a node stay and do no harm           |
-| `common_word` | a word too common for that | word (bytes)                                                         |
 | `snapshot`    | a snapshot                 | number, name (bytes), time_ns; next_node and next_chunk: what has    |
 |               |                            | lower numbers may be in it                                           |
 | `old_inode`,  | what was replaced since    | as without `old_`, and `until`: the last snapshot that has it so. A   |
@@ -128,7 +127,6 @@ _INDEX_TABLES = f"""
 CREATE INDEX dentry_node ON dentry (node);
 CREATE INDEX inode_large ON inode (node) WHERE size > {INDEXED_BYTES};
 CREATE TABLE unindexed (node INTEGER PRIMARY KEY, changed_ns INTEGER NOT NULL);
-CREATE TABLE common_word (word BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE VIRTUAL TABLE trigram {TRIGRAMS};
 INSERT INTO trigram (trigram, rank) VALUES ('hashsize', {HASH_BYTES});
 INSERT INTO trigram (trigram, rank) VALUES ('automerge', {MERGED_SEGMENTS});

@@ -62,10 +62,10 @@ class BatchCases(Case):
     @needs("byte_exact")
     def test_any_bytes(self, b: Probe) -> None:
         contents = [bytes(range(256)), b"\0" * 1000, b"\r\n\r\r\n\n", b"\xef\xbb\xbfBOM", b"half \xe6\x97"]
-        for number, content in enumerate(contents):
-            for suffix in ("bin", "png", "txt"):
-                b.put_bytes(f"/{number}.{suffix}", content)
-                assert b.bytes_of(f"/{number}.{suffix}") == content
+        files = [(f"/{number}.{suffix}", contents[number]) for number in range(5) for suffix in ("bin", "png", "txt")]
+        assert [response.error for response in b.upload_files(files)] == [None] * len(files)
+        answers = b.download_files([path for path, _ in files])
+        assert [(answer.path, answer.content) for answer in answers] == files
 
     @needs("byte_exact")
     def test_a_large_file(self, b: Probe) -> None:

@@ -58,7 +58,7 @@ class Case:
     """A cancelled a* twin ends at once. If it has not begun, it never does; a change that has begun may finish."""
     big_file_bytes: int = (9 << 20) + 5
     """The size of the large file in the tests that have one."""
-    many_entries: int = 2300
+    many_entries: int = 1100
     """The length of a long listing; services that answer in pages have 1,000 entries in one."""
 
     @pytest.fixture
@@ -136,6 +136,15 @@ class Probe:
         result = self.ls(path)
         assert result.error is None, result.error
         return [entry["path"] for entry in result.entries]
+
+    def files(self, directory: str) -> dict[str, bytes]:
+        """Return the files below a directory, by their paths in it; none where there is no such directory."""
+        found: dict[str, bytes] = {}
+        for entry in self.ls(directory).entries or ():
+            path = entry["path"].rstrip("/")
+            below = self.files(path) if entry.get("is_dir") else {"": self.bytes_of(path)}
+            found |= {path[len(directory) :] + name: content for name, content in below.items()}
+        return found
 
     def globbed(self, pattern: str, path: str | None = None) -> list[str]:
         """Return the paths that `glob` finds, or fail."""

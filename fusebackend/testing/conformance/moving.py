@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 from fusebackend.testing.conformance.case import Case, Probe
-from fusebackend.testing.each import needs
+from fusebackend.testing.each import each, needs
+
+ONE, TWO, SUB, DEEP = "/dir/one.txt", "/dir/two.txt", "/tree/sub/file.txt", "/tree/sub/sub/c.txt"
+HOUSE, FILE = "/treehouse.txt", "/tree.txt"
+MOVED = {"/wood/sub/file.txt": SUB, "/wood/sub/sub/c.txt": DEEP}
+ABSENT = "'{0}' not found"
+CHANGES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str | None, dict[str, str]]] = {
+    "delete a file": ((), (ONE, TWO), ("delete", ONE), None, {TWO: TWO}),
+    "delete a tree": ((), (SUB, DEEP, HOUSE, FILE), ("delete", "/tree"), None, {HOUSE: HOUSE, FILE: FILE}),
+    "delete nothing": ((), (ONE,), ("delete", "/none.txt"), ABSENT, {ONE: ONE}),
+    "move a file, and make parents": ((), (ONE,), ("move", ONE, "/new/place/1"), None, {"/new/place/1": ONE}),
+    "move a tree": ((), (SUB, DEEP), ("move", "/tree", "/wood"), None, MOVED),
+    "move nothing": ((), (ONE,), ("move", "/none.txt", "/a/b.txt"), ABSENT, {ONE: ONE}),
+    "move over a file": ((), (ONE, TWO), ("move", ONE, TWO), "exists", {ONE: ONE, TWO: TWO}),
+    "move over a directory": ((), (ONE, FILE), ("move", FILE, "/dir"), "exists", {ONE: ONE, FILE: FILE}),
+    "move into itself": (("checks_paths",), (SUB,), ("move", "/tree", "/tree/sub/tree"), "", {SUB: SUB}),
+}
+"""What a backend must declare, files with their paths as contents, a call, a part of its error (None: it has none), and
+the files after it."""
 
 
 class MovingCases(Case):
@@ -20,22 +38,17 @@ class MovingCases(Case):
         except NotImplementedError:
             return
 
-    @needs("supports_delete")
-    def test_delete_a_file(self, b: Probe) -> None:
-        b.put("/dir/one.txt", "1")
-        b.put("/dir/two.txt", "2")
-        result = b.delete("/dir/one.txt")
-        assert (result.error, result.path) == (None, "/dir/one.txt")
-        assert b.names("/dir") == ["/dir/two.txt"]
-        assert not b.exists("/dir/one.txt")
-
-    @needs("supports_delete")
-    def test_delete_a_tree(self, b: Probe) -> None:
-        for path in ("/tree/a.txt", "/tree/sub/b.txt", "/tree/sub/sub/c.txt", "/treehouse.txt", "/tree.txt"):
-            b.put(path, path)
-        assert b.delete("/tree").error is None
-        assert b.names() == ["/tree.txt", "/treehouse.txt"]
-        assert not b.exists("/tree/sub/sub/c.txt")
+    def test_deletes_and_moves(self, b: Probe) -> None:
+        for number, case in enumerate(each(CHANGES)):
+            with case as (words, before, (verb, *paths), error, after):
+                self.require(b.backend, (f"supports_{verb}", *words))
+                given = [f"/{number}{path}" for path in paths]
+                for path in before:
+                    b.put(f"/{number}{path}", path)
+                result = getattr(b, verb)(*given)
+                assert result.path == (given[-1] if error is None else None)
+                assert result.error is None if error is None else error.format(*given) in result.error
+                assert b.files(f"/{number}") == {path: content.encode() for path, content in after.items()}
 
     @needs("supports_delete")
     def test_delete_a_wide_and_deep_tree(self, b: Probe) -> None:
@@ -43,10 +56,6 @@ class MovingCases(Case):
         b.put("/tree/" + "d/" * 60 + "deep.txt")
         assert b.delete("/tree/").error is None
         assert b.names() == []
-
-    @needs("supports_delete")
-    def test_delete_of_nothing_names_it(self, b: Probe) -> None:
-        assert b.delete("/none.txt").error == "Error: File '/none.txt' not found"
 
     @needs("supports_delete")
     def test_a_directory_after_its_last_file(self, b: Probe) -> None:
@@ -66,42 +75,6 @@ class MovingCases(Case):
         assert b.delete("/file.txt").error is None
         b.put("/file.txt", "new")
         assert b.bytes_of("/file.txt") == b"new"
-
-    @needs("supports_move")
-    def test_move_a_file_and_make_parents(self, b: Probe) -> None:
-        b.put("/file.txt", "content")
-        result = b.move("/file.txt", "/new/place/file.txt")
-        assert (result.error, result.path) == (None, "/new/place/file.txt")
-        assert b.bytes_of("/new/place/file.txt") == b"content"
-        assert not b.exists("/file.txt")
-
-    @needs("supports_move")
-    def test_move_a_tree(self, b: Probe) -> None:
-        b.put("/tree/sub/file.txt", "content")
-        assert b.move("/tree", "/wood").error is None
-        assert b.bytes_of("/wood/sub/file.txt") == b"content"
-        assert b.names() == ["/wood/"]
-
-    @needs("supports_move")
-    def test_move_of_nothing_names_it(self, b: Probe) -> None:
-        assert b.move("/none.txt", "/a/b.txt").error == "Error: File '/none.txt' not found"
-        assert b.names() == []
-
-    @needs("supports_move")
-    def test_move_does_not_replace(self, b: Probe) -> None:
-        b.put("/one.txt", "1")
-        b.put("/two.txt", "2")
-        b.put("/dir/file.txt")
-        for destination in ("/two.txt", "/dir"):
-            result = b.move("/one.txt", destination)
-            assert result.error and "exists" in result.error
-        assert (b.bytes_of("/one.txt"), b.bytes_of("/two.txt")) == (b"1", b"2")
-
-    @needs("supports_move", "checks_paths")
-    def test_a_directory_does_not_move_into_itself(self, b: Probe) -> None:
-        b.put("/tree/file.txt", "x")
-        assert b.move("/tree", "/tree/sub/tree").error
-        assert b.names("/tree") == ["/tree/file.txt"]
 
     @needs("supports_move", "checks_paths")
     def test_the_root_can_not_be_moved(self, b: Probe) -> None:

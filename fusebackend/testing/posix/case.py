@@ -17,7 +17,7 @@ import re
 import shutil
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -74,9 +74,7 @@ class Case:
     @pytest.fixture
     def d(self, root: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         """An empty directory for one case."""
-        for word in getattr(request.function, "needs", ()):
-            if not self.has(word):
-                pytest.skip(f"needs {word}, which is not declared here" if word != "root" else "needs root")
+        self.require(getattr(request.function, "needs", ()))
         directory = root / f"case-{request.node.originalname}"
         directory.mkdir()
         # Below a setgid parent, a new directory has the bit too; the cases start from a known mode.
@@ -97,6 +95,12 @@ class Case:
         """A new and empty `file` in the directory of the case, open for reading and writing."""
         with opened(d / "file", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
             yield fd
+
+    def require(self, words: Iterable[str]) -> None:
+        """Skip a case, or one of a loop, unless the class declares each of these features and limits."""
+        for word in words:
+            if not self.has(word):
+                pytest.skip(f"needs {word}, which is not declared here" if word != "root" else "needs root")
 
     def has(self, word: str) -> bool:
         """Return whether the class declares this feature or limit; `root` means that the tests run as root."""
@@ -160,6 +164,21 @@ def fresh(d: Path) -> Iterator[Path]:
         yield directory
     finally:
         remove_tree(directory)
+
+
+def make(d: Path, files: Mapping[str, bytes | None]) -> None:
+    """Make files with these contents below `d`, and directories where the content is None, with those above them."""
+    for name, content in files.items():
+        path = d / name
+        (path if content is None else path.parent).mkdir(parents=True, exist_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+
+
+def tree(d: Path) -> dict[str, bytes | None]:
+    """Return what is below `d`, as `make` takes it; a symbolic link is the file that it leads to."""
+    found = {str(path.relative_to(d)): path for path in sorted(d.rglob("*"))}
+    return {name: None if path.is_dir() else path.read_bytes() for name, path in found.items()}
 
 
 def remove_tree(directory: Path) -> None:

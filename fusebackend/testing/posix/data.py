@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from fusebackend.testing.each import each, needs
 from fusebackend.testing.posix.case import Case, fresh, opened, refused
 
 RDWR_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
+
+
+COPIES: dict[str, Callable[[int, int, int, int], int]] = {
+    "sendfile": lambda source, target, offset, count: os.sendfile(target, source, offset, count),
+    "copy_file_range": lambda source, target, offset, count: os.copy_file_range(source, target, count, offset),
+}
 
 
 class DataCases(Case):
@@ -158,29 +165,22 @@ class DataCases(Case):
         assert os.fstat(fd).st_size == 100_000
         assert os.pread(fd, 100_001, 0) == b"abc" + bytes(99_997)
 
-    def test_sendfile_copies(self, d: Path) -> None:
+    def test_sendfile_and_copy_file_range(self, d: Path) -> None:
         data = os.urandom(400_000)
         (d / "source").write_bytes(data)
-        with opened(d / "source", os.O_RDONLY) as source, opened(d / "target", RDWR_NEW) as target:
-            offset = 0
-            while offset < len(data):
-                sent = os.sendfile(target, source, offset, len(data) - offset)
-                assert sent > 0
-                offset += sent
-            assert os.sendfile(target, source, offset, 10) == 0
-        assert (d / "target").read_bytes() == data
-
-    def test_copy_file_range_copies(self, d: Path) -> None:
-        data = os.urandom(400_000)
-        (d / "source").write_bytes(data)
-        with opened(d / "source", os.O_RDONLY) as source, opened(d / "target", RDWR_NEW) as target:
-            copied = 0
-            while copied < len(data):
-                step = os.copy_file_range(source, target, len(data) - copied)
-                assert step > 0
-                copied += step
-            assert os.copy_file_range(source, target, 10) == 0
-        assert (d / "target").read_bytes() == data
+        for case in each(COPIES):
+            with (
+                case as copy,
+                opened(d / "source", os.O_RDONLY) as source,
+                opened(d / "target", os.O_RDWR | os.O_CREAT | os.O_TRUNC) as target,
+            ):
+                copied = 0
+                while copied < len(data):
+                    step = copy(source, target, copied, len(data) - copied)
+                    assert step > 0
+                    copied += step
+                assert copy(source, target, copied, 10) == 0
+                assert (d / "target").read_bytes() == data
 
     def test_fsync_of_a_file_and_its_directory(self, d: Path) -> None:
         with opened(d / "file", RDWR_NEW) as fd:

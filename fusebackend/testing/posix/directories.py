@@ -143,7 +143,7 @@ class DirectoryCases(Case):
         assert os.listdir(d) == []
 
     def test_telldir_and_seekdir_return_to_a_place(self, d: Path) -> None:
-        fill(d, 500)
+        fill(d, 300)  # the kernel asks for some 200 at a time
         with Listing(d) as listing:
             places = []
             while True:
@@ -152,12 +152,12 @@ class DirectoryCases(Case):
                 if name is None:
                     break
                 places.append((place, name))
-            assert len(places) == 500
-            for place, name in (places[400], places[3], places[499], places[250]):
+            assert len(places) == 300
+            for place, name in (places[250], places[3], places[299], places[150]):
                 listing.seek(place)
                 assert listing.next() == name
-            listing.seek(places[490][0])
-            assert list(listing.rest()) == [name for _, name in places[490:]]
+            listing.seek(places[290][0])
+            assert list(listing.rest()) == [name for _, name in places[290:]]
 
     def test_seekdir_holds_when_other_names_go(self, d: Path) -> None:
         fill(d, 300)

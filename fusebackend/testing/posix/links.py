@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from fusebackend.testing.each import each, needs
-from fusebackend.testing.posix.case import Case, fresh, opened, refused
+from fusebackend.testing.posix.case import Case, fresh, make, opened, refused, tree
 
 
 class LinkCases(Case):
@@ -47,11 +47,10 @@ class LinkCases(Case):
 
     @needs("links")
     def test_rename_over_one_of_two_links(self, d: Path) -> None:
-        (d / "one").write_bytes(b"linked")
+        make(d, {"one": b"linked", "new": b"new"})
         os.link(d / "one", d / "two")
-        (d / "new").write_bytes(b"new")
         os.rename(d / "new", d / "one")
-        assert ((d / "one").read_bytes(), (d / "two").read_bytes()) == (b"new", b"linked")
+        assert tree(d) == {"one": b"new", "two": b"linked"}
         assert (d / "two").stat().st_nlink == 1
 
     @needs("links", "symlinks")
@@ -63,8 +62,7 @@ class LinkCases(Case):
 
     @needs("symlinks")
     def test_a_symlink_is_followed(self, d: Path) -> None:
-        (d / "dir").mkdir()
-        (d / "dir" / "file").write_bytes(b"x")
+        make(d, {"dir/file": b"x"})
         os.symlink("dir", d / "to-dir")
         os.symlink("to-dir/file", d / "to-file")
         assert (d / "to-file").read_bytes() == b"x"
@@ -95,12 +93,10 @@ class LinkCases(Case):
                 assert (own / "link").lstat().st_size == size
 
     @needs("symlinks")
-    def test_unlink_removes_the_symlink_and_not_its_target(self, d: Path) -> None:
-        (d / "file").write_bytes(b"kept")
+    def test_unlink_removes_the_symlink_and_not_its_target(self, d: Path, file: Path) -> None:
         os.symlink("file", d / "link")
         os.unlink(d / "link")
-        assert os.listdir(d) == ["file"]
-        assert (d / "file").read_bytes() == b"kept"
+        assert tree(d) == {"file": b"x"}
 
     @needs("special_files")
     def test_a_fifo_passes_data(self, d: Path) -> None:

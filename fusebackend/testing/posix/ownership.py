@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -14,12 +15,13 @@ from fusebackend.testing.each import each, needs
 from fusebackend.testing.posix.case import (
     NOBODY,
     Case,
+    all_refused,
     as_user,
     drop_capabilities,
     fresh,
     in_child,
+    make,
     opened,
-    refused,
 )
 
 OTHER = 12345
@@ -36,11 +38,6 @@ def _ftruncate(path: str) -> None:
         os.ftruncate(fd, 10)
 
 
-def _without_capabilities(change: Callable[[str], None], path: str) -> None:
-    drop_capabilities()
-    change(path)
-
-
 CHANGES_OF_CONTENTS: dict[str, Callable[[str], None]] = {
     "write": lambda path: _write(path, os.O_WRONLY),
     "write in a file that can be read": lambda path: _write(path, os.O_RDWR),
@@ -49,6 +46,52 @@ CHANGES_OF_CONTENTS: dict[str, Callable[[str], None]] = {
     "truncate": lambda path: os.truncate(path, 10),
     "ftruncate": _ftruncate,
 }
+
+
+def _by_root(directory: Path, change: Callable[[], object]) -> None:
+    with contextlib.chdir(directory):
+        change()
+
+
+def _by_root_without_capabilities(directory: Path, change: Callable[[], object]) -> None:
+    def changed() -> None:
+        drop_capabilities()
+        _by_root(directory, change)
+
+    in_child(changed)
+
+
+_by_a_member = partial(as_user, groups=(OTHER,))
+
+WRITERS: tuple[tuple[Callable[[Path, Callable[[], object]], object], tuple[int, int], int, int], ...] = (
+    (as_user, (NOBODY, NOBODY), 0o4755, 0o755),
+    (as_user, (NOBODY, NOBODY), 0o2755, 0o755),
+    (as_user, (NOBODY, NOBODY), 0o6755, 0o755),
+    (as_user, (NOBODY, NOBODY), 0o6745, 0o2745),
+    (as_user, (NOBODY, NOBODY), 0o644, 0o644),
+    (as_user, (OTHER, 0), 0o2666, 0o666),
+    (as_user, (OTHER, OTHER), 0o2666, 0o666),
+    (_by_a_member, (OTHER, OTHER), 0o2666, 0o2666),
+    (_by_root, (0, 0), 0o4755, 0o4755),
+    (_by_root, (0, 0), 0o2755, 0o2755),
+    (_by_root, (0, 0), 0o6745, 0o6745),
+    (_by_root_without_capabilities, (0, 0), 0o6755, 0o755),
+)
+"""Who changes a file, the file's owner and mode, and the mode that is left."""
+
+
+def _make_directory(path: str) -> None:
+    os.mkdir(path)
+    Path(path, "below").touch()
+
+
+MAKERS: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
+    "file": ((), lambda path: Path(path).touch()),
+    "directory": ((), _make_directory),
+    "symlink": (("symlinks",), lambda path: os.symlink("x", path)),
+    "fifo": (("special_files",), os.mkfifo),
+}
+"""What a class must declare, and the maker of a file at a path."""
 
 
 class OwnershipCases(Case):
@@ -83,103 +126,52 @@ class OwnershipCases(Case):
         assert stat.S_IMODE(file.stat().st_mode) == 0o755
 
     @needs("root", "persistent_modes", "other_users")
-    def test_files_of_another_user_belong_to_it(self, d: Path) -> None:
-        os.chmod(d, 0o777)
-
-        def make() -> None:
-            os.close(os.open("file", os.O_WRONLY | os.O_CREAT))
-            os.mkdir("dir")
-
-        as_user(d, make)
-        for name in ("file", "dir"):
-            assert ((d / name).stat().st_uid, (d / name).stat().st_gid) == (NOBODY, NOBODY)
-
-    @needs("root", "persistent_modes", "other_users", "symlinks", "special_files")
-    def test_special_files_of_another_user_belong_to_it(self, d: Path) -> None:
-        os.chmod(d, 0o777)
-
-        def make() -> None:
-            os.symlink("x", "link")
-            os.mkfifo("fifo")
-
-        as_user(d, make)
-        for name in ("link", "fifo"):
-            assert ((d / name).lstat().st_uid, (d / name).lstat().st_gid) == (NOBODY, NOBODY)
-
-    @needs("root", "persistent_modes", "other_users")
     def test_a_setgid_directory_passes_its_group_on(self, d: Path) -> None:
-        (d / "shared").mkdir()
-        os.chown(d / "shared", 0, OTHER)
-        os.chmod(d / "shared", 0o2777)
-
-        def make() -> None:
-            os.close(os.open("file", os.O_WRONLY | os.O_CREAT))
-            os.mkdir("dir")
-            os.close(os.open("dir/below", os.O_WRONLY | os.O_CREAT))
-
-        as_user(d / "shared", make)
-        shared = d / "shared"
-        for name in ("file", "dir", "dir/below"):
-            assert ((shared / name).stat().st_uid, (shared / name).stat().st_gid) == (NOBODY, OTHER)
-        assert (shared / "dir").stat().st_mode & stat.S_ISGID
-        assert not (shared / "file").stat().st_mode & stat.S_ISGID
-
-    @needs("root", "persistent_modes", "special_files", "symlinks")
-    def test_a_setgid_directory_passes_its_group_to_special_files(self, d: Path) -> None:
-        (d / "shared").mkdir()
-        os.chown(d / "shared", 0, OTHER)
-        os.chmod(d / "shared", 0o2755)
-        os.mkfifo(d / "shared" / "fifo")
-        os.symlink("x", d / "shared" / "link")
-        assert (d / "shared" / "fifo").stat().st_gid == OTHER
-        assert (d / "shared" / "link").lstat().st_gid == OTHER
+        """What a user makes belongs to it, and to its group or that of a set-group-ID directory, which also passes its
+        bit on to directories."""
+        for case in each(product(MAKERS, (0o777, 0o2777))):
+            with case as (kind, mode), fresh(d) as own:
+                words, maker = MAKERS[kind]
+                self.require(words)
+                os.chown(own, 0, OTHER)
+                os.chmod(own, mode)
+                as_user(own, partial(maker, "made"))
+                passes_on = bool(mode & stat.S_ISGID)
+                for path in own.rglob("*"):
+                    status = path.lstat()
+                    assert (status.st_uid, status.st_gid) == (NOBODY, OTHER if passes_on else NOBODY)
+                    assert bool(status.st_mode & stat.S_ISGID) == (passes_on and path.is_dir())
 
     @needs("root", "persistent_modes", "other_users")
     def test_modes_keep_another_user_out(self, d: Path) -> None:
-        (d / "secret").write_bytes(b"x")
-        os.chmod(d / "secret", 0o600)
-        (d / "closed").mkdir()
-        (d / "closed" / "file").write_bytes(b"x")
-        os.chmod(d / "closed", 0o700)
-        (d / "readable").write_bytes(b"open")
-        os.chmod(d / "readable", 0o644)
-
-        def try_all() -> None:
-            for path, flags in (
-                ("secret", os.O_RDONLY),
-                ("secret", os.O_WRONLY),
-                ("readable", os.O_RDWR),
-                ("closed/file", os.O_RDONLY),
-                ("new", os.O_WRONLY | os.O_CREAT),
-            ):
-                refused(errno.EACCES, os.open, path, flags)
-            refused(errno.EACCES, os.listdir, "closed")
-            refused(errno.EACCES, os.unlink, "secret")
-            with opened("readable", os.O_RDONLY) as fd:
-                assert os.read(fd, 10) == b"open"
-
-        as_user(d, try_all)
-
-    @needs("root", "persistent_modes", "other_users")
-    def test_changing_contents_without_privileges_clears_the_bits(self, d: Path) -> None:
-        """POSIX, write() and truncate(). Linux keeps a set-group-ID bit without group execute permission."""
-        bits = ((0o4755, 0o755), (0o2755, 0o755), (0o6755, 0o755), (0o6745, 0o2745), (0o644, 0o644))
-        for case in each(product(CHANGES_OF_CONTENTS, bits)):
-            with case as (how, (mode, left)), fresh(d) as own:
-                (own / "file").write_bytes(b"x" * 100)
-                os.chown(own / "file", NOBODY, NOBODY)
-                os.chmod(own / "file", mode)
-                as_user(own, partial(CHANGES_OF_CONTENTS[how], "file"))
-                assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(left)
+        make(d, {"secret": b"x", "closed/file": b"x", "readable": b"open"})
+        for name, mode in (("secret", 0o600), ("closed", 0o700), ("readable", 0o644)):
+            os.chmod(d / name, mode)
+        rows = (
+            (errno.EACCES, os.open, "secret", os.O_RDONLY),
+            (errno.EACCES, os.open, "secret", os.O_WRONLY),
+            (errno.EACCES, os.open, "readable", os.O_RDWR),
+            (errno.EACCES, os.open, "closed/file", os.O_RDONLY),
+            (errno.EACCES, os.open, "new", os.O_WRONLY | os.O_CREAT),
+            (errno.EACCES, os.listdir, "closed"),
+            (errno.EACCES, os.unlink, "secret"),
+        )
+        as_user(d, partial(all_refused, *rows))
+        assert as_user(d, Path("readable").read_bytes) == b"open"
 
     @needs("root", "persistent_modes")
-    def test_root_may_change_them_and_leave_the_bits(self, d: Path) -> None:
-        for case in each(product(CHANGES_OF_CONTENTS, (0o4755, 0o2755, 0o6745))):
-            with case as (how, mode), fresh(d) as own:
+    def test_changing_contents_without_privileges_clears_the_bits(self, d: Path) -> None:
+        """POSIX, write() and truncate(). Linux keeps a set-group-ID bit without group execute permission if the writing
+        user is in the file's group."""
+        for case in each(product(CHANGES_OF_CONTENTS, WRITERS)):
+            with case as (how, (run, owner, mode, left)), fresh(d) as own:
+                if run not in (_by_root, _by_root_without_capabilities):
+                    self.require(["other_users"])
                 (own / "file").write_bytes(b"x" * 100)
+                os.chown(own / "file", *owner)
                 os.chmod(own / "file", mode)
-                CHANGES_OF_CONTENTS[how](str(own / "file"))
-                assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(mode)
+                run(own, partial(CHANGES_OF_CONTENTS[how], "file"))
+                assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(left)
 
     @needs("root", "persistent_modes", "other_users")
     def test_a_handle_opened_before_the_bits_were_set_clears_them_too(self, d: Path) -> None:
@@ -195,27 +187,6 @@ class OwnershipCases(Case):
 
         as_user(d, write)
         assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
-
-    @needs("root", "persistent_modes", "other_users")
-    def test_a_stranger_to_the_group_clears_its_bit(self, d: Path) -> None:
-        """A set-group-ID bit without group execute permission stays if the writing user is in the file's group."""
-        groups_of_both = ((0, (), 0o666), (OTHER, (), 0o666), (OTHER, (OTHER,), 0o2666))
-        for case in each(product(CHANGES_OF_CONTENTS, groups_of_both)):
-            with case as (how, (group, groups, left)), fresh(d) as own:
-                (own / "file").write_bytes(b"x" * 100)
-                os.chown(own / "file", OTHER, group)
-                os.chmod(own / "file", 0o2666)
-                as_user(own, partial(CHANGES_OF_CONTENTS[how], "file"), groups=groups)
-                assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(left)
-
-    @needs("root", "persistent_modes")
-    def test_root_without_its_capabilities_clears_the_bits(self, d: Path) -> None:
-        for case in each(CHANGES_OF_CONTENTS):
-            with case as change, fresh(d) as own:
-                (own / "file").write_bytes(b"x" * 100)
-                os.chmod(own / "file", 0o6755)
-                in_child(partial(_without_capabilities, change, str(own / "file")))
-                assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(0o755)
 
     @needs("root", "persistent_modes", "other_users", "special_files")
     def test_chown_to_nobody_in_particular_clears_the_bits(self, d: Path) -> None:

@@ -8,51 +8,41 @@ from pathlib import Path
 
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
 from fusebackend.testing.each import needs
-from fusebackend.testing.posix.case import Case, fork, opened, refused, renameat2
+from fusebackend.testing.posix.case import Case, fork, make, opened, refused, renameat2, tree
 
 
 class RenameCases(Case):
     def test_rename_a_file(self, d: Path) -> None:
-        (d / "old").write_bytes(b"data")
+        make(d, {"old": b"data"})
         inode = (d / "old").stat().st_ino
         os.rename(d / "old", d / "new")
-        assert os.listdir(d) == ["new"]
-        assert (d / "new").read_bytes() == b"data"
+        assert tree(d) == {"new": b"data"}
         assert (d / "new").stat().st_ino == inode or not self.features.rename
 
     def test_rename_a_directory_with_all_below(self, d: Path) -> None:
-        (d / "old" / "a" / "b").mkdir(parents=True)
-        (d / "old" / "a" / "b" / "file").write_bytes(b"deep")
+        make(d, {"old/a/b/file": b"deep"})
         os.rename(d / "old", d / "new")
-        assert os.listdir(d) == ["new"]
-        assert (d / "new" / "a" / "b" / "file").read_bytes() == b"deep"
+        assert tree(d) == {"new": None, "new/a": None, "new/a/b": None, "new/a/b/file": b"deep"}
         assert not (d / "old" / "a" / "b" / "file").exists()
 
     def test_rename_into_another_directory(self, d: Path) -> None:
-        (d / "from").mkdir()
-        (d / "to").mkdir()
-        (d / "from" / "file").write_bytes(b"data")
+        make(d, {"from/file": b"data", "to": None})
         os.rename(d / "from" / "file", d / "to" / "file")
-        assert (os.listdir(d / "from"), os.listdir(d / "to")) == ([], ["file"])
-        assert (d / "to" / "file").read_bytes() == b"data"
+        assert tree(d) == {"from": None, "to": None, "to/file": b"data"}
 
     def test_a_moved_directory_knows_its_new_parent(self, d: Path) -> None:
-        (d / "from" / "dir").mkdir(parents=True)
-        (d / "to").mkdir()
+        make(d, {"from/dir": None, "to": None})
         with opened(d / "from" / "dir", os.O_RDONLY | os.O_DIRECTORY) as fd:
             os.rename(d / "from" / "dir", d / "to" / "dir")
             assert os.stat("..", dir_fd=fd).st_ino == (d / "to").stat().st_ino
 
     def test_rename_over_a_file(self, d: Path) -> None:
-        (d / "old").write_bytes(b"new content")
-        (d / "target").write_bytes(b"x" * 10_000)
+        make(d, {"old": b"new content", "target": b"x" * 10_000})
         os.rename(d / "old", d / "target")
-        assert os.listdir(d) == ["target"]
-        assert (d / "target").read_bytes() == b"new content"
+        assert tree(d) == {"target": b"new content"}
 
     def test_rename_over_an_open_file_keeps_the_old_data_for_its_handle(self, d: Path) -> None:
-        (d / "source").write_bytes(b"new")
-        (d / "target").write_bytes(b"old")
+        make(d, {"source": b"new", "target": b"old"})
         with opened(d / "target", os.O_RDWR) as fd:
             os.rename(d / "source", d / "target")
             assert os.pread(fd, 10, 0) == b"old"
@@ -68,30 +58,23 @@ class RenameCases(Case):
         assert (d / "new").read_bytes() == b"before after"
 
     def test_rename_over_an_empty_directory(self, d: Path) -> None:
-        (d / "old").mkdir()
-        (d / "old" / "file").write_bytes(b"x")
-        (d / "target").mkdir()
+        make(d, {"old/file": b"x", "target": None})
         os.rename(d / "old", d / "target")
-        assert os.listdir(d) == ["target"]
-        assert os.listdir(d / "target") == ["file"]
+        assert tree(d) == {"target": None, "target/file": b"x"}
 
     def test_rename_over_a_directory_that_is_not_empty(self, d: Path) -> None:
-        (d / "old").mkdir()
-        (d / "target").mkdir()
-        (d / "target" / "file").write_bytes(b"kept")
+        make(d, {"old": None, "target/file": b"kept"})
         refused((errno.ENOTEMPTY, errno.EEXIST), os.rename, d / "old", d / "target")
-        assert (d / "target" / "file").read_bytes() == b"kept"
-        assert sorted(os.listdir(d)) == ["old", "target"]
+        assert tree(d) == {"old": None, "target": None, "target/file": b"kept"}
 
     @needs("symlinks")
     def test_rename_moves_a_symlink_and_not_its_target(self, d: Path, file: Path) -> None:
         os.symlink("file", d / "link")
         os.rename(d / "link", d / "moved")
         assert os.readlink(d / "moved") == "file"
-        (d / "other").write_bytes(b"y")
+        make(d, {"other": b"y"})
         os.rename(d / "other", d / "moved")
-        assert sorted(os.listdir(d)) == ["file", "moved"]
-        assert file.read_bytes() == b"x"
+        assert tree(d) == {"file": b"x", "moved": b"y"}
         assert not (d / "moved").is_symlink()
 
     @needs("rename")
@@ -112,33 +95,26 @@ class RenameCases(Case):
 
     @needs("rename")
     def test_noreplace_refuses_an_existing_target(self, d: Path) -> None:
-        (d / "one").write_bytes(b"1")
-        (d / "two").write_bytes(b"2")
-        (d / "dir").mkdir()
+        make(d, {"one": b"1", "two": b"2", "dir": None})
         refused(errno.EEXIST, renameat2, d / "one", d / "two", RENAME_NOREPLACE)
         refused(errno.EEXIST, renameat2, d / "one", d / "dir", RENAME_NOREPLACE)
-        assert (d / "two").read_bytes() == b"2"
         renameat2(d / "one", d / "three", RENAME_NOREPLACE)
-        assert sorted(os.listdir(d)) == ["dir", "three", "two"]
+        assert tree(d) == {"dir": None, "three": b"1", "two": b"2"}
 
     @needs("rename")
     def test_exchange_swaps_two_files(self, d: Path) -> None:
-        (d / "one").write_bytes(b"1")
-        (d / "two").write_bytes(b"22")
+        make(d, {"one": b"1", "two": b"22"})
         inodes = (d / "one").stat().st_ino, (d / "two").stat().st_ino
         renameat2(d / "one", d / "two", RENAME_EXCHANGE)
-        assert ((d / "one").read_bytes(), (d / "two").read_bytes()) == (b"22", b"1")
+        assert tree(d) == {"one": b"22", "two": b"1"}
         assert ((d / "two").stat().st_ino, (d / "one").stat().st_ino) == inodes
 
     @needs("rename")
     def test_exchange_swaps_a_file_and_a_full_directory(self, d: Path, file: Path) -> None:
-        (d / "a").mkdir()
-        (d / "a" / "dir").mkdir()
-        (d / "a" / "dir" / "below").write_bytes(b"y")
+        make(d, {"a/dir/below": b"y"})
         counts = d.stat().st_nlink, (d / "a").stat().st_nlink
         renameat2(file, d / "a" / "dir", RENAME_EXCHANGE)
-        assert (d / "a" / "dir").read_bytes() == b"x"
-        assert (file / "below").read_bytes() == b"y"
+        assert tree(d) == {"a": None, "a/dir": b"x", "file": None, "file/below": b"y"}
         assert os.stat(f"{d}/file/..").st_ino == d.stat().st_ino
         if counts[0] > 1:
             assert (d.stat().st_nlink, (d / "a").stat().st_nlink) == (counts[0] + 1, counts[1] - 1)

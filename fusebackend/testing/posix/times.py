@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from fusebackend.base.stamps import now_ns
 from fusebackend.testing.each import each, needs
-from fusebackend.testing.posix.case import Case, fresh, opened
+from fusebackend.testing.posix.case import Case, fresh, make, opened
 
 UTIME_NOW = (1 << 30) - 1
 UTIME_OMIT = (1 << 30) - 2
@@ -34,30 +34,43 @@ def utimensat(path: Path, atime: tuple[int, int], mtime: tuple[int, int], flags:
         raise OSError(number, os.strerror(number))
 
 
-@contextlib.contextmanager
-def changes(*paths: Path, mtime: bool = True) -> Iterator[None]:
-    """Fail unless the body moves the change time (and with `mtime` the modification time) of each path forwards."""
-    before = {path: path.lstat() for path in paths}
-    _tick(max(status.st_ctime_ns for status in before.values()))
-    yield
-    for path, was in before.items():
-        now = path.lstat()
-        assert now.st_ctime_ns > was.st_ctime_ns, f"the change time of {path.name} stood still"
-        if mtime:
-            assert now.st_mtime_ns > was.st_mtime_ns, f"the modification time of {path.name} stood still"
-        else:
-            assert now.st_mtime_ns == was.st_mtime_ns, f"the modification time of {path.name} moved"
+class Moves(NamedTuple):
+    """A call in a directory with `file` and `dir/in`, and the paths whose times it moves; `.` is the directory itself.
+    Where the class has them, `dir/twin` is another name of the file, which has the extended attribute `user.note`."""
+
+    call: Callable[[Path], object]
+    both: tuple[str, ...] = ()
+    """Modification and change time."""
+    change: tuple[str, ...] = ()
+    """The change time alone."""
+    needs: tuple[str, ...] = ()
 
 
-@contextlib.contextmanager
-def leaves(*paths: Path) -> Iterator[None]:
-    """Fail if the body changes modification or change time of a path."""
-    before = {path: path.lstat() for path in paths}
-    _tick(max(status.st_ctime_ns for status in before.values()))
-    yield
-    for path, was in before.items():
-        now = path.lstat()
-        assert (now.st_mtime_ns, now.st_ctime_ns) == (was.st_mtime_ns, was.st_ctime_ns), f"a time of {path.name} moved"
+def _opened(path: Path, flags: int, data: bytes = b"") -> None:
+    with opened(path, flags) as fd:
+        os.write(fd, data)
+
+
+MOVES = {
+    "write": Moves(lambda d: _opened(d / "file", os.O_WRONLY, b"new"), ("file",)),
+    "O_TRUNC": Moves(lambda d: _opened(d / "file", os.O_WRONLY | os.O_TRUNC), ("file",)),
+    "truncate to more": Moves(lambda d: os.truncate(d / "file", 100), ("file",)),
+    "truncate to less": Moves(lambda d: os.truncate(d / "file", 2), ("file",)),
+    "chmod": Moves(lambda d: os.chmod(d / "file", 0o600), change=("file",)),
+    "read": Moves(lambda d: (d / "file").read_bytes()),
+    "listdir": Moves(os.listdir),
+    "stat": Moves(lambda d: (d / "file").stat()),
+    "O_CREAT": Moves(lambda d: _opened(d / "new", os.O_WRONLY | os.O_CREAT), (".",)),
+    "mkdir": Moves(lambda d: os.mkdir(d / "new"), (".",)),
+    "symlink": Moves(lambda d: os.symlink("x", d / "new"), (".",), needs=("symlinks",)),
+    "unlink": Moves(lambda d: os.unlink(d / "dir" / "in"), ("dir",)),
+    "rmdir": Moves(lambda d: os.rmdir(d / "empty"), (".",)),
+    "link": Moves(lambda d: os.link(d / "file", d / "dir" / "new"), ("dir",), ("file",), ("links",)),
+    "unlink one of two names": Moves(lambda d: os.unlink(d / "dir" / "twin"), ("dir",), ("file",), ("links",)),
+    "rename": Moves(lambda d: os.rename(d / "dir" / "in", d / "new"), (".", "dir"), needs=("rename",)),
+    "setxattr": Moves(lambda d: os.setxattr(d / "file", "user.a", b"x"), change=("file",), needs=("xattrs",)),
+    "removexattr": Moves(lambda d: os.removexattr(d / "file", "user.note"), change=("file",), needs=("xattrs",)),
+}
 
 
 def _tick(stamp_ns: int) -> None:
@@ -140,16 +153,32 @@ class TimeCases(Case):
                 assert start <= stamp <= time.time_ns() + SECOND_NS
 
     @needs("persistent_modes")
-    def test_write_changes_the_file(self, d: Path, file: Path) -> None:
-        with leaves(d), changes(file), opened(file, os.O_WRONLY) as fd:
-            os.write(fd, b"new")
+    def test_the_times_that_a_call_moves(self, d: Path) -> None:
+        for case in each(MOVES):
+            with case as (call, both, change, words), fresh(d) as own:
+                self.require(words)
+                make(own, {"file": b"12345", "dir/in": b"x", "empty": None})
+                if self.features.links:
+                    os.link(own / "file", own / "dir" / "twin")
+                if self.features.xattrs:
+                    os.setxattr(own / "file", "user.note", b"x")
+                before = {name: (own / name).lstat() for name in (".", "file", "dir", "dir/in", "empty")}
+                _tick(max(status.st_ctime_ns for status in before.values()))
+                call(own)
+                for name in [name for name in before if (own / name).exists()]:
+                    was, now = before[name], (own / name).lstat()
+                    assert (now.st_mtime_ns > was.st_mtime_ns) == (name in both), f"modification time of {name}"
+                    assert (now.st_ctime_ns > was.st_ctime_ns) == (name in both + change), f"change time of {name}"
 
     @needs("persistent_modes")
     def test_write_through_an_open_handle_shows_at_once(self, file: Path) -> None:
         with opened(file, os.O_WRONLY) as fd:
             for _ in range(3):
-                with changes(file):
-                    os.write(fd, b"more")
+                before = file.stat()
+                _tick(before.st_ctime_ns)
+                os.write(fd, b"more")
+                assert file.stat().st_ctime_ns > before.st_ctime_ns
+                assert file.stat().st_mtime_ns > before.st_mtime_ns
 
     @needs("persistent_modes")
     def test_utime_after_a_write_on_an_open_handle_wins(self, file: Path) -> None:
@@ -158,69 +187,6 @@ class TimeCases(Case):
             os.utime(fd, ns=(OLD_NS, OLD_NS))
             assert file.stat().st_mtime_ns == OLD_NS
         assert file.stat().st_mtime_ns == OLD_NS  # closing writes pages back, and must not stamp the file again
-
-    @needs("persistent_modes")
-    def test_read_and_stat_leave_mtime_and_ctime(self, d: Path, file: Path) -> None:
-        with leaves(d, file):
-            file.read_bytes()
-            os.listdir(d)
-            file.stat()
-
-    @needs("persistent_modes")
-    def test_truncate_changes_the_file(self, file: Path) -> None:
-        for size in (100, 2):
-            with changes(file):
-                os.truncate(file, size)
-        with changes(file):
-            os.close(os.open(file, os.O_WRONLY | os.O_TRUNC))
-
-    @needs("persistent_modes")
-    def test_chmod_changes_only_the_change_time(self, d: Path, file: Path) -> None:
-        with leaves(d), changes(file, mtime=False):
-            os.chmod(file, 0o600)
-
-    @needs("persistent_modes")
-    def test_creating_a_name_changes_the_directory(self, d: Path) -> None:
-        with changes(d):
-            os.close(os.open(d / "file", os.O_WRONLY | os.O_CREAT))
-        with changes(d):
-            os.mkdir(d / "dir")
-        if self.features.symlinks:
-            with changes(d):
-                os.symlink("x", d / "link")
-
-    @needs("persistent_modes")
-    def test_removing_a_name_changes_the_directory(self, d: Path, file: Path) -> None:
-        (d / "dir").mkdir()
-        with changes(d):
-            os.unlink(file)
-        with changes(d):
-            os.rmdir(d / "dir")
-
-    @needs("persistent_modes", "links")
-    def test_link_changes_the_file_and_the_directory(self, d: Path, file: Path) -> None:
-        (d / "dir").mkdir()
-        with changes(file, mtime=False), changes(d / "dir"), leaves(d):
-            os.link(file, d / "dir" / "link")
-        with changes(file, mtime=False), changes(d / "dir"):
-            os.unlink(d / "dir" / "link")
-
-    @needs("persistent_modes", "rename")
-    def test_rename_changes_both_directories(self, d: Path) -> None:
-        (d / "from").mkdir()
-        (d / "to").mkdir()
-        (d / "from" / "file").write_bytes(b"x")
-        before = (d / "from" / "file").stat().st_mtime_ns
-        with changes(d / "from", d / "to"), leaves(d):
-            os.rename(d / "from" / "file", d / "to" / "file")
-        assert (d / "to" / "file").stat().st_mtime_ns == before
-
-    @needs("persistent_modes", "xattrs")
-    def test_setxattr_changes_only_the_change_time(self, file: Path) -> None:
-        with changes(file, mtime=False):
-            os.setxattr(file, "user.note", b"x")
-        with changes(file, mtime=False):
-            os.removexattr(file, "user.note")
 
     @needs("persistent_modes")
     def test_times_survive_a_rename(self, d: Path, file: Path) -> None:

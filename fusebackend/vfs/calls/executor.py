@@ -441,9 +441,7 @@ class RouteExecutor:
         self.health.recovered()
 
 
-async def _repeated(
-    attempt: Callable[[], Awaitable[T]], *, vary: Callable[[float, float], float] = jitter.between
-) -> T:
+async def _repeated(attempt: Callable[[], Awaitable[T]]) -> T:
     """Return the result of `attempt`; try again after an error of a lost connection."""
     for number in range(ATTEMPTS - 1):
         try:
@@ -452,7 +450,7 @@ async def _repeated(
             if error.errno not in LOST:
                 raise
         most_s = PAUSE_S * 2**number
-        await trio.sleep(vary(most_s / 2, most_s))
+        await trio.sleep(jitter.between(most_s / 2, most_s))
     return await attempt()
 
 

@@ -33,7 +33,6 @@ from fusebackend.control.client import pool
 from fusebackend.control.server import control_server as server_module
 from fusebackend.control.server import limiter
 from fusebackend.control.server import server_connection as serving_module
-from fusebackend.control.staging import Staging
 from fusebackend.protocol import Actor
 from fusebackend.testing.posix.case import as_user, umask
 
@@ -500,28 +499,6 @@ class TestRoom:
                 assert refused.line()["error"]["code"] == wire.BUSY
         assert answers(server)
         assert "no threads" in caplog.text
-
-
-class TestStaging:
-    def test_taking_and_adding_at_once(self, tmp_path):
-        """An upload takes what is staged in a thread of its own, while the connection goes on."""
-        staging = Staging()
-        taken: list[str] = []
-
-        def add() -> None:
-            for _ in range(300):
-                with contextlib.suppress(OSError):  # taken in between, or too many
-                    token = staging.add(b"a", None)
-                    taken.append(token)
-                    staging.add(b"b", token)
-
-        def take() -> None:
-            for _ in range(3000):
-                with contextlib.suppress(IndexError):  # none is there
-                    staging.take(taken.pop())
-
-        together(add, take, add, take)
-        staging.close()
 
 
 def mode_of(path):

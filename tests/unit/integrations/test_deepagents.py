@@ -389,9 +389,6 @@ class TestAdoptedFilesystem(BackendConformance):
     def backend(self, tmp_path):
         return adopt(TheirFilesystem(tmp_path))
 
-    def test_delete_of_nothing_names_it(self, b):
-        assert b.delete("/none.txt").error == "Error: '/none.txt' not found"
-
 
 @pytest.mark.configuration
 class TestAdoptedState(BackendConformance):

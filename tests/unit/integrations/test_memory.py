@@ -13,9 +13,7 @@ from seed_backends import DuckBackend, SeedInMemoryBackend
 import fusebackend
 from fusebackend.backends import (
     CompositeBackend,
-    FilesystemBackend,
     InMemoryBackend,
-    LocalShellBackend,
     SqliteBackend,
     StateBackend,
 )
@@ -109,13 +107,10 @@ Start with the result.
 """
 
 
-@pytest.fixture(params=["memory", "sqlite", "directory", "shell", "state", "composite", "seed"])
+@pytest.fixture(params=["memory", "state", "composite", "seed"])
 def ours(request, tmp_path):
     made = {
         "memory": InMemoryBackend,
-        "sqlite": lambda: SqliteBackend(tmp_path / "files.db"),
-        "directory": lambda: FilesystemBackend(tmp_path),
-        "shell": lambda: LocalShellBackend(tmp_path),
         "state": StateBackend,
         "composite": lambda: CompositeBackend(
             InMemoryBackend(), {"/memories/": SqliteBackend(tmp_path / "memories.db"), "/skills/": DuckBackend()}

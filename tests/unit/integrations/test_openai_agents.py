@@ -25,7 +25,6 @@ from openai.types.responses import (
     ResponseOutputMessage,
     ResponseOutputText,
 )
-from together import beside
 
 from fusebackend.backends import (
     InMemoryBackend,
@@ -211,31 +210,6 @@ def test_a_change_between_the_read_and_the_write_of_a_patch_is_not_lost(other: s
         expected = expected.replace("tuesday", "tuesday: rest")
     assert done.startswith("completed" if other == "friday" else "failed: plan.md: the patch does not fit")
     assert content(backend, "/plan.md") == expected.encode()
-
-
-def test_fifty_patches_at_once_are_all_kept(backend: Any) -> None:
-    count = 50
-    backend.upload_files([("/shared.md", "".join(f"line {number:02}: old\n" for number in range(count)).encode())])
-    editors = [PatchEditor(backend), PatchEditor(backend)]  # as of two agents: they know nothing of each other
-
-    async def main() -> list[Any]:
-        operations = [
-            ApplyPatchOperation("update_file", "shared.md", f"@@\n-line {number:02}: old\n+line {number:02}: new\n")
-            for number in range(0, count, 2)
-        ]
-        return await asyncio.gather(
-            *(editors[turn % 2].update_file(operation) for turn, operation in enumerate(operations))
-        )
-
-    def others() -> None:
-        for number in range(1, count, 2):
-            while (done := backend.edit("/shared.md", f"{number:02}: old", f"{number:02}: new")).error is not None:
-                assert "meanwhile" in done.error  # a store can only tell
-
-    with beside(others):
-        results = asyncio.run(main())
-    assert {result.status for result in results} == {"completed"}
-    assert content(backend, "/shared.md") == "".join(f"line {number:02}: new\n" for number in range(count)).encode()
 
 
 NOT_DONE = [

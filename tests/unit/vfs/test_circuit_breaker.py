@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Callable
 
-import pytest
 from clocks import Clock
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -64,20 +63,6 @@ def test_pauses_vary() -> None:
     assert not route.begin_probe()
     clock.now += PAUSE_S * health.JITTER
     assert route.begin_probe()
-
-
-def test_after_it_is_back_it_takes_as_many_failures_as_before(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
-    route = fallen(clock)
-    clock.now += PAUSE_S
-    assert route.begin_probe()
-    route.recovered()
-    route.failed("read", TIMEOUT)
-    assert not route.down
-    assert [record.message for record in caplog.records] == [
-        "Route '/x/' is down: Connection timed out; until it answers, calls fail at once",
-        "Route '/x/' answers again",
-    ]
 
 
 def test_what_status_says() -> None:

@@ -314,21 +314,6 @@ async def test_a_question_is_asked_again_when_its_connection_was_lost(verb: str,
     assert flaky.calls == calls
 
 
-@pytest.mark.trio
-async def test_pauses_between_attempts_grow_and_vary() -> None:
-    asked: list[tuple[float, float]] = []
-
-    def vary(low: float, high: float) -> float:
-        asked.append((low, high))
-        return 0.0
-
-    async def attempt() -> None:
-        raise ConnectionResetError(errno.ECONNRESET, "")
-
-    await fails(errno.ECONNRESET, lambda: executor._repeated(attempt, vary=vary))
-    assert asked == [(executor.PAUSE_S * 2**n / 2, executor.PAUSE_S * 2**n) for n in range(executor.ATTEMPTS - 1)]
-
-
 # -- down, and up again ------------------------------------------------------------------------------------------
 
 

@@ -7,14 +7,12 @@ import random
 import stat
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from onloop import Seen, readdir, run
 from raising import raising
 
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import Attr, AttrChanges, Caller, Features
 from fusebackend.vfs import junctions as mounttree
@@ -42,11 +40,9 @@ def filled(volume: TreeVolume, count: int) -> list[bytes]:
     return every
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def volume(request: pytest.FixtureRequest, tmp_path: Path) -> TreeVolume:
-    made = InMemoryVolume() if request.param == "memory" else SqliteVolume(tmp_path / "volume.db")
-    request.addfinalizer(made.close)
-    return made
+@pytest.fixture
+def volume() -> TreeVolume:
+    return InMemoryVolume()
 
 
 # -- positions -----------------------------------------------------------------------------------------------------

@@ -194,15 +194,6 @@ def test_each_face_sees_what_the_other_does(backend, tmp_path):
     backend.volume.forget([node])
 
 
-def test_a_search_leaves_the_nodes_alone(backend, tmp_path):
-    for number in range(300):
-        put(backend, f"/dir{number % 10}/file{number}", b"needle\n")
-    before = len(backend.volume._nodes)
-    assert len(backend.grep("needle").matches) == 300
-    assert len(backend.glob("**/*").matches) == 300
-    assert len(backend.volume._nodes) == before
-
-
 # -- deleting trees ----------------------------------------------------------------------------------------------------
 
 

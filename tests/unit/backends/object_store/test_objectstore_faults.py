@@ -7,7 +7,6 @@ import os
 
 import pytest
 from nodes import ME
-from services import seaweedfs as seaweedfs_service
 from services.failing_proxy import failing_bucket
 
 from fusebackend.backends import S3Backend
@@ -58,26 +57,3 @@ def test_errors_of_the_service_are_errors_and_are_over_when_it_is_well(proxied):
         assert backend.move("/d", "/e").error is None
         assert [info["path"] for info in backend.ls("/e").entries] == ["/e/a"]
     assert [key for key in bucket.all_keys() if "renames" in key] == []
-
-
-@pytest.mark.services
-def test_kill_9_of_the_service_under_use_and_restart():
-    with seaweedfs_service.running() as server, server.bucket() as bucket:
-        with S3Backend(bucket.name, **bucket.options()) as backend:
-            volume = backend.volume
-            for number in range(20):
-                assert backend.write(f"/d/{number}", f"content {number}").error is None
-            node = volume.create(ROOT_NODE, b"open", 0o644, RW, ME).node
-            volume.write(node, 0, b"synced")
-            volume.fsync(node)
-            volume.write(node, 6, b" and more")
-            server.crash()
-            with pytest.raises(OSError):
-                volume.fsync(node)
-            assert backend.write("/d/late", "x").error
-            server.start()
-            volume.fsync(node)
-            volume.release(node, RW)
-            found = backend.download_files([f"/d/{number}" for number in range(20)])
-            assert [answer.content for answer in found] == [f"content {number}".encode() for number in range(20)]
-        assert bucket.get("open") == b"synced and more"

@@ -8,10 +8,12 @@ import stat
 
 import pytest
 from eventually import eventually
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 from nodes import put, whole
 from postgres_hosts import ME, Host
+from profiles import examples
 from round_trips import Trips
 
 from fusebackend.backends.postgres.known_inodes import MAX_BYTES, MAX_INODES, MAX_NAMES, UNKNOWN, KnownInodes
@@ -167,6 +169,7 @@ class Listings(RuleBasedStateMachine):
 
 
 TestListings = Listings.TestCase
+TestTables.settings = TestListings.settings = settings(max_examples=examples(40))
 
 
 def test_names_of_a_new_directory_and_their_bound() -> None:

@@ -154,13 +154,15 @@ def test_a_full_server_is_waited_for_by_a_host_without_a_connection(
         assert time.monotonic() - begun < LIMIT_S
 
 
-def test_busy_hosts_take_turns_at_a_full_server(small: Server) -> None:
+def test_busy_hosts_take_turns_at_a_full_server(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them ever rests, and they want twice as many connections as there are."""
+    for name in ("COUNT_S", "TURN_S"):
+        monkeypatch.setattr(databases, name, getattr(databases, name) / 5)
     hosts = 24
     done = [0] * hosts
 
     def work(number: int, pool: databases.Connections) -> None:
-        pool.query("SELECT 1", ())
+        pool.query("SELECT pg_sleep(0.01)", ())
         done[number] += 1
 
     with contextlib.ExitStack() as working:

@@ -20,6 +20,7 @@ from ears import Ear
 from eventually import eventually
 from postgres_check import check
 from postgres_hosts import ME, sql
+from profiles import amount
 from round_trips import refuse_commits
 from services.postgres import PORT, Server, running
 from services.stall import Stall
@@ -346,7 +347,7 @@ def test_a_full_disk_loses_nothing(small_database: str, disk: Path) -> None:
 # -- connections that are cut at any moment ----------------------------------------------------------------------------
 
 
-STEPS = 120
+STEPS = amount("FUSEBACKEND_CUT_STEPS", day=50, night=200)
 """Of each worker."""
 
 CUTS_LIMIT_S = 120.0

@@ -360,32 +360,6 @@ def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
     assert volume_feed._pending == {30, feed.NO_XID}, "its own"
 
 
-def test_hosts_that_are_busy_read_without_being_woken(
-    here: Host, there: Host, third: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are told of each change all the same, and of most within a quarter of a second on a busy machine."""
-    monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
-    monkeypatch.setattr(feed, "IDLE_S", 1000.0)
-    monkeypatch.setattr(feed, "SHARE_S", 0.05)  # longer than between two changes, on a busy machine too
-    sent = [0]
-    monkeypatch.setattr(feed.VolumeFeed, "_tell", counted(feed.VolumeFeed._tell, sent))
-    made: dict[int, float] = {}
-    told: list[tuple[int, float]] = []
-    there.subscribe(lambda change: told.append((change.node or 0, time.monotonic())))
-    until = time.monotonic() + 2.0
-    while time.monotonic() < until:
-        node = here.make(b"%d" % len(made))
-        made[node] = time.monotonic()
-    for host in (there, third):
-        host.wait(Change(node, ROOT_NODE, b"%d" % (len(made) - 1)))
-    delays = {node: at - made[node] for node, at in told if node in made}
-    assert delays.keys() == made.keys()
-    assert sorted(delays.values())[len(delays) // 2] < 0.25
-    assert sent[0] < len(made) / 3
-    reads = there._feed._reads_until
-    eventually(lambda: time.monotonic() > reads + 1 and there._feed._look_at > time.monotonic() + 100, LIMIT_S)
-
-
 def test_a_newcomer_reads_what_nobody_tells(
     here: Host, there: Host, third: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from postgres_check import check
 from postgres_hosts import ME, sql
 from round_trips import TRANSACTIONS, Trips, sent
 from services.postgres import Postgres, running
-from together import beside, together
+from together import beside
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.guesses import CONTESTED_S
@@ -353,41 +353,6 @@ def test_a_verb_keeps_what_a_snapshot_has_of_its_directory(
     assert names(two, top) >= {b"0", b"1", b"2", b"n0", b"n1", b"n2"}
 
 
-def test_verbs_of_hosts_in_one_directory_lose_nothing(
-    hosts: Hosts, backends: tuple[PostgresBackend, PostgresBackend], top: int, request: pytest.FixtureRequest
-) -> None:
-    """Each name is made by one of them, and the other one is told that it is there."""
-    path, made = f"/{request.node.name}", list[tuple[int, int]]()
-
-    def work(host: int) -> None:
-        for number in range(40):
-            if backends[host].write(f"{path}/{number}", str(host)).error is None:
-                made.append((number, host))
-
-    together(partial(work, 0), partial(work, 1))
-    assert sorted(number for number, _ in made) == list(range(40))
-    for number, host in made:
-        for backend in backends:
-            assert (backend.read(f"{path}/{number}").file_data or {})["content"] == str(host)
-
-
-def test_a_name_that_is_there_is_no_guess(hosts: Hosts, top: int) -> None:
-    one, _ = hosts
-    one.mkdir(top, b"a", 0o755, ME)
-    for forgets in (False, True):
-        for call in (
-            lambda: one.mkdir(top, b"a", 0o755, ME),
-            lambda: one.create(top, b"a", 0o644, os.O_RDWR, ME),
-            lambda: one.symlink(top, b"a", b"x", ME),
-        ):
-            if forgets:
-                one._guesses._contested.clear()
-                one._known.changed(None)
-            with pytest.raises(FileExistsError):
-                call()
-    assert one.getattr(top).nlink == 3
-
-
 def test_what_a_snapshot_has_is_kept_by_guesses(
     hosts: Hosts, top: int, trips: Trips, request: pytest.FixtureRequest
 ) -> None:
@@ -415,24 +380,6 @@ def test_a_guess_from_before_a_snapshot_is_wrong(
     snapshot = one.snapshot(request.node.name)
     assert {name for name, _ in snapshot.readdir(here, b"", 9)} == {b"file", b"other", b"empty"}
     assert names(one, here) == {b"other", b"empty"}
-
-
-def test_hosts_that_change_one_directory_lose_nothing_and_log_nothing(hosts: Hosts, top: int) -> None:
-    def work(volume: PostgresVolume, tag: bytes) -> None:
-        for number in range(30):
-            name = tag + b"%d" % number
-            make(volume, top, name)
-            volume.lookup(top, name)
-            match number % 3:
-                case 0:
-                    volume.unlink(top, name)
-                case 1:
-                    volume.rename(top, name, top, name + b"r")
-
-    together(*(lambda host=host, tag=tag: work(host, tag) for host, tag in zip(hosts, (b"a", b"b"), strict=True)))
-    wanted = {tag + b"%d" % number + (b"r" if number % 3 == 1 else b"") for tag in (b"a", b"b")
-              for number in range(30) if number % 3}  # fmt: skip
-    assert names(hosts[0], top) - {b"x"} == names(hosts[1], top) - {b"x"} == wanted
 
 
 # -- the way to a node -------------------------------------------------------------------------------------------------

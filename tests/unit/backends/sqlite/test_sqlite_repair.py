@@ -196,7 +196,7 @@ STATEMENTS = st.one_of(
     st.builds("UPDATE OR IGNORE xattr SET node = {} WHERE node = {}".format, NODES, NODES),
     st.builds("INSERT OR REPLACE INTO unindexed VALUES ({}, 0)".format, NODES),
     st.builds("UPDATE meta SET value = {}".format, NUMBERS),
-    st.sampled_from(["DELETE FROM meta", "DELETE FROM common_word", "DELETE FROM trigram_data"]),
+    st.sampled_from(["DELETE FROM meta", "DELETE FROM trigram_data"]),
 )
 
 

@@ -22,7 +22,6 @@ from langgraph.store.sqlite import SqliteStore
 from raising import raising
 from stored import put_if, put_new
 from stores import NS, before_its_change
-from together import together
 
 from fusebackend.backends import StoreBackend
 from fusebackend.backends.store import source
@@ -468,22 +467,6 @@ def test_of_two_edits_at_once_one_is_told(store):
         assert get(first, "/a") == b"one 2"
         assert first.edit("/a", "one", "1").error is None
         assert get(second, "/a") == b"1 2"
-
-
-def test_of_many_edits_none_is_lost_without_an_error(store):
-    put(store, "/count", "0\n")
-    done = []
-
-    def work():
-        with stores.other_program(store, NS) as backend:
-            for _ in range(15):
-                before = get(backend, "/count").decode()
-                result = backend.edit("/count", before, f"{int(before) + 1}\n")
-                if result.error is None:
-                    done.append(1)
-
-    together(*[work] * 3)
-    assert int(store.get(NS, "/count").value["content"]) == len(done) > 0
 
 
 def test_of_two_who_create_a_file_one_is_told(store):

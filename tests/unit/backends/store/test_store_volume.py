@@ -21,7 +21,7 @@ from nodes import ME, names, node_at, whole
 from profiles import examples
 from stores import NS, before_its_change
 from test_foreign import Derived, ForeignMachine
-from together import beside, together
+from together import together
 
 from fusebackend.backends import (
     CompositeBackend,
@@ -303,32 +303,6 @@ def test_who_has_it_open_for_writing_is_told_though_somebody_has_read_it_since(v
     assert store.get(NS, "/a").value["content"] == "two"
     write(volume, b"a", b"three")
     assert store.get(NS, "/a").value["content"] == "three"
-
-
-def test_no_append_of_many_is_lost_without_an_error(volume, other, store):
-    """One program edits in a loop while the mount appends in a loop: every change that was not refused is there."""
-    other.write("/log", "begin\n")
-    edited, appended = [], []
-
-    def edit():
-        for number in range(25):
-            if other.edit("/log", "begin\n", f"begin\nedit {number}\n").error is None:
-                edited.append(f"edit {number}")
-
-    with beside(edit):
-        for number in range(25):
-            volume.expire()
-            node = node_at(volume, "/log")
-            with opened(volume, node, RW):
-                try:
-                    volume.write(node, volume.getattr(node).size, f"append {number}\n".encode())
-                    volume.flush(node)
-                    appended.append(f"append {number}")
-                except OSError as error:
-                    assert error.errno == errno.ESTALE
-    lines = store.get(NS, "/log").value["content"].splitlines()
-    assert sorted(lines) == sorted(["begin", *edited, *appended])
-    assert edited and appended
 
 
 # -- life ------------------------------------------------------------------------------------------------------

@@ -223,10 +223,8 @@ def test_verbs_find_and_read_it(b: Bench) -> None:
 # -- the generator ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["sqlite", pytest.param("memory", marks=NIGHT), pytest.param("postgres", marks=[NIGHT, pytest.mark.services])],
-)
+@pytest.mark.night
+@pytest.mark.parametrize("kind", ["sqlite", "memory", pytest.param("postgres", marks=pytest.mark.services)])
 def test_copies_of_threads_are_as_real_as_their_seeds(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

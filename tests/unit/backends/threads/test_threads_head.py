@@ -45,6 +45,10 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
+one_database = pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
+"""For what does not depend on how rows are written."""
+
+
 def state(agent: Any, name: str) -> dict[str, bytes]:
     return shown(graphs.state_at(agent, thread(name)).get("files"))
 
@@ -116,7 +120,7 @@ def test_many_uploads_are_one_pending_write(desk: Bench) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
+@one_database
 def test_files_one_by_one_do_not_get_slower_and_slower(desk: Bench) -> None:
     threadcases.plain(desk.saver)
     took = []
@@ -127,6 +131,7 @@ def test_files_one_by_one_do_not_get_slower_and_slower(desk: Bench) -> None:
     assert sum(took[150:]) < 5 * sum(took[:50]) + 1, (took[:50], took[150:])
 
 
+@one_database
 def test_a_move_is_one_change(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     before = len(desk.saver.get_tuple(thread("plain")).pending_writes)
@@ -136,6 +141,7 @@ def test_a_move_is_one_change(desk: Bench) -> None:
     assert len(desk.saver.get_tuple(thread("plain")).pending_writes) == before + 1
 
 
+@one_database
 def test_bytes_and_times_are_kept_as_deepagents_keeps_them(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     before = graphs.state_at(agent, thread("plain"))["files"]["/a.txt"]
@@ -148,6 +154,7 @@ def test_bytes_and_times_are_kept_as_deepagents_keeps_them(desk: Bench) -> None:
     assert files["/a.txt"]["modified_at"] > before["modified_at"]
 
 
+@one_database
 def test_an_old_agent_gets_what_it_can_read(desk: Bench) -> None:
     agent = graphs.old_agent(desk.saver)
     agent.invoke(user("go", updates=[{"/a.txt": graphs.old_record("one\n")}]), thread("lines"))
@@ -161,6 +168,7 @@ def test_an_old_agent_gets_what_it_can_read(desk: Bench) -> None:
     assert graphs.state_at(agent, thread("lines"))["files"] == {"bare.md": "other text"}
 
 
+@one_database
 def test_before_the_first_file_there_is_a_counter_that_says_there_may_be_one(desk: Bench) -> None:
     agent = graphs.deep_agent(desk.saver, [say("hello"), use(write("/own.txt", "o")), say("ok")])
     agent.invoke(user("hi"), thread("talk"))
@@ -170,6 +178,7 @@ def test_before_the_first_file_there_is_a_counter_that_says_there_may_be_one(des
     assert state(agent, "talk") == {"/first.txt": b"1", "/own.txt": b"o"}
 
 
+@one_database
 def test_an_agent_without_files_would_not_see_one(desk: Bench) -> None:
     graph = StateGraph(MessagesState)
     graph.add_node("answer", lambda state: {"messages": [say("hello")]})
@@ -181,6 +190,7 @@ def test_an_agent_without_files_would_not_see_one(desk: Bench) -> None:
 # -- a thread that waits for a human ---------------------------------------------------------------------------------
 
 
+@one_database
 def test_an_approval_stays_what_it_is(desk: Bench) -> None:
     agent = threadcases.waiting_for_approval(desk.saver)
     before = agent.get_state(thread("waiting_for_approval"))
@@ -196,6 +206,7 @@ def test_an_approval_stays_what_it_is(desk: Bench) -> None:
     assert shown(done.values["files"]) == {"/note.txt": b"look at this"}
 
 
+@one_database
 def test_before_the_very_first_file_is_approved(desk: Bench) -> None:
     agent = graphs.deep_agent(desk.saver, [use(write("/x.txt", "x")), say("ok")], interrupt_on={"write_file": True})
     agent.invoke(user("go"), thread("first"))
@@ -206,6 +217,7 @@ def test_before_the_very_first_file_is_approved(desk: Bench) -> None:
     assert state(agent, "first") == {"/x.txt": b"x", "/note.txt": b"n"}
 
 
+@one_database
 def test_what_a_finished_task_has_made_stays(desk: Bench) -> None:
     agent = threadcases.one_tool_done_and_one_waiting(desk.saver)
     name = "one_tool_done_and_one_waiting"
@@ -216,6 +228,7 @@ def test_what_a_finished_task_has_made_stays(desk: Bench) -> None:
     assert state(agent, name) == {"/before.txt": b"b", "/done.txt": b"d", "/note.txt": b"n"}
 
 
+@one_database
 def test_new_input_instead_of_an_answer_keeps_the_file(desk: Bench) -> None:
     agent = threadcases.waiting_for_approval(desk.saver)
     desk.put("/waiting_for_approval/head/note.txt", "n")
@@ -227,6 +240,7 @@ def test_new_input_instead_of_an_answer_keeps_the_file(desk: Bench) -> None:
 # -- a thread that runs ----------------------------------------------------------------------------------------------
 
 
+@one_database
 def test_while_a_run_is_active_the_head_is_busy(desk: Bench) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
@@ -276,6 +290,7 @@ def test_a_run_that_was_killed_counts_as_ended_after_the_quiet_time(tmp_path: Pa
         assert state(agent, "t") == {"/a.txt": b"a", "/x.txt": b"x"}
 
 
+@one_database
 def test_a_failed_run_has_ended(desk: Bench) -> None:
     agent = threadcases.failed(desk.saver)
     assert agent.get_state(thread("failed")).next
@@ -326,6 +341,7 @@ def test_a_version_that_was_not_seen_is_not_overwritten(desk: Bench) -> None:
 # -- the rest of the tree --------------------------------------------------------------------------------------------
 
 
+@one_database
 def test_nothing_but_the_head_can_be_written_to(desk: Bench) -> None:
     threadcases.a_subagent(desk.saver)
     backend = desk.backend
@@ -382,6 +398,8 @@ def place(request, tmp_path_factory):
 
 
 class HeadConformance(BackendConformance):
+    big_file_bytes = (1 << 20) + 5  # one record, whatever its size
+
     def test_a_name_may_be_bytes_that_are_no_text(self, b: Probe) -> None:
         """Keys are texts."""
         (response,) = b.upload_files([("/dir/\udcff", b"x")])

@@ -227,7 +227,7 @@ def test_surrogates_and_odd_values_are_shown(tell: Tell) -> None:
 
 def test_a_long_result_is_cut_in_the_transcript_and_whole_beside_it(tell: Tell) -> None:
     """100 MB at night."""
-    size = amount("FUSEBACKEND_RESULT_MB", day=20, night=100) * 10**6
+    size = amount("FUSEBACKEND_RESULT_MB", day=5, night=100) * 10**6
     line = "0123456789 " * 9 + "\n"
     result = line * (size // len(line)) + "the end"
     view = tell(HumanMessage("go"), ToolMessage(result, tool_call_id="c1", name="cat"))
@@ -242,7 +242,7 @@ def test_a_long_result_is_cut_in_the_transcript_and_whole_beside_it(tell: Tell) 
 
 
 def test_many_calls_and_results(tell: Tell) -> None:
-    count = amount("FUSEBACKEND_CALLS", day=2000, night=20_000)
+    count = amount("FUSEBACKEND_CALLS", day=500, night=20_000)
     asked = AIMessage("", tool_calls=[{"name": "t", "args": {"n": n}, "id": f"c{n}"} for n in range(count)])
     results = [ToolMessage(f"result {n}", tool_call_id=f"c{n}", name="t") for n in range(count)]
     view = tell(HumanMessage("go"), asked, *results)

@@ -115,7 +115,7 @@ DEEDS = st.lists(
 )
 
 
-@pytest.fixture(scope="module", params=[*KINDS, "saver"])
+@pytest.fixture(scope="module")
 def lasting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with contextlib.ExitStack() as stack:
         if request.param == "saver":
@@ -131,13 +131,26 @@ def lasting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             yield stack.enter_context(bench("sqlite", str(tmp_path_factory.mktemp("model") / "threads.db")))
 
 
+@pytest.mark.parametrize("lasting", ["sqlite"], indirect=True)
 @settings(max_examples=examples(100))
 @given(deeds=DEEDS)
 def test_any_history_is_as_langgraph_finds_it(lasting: Bench, deeds: list[Any]) -> None:
+    check(lasting, deeds)
+
+
+@pytest.mark.parametrize("lasting", [*KINDS[1:], "saver"], indirect=True)
+@settings(max_examples=examples(25))
+@given(deeds=DEEDS)
+def test_so_is_that_of_another_database(lasting: Bench, deeds: list[Any]) -> None:
+    """Only the rows come from elsewhere."""
+    check(lasting, deeds)
+
+
+def check(b: Bench, deeds: list[Any]) -> None:
     name = uuid.uuid4().hex
-    for graph in after_each(lasting, name, deeds):
-        compare(lasting, graph, name)
-    lasting.saver.delete_thread(name)  # what is looked for later is not looked for among hundreds
+    for graph in after_each(b, name, deeds):
+        compare(b, graph, name)
+    b.saver.delete_thread(name)  # what is looked for later is not looked for among hundreds
 
 
 def after_each(b: Bench, name: str, deeds: list[Any]) -> Iterator[Any]:

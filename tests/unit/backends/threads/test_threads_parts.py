@@ -182,18 +182,6 @@ def test_a_piece_of_json_may_have_16_mebibytes() -> None:
         loads(Raw("json", b"[" + b"[]," * (6 << 20) + b"[]]"))
 
 
-@given(JSON)
-def test_values_are_counted_as_they_are_unpacked(value: Any) -> None:
-    def count(part: Any) -> int:
-        if isinstance(part, dict):
-            return 1 + sum(1 + count(inner) for inner in part.values())
-        return 1 + sum(map(count, part)) if isinstance(part, list) else 1
-
-    packed = pack(value).data
-    assert stored_values._count(packed, 1 << 20) == count(value)
-    assert stored_values._count(packed, count(value) - 1) == count(value)
-
-
 def test_large_texts_and_messages_are_no_values() -> None:
     files = {f"/{number}": "x" * 70_000 for number in range(100)}
     messages = [HumanMessage("y" * 3_000_000), *(HumanMessage("short") for _ in range(1000))]

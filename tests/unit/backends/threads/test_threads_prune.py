@@ -380,7 +380,7 @@ def test_a_kill_at_any_statement_leaves_what_stays_readable(b: Bench, story: Any
 
 
 @pytest.mark.parametrize("kind", threadcases.KINDS)
-@pytest.mark.parametrize("story", [threadcases.snapshots, threadcases.old, deltas])
+@pytest.mark.parametrize("story", [threadcases.old, deltas])
 def test_asynchronous_savers_find_the_same(
     request: pytest.FixtureRequest, tmp_path: Path, story: Any, kind: str
 ) -> None:
@@ -402,26 +402,26 @@ def test_asynchronous_savers_find_the_same(
 
 
 def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(b: Bench) -> None:
-    agent = threadcases.snapshots(b.saver)
-    old = graphs.checkpoint_ids(agent, thread("snapshots"))[2]
+    agent = deltas(b.saver)
+    old = graphs.checkpoint_ids(agent, thread("deltas"))[2]
     base = database(b)
     outline, asked = base.outline, []
 
     def then_fork(name: str) -> Any:
         found = outline(name)
         if not asked:
-            agent.update_state(thread(name, checkpoint_ns="", checkpoint_id=old), {"files": {}}, as_node="model")
+            agent.update_state(thread(name, checkpoint_ns="", checkpoint_id=old), {"files": {}}, as_node="next")
         asked.append(seen(agent, name))
         return found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "outline", then_fork)
-        pruned(b, "snapshots")
-    assert [seen(agent, "snapshots")] * 2 == asked  # planned twice
+        pruned(b, "deltas")
+    assert [seen(agent, "deltas")] * 2 == asked  # planned twice
 
 
 def test_agents_write_all_the_while_and_two_prune_at_once(b: Bench, tmp_path: Path) -> None:
-    agent = threadcases.snapshots(b.saver)
+    agent = threadcases.plain(b.saver)
     base = database(b)
 
     def write_on() -> None:
@@ -430,12 +430,12 @@ def test_agents_write_all_the_while_and_two_prune_at_once(b: Bench, tmp_path: Pa
 
     def prune_too() -> None:
         with contextlib.closing(base.again()) as other:
-            prune(other, "snapshots", Keep(2), now_ns=later)
+            prune(other, "plain", Keep(2), now_ns=later)
 
-    before = seen(agent, "snapshots")
+    before = seen(agent, "plain")
     with beside(write_on), beside(prune_too):
-        prune(base, "snapshots", Keep(2), now_ns=later)
-    assert seen(agent, "snapshots") == before
+        prune(base, "plain", Keep(2), now_ns=later)
+    assert seen(agent, "plain") == before
     assert len(graphs.checkpoint_ids(agent, thread("writer"))) == 20
 
 
@@ -585,7 +585,7 @@ def test_rmdir_deletes_a_checkpoint_or_a_thread_where_that_is_allowed(
     with bench(kind, where, prune="allow", write=write_to) as b, threadcases.reader(kind, where) as closed:
         agent, waiting = threadcases.old(b.saver), threadcases.waiting_for_approval(b.saver)
         ids, before = graphs.checkpoint_ids(agent, thread("old")), seen(agent, "old")
-        deltas = threadcases.snapshots(b.saver)
+        graph = deltas(b.saver)
 
         def rmdir(path: str, backend: ThreadsBackend = b.backend) -> int:
             above, _, name = path.rpartition("/")
@@ -604,17 +604,17 @@ def test_rmdir_deletes_a_checkpoint_or_a_thread_where_that_is_allowed(
         for path, expected in [
             ("/none", errno.ENOENT), ("/old/head", errno.EROFS), ("/old/history", errno.EROFS),
             ("/old/messages.jsonl", errno.EROFS), (steps[-1], errno.EBUSY), ("/waiting_for_approval", errno.EBUSY),
-            (b.history("/snapshots")[-2], errno.EBUSY), (steps[2], 0), (steps[2], errno.ENOENT), (steps[0], 0),
+            (b.history("/deltas")[-2], errno.EBUSY), (steps[2], 0), (steps[2], errno.ENOENT), (steps[0], 0),
         ]:  # fmt: skip
             assert rmdir(path) == expected, path
             assert rmdir(path, closed) in (errno.EROFS, errno.ENOENT)
         assert stems() == [before_it[1], *before_it[3:]]
         assert graphs.checkpoint_ids(agent, thread("old")) == [ids[1], *ids[3:]]
         assert seen(agent, "old") == before
-        assert rmdir("/snapshots") == rmdir("/old") == 0
-        assert rows(b, "old") == rows(b, "snapshots") == dict.fromkeys(rows(b, "old"), 0)
+        assert rmdir("/deltas") == rmdir("/old") == 0
+        assert rows(b, "old") == rows(b, "deltas") == dict.fromkeys(rows(b, "old"), 0)
         assert [info["path"] for info in b.backend.ls("/").entries or []] == ["/waiting_for_approval/"]
-        assert graphs.checkpoint_ids(deltas, thread("snapshots")) == []
+        assert graphs.checkpoint_ids(graph, thread("deltas")) == []
         assert waiting.get_state(thread("waiting_for_approval")).interrupts
 
 

@@ -13,7 +13,8 @@ from for_each import for_each
 from graphs import thread
 from langgraph.pregel._checkpoint import channels_from_checkpoint
 from nodes import node_at
-from threadcases import STORIES, Bench, check_history, check_next, shown
+from test_threads_model import delta_graph
+from threadcases import STORIES, Bench, check_history, check_next, record, shown
 
 from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads.database.rows import time_ns_of
@@ -54,7 +55,10 @@ def test_every_checkpoint_of_a_subagent_is_as_langgraph_finds_it(b: Bench) -> No
 def test_opening_a_thread_of_400_checkpoints_takes_no_time(tmp_path: Path) -> None:
     path = str(tmp_path / "threads.db")
     with graphs.sqlite_saver(path) as saver:
-        graphs.deep_agent(saver, graphs.long_script(200)).invoke(graphs.user("go"), thread("long"))
+        graph = delta_graph(saver, 50)
+        for number in range(400):
+            update = {"files": {f"/work/{number % 30}": record(str(number))}, "todo": []}
+            graph.update_state(thread("long"), update, as_node="next")
         took = []
         for _ in range(5):
             start = time.perf_counter()

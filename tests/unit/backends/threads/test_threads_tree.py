@@ -49,6 +49,10 @@ def put_files(saver: Any, thread_id: str, files: dict[str, Any]) -> None:
     agent_of(saver).invoke(user("go", files=files), thread(thread_id))
 
 
+one_database = pytest.mark.parametrize("b", ["sqlite"], indirect=True)
+"""For what does not depend on how rows are read."""
+
+
 def test_what_a_thread_shows(b: Bench) -> None:
     threadcases.plain(b.saver)
     threadcases.a_subagent(b.saver)
@@ -132,6 +136,7 @@ def test_any_files_come_out_as_they_went_in(shared: Bench, files: dict[str, str 
     assert shared.tree(f"/{name}/head") == expected
 
 
+@one_database
 def test_everything_is_read_only(b: Bench) -> None:
     threadcases.plain(b.saver)
     volume, caller = b.backend.volume, Caller(0, 0)
@@ -158,6 +163,7 @@ def test_everything_is_read_only(b: Bench) -> None:
     assert [response.error for response in responses] == ["permission_denied"] * 2
 
 
+@one_database
 def test_state_says_what_is_next_and_what_is_asked(b: Bench) -> None:
     agent = threadcases.waiting_for_approval(b.saver)
     state = json.loads(b.get("/waiting_for_approval/state.json") or b"")
@@ -209,9 +215,10 @@ def test_without_the_extra_the_command_line_says_what_is_missing(tmp_path: Path)
     assert ["pip install 'fusebackend[langgraph]'" in line for line in done.stdout.splitlines()] == [True] * 2
 
 
+@one_database
 def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
-    threadcases.snapshots(b.saver)
-    volume, first = b.backend.volume, b.history("/snapshots")[40]
+    threadcases.snapshots(b.saver, turns=12)
+    volume, first = b.backend.volume, b.history("/snapshots")[10]
     paths = (f"{first}/work", f"{first}/work/part0", "/snapshots/head/work", "/snapshots")
     held = {path: node_at(volume, path) for path in paths}
     for node in held.values():
@@ -222,7 +229,7 @@ def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
     volume.forget(held.values())
 
 
-@pytest.mark.parametrize("b", ["sqlite"], indirect=True)
+@one_database
 def test_what_nobody_holds_is_let_go_of(b: Bench) -> None:
     threadcases.snapshots(b.saver)
     for directory in b.history("/snapshots"):

@@ -139,7 +139,7 @@ def _one(old: Any, theirs: Any, ours: Any) -> Any:
     return theirs if ours == old else None
 
 
-@settings(max_examples=examples(500))
+@settings(max_examples=examples(150))
 @given(base=STEPS, branch=STEPS, main=STEPS)
 def test_a_merge_is_that_of_the_model(base: Any, branch: Any, main: Any, tmp_path: Path) -> None:
     trees = three(base, branch, main, knows_nodes=False)
@@ -155,7 +155,7 @@ def test_a_merge_is_that_of_the_model(base: Any, branch: Any, main: Any, tmp_pat
         assert not planned(trees).steps
 
 
-@settings(max_examples=examples(500))
+@settings(max_examples=examples(150))
 @given(base=RENAMES, branch=RENAMES, main=RENAMES, keep=st.sampled_from([None, "main", "branch"]), knows=st.booleans())
 def test_a_merge_ends_and_is_complete(
     base: Any, branch: Any, main: Any, keep: Any, knows: bool, tmp_path: Path
@@ -172,7 +172,7 @@ def test_a_merge_ends_and_is_complete(
     assert not again.steps
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(base=RENAMES, branch=RENAMES, knows=st.booleans())
 def test_main_that_has_not_changed_becomes_the_branch(base: Any, branch: Any, knows: bool, tmp_path: Path) -> None:
     trees = three(base, branch, [], knows_nodes=knows)
@@ -184,7 +184,7 @@ def test_main_that_has_not_changed_becomes_the_branch(base: Any, branch: Any, kn
     assert not planned(trees).steps
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(base=RENAMES, main=RENAMES, knows=st.booleans())
 def test_a_branch_without_changes_changes_nothing(base: Any, main: Any, knows: bool) -> None:
     trees = three(base, [], main, knows_nodes=knows)
@@ -193,7 +193,7 @@ def test_a_branch_without_changes_changes_nothing(base: Any, main: Any, knows: b
     assert not found.steps
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(base=RENAMES, both=RENAMES, knows=st.booleans())
 def test_the_same_changes_on_both_sides_are_no_conflict(base: Any, both: Any, knows: bool) -> None:
     trees = three(base, both, both, knows_nodes=knows)

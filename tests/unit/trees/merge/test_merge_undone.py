@@ -161,7 +161,7 @@ def test_a_merge_that_was_refused_in_the_middle(
         assert made.recorded.files.dump() == before
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(40))
 @given(base=RENAMES, branch=RENAMES, main=RENAMES, at=st.integers(0, 12), before=st.booleans(), completed=st.booleans())
 def test_a_killed_merge_is_taken_back(
     base: Any, branch: Any, main: Any, at: int, before: bool, completed: bool, tmp_path_factory: pytest.TempPathFactory
