@@ -13,6 +13,7 @@ import anyio
 import graphs
 import mounts
 import pytest
+import skips
 from approving import asked, one, text_of, waiting
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -111,6 +112,7 @@ class TestACommand:
         assert free.approval(found.number).change == "sh\nstandard input:\nrm -r /draft\n"
 
     def test_starts_when_it_is_approved(self, agent: Client, free: Client) -> None:
+        skips.need_sandbox()
         answer = agent.run("echo there; cat > out", cwd="/work", stdin=b"in")
         assert answer.exit_code == 126
         number = asked(answer.output, free)
@@ -169,6 +171,7 @@ class TestTheCommandLine:
 def test_a_write_waits_until_it_is_approved_and_happens_once(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    skips.need_sandbox()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     server = serve(f"sqlite:{tmp_path}/volume.db", config=configured(tmp_path, "[approvals]\nwait = '50s'\n"))
     with (

@@ -17,6 +17,7 @@ import anyio
 import httpx2
 import mounts
 import pytest
+import skips
 from click.testing import CliRunner
 from eventually import eventually
 from mounts import Mounted, Serve
@@ -255,6 +256,7 @@ async def test_a_view_holds(mount: Mounted) -> None:
 
 
 async def test_a_call_has_ended_when_it_is_answered(tmp_path: Path, serve: Serve) -> None:
+    skips.need_sandbox()
     server = serve("memory:", options=["history=on"])
 
     async with here(server) as client:
@@ -269,6 +271,7 @@ async def test_a_call_has_ended_when_it_is_answered(tmp_path: Path, serve: Serve
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_call_that_is_cancelled_ends_and_one_that_takes_long_says_so(mount: Mounted, mode: str) -> None:
+    skips.need_sandbox()
     async with here(mount, mode) as client:
         told: list[float] = []
 
