@@ -19,6 +19,8 @@ from fusebackend import config
 from fusebackend.base import xdg
 from fusebackend.base.paths import ROOT, is_below
 from fusebackend.base.settings import ConfigError, Field
+from fusebackend.cli.serve import serve as serve_here
+from fusebackend.cli.serve import start
 from fusebackend.cli.show import Failed, announce
 from fusebackend.cli.target import complete_route, complete_url, complete_words
 from fusebackend.config import ConfigFile, MountPlan
@@ -117,8 +119,6 @@ def mount(line: MountLine, mountpoint: str | None, foreground: bool) -> None:
     if make_ready(plan):
         announce([f"the server of an earlier mount on {plan.mountpoint} had died; it was cleared away"])
     if foreground:
-        from fusebackend.cli.serve import serve as serve_here
-
         # warnings are in its log, which is shown
         serve_here(replace(plan, log=None), lambda _: announce_mounted(plan, os.getpid()))
     else:
@@ -131,8 +131,6 @@ def start_server(plan: MountPlan, warning: str = "Warning: ") -> int:
     Raises:
         MountError: it could not mount, in its own words.
     """
-    from fusebackend.cli.serve import start
-
     pid, warnings = start(plan)
     for each in warnings:
         click.echo(f"{warning}{each}", err=True)
@@ -286,8 +284,6 @@ def serve(line: MountLine, socket_path: str | None, background: bool) -> None:
     if background:
         _announce(plan, start_server(plan), plan.log)
     else:
-        from fusebackend.cli.serve import serve as serve_here
-
         serve_here(replace(plan, log=None), lambda _: _announce(plan, os.getpid()))
 
 
