@@ -1,8 +1,7 @@
-"""Tests of `tiers.py`: the tests of a run, its summary, and tests that run alone."""
+"""Tests of `tiers.py`: the tests of a run, and that what its tables name is there."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -29,26 +28,6 @@ class TestSecond:
 
     @pytest.mark.parametrize("number", range(7))
     def test_detail(self, number): ...
-"""
-
-INTERVALS = """
-import json, time
-import pytest
-
-@pytest.mark.parametrize("number", range(5))
-def test_beside_others(number):
-    stay("others")
-
-@pytest.mark.alone
-@pytest.mark.parametrize("number", range(3))
-def test_by_itself(number):
-    stay("alone")
-
-def stay(who):
-    begun = time.monotonic_ns()
-    time.sleep(0.02)
-    with open({path!r}, "a") as file:
-        file.write(json.dumps([who, begun, time.monotonic_ns()]) + "\\n")
 """
 
 
@@ -80,48 +59,6 @@ def test_the_day_leaves_out_what_is_of_the_night_and_says_so(suite: pytest.Pytes
         assert re.search(r"^ +1 marked `night`", said, re.MULTILINE)
         passed, said = run(suite, *workers, "--night")
         assert (passed, "left to the night" in said) == (69, False)
-
-
-@pytest.mark.night
-def test_what_is_asked_for_is_not_left_out(suite: pytest.Pytester) -> None:
-    suite.makepyfile(test_suite=CASES)
-    assert run(suite, "-m", "night")[0] == 1
-    assert run(suite, "test_suite.py::TestSecond")[0] == 8
-
-
-@pytest.mark.night
-def test_cases_are_counted_and_long_modules_named(suite: pytest.Pytester) -> None:
-    loop = """
-        import time
-        import budgets
-        from fusebackend.testing.each import each
-
-        budgets.LONGER["test_{name}.py"] = 0.1
-
-        def test_all():
-            time.sleep({seconds})
-            for case in each(range(5)):
-                with case:
-                    pass
-    """
-    for name, seconds in (("one", 0.2), ("two", 0)):
-        suite.makepyfile(**{f"test_{name}": loop.format(name=name, seconds=seconds)})
-    assert "10 cases ran in loops" in run(suite, "-n", "2")[1]
-    _, said = run(suite)
-    assert "10 cases ran in loops" in said
-    assert re.search(r"s test_one\.py, budget 0\.1 s", said) and "test_two.py, budget" not in said
-
-
-@pytest.mark.night
-def test_one_that_is_alone_runs_beside_no_other(suite: pytest.Pytester, tmp_path: Path) -> None:
-    path = tmp_path / "intervals"
-    source = INTERVALS.format(path=str(path))
-    suite.makepyfile(test_one=source, test_two=source, test_three=source)
-    assert run(suite, "-n", "3")[0] == 24
-    spans = [json.loads(line) for line in path.read_text().splitlines()]
-    for who, begun, ended in spans:
-        beside = [other for other in spans if other[1] < ended and begun < other[2]]
-        assert who != "alone" or len(beside) == 1, (who, beside)
 
 
 @pytest.mark.parametrize(

@@ -197,9 +197,9 @@ class TestMessages:
 
 
 class TestLimits:
-    def test_a_line_of_a_gibibyte(self, server, raw):
+    def test_a_line_of_100_mebibytes(self, server, raw):
         piece = b"x" * (1 << 20)
-        for _ in range(1024):
+        for _ in range(100):
             raw.send(piece)
         raw.send(b"\n")
         answer = raw.line()

@@ -19,16 +19,17 @@ from services.postgres import Postgres
 from fusebackend.backends import PostgresBackend, StoreBackend
 from fusebackend.backends.composite import CompositeBackend
 from fusebackend.backends.directory import search as directory_search
-from fusebackend.backends.directory.backend import FilesystemBackend, LocalShellBackend
+from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.backends.state.backend import StateBackend
 
 OURS = (
-    "sqlite", "sqlite indexed", "sqlite half indexed", "dir", "dir without rg", "shell", "state", "state v1",
-    "store", "composite", "postgres", "postgres indexed", "postgres half indexed", "postgres without index",
+    "sqlite indexed", "sqlite half indexed", "dir", "dir without rg", "state", "store", "composite",
+    "postgres half indexed", "postgres without index",
 )  # fmt: skip
+"""Each way to search. Where half is indexed, files of both halves are looked for."""
 ELSEWHERE = ("seed", "duck", "composite of others")
 
 Asked = tuple[str, str | None, str | None, int | None]
@@ -80,8 +81,6 @@ def made_in_postgres(kind: str, server: Postgres, corpus: dict[str, bytes], open
         filled(backend, dict(list(corpus.items())[::2]))
         indexed_postgres(backend)
     filled(backend, corpus)
-    if kind == "postgres indexed":
-        indexed_postgres(backend)
     backend.search.queries.indexed = kind != "postgres without index"
     return backend
 
@@ -97,12 +96,10 @@ def made(kind: str, directory: Path, corpus: dict[str, bytes], opened: ExitStack
         if kind == "sqlite indexed":
             indexed(backend)
         return backend
-    if kind == "shell":
-        return filled(opened.enter_context(LocalShellBackend(directory, virtual_mode=True)), corpus)
     if kind.startswith("dir"):
         return filled(opened.enter_context(FilesystemBackend(directory)), corpus)
-    if kind.startswith("state"):
-        return filled(StateBackend(file_format="v1" if kind == "state v1" else "v2"), corpus)
+    if kind == "state":
+        return filled(StateBackend(), corpus)
     if kind == "store":
         memory = pytest.importorskip("langgraph.store.memory")
         return filled(StoreBackend(memory.InMemoryStore(), namespace=("files",)), corpus)
@@ -137,7 +134,7 @@ def ours(
 ) -> Iterator[tuple[Any, Any]]:
     """A backend, and the reference with the same files."""
     kind = request.param
-    if kind in ("dir", "shell", "composite") and shutil.which("rg") is None:
+    if kind in ("dir", "composite") and shutil.which("rg") is None:
         pytest.skip("ripgrep is not installed")
     corpus = PLAIN | ODD
     with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:

@@ -259,12 +259,12 @@ def test_routes_are_taken_at_one_moment() -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        for number in range(300):
+        for number in range(100):
             snapshots.create(f"s{number}")
     finally:
         ended.set()
         writer.join()
-    for number in range(300):
+    for number in range(100):
         first, second = (
             int(volume.snapshot(f"s{number}").read(node, 0, 8) or b"0")
             for volume, node in zip(volumes, nodes, strict=True)

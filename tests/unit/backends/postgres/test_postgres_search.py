@@ -404,17 +404,6 @@ def test_a_tree_is_walked_with_few_questions(tree: PostgresBackend, questions: Q
     assert tree.glob("*/*").matches == [] and len(questions) <= 4, "what is deeper is not looked at"
 
 
-def test_files_are_read_with_few_questions(tree: PostgresBackend, questions: Questions) -> None:
-    for path, files in (("/", 800), ("/d3", 40), ("/d3/e3", 2)):
-        questions.clear()
-        assert len(found(tree, "needle", path)) == files
-        assert questions.count("contents") <= 4 and len(questions) <= 6
-    assert found(tree, "needle", max_count=None, glob="d4/e5/*") == ["/d4/e5/f0", "/d4/e5/f1"]
-    questions.clear()
-    answer = tree.grep("needle", max_count=3)
-    assert answer.truncated and len(answer.matches or []) == 3 and len(questions) == 2
-
-
 def test_a_directory_too_large_for_a_question_is_read_page_by_page(
     tree: PostgresBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

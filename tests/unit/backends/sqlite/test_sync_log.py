@@ -20,7 +20,6 @@ from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.repair import repair
 from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.backends.sqlite.sync_log import SyncLog, log_path, pending
-from fusebackend.backends.sqlite.unlogged import Delta, decode
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.volumes.chunks import CHUNK_BYTES
 
@@ -263,10 +262,6 @@ def test_a_torn_record_ends_the_log(tmp_path: Path, at: int) -> None:
         file.seek(end + at)
         file.write(bytes([byte[0] ^ 1]))
     assert list(pending(str(path), 7, 0)) == [(1, b"one")]
-
-
-def test_an_empty_record_is_decoded() -> None:
-    assert decode(Delta().encode(5)) == (5, [], {}, {}, [], {}, [], None)
 
 
 def test_repair_applies_the_log_first(volume: SqliteVolume, tmp_path: Path) -> None:
