@@ -71,15 +71,6 @@ class TestFinding:
         subprocess.run(["cp", "-a", mounted.path / "file", copy], check=True)
         assert os.listxattr(copy) == []
 
-    def test_outside_of_every_mount(self, tmp_path):
-        with pytest.raises(MountError, match="lies in no mount"):
-            fusebackend.connect(tmp_path)
-
-    def test_the_socket_goes_with_the_mount(self, mounted):
-        address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
-        mounted.stop()
-        assert not os.path.exists(address)
-
 
 class TestHolding:
     def test_connections_one_after_the_other_leave_nothing(self, mounted):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from mounts import Mounted, Serve
-from programs import command, sh
+from programs import sh
 from services import fsspec_servers
 
 from fusebackend.testing.posix.case import fails, refused
@@ -26,22 +26,6 @@ def require_bounded(mount: Mounted, path: Path, end: bytes) -> None:
         opened.seek(GIB - 4096)
         assert opened.read(4096) == end
     assert mount.memory_kib() - before < 64 << 10
-
-
-def test_a_directory_by_fsspec(tmp_path: Path, serve: Serve) -> None:
-    top = tmp_path / "files"
-    (top / "d").mkdir(parents=True)
-    (top / "d/old.txt").write_text("old\n")
-    mount = serve("memory:", routes={"/f": f"fsspec:file://{top}?ttl=0"})
-    at = mount.path / "f"
-    sh("cat d/old.txt; echo new > d/new.txt; mv d/new.txt moved.txt; mkdir e; echo more >> moved.txt", at)
-    sh("rm d/old.txt; rmdir d", at)
-    assert (top / "moved.txt").read_text() == "new\nmore\n" and sorted(os.listdir(top)) == ["e", "moved.txt"]
-    with (top / "big").open("wb") as big:
-        big.truncate(GIB)
-        big.seek(GIB - 4096)
-        big.write(b"z" * 4096)
-    require_bounded(mount, at / "big", b"z" * 4096)
 
 
 def test_what_is_on_an_ftp_server_and_in_an_archive(tmp_path: Path, serve: Serve) -> None:
@@ -134,14 +118,3 @@ def test_a_share_of_samba(tmp_path: Path, serve: Serve) -> None:
         assert (top / "e/over").read_text() == "once more\n" == (at / "e/over").read_text()
         assert not [name for name in os.listdir(top / "e") if name.startswith(".")]
         mount.stop()
-
-
-def test_bad_urls_are_one_line(tmp_path: Path) -> None:
-    (tmp_path / "mnt").mkdir()
-    for url, said in (
-        ("fsspec:nothing://x", "Protocol not known: nothing"),
-        (f"fsspec:file://{tmp_path}/none", "none"),
-        (f"fsspec:zip://?fo={tmp_path}/none.zip", "none.zip"),
-    ):
-        done = command("mount", tmp_path / "mnt", "--default", url)
-        assert done.returncode != 0 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -31,7 +31,7 @@ from fusebackend.protocol import ChangeInfo
 
 pytestmark = pytest.mark.timeout(3600)
 
-STEPS = amount("FUSEBACKEND_ACTORS_STEPS", day=600, night=20_000)
+STEPS = amount("FUSEBACKEND_ACTORS_STEPS", day=300, night=20_000)
 KILLS = amount("FUSEBACKEND_LOG_KILLS", day=4, night=200)
 ACTORS = 10
 SHARED = [f"/shared/{number}" for number in range(4)]

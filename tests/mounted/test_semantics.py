@@ -225,7 +225,7 @@ ELSEWHERE = {
     ),
     "Names are bytes": (
         "mounted/test_cli_verbs.py::test_names_of_any_bytes",
-        "unit/control/test_control_client.py::test_names_of_any_bytes",
+        "../fusebackend/testing/conformance/naming.py::test_a_name_may_be_bytes_that_are_no_text",
         "unit/integrations/test_odd_names.py::test_tools_show_each_name_and_take_it_back",
     ),
     "A bucket holds plain objects": (

@@ -337,16 +337,6 @@ def found(host: Host, name: str) -> bytes | None:
         return None
 
 
-def test_a_bucket_s_file_is_opened_as_it_is_whatever_the_ttl(bucket: Bucket, serve: Serve) -> None:
-    for here, there in beside(serve, bucket.url("shared", ttl="600")):
-        say(here, "file", b"one")
-        assert read(there.place("file")) == b"one"
-        assert os.stat(there.place("file")).st_size == 3
-        for content in (b"three", b"x", b"seven" * 30_000):
-            say(here, "file", content)
-            assert read(there.place("file")) == content
-
-
 # --------------------------------------------------------------------------------------------------------------
 # Hosts with clocks a day and a half apart: all promises hold, since versions decide and never a clock
 # --------------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Forked:
         """Have a child started. It is in this process's mount namespace.
 
         Args:
-            address: the socket of the warm process.
+            address: the socket of the warm process, in the abstract namespace.
             arguments: of `fusebackend`, or others that `warm.py` knows.
             descriptors: this process's, by the number that they have in the child.
         """
@@ -47,7 +47,7 @@ class Forked:
         request = json.dumps({"arguments": arguments, "numbers": [*descriptors], **own}).encode()
         assert len(request) < LARGEST_BYTES, "an environment of that size needs another way"
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_BYTES)
-        self._channel.connect(address)
+        self._channel.connect(f"\0{address}")
         namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY)
         try:
             socket.send_fds(self._channel, [request], [namespace, *descriptors.values()])

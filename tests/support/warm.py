@@ -20,12 +20,11 @@ import json
 import os
 import resource
 import runpy
-import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import types
 from collections.abc import Mapping, Sequence
@@ -65,10 +64,9 @@ class Parent:
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
         self.environment = _read_at_start(environment)
-        self._directory = tempfile.mkdtemp()
-        self.address = f"{self._directory}/warm"
+        self.address = f"fusebackend-tests-{os.getpid()}-{os.urandom(8).hex()}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(self.address)
+            listener.bind(f"\0{self.address}")  # without a file, which tests that are killed would leave
             listener.listen(100)
             # As any server of a test, it goes with the tests, and its children go with it.
             words = [sys.executable, __file__, self.address, str(listener.fileno()), *modules]
@@ -85,7 +83,6 @@ class Parent:
             assert self.process.stdin is not None
             self.process.stdin.close()  # it waits for that
             self.process.wait(60)
-            shutil.rmtree(self._directory)
 
 
 _parents: dict[Sequence[str], tuple[int, Parent]] = {}
@@ -170,6 +167,10 @@ def _serve(listener: socket.socket) -> list[str] | None:
             _report(children)
         if listener in ready:
             channel, _ = listener.accept()
+            _, user, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if user != os.getuid():  # anybody may find the address
+                channel.close()
+                continue
             request, descriptors, _, _ = socket.recv_fds(channel, LARGEST_BYTES, MOST_DESCRIPTORS)
             pid = os.fork()
             if pid == 0:
