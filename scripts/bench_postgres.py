@@ -23,7 +23,7 @@ from work import NEEDLE, drop_caches, make_source_tree, shell, timed, vocabulary
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.search.index import make_index
 from fusebackend.backends.postgres.search.query import SearchQueries
-from fusebackend.backends.postgres.statements import FIELDS
+from fusebackend.backends.postgres.statements import NUMBERS
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, send
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.volumes import trigram
@@ -112,7 +112,7 @@ def fill(dsn: str, directories: int) -> None:
 
     def inode(node: int, mode: int, nlink: int, size: int, parent: int) -> tuple[object, ...]:
         made = {"node": node, "mode": mode, "nlink": nlink, "size": size, "parent": parent, "blocks": 8}
-        return (volume, *(made.get(field, 0) for field in FIELDS))
+        return (volume, *(made.get(field, 0) for field in NUMBERS))
 
     def dentries() -> Iterator[tuple[object, ...]]:
         for number in range(directories):
@@ -130,8 +130,8 @@ def fill(dsn: str, directories: int) -> None:
                     target.write_row(row)
 
         connection.execute("ALTER TABLE fusebackend.chunk DISABLE TRIGGER contents_changed")
-        copy("inode", FIELDS, (inode(FIRST_NODE + n, 0o40755, 2, 4096, ROOT_NODE) for n in range(directories)))
-        copy("inode", FIELDS, (inode(first_file + n, 0o100644, 1, len(text), 0) for n, text in all_texts(count)))
+        copy("inode", NUMBERS, (inode(FIRST_NODE + n, 0o40755, 2, 4096, ROOT_NODE) for n in range(directories)))
+        copy("inode", NUMBERS, (inode(first_file + n, 0o100644, 1, len(text), 0) for n, text in all_texts(count)))
         copy("dentry", ("parent", "name", "node"), dentries())
         copy("chunk", ("node", "idx", "data"), ((volume, first_file + n, 0, text) for n, text in all_texts(count)))
         entries = ((n, b" ".join(trigram.words(text)).decode()) for n, text in all_texts(count))
@@ -221,13 +221,13 @@ def volume_times(backend: PostgresBackend, number: int) -> dict[str, float]:
     ])  # fmt: skip
 
 
-INODE = ", ".join(FIELDS)
+INODE = ", ".join(NUMBERS)
 ENTRY = (
-    f"SELECT {', '.join(f'i.{field}' for field in FIELDS)} FROM fusebackend.dentry d JOIN fusebackend.inode i"
+    f"SELECT {', '.join(f'i.{field}' for field in NUMBERS)} FROM fusebackend.dentry d JOIN fusebackend.inode i"
     " ON i.volume = d.volume AND i.node = d.node WHERE d.volume = %s AND d.parent = %s AND d.name = %s"
 )
 LOCK = f"SELECT {INODE} FROM fusebackend.inode WHERE volume = %s AND node = %s FOR UPDATE"
-MAKE = f"INSERT INTO fusebackend.inode (volume, {INODE}) VALUES (%s, {', '.join('%s' for _ in FIELDS)})"
+MAKE = f"INSERT INTO fusebackend.inode (volume, {INODE}) VALUES (%s, {', '.join('%s' for _ in NUMBERS)})"
 NAME = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
 UNNAME = "DELETE FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s"
 REMOVE = "DELETE FROM fusebackend.inode WHERE volume = %s AND node = %s"
@@ -247,7 +247,7 @@ def bare_times(backend: PostgresBackend, number: int) -> dict[str, float]:
         return ENTRY + lock, (volume, directory, name)
 
     def make(name: bytes, n: int, mode: int) -> list[Statement]:
-        values = dict.fromkeys(FIELDS, 0) | {"node": first + n, "mode": mode, "nlink": 1}
+        values = dict.fromkeys(NUMBERS, 0) | {"node": first + n, "mode": mode, "nlink": 1}
         return [(MAKE, (volume, *values.values())), (NAME, (volume, directory, name, first + n))]
 
     def on(connection: Any) -> dict[str, float]:

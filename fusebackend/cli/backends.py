@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
 import click
 
 from fusebackend.backends.fsspec.installed import NEEDS_FSSPEC, installed_protocols
+from fusebackend.cli.show import Output, json_option
 from fusebackend.cli.status import cannot
 from fusebackend.urls.opening import Scheme, scheme_table
 from fusebackend.urls.registry import meanings
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="A JSON array with one object per scheme.")
-def backends(as_json: bool) -> None:
+@json_option("an array with an object for each scheme.")
+def backends(output: Output) -> None:
     """List the URLs that can be mounted, and the features of each."""
     schemes = scheme_table()
-    if as_json:
-        click.echo(json.dumps([_as_object(name, scheme) for name, scheme in schemes.items()], indent=2))
+    if output.json:
+        output.document([_as_object(name, scheme) for name, scheme in schemes.items()])
     else:
         for name, scheme in schemes.items():
             _show(name, scheme)

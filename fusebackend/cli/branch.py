@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, json_option, note
+from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, json_option
 from fusebackend.cli.space import size_text
 from fusebackend.cli.target import Target, complete_names, complete_path, mount_option, trees_path
 from fusebackend.cli.undo import CHANGED, refuse, show_changes, show_json, show_left
@@ -60,7 +60,7 @@ def branch() -> None:
 @click.option("--in", "directory", type=click.Path(), metavar="DIR", help="Put a copy into this plain directory.")
 @json_option("{name, time_ns, routes, changes, size_bytes, conflicts, error, directory, path}.")
 @mount_option
-def create(name: str, ref: str | None, directory: str | None, as_json: bool, mount: str | None) -> None:
+def create(name: str, ref: str | None, directory: str | None, output: Output, mount: str | None) -> None:
     """Make a branch, and print its directory, and the routes that are in it live. No file is copied.
 
     With --in it is put into a plain directory, which needs no mount to be worked in: 'diff', 'branch merge' and 'exec
@@ -70,32 +70,28 @@ def create(name: str, ref: str | None, directory: str | None, as_json: bool, mou
     Routes that keep snapshots are frozen: in the branch they stay as they are now. Of the others, a file that was not
     changed in the branch is as it is in the mount.
     """
-    output, files = Output(), target.here(mount).files
+    files = target.here(mount).files
     made = files.create_branch(name, ref, directory)
     path = made.directory or target.outside(files, branch_path(files, name))
-    if as_json:
-        output.document({**asdict(made), "path": path})
-        return
+    output.document({**asdict(made), "path": path})
     output.line(output.name(path))
     live = [prefix for prefix, how in made.routes.items() if how == "live"]
     if live:
-        note(f"live, for they keep no snapshots: {' '.join(live)}")
+        output.note(f"live, for they keep no snapshots: {' '.join(live)}")
 
 
 @branch.command("list")
 @json_option("an array of {name, time_ns, routes, changes, size_bytes, conflicts, error, path}.")
 @mount_option
-def list_branches(as_json: bool, mount: str | None) -> None:
+def list_branches(output: Output, mount: str | None) -> None:
     """List the branches: name, age, changed names, space, and of each route whether it is frozen or live."""
-    output, files = Output(), target.here(mount).files
+    files = target.here(mount).files
     found = files.branches()
     trees = trees_path(files)
-    if as_json:
-        top = target.outside(files, f"{trees}/branches")
-        output.document([{**asdict(each), "path": each.directory or f"{top}/{each.name}"} for each in found])
-        return
+    top = target.outside(files, f"{trees}/branches")
+    output.document([{**asdict(each), "path": each.directory or f"{top}/{each.name}"} for each in found])
     if not found:
-        note("no branches")
+        output.note("no branches")
     for line in aligned([_row(output, each) for each in found]):
         output.line(line)
 
@@ -158,7 +154,7 @@ def merge(
     keep_main: bool,
     keep_branch: bool,
     dry_run: bool,
-    as_json: bool,
+    output: Output,
     mount: str | None,
 ) -> None:
     """Make the changes of a branch in the mount; with PATHs, only those at and below them, as paths of the mount.
@@ -177,7 +173,6 @@ def merge(
     place = places[0] if places else target.here(mount)
     for each in places:
         target.require_mount(each, place.files)
-    output = Output()
     result = place.files.merge_branch(
         name,
         [each.path for each in places] or None,
@@ -186,14 +181,12 @@ def merge(
         dry_run,
     )
     failed = [] if dry_run or result.conflicts else fetch_commits(place.files, result)
-    if as_json:
-        show_json(output, result)
-        return
+    show_json(output, result)
     if result.conflicts:
         _refuse_conflicts(place, result, merge_lines=merge_lines)
     _show_merge(output, place, result, dry_run=dry_run)
     for line in failed:
-        note(line)
+        output.note(line)
 
 
 def _refuse_conflicts(place: Target, result: MergeResult, *, merge_lines: bool) -> None:
@@ -205,14 +198,15 @@ def _refuse_conflicts(place: Target, result: MergeResult, *, merge_lines: bool) 
 
 def _show_merge(output: Output, place: Target, result: MergeResult, *, dry_run: bool) -> None:
     show_changes(output, place, result.changes, _MERGED, result.call, dry_run=dry_run)
-    show_left([f"decided: '{place.shown(each.path)}': {each.reason}" for each in result.decided], "were decided")
+    decided = [f"decided: '{place.shown(each.path)}': {each.reason}" for each in result.decided]
+    show_left(output, decided, "were decided")
     for line in result.partly:
-        note(line)
+        output.note(line)
     name = output.name(result.branch)
     if not result.changes:
-        note(f"the mount has everything of '{result.branch}' already")
+        output.note(f"the mount has everything of '{result.branch}' already")
     elif dry_run:
-        note("nothing was changed; without -n it is merged")
+        output.note("nothing was changed; without -n it is merged")
     elif result.call is None:
         output.line(f"merged '{name}'")
     else:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import click
 
 from fusebackend.cli.progress import waiting
-from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.show import Complaints, Failed, Output, json_option
 from fusebackend.cli.target import complete_volume
 from fusebackend.urls import opening as urls
 
@@ -42,7 +42,7 @@ class Verdict(NamedTuple):
 @click.option("--repair", is_flag=True, help="Repair damage. No other process may have the volume open.")
 @click.option("--compact", is_flag=True, help="Give free space back to the disk. No process may have the volume open.")
 @json_option("an object {url, problems, left, rescued, status, bytes}; problems and left are arrays of lines.")
-def check(url: str, repair: bool, compact: bool, as_json: bool) -> None:
+def check(url: str, repair: bool, compact: bool, output: Output) -> None:
     """Check the file of a volume: URL is sqlite:PATH, or just the PATH of such a file.
 
     Each problem is one line. A volume that is mounted is checked as of its last flush; it can be mended when it is
@@ -56,23 +56,20 @@ def check(url: str, repair: bool, compact: bool, as_json: bool) -> None:
     """
     complaints = Complaints(exit_code=FAILED)
     verdict = None
-    with complaints, waiting("checking", quiet=as_json):
+    with complaints, waiting("checking", quiet=output.json):
         verdict = _judge(url, repair, compact)
     if verdict is not None:
-        output = Output()
-        if as_json:
-            output.document(
-                {
-                    "url": urls.mask(url),
-                    "problems": verdict.found,
-                    "left": verdict.left,
-                    "rescued": verdict.rescued,
-                    "status": verdict.status,
-                    "bytes": verdict.sizes,
-                }
-            )
-        else:
-            _show(output, verdict, repair, compact)
+        output.document(
+            {
+                "url": urls.mask(url),
+                "problems": verdict.found,
+                "left": verdict.left,
+                "rescued": verdict.rescued,
+                "status": verdict.status,
+                "bytes": verdict.sizes,
+            }
+        )
+        _show(output, verdict, repair, compact)
     complaints.finish(verdict.status if verdict is not None else CLEAN)
 
 
@@ -111,7 +108,7 @@ def _show(output: Output, verdict: Verdict, repair: bool, compact: bool) -> None
     if not verdict.found:
         return
     if not repair:
-        note(
+        output.note(
             "--repair mends what can be mended; --compact needs a sound volume"
             if compact
             else "--repair mends what can be mended"
@@ -121,8 +118,8 @@ def _show(output: Output, verdict: Verdict, repair: bool, compact: bool) -> None
     for line in new:
         output.line(line)
     if verdict.left:
-        note(f"still wrong: {len(verdict.left)}; a copy from before is better than what is left here")
+        output.note(f"still wrong: {len(verdict.left)}; a copy from before is better than what is left here")
     else:
-        note("all of it has been mended")
+        output.note("all of it has been mended")
     if verdict.rescued:
-        note(f"put into /lost+found: {verdict.rescued}")
+        output.note(f"put into /lost+found: {verdict.rescued}")

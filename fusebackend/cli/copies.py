@@ -26,7 +26,7 @@ from fusebackend.base.batches import by_size
 from fusebackend.base.errors import LACKING
 from fusebackend.cli import target
 from fusebackend.cli.progress import Advance, progress
-from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.show import Complaints, Failed, Output, json_option
 from fusebackend.cli.target import Target, base_name, complete_path, mount_option
 from fusebackend.protocol import FileUploadResponse, StatResult
 
@@ -88,15 +88,13 @@ class Copies:
         self.goals.add(goal)
         self.items.append(item)
 
-    def report(self, copied: Sequence[tuple[FileCopy, int]], as_json: bool) -> None:
+    def report(self, copied: Sequence[tuple[FileCopy, int]], output: Output) -> None:
         """Report what was copied, with its size, as JSON; or what was left out, with the reason."""
-        if as_json:
-            files = [{**{side: getattr(item, side) for side in self.sides}, "size": size} for item, size in copied]
-            left = [{self.sides[0]: name, "reason": reason} for name, reason in self.skipped]
-            Output().document({"files": files, "skipped": left})
-            return
+        files = [{**{side: getattr(item, side) for side in self.sides}, "size": size} for item, size in copied]
+        left = [{self.sides[0]: name, "reason": reason} for name, reason in self.skipped]
+        output.document({"files": files, "skipped": left})
         for name, reason in self.skipped:
-            note(f"left out '{name}': {reason}")
+            output.note(f"left out '{name}': {reason}")
 
 
 # -- upload -----------------------------------------------------------------------------------------------------
@@ -108,7 +106,7 @@ class Copies:
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @json_option("{files: [{local, path, size}], skipped: [{local, reason}]}.")
 @mount_option
-def upload(sources: Sequence[str], destination: str, force: bool, as_json: bool, mount: str | None) -> None:
+def upload(sources: Sequence[str], destination: str, force: bool, output: Output, mount: str | None) -> None:
     """Copy local files and directories to DESTINATION in a mount, or into it if it is a directory or ends with '/'.
 
     Bytes are copied, but not modes and times. Symbolic links, special files and empty directories are left out and
@@ -128,13 +126,13 @@ def upload(sources: Sequence[str], destination: str, force: bool, as_json: bool,
             _add_local(plan, local, goal.below(name) if into and name else goal, complaints)
     items = [item for item in plan.items if force or kind is None or _is_free(item, complaints)]
     copied: list[tuple[FileCopy, int]] = []
-    with progress("uploading", sum(item.size for item in items), quiet=as_json) as advance:
+    with progress("uploading", sum(item.size for item in items), quiet=output.json) as advance:
         for item, error in _send(items, advance, complaints):
             if error is None:
                 copied.append((item, item.size))
             else:
                 complaints.add(item.place.words(error))
-    plan.report(copied, as_json)
+    plan.report(copied, output)
     complaints.finish()
 
 
@@ -229,7 +227,7 @@ def _pieces(file: IO[bytes], advance: Advance) -> Iterator[bytes]:
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @json_option("{files: [{path, local, size}], skipped: [{path, reason}]}.")
 @mount_option
-def download(sources: Sequence[str], destination: str, force: bool, as_json: bool, mount: str | None) -> None:
+def download(sources: Sequence[str], destination: str, force: bool, output: Output, mount: str | None) -> None:
     """Copy files and directories of a mount to LOCAL, or into it if it is a directory or ends with '/'.
 
     Symbolic links and special files in a directory are left out and reported; cp(1) copies them through the mount. A
@@ -252,10 +250,10 @@ def download(sources: Sequence[str], destination: str, force: bool, as_json: boo
     for directory in plan.directories:
         with complaints:
             os.makedirs(directory, exist_ok=True)
-    with progress("downloading", sum(item.size for item in plan.items), quiet=as_json) as advance:
+    with progress("downloading", sum(item.size for item in plan.items), quiet=output.json) as advance:
         for batch in _batches(plan.items):
             copied += _fetch(batch, force, advance, complaints)
-    plan.report(copied, as_json)
+    plan.report(copied, output)
     complaints.finish()
 
 

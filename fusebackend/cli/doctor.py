@@ -23,7 +23,7 @@ COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 @click.argument("mountpoint", required=False)
 @json_option("{verdict, findings}, a finding {what, verdict, why, mend}.")
 @line_options
-def doctor(line: MountLine, mountpoint: str | None, as_json: bool) -> None:
+def doctor(line: MountLine, mountpoint: str | None, output: Output) -> None:
     """Look at what a mount needs: FUSE, sandboxes for commands, directories, programs; with the arguments of 'mount',
     also at each backend.
 
@@ -35,17 +35,15 @@ def doctor(line: MountLine, mountpoint: str | None, as_json: bool) -> None:
 
     is_named = mountpoint is not None or line.config_path is not None or line.default is not None or line.routes
     plan = _plan(mountpoint, line) if is_named else None
-    output, found = Output(), []
+    found = []
     for finding in diagnose(plan):
         found.append(finding)
-        if not as_json:
-            head = f"{output.paint(f'{finding.verdict:<7}', COLOURS[finding.verdict])}  {output.text(finding.what)}"
-            output.line(f"{head}: {output.text(finding.why)}")
-            if finding.mend:
-                output.line(f"         mend: {output.text(finding.mend)}")
+        head = f"{output.paint(f'{finding.verdict:<7}', COLOURS[finding.verdict])}  {output.text(finding.what)}"
+        output.line(f"{head}: {output.text(finding.why)}")
+        if finding.mend:
+            output.line(f"         mend: {output.text(finding.mend)}")
     verdict = worst(found)
-    if as_json:
-        output.document({"verdict": verdict, "findings": [asdict(each) for each in found]})
+    output.document({"verdict": verdict, "findings": [asdict(each) for each in found]})
     click.get_current_context().exit(1 if verdict == "error" else 0)
 
 

@@ -16,7 +16,7 @@ from fusebackend.base.paths import ROOT, AgentPath, is_below
 from fusebackend.base.shown import shown
 from fusebackend.cli import target
 from fusebackend.cli.branch import branch_path, complete_name
-from fusebackend.cli.show import Failed, Output, note, write_all
+from fusebackend.cli.show import Failed, Output, json_option, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.cli.view import complete_view, find_view
 
@@ -45,12 +45,7 @@ Stream = Literal["stdout", "stderr"]
     "--view", shell_complete=complete_view, metavar="NAME", help="Let the mount through this view be its root."
 )
 @click.option("-i", "--stdin", "with_stdin", is_flag=True, help="Give it standard input, which is read first.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="For programs: a line {stream, text} for each piece of output, then {exit_code, truncated, message}.",
-)
+@json_option("a line {stream, text} for each piece of output, then {exit_code, truncated, message}.")
 @mount_option
 def execute(
     command: Sequence[str],
@@ -59,7 +54,7 @@ def execute(
     branch: str | None,
     view: str | None,
     with_stdin: bool,
-    as_json: bool,
+    output: Output,
     mount: str | None,
 ) -> None:
     """Run a command in a shell that has the mount as its root, so that files have the paths of agents.
@@ -79,7 +74,7 @@ def execute(
         directory = _taken_in(place, branch)
     stdin = _input() if with_stdin else None
     line = command[0] if len(command) == 1 else shlex.join(command)
-    printed = PrintedOutput(_json_lines(Output()) if as_json else _passed_on)
+    printed = PrintedOutput(_json_lines(output) if output.json else _passed_on)
     try:  # after Ctrl-C the connection is closed, and the command ends with it
         answer = place.files.run(line, timeout=timeout_s, stdin=stdin, cwd=start, on_output=printed.take)
     except ValueError as error:
@@ -88,13 +83,11 @@ def execute(
         place.files.create_branch(branch, None, directory)
     code = NOT_KNOWN if answer.exit_code is None else answer.exit_code
     message = printed.message(answer)
-    if as_json:
-        Output().record({"exit_code": answer.exit_code, "truncated": answer.truncated, "message": message})
-    else:
-        if message is not None:
-            click.echo(f"Error: {shown(message)}", err=True)
-        if answer.truncated:
-            note("there was more output than the server allows; the rest was dropped")
+    output.record({"exit_code": answer.exit_code, "truncated": answer.truncated, "message": message})
+    if message is not None and not output.json:
+        click.echo(f"Error: {shown(message)}", err=True)
+    if answer.truncated:
+        output.note("there was more output than the server allows; the rest was dropped")
     click.get_current_context().exit(code)
 
 

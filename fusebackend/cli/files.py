@@ -25,7 +25,6 @@ from fusebackend.cli.show import (
     group_name,
     json_option,
     mode_string,
-    note,
     to_the_minute,
     to_the_nanosecond,
     user_name,
@@ -58,14 +57,13 @@ _OPTIONS = (("Use replace_all=True to replace all", "Use --all to replace all"),
 @json_option("an array of {path, is_dir, size, modified_at, version}; with -l of what 'stat --json' prints.")
 @mount_option
 def ls(
-    paths: Sequence[str], long: bool, hidden: bool, recursive: bool, single: bool, as_json: bool, mount: str | None
+    paths: Sequence[str], long: bool, hidden: bool, recursive: bool, single: bool, output: Output, mount: str | None
 ) -> None:
     """List directories, and files by themselves. Names of directories end with '/'.
 
     Without a PATH, that is the current directory if it lies in a mount, or else the only mount there is. The exit
     status is 1 if anything could not be listed.
     """
-    output = Output()
     complaints = Complaints()
     found: list[tuple[Target, Entry | None]] = []
     for each in paths or (None,):
@@ -75,7 +73,7 @@ def ls(
     files = [entry for _, entry in found if entry is not None]
     directories = [place for place, entry in found if entry is None]
     listings = _listings(directories, long, hidden, recursive, complaints)
-    if as_json:
+    if output.json:
         output.document(files + [entry for _, entries in listings for entry in entries])
     else:
         _show_listings(output, files, listings, long, output.terminal and not single, recursive or len(found) > 1)
@@ -238,12 +236,11 @@ def _or_dash(value: int | None) -> str:
     "null for what there is not."
 )
 @mount_option
-def stat(paths: Sequence[str], follow: bool, as_json: bool, mount: str | None) -> None:
+def stat(paths: Sequence[str], follow: bool, output: Output, mount: str | None) -> None:
     """Tell all about files: type, size, mode, links, owner, times, and the route that holds them.
 
     The exit status is 1 if there is nothing to tell of one of them.
     """
-    output = Output()
     complaints = Complaints()
     found = []
     for given in paths:
@@ -251,15 +248,13 @@ def stat(paths: Sequence[str], follow: bool, as_json: bool, mount: str | None) -
             links_too = follow or given.endswith("/")
             place = target.locate(given, mount, follow=links_too)
             found.append(_long(place, place.stat(follow=links_too)))
-    if as_json:
-        output.document(found)
-    else:
-        for number, record in enumerate(found):
-            if number:
-                output.line()
-            for label, value in _rows(record):
-                if value is not None:
-                    output.line(f"{label:>8}: {output.name(value)}")
+    output.document(found)
+    for number, record in enumerate(found):
+        if number:
+            output.line()
+        for label, value in _rows(record):
+            if value is not None:
+                output.line(f"{label:>8}: {output.name(value)}")
     complaints.finish()
 
 
@@ -297,15 +292,14 @@ def _rows(record: Entry) -> list[tuple[str, str | None]]:
     f"most {READ_LIMIT_LINES} lines unless --limit is given; encoding is 'utf-8', or 'base64' for a whole binary file."
 )
 @mount_option
-def read(path: str, offset: int | None, limit: int | None, numbered: bool, as_json: bool, mount: str | None) -> None:
+def read(path: str, offset: int | None, limit: int | None, numbered: bool, output: Output, mount: str | None) -> None:
     """Print a file as it is, or lines of it as an agent reads them.
 
     Lines, that is with --offset, --limit, -n or --json, are those of text: CRLF is shown as LF, and a binary file has
     none. On a terminal, control characters are escaped, and a binary file is refused.
     """
-    output = Output()
     place = target.locate(path, mount)
-    if as_json:
+    if output.json:
         _print_record(output, place, offset or 0, READ_LIMIT_LINES if limit is None else limit)
     elif numbered or offset is not None or limit is not None:
         _print_lines(output, place, offset or 0, ALL_LINES if limit is None else limit, numbered)
@@ -365,7 +359,7 @@ def write(
     text: str | None,
     replace: bool,
     if_version: str | None,
-    as_json: bool,
+    output: Output,
     mount: str | None,
 ) -> None:
     """Make a file from standard input, or from --text, with the directories that are missing.
@@ -386,8 +380,7 @@ def write(
         place.require(place.files.upload_files([(place.path, content)])[0].error)
     else:
         place.require(place.files.write(place.path, _decoded(content), if_version=if_version).error)
-    if as_json:
-        Output().document({"path": place.shown(place.path), "size": len(content)})
+    output.document({"path": place.shown(place.path), "size": len(content)})
 
 
 def _content(text: str | None, source: str | None) -> bytes:
@@ -414,7 +407,7 @@ def _decoded(content: bytes) -> str:
 @json_option("{path, occurrences}.")
 @mount_option
 def edit(
-    path: str, old: str, new: str, replace_all: bool, if_version: str | None, as_json: bool, mount: str | None
+    path: str, old: str, new: str, replace_all: bool, if_version: str | None, output: Output, mount: str | None
 ) -> None:
     """Replace the string OLD by NEW in a text file, and tell how often.
 
@@ -428,10 +421,8 @@ def edit(
         for verb, command in _OPTIONS:
             error = error.replace(verb, command)
         raise Failed(error)
-    if as_json:
-        Output().document({"path": place.shown(place.path), "occurrences": answer.occurrences})
-    else:
-        Output().line("1 replacement" if answer.occurrences == 1 else f"{answer.occurrences} replacements")
+    output.document({"path": place.shown(place.path), "occurrences": answer.occurrences})
+    output.line("1 replacement" if answer.occurrences == 1 else f"{answer.occurrences} replacements")
 
 
 # -- rm and mv ----------------------------------------------------------------------------------------------------
@@ -445,7 +436,7 @@ def edit(
 @json_option("an array of the paths that were deleted.")
 @mount_option
 def rm(
-    paths: Sequence[str], recursive: bool, force: bool, if_version: str | None, as_json: bool, mount: str | None
+    paths: Sequence[str], recursive: bool, force: bool, if_version: str | None, output: Output, mount: str | None
 ) -> None:
     """Delete files, and with -r directories. A symbolic link is deleted, not what it leads to.
 
@@ -459,8 +450,7 @@ def rm(
         with complaints:
             if _delete(given, recursive, force, if_version, mount):
                 deleted.append(given)
-    if as_json:
-        Output().document(deleted)
+    output.document(deleted)
     complaints.finish()
 
 
@@ -492,7 +482,7 @@ def _routes_in(place: Target) -> str:
 @if_version_option
 @json_option("an array of {source, path}, path being where it is now.")
 @mount_option
-def mv(sources: Sequence[str], destination: str, if_version: str | None, as_json: bool, mount: str | None) -> None:
+def mv(sources: Sequence[str], destination: str, if_version: str | None, output: Output, mount: str | None) -> None:
     """Rename SOURCE to DESTINATION, or move sources into the directory DESTINATION.
 
     Directories that DESTINATION lacks are made. A file that is there is never replaced: delete it before. Inside of a
@@ -513,8 +503,7 @@ def mv(sources: Sequence[str], destination: str, if_version: str | None, as_json
         with complaints:
             source = target.locate(given, mount, follow=False)
             moved.append({"source": given, "path": _move(source, _inside(goal, source) if into else goal, if_version)})
-    if as_json:
-        Output().document(moved)
+    output.document(moved)
     complaints.finish()
 
 
@@ -560,7 +549,7 @@ def grep(
     glob: str | None,
     max_count: int | None,
     zero: bool,
-    as_json: bool,
+    output: Output,
     mount: str | None,
 ) -> None:
     """Find the lines that contain PATTERN, in files and below directories, as 'grep -rnF' does.
@@ -576,7 +565,6 @@ def grep(
         raise click.UsageError("PATTERN is to be found in one line, and holds a line break")
     if zero and not names:
         raise click.UsageError("-0 goes with -l")
-    output = Output()
     complaints = Complaints(exit_code=TROUBLE)
     matches: list[GrepMatch] = []
     truncated = False
@@ -585,20 +573,19 @@ def grep(
         left = None if max_count is None else max_count - len(matches)
         with complaints:
             place = _there(given, mount)
-            with waiting("searching", quiet=as_json):
+            with waiting("searching", quiet=output.json):
                 found = place.files.grep(pattern, place.path, glob, max_count=left)
             place.require(found.error)
             matches += [{**match, "path": place.shown(match["path"])} for match in found.matches or ()]
             truncated = truncated or found.truncated
             missing += [found.missing] if found.missing is not None else []
-    if as_json:
-        output.document({"matches": matches, "truncated": truncated, "missing": "; ".join(missing) or None})
-    elif names or counts:
+    output.document({"matches": matches, "truncated": truncated, "missing": "; ".join(missing) or None})
+    if names or counts:
         _show_files(output, matches, counts, "\0" if zero else "\n")
     else:
         _show_lines(output, matches, pattern)
-    if truncated and not as_json:
-        note("; ".join(missing) or _why_not_all(max_count is not None and len(matches) >= max_count))
+    if truncated:
+        output.note("; ".join(missing) or _why_not_all(max_count is not None and len(matches) >= max_count))
     complaints.finish(0 if matches else NO_MATCH)
 
 
@@ -638,7 +625,7 @@ def _show_lines(output: Output, matches: list[GrepMatch], pattern: str) -> None:
 @click.option("-0", "zero", is_flag=True, help="End paths with NUL, for 'xargs -0'.")
 @json_option("{matches: [{path, is_dir, size, modified_at}], truncated, truncation_reason, missing}.")
 @mount_option
-def glob(pattern: str, path: str | None, zero: bool, as_json: bool, mount: str | None) -> None:
+def glob(pattern: str, path: str | None, zero: bool, output: Output, mount: str | None) -> None:
     """Find the regular files with names that match PATTERN, below PATH.
 
     '*' and '?' stay inside a name, '**' spans directories; '[a-z]' and '{a,b}' are as in a shell. A PATTERN without '/'
@@ -646,19 +633,16 @@ def glob(pattern: str, path: str | None, zero: bool, as_json: bool, mount: str |
 
     The exit status is 0 also if nothing was found, as find(1)'s is.
     """
-    output = Output()
     place = _there(path, mount)
-    with waiting("searching", quiet=as_json):
+    with waiting("searching", quiet=output.json):
         found = place.files.glob(pattern, place.path)
     place.require(found.error)
     matches: list[dict[str, Any]] = [{**info, "path": place.shown(info["path"])} for info in found.matches or ()]
-    if as_json:
-        output.document({
-            "matches": matches, "truncated": found.truncated, "truncation_reason": found.truncation_reason,
-            "missing": found.missing,
-        })  # fmt: skip
-        return
+    output.document({
+        "matches": matches, "truncated": found.truncated, "truncation_reason": found.truncation_reason,
+        "missing": found.missing,
+    })  # fmt: skip
     for info in matches:
         output.line(output.name(info["path"]), end="\0" if zero else "\n")
     if found.truncated:
-        note(f"not everything was searched ({found.missing or found.truncation_reason or 'unknown reason'})")
+        output.note(f"not everything was searched ({found.missing or found.truncation_reason or 'unknown reason'})")

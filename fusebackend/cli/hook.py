@@ -122,7 +122,7 @@ def _make(name: str, agent: Agent) -> None:
             raise click.UsageError("--worktrees needs --project: elsewhere the agent would get no worktrees at all")
         hooks = _hooks(agent, **worktrees)
         if printed:
-            Output().document({"hooks": hooks})
+            Output(json=True).document({"hooks": hooks})
             return
         path = _settings_path(agent, project=project)
         done = install(path, hooks)

@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option, note, padded, user_name
+from fusebackend.cli.show import Failed, Output, json_option, padded, user_name
 from fusebackend.cli.target import Target, complete_names, complete_path, mount_option
 from fusebackend.control.following import POLLED_S, until_end
 from fusebackend.history.records import is_call_name
@@ -82,7 +82,7 @@ def log(
     with_changes: bool,
     branch: str | None,
     is_check: bool,
-    as_json: bool,
+    output: Output,
     mount: str | None,
 ) -> None:
     """Show the calls that changed files, the newest first: name, begin, actor, number of changes, what it was.
@@ -101,7 +101,7 @@ def log(
         if by or since or follow or with_changes or branch:
             text = "--verify checks the whole log: give no --by, --since, -f, --changes or --branch with it"
             raise click.UsageError(text)
-        _verify(target.locate(words[0], mount) if words else target.here(mount), as_json)
+        _verify(target.locate(words[0], mount) if words else target.here(mount), output)
         return
     if branch is not None and follow:
         raise click.UsageError("-f follows the calls of the mount: give no --branch with it")
@@ -115,25 +115,23 @@ def log(
         raise Failed("the paths lie in different mounts; ask for those of one")
     named = [each.path for each in places] if branch is None else list(words)
     asked = _Asked(place.files, by, _since_ns(since), named, limit, branch)
-    shown = PrintedLog(Output(), place, as_json=as_json, with_changes=with_changes, branch=branch)
+    shown = PrintedLog(output, place, with_changes=with_changes, branch=branch)
     if follow:
         until_end(partial(_follow, asked, shown), asked.files.has_ended)
     else:
         found = asked.files.log(calls) if calls else asked.calls()
         shown.show(found)
-        if not found and not as_json:
+        if not found:
             there = " there" if named or branch is not None else ""
-            note(f"no call has changed anything{there}")
+            output.note(f"no call has changed anything{there}")
 
 
-def _verify(place: Target, as_json: bool) -> None:
-    output = Output()
+def _verify(place: Target, output: Output) -> None:
     found = place.files.verify_log()
-    if as_json:
-        output.document(asdict(found))
-    elif not found.problems:
+    output.document(asdict(found))
+    if not found.problems:
         output.line("the log is as it was written")
-    for problem in () if as_json else found.problems:
+    for problem in found.problems:
         output.line(output.told(problem))
     if found.problems:
         click.get_current_context().exit(1)
@@ -227,13 +225,11 @@ class PrintedLog:
         output: Output,
         place: Target,
         *,
-        as_json: bool = False,
         with_changes: bool = False,
         branch: str | None = None,
     ) -> None:
         self.output = output
         self._place = place
-        self._as_json = as_json
         self.with_changes = with_changes
         self._branch = branch
 
@@ -242,7 +238,7 @@ class PrintedLog:
 
     def show(self, calls: Sequence[CallInfo]) -> None:
         """Print calls."""
-        if self._as_json:
+        if self.output.json:
             for each in calls:
                 value = asdict(each)
                 if self.with_changes:
@@ -261,7 +257,7 @@ class PrintedLog:
 
     def show_change(self, call: CallInfo, change: ChangeInfo) -> None:
         """Print a change as it comes, and whose it is."""
-        if self._as_json:
+        if self.output.json:
             self.output.record(self._shown_paths(asdict(change)))
             return
         head = f"{moment(change.time_ns)}  {call.call:<5}  {_cut(self.output.told(who(call.actor)), WHO_COLUMNS):<12}"
@@ -360,7 +356,7 @@ OTHERS = "-"
 @click.option("--branch", metavar="NAME", help="PATH is one of this branch, as '/plan.md'.")
 @json_option("{path, last, lines: [{text, calls, others}], calls: {NAME: a call as of 'log'}}.")
 @mount_option
-def blame(path: str, branch: str | None, as_json: bool, mount: str | None) -> None:
+def blame(path: str, branch: str | None, output: Output, mount: str | None) -> None:
     """Show which call left each line of PATH as it is: call, actor, time, number of the line, line.
 
     '-' is a change that the log does not have: an older one, or one past the mount. Several calls, or 'c42|-', mean
@@ -369,16 +365,14 @@ def blame(path: str, branch: str | None, as_json: bool, mount: str | None) -> No
 
     'fusebackend diff c42' shows what the call c42 did, 'fusebackend undo c42' takes it back.
     """
-    output = Output()
     place = target.locate(path, mount) if branch is None else target.here(mount)
     shown = place.shown(place.path) if branch is None else path
     try:
         found = place.files.blame(place.path if branch is None else path, branch=branch)
     except OSError as error:
         raise Failed(f"'{shown}': {error.strerror}") from None
-    if as_json:
-        output.document({**asdict(found), "path": shown})
-    elif found.lines is None:
+    output.document({**asdict(found), "path": shown})
+    if found.lines is None:
         _show_last(output, shown, found)
     else:
         _show_lines(output, found, found.lines)

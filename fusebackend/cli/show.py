@@ -34,8 +34,12 @@ _BLANKS = re.compile("(?<= ) |^ | $")
 
 
 def json_option(shape: str) -> Callable[[F], F]:
-    """`--json`, with its output."""
-    return click.option("--json", "as_json", is_flag=True, help=f"For programs: {shape}")
+    """`--json`, with its output. The command gets its `Output`, which is for people or for programs."""
+
+    def chosen(context: click.Context, parameter: click.Parameter, is_json: bool) -> Output:
+        return Output(is_json)
+
+    return click.option("--json", "output", is_flag=True, callback=chosen, help=f"For programs: {shape}")
 
 
 def one_line(error: BaseException) -> str:
@@ -135,14 +139,17 @@ def note(message: str) -> None:
 
 
 class Output:
-    """Standard output.
+    """Standard output, for people or for programs: `line` and `note` print nothing for programs, `document` and
+    `record` nothing for people.
 
     Attributes:
+        json: it is for programs.
         terminal: it is read by a person, not by a program.
         colours: it may have colours: a terminal that can, and no `NO_COLOR`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, json: bool = False) -> None:
+        self.json = json
         self.terminal = sys.stdout.isatty()
         self.colours = self.terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._stream = sys.stdout.buffer
@@ -169,7 +176,13 @@ class Output:
         return click.style(text, fg=colour, bold=bold or None) if self.colours else text
 
     def line(self, text: str = "", end: str = "\n") -> None:
-        self.bytes(encode(text + end))
+        if not self.json:
+            self.bytes(encode(text + end))
+
+    def note(self, message: str) -> None:
+        """Something for people to know that is no error."""
+        if not self.json:
+            note(message)
 
     def bytes(self, data: bytes, *, at_once: bool = False) -> None:
         write_all(self._stream, data)
@@ -181,11 +194,13 @@ class Output:
 
     def document(self, value: Any) -> None:
         """One JSON document. Odd bytes of names are `\\udc80` to `\\udcff` in it."""
-        self.line(json.dumps(value, indent=2))
+        if self.json:
+            self.bytes(json.dumps(value, indent=2).encode("ascii") + b"\n")
 
     def record(self, value: Any) -> None:
         """One line of a stream of JSON lines, at once."""
-        self.bytes(json.dumps(value).encode("ascii") + b"\n", at_once=True)
+        if self.json:
+            self.bytes(json.dumps(value).encode("ascii") + b"\n", at_once=True)
 
 
 def write_all(stream: IO[bytes], data: bytes) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, confirm_loss, json_option, note
+from fusebackend.cli.show import Failed, Output, confirm_loss, json_option
 from fusebackend.cli.target import Target, complete_mountpoint, complete_path, mount_option
 from fusebackend.protocol import ForgetResult, PruneResult
 
@@ -32,17 +32,14 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 @click.argument("mountpoint", required=False, shell_complete=complete_mountpoint)
 @json_option("{live, snapshots, images, branches, log, reclaimable}, in bytes; null where it is not known; and limits.")
 @mount_option
-def df(mountpoint: str | None, as_json: bool, mount: str | None) -> None:
+def df(mountpoint: str | None, output: Output, mount: str | None) -> None:
     """Show what a mount takes of the disk: its files, snapshots, the bytes that undo needs, branches, and the log; and
     what routes with limits hold.
 
     MOUNTPOINT is as --mount.
     """
-    output = Output()
     space = asdict(target.here(mount if mountpoint is None else mountpoint).files.df())
-    if as_json:
-        output.document(space)
-        return
+    output.document(space)
     for name, words in _LINES.items():
         size = space[name]
         output.line(f"{name:<11}  {'?' if size is None else size_text(size):>10}  {words}")
@@ -55,22 +52,20 @@ def df(mountpoint: str | None, as_json: bool, mount: str | None) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option("{snapshots, calls, bytes}.")
 @mount_option
-def prune(dry_run: bool, yes: bool, as_json: bool, mount: str | None) -> None:
+def prune(dry_run: bool, yes: bool, output: Output, mount: str | None) -> None:
     """Delete the automatic snapshots, and the log with the bytes that undo needs. The files stay as they are.
 
     Snapshots that you have taken stay. What is deleted can't be had back, so on a terminal it asks first; elsewhere it
     needs --yes.
     """
-    files, output = target.here(mount).files, Output()
+    files = target.here(mount).files
     going = files.prune(dry_run=True)
     if not dry_run:
         if not yes:
             confirm_loss("what is pruned", f"Delete {_words(going)}")
         going = files.prune()
-    if as_json:
-        output.document(asdict(going))
-    else:
-        output.line(f"{'would delete' if dry_run else 'deleted'} {_words(going)}")
+    output.document(asdict(going))
+    output.line(f"{'would delete' if dry_run else 'deleted'} {_words(going)}")
 
 
 def _words(going: PruneResult) -> str:
@@ -110,7 +105,7 @@ def size_text(size_bytes: int) -> str:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option("{paths, live, snapshots, branches, images, unknown, left}.")
 @mount_option
-def forget(paths: Sequence[str], dry_run: bool, yes: bool, as_json: bool, mount: str | None) -> None:
+def forget(paths: Sequence[str], dry_run: bool, yes: bool, output: Output, mount: str | None) -> None:
     """Have all that is kept of the past lose the contents of files: a password that was in one for a while.
 
     They leave snapshots, branches, the bytes that undo needs, search indexes, and the free space of volumes' files. The
@@ -123,22 +118,20 @@ def forget(paths: Sequence[str], dry_run: bool, yes: bool, as_json: bool, mount:
     places = [target.locate(path, mount, follow=False) for path in paths]
     if len({place.files.mountpoint for place in places}) > 1:
         raise Failed("the paths are in several mounts; give those of one")
-    files, given, output = places[0].files, [place.path for place in places], Output()
+    files, given = places[0].files, [place.path for place in places]
     found = files.forget(*given, dry_run=True)
     if not dry_run:
         if not yes:
             confirm_loss("what is forgotten", f"Forget {_forgotten(output, places[0], found)}")
         found = files.forget(*given)
-    if as_json:
-        output.document(asdict(found))
-        if found.unknown:
-            click.get_current_context().exit(1)
-        return
+    output.document(asdict(found))
+    if output.json and found.unknown:
+        click.get_current_context().exit(1)
     output.line(f"{'would forget' if dry_run else 'forgot'} {_forgotten(output, places[0], found)}")
     for path in found.live:
-        note(f"'{output.name(places[0].shown(path))}' is there, and stays as it is")
+        output.note(f"'{output.name(places[0].shown(path))}' is there, and stays as it is")
     for line in found.left:
-        note(f"not reached: {line}")
+        output.note(f"not reached: {line}")
     if found.unknown:
         unknown = ", ".join(f"'{places[0].shown(path)}'" for path in found.unknown)
         raise Failed(f"no file, snapshot, branch or call has {unknown}: is that how it was written?")

@@ -49,40 +49,36 @@ def complete_snapshot(context: click.Context, parameter: click.Parameter, incomp
 @click.argument("name", required=False)
 @json_option("{name, time_ns, routes, path}; `routes` are those it holds.")
 @mount_option
-def create(name: str | None, as_json: bool, mount: str | None) -> None:
+def create(name: str | None, output: Output, mount: str | None) -> None:
     """Take a snapshot, and print its directory, and the routes that are not in it.
 
     Without a NAME, it is the time in UTC: 20261123T061530Z. The files are neither read nor copied.
     """
-    output, files = Output(), target.here(mount).files
+    files = target.here(mount).files
     taken = files.create_snapshot(name)
     directory = _directory(files)
-    if as_json:
-        output.document(_as_object(taken, directory))
-        return
+    output.document(_as_object(taken, directory))
     output.line(output.name(f"{directory}/{taken.name}"))
     others = [each["prefix"] for each in files.status().get("routes", ()) if each["prefix"] not in taken.routes]
     if others:
-        note(f"not in it, for they keep no snapshots: {' '.join(others)}")
+        output.note(f"not in it, for they keep no snapshots: {' '.join(others)}")
 
 
 @snapshot.command("list")
 @click.option("--all", "with_automatic", is_flag=True, help="Also those that the mount has taken by itself.")
 @json_option("an array of {name, time_ns, routes, path}.")
 @mount_option
-def list_snapshots(with_automatic: bool, as_json: bool, mount: str | None) -> None:
+def list_snapshots(with_automatic: bool, output: Output, mount: str | None) -> None:
     """List the snapshots, the oldest first: name, time, and the routes that are in it."""
     from fusebackend.trees.snapshots import AUTOMATIC
 
-    output, files = Output(), target.here(mount).files
+    files = target.here(mount).files
     kept = files.snapshots()
     directory = _directory(files)
     found = [each for each in kept if with_automatic or not each.name.startswith(AUTOMATIC)]
-    if as_json:
-        output.document([_as_object(each, directory) for each in found])
-        return
+    output.document([_as_object(each, directory) for each in found])
     if not found:
-        note("no snapshots but automatic ones, which --all shows" if kept else "no snapshots")
+        output.note("no snapshots but automatic ones, which --all shows" if kept else "no snapshots")
     rows = [
         (output.name(each.name), to_the_second(each.time_ns // 10**9), " ".join(map(output.name, each.routes)))
         for each in found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import click
 
 from fusebackend.base.shown import shown
 from fusebackend.cli import target
-from fusebackend.cli.show import Output, aligned, to_the_second
+from fusebackend.cli.show import Output, aligned, json_option, to_the_second
 from fusebackend.cli.space import limit_text
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("mountpoint", required=False, shell_complete=complete_mountpoint)
-@click.option("--json", "as_json", is_flag=True, help="A JSON array with one object per mount.")
-def status(mountpoint: str | None, as_json: bool) -> None:
+@json_option("an array with an object for each mount.")
+def status(mountpoint: str | None, output: Output) -> None:
     """Show all mounts, or the one on MOUNTPOINT; of what 'serve' serves, its socket or configuration.
 
     `state` is alive, dead (the server is gone), hung (it does not answer) or denied (it is another user's). With a
@@ -38,12 +37,11 @@ def status(mountpoint: str | None, as_json: bool) -> None:
         is_mounted = table.mount_at(table.resolve(mountpoint)) is not None
         found = None if is_mounted else rendezvous.find_served(mountpoint)
         states = table.probe_all([_one(mountpoint)]) if found is None else [_of_served(found)]
-    if as_json:
-        click.echo(json.dumps([_as_object(state) for state in states], indent=2))
-    elif states:
-        _print(states)
+    output.document([_as_object(state) for state in states])
+    if states:
+        _print(output, states)
     else:
-        click.echo("nothing is mounted")
+        output.line("nothing is mounted")
     if mountpoint is not None and states[0].state != "alive":
         sys.exit(1)
 
@@ -74,8 +72,7 @@ def _as_object(state: MountState) -> dict[str, Any]:
     return {"routes": [], **state.status, "mountpoint": mountpoint, "state": state.state, "pid": state.pid}
 
 
-def _print(states: list[MountState]) -> None:
-    output = Output()
+def _print(output: Output, states: list[MountState]) -> None:
     for number, state in enumerate(states):
         if number:
             output.line()

@@ -12,7 +12,7 @@ import click
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, media_in, prune, weighed, with_media
 from fusebackend.cli.progress import waiting
-from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_loss, json_option, note
+from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_loss, json_option
 from fusebackend.cli.space import size_text
 from fusebackend.protocol import PrunedThread
 from fusebackend.trees.refs import time_ns
@@ -41,7 +41,7 @@ def threads() -> None:
 @json_option(
     "an array of {thread, name, bytes}; name is null without --by, and thread for a medium that no message names."
 )
-def du(database: str, names: Sequence[str], by: str | None, blobs: str | None, as_json: bool) -> None:
+def du(database: str, names: Sequence[str], by: str | None, blobs: str | None, output: Output) -> None:
     """Show the bytes of threads, the largest first: checkpoints, writes, and values that are kept beside them.
 
     In SQLite a checkpoint has the values of all its channels and is not taken apart: with --by channel these are
@@ -51,7 +51,6 @@ def du(database: str, names: Sequence[str], by: str | None, blobs: str | None, a
     Media that several threads name count for each. What no message names is listed at the end: the thread was pruned,
     or a run is about to name it. It is never deleted here.
     """
-    output = Output()
     unnamed: dict[str, int] = {}
     with _opened(database) as opened:
         sizes = weighed(opened, names, by)
@@ -59,10 +58,8 @@ def du(database: str, names: Sequence[str], by: str | None, blobs: str | None, a
             sizes, unnamed = with_media(opened, sizes, by, media_in(blobs))
     if missing := set(names) - {one.thread for one in sizes}:
         raise Failed(f"there is no thread '{sorted(missing)[0]}'")
-    if as_json:
-        left = [{"thread": None, "name": digest, "bytes": size} for digest, size in unnamed.items()]
-        output.document([asdict(one) for one in sizes] + left)
-        return
+    left = [{"thread": None, "name": digest, "bytes": size} for digest, size in unnamed.items()]
+    output.document([asdict(one) for one in sizes] + left)
     shown = [[size_text(one.bytes), output.told(one.thread), output.told(one.name or "")] for one in sizes]
     shown += [[size_text(size), "(no message)", digest] for digest, size in unnamed.items()]
     for line in aligned(shown):
@@ -95,7 +92,7 @@ def prune_threads(
     dry_run: bool,
     vacuum: bool,
     yes: bool,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Delete checkpoints of threads, of all threads where none is named, while agents run.
 
@@ -110,23 +107,21 @@ def prune_threads(
     if (keep is None) == (older is None):
         raise click.UsageError("give one of --keep and --older")
     chosen = Keep(keep or 1, older, frozenset(keep_step))
-    output, complaints = Output(), Complaints()
+    complaints = Complaints()
     with _opened(database) as opened:
         wanted = names or [thread for thread, _ in opened.threads()]
-        found = _each(opened, wanted, chosen, complaints, as_json, dry_run=True)
+        found = _each(opened, wanted, chosen, complaints, output.json, dry_run=True)
         if not dry_run:
             if not yes:
                 confirm_loss("what is pruned", f"Delete {_words(found)}")
-            found = _each(opened, [one.thread for one in found], chosen, complaints, as_json, dry_run=False)
+            found = _each(opened, [one.thread for one in found], chosen, complaints, output.json, dry_run=False)
             if vacuum:
-                with waiting("compacting", quiet=as_json):
+                with waiting("compacting", quiet=output.json):
                     opened.vacuum()
-    if as_json:
-        output.document([asdict(one) for one in found])
-    else:
-        output.line(f"{'would delete' if dry_run else 'deleted'} {_words(found)}")
-        if not vacuum and any(one.bytes for one in found):
-            note("the space goes back to the database; to the disk only with --vacuum")
+    output.document([asdict(one) for one in found])
+    output.line(f"{'would delete' if dry_run else 'deleted'} {_words(found)}")
+    if not vacuum and any(one.bytes for one in found):
+        output.note("the space goes back to the database; to the disk only with --vacuum")
     complaints.finish()
 
 

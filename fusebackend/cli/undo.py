@@ -10,7 +10,7 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.log import complete_call
-from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.show import Complaints, Failed, Output, json_option
 from fusebackend.cli.target import Target, mount_option
 from fusebackend.protocol import MergeResult, UndoConflict, UndoneChange, UndoResult
 
@@ -51,7 +51,7 @@ def undo(
     keep_newer: bool,
     merge_lines: bool,
     dry_run: bool,
-    as_json: bool,
+    output: Output,
     mount: str | None,
 ) -> None:
     """Take calls back: everything they changed, with all attributes, and nothing that others have done.
@@ -75,7 +75,6 @@ def undo(
         if value == "":
             raise click.UsageError(f"{name} is empty; without it, the newest call by anybody is taken back")
     place = target.here(mount)
-    output = Output()
     result = place.files.undo(
         *calls,
         by=by,
@@ -86,9 +85,7 @@ def undo(
         merge_lines=merge_lines,
         dry_run=dry_run,
     )
-    if as_json:
-        show_json(output, result)
-        return
+    show_json(output, result)
     if result.conflicts:
         _refuse(place, result, merge_lines=merge_lines)
     _print(output, place, result, dry_run=dry_run)
@@ -108,17 +105,17 @@ def _conflict(place: Target, conflict: UndoConflict) -> str:
 
 def _print(output: Output, place: Target, result: UndoResult, *, dry_run: bool) -> None:
     show_changes(output, place, result.changes, _WORDS, result.undo, dry_run=dry_run)
-    show_left([f"left as it is: {_conflict(place, each)}" for each in result.kept], "were left as they are")
+    show_left(output, [f"left as it is: {_conflict(place, each)}" for each in result.kept], "were left as they are")
     for line in result.partly:
-        note(line)
+        output.note(line)
     more = len(result.calls) - LISTED
     which = " ".join(result.calls[:LISTED]) + (f" and {more} calls more" if more > 0 else "")
     if not result.calls:
-        note("there is no call to take back")
+        output.note("there is no call to take back")
     elif dry_run:
-        note(f"nothing was changed; without -n {which} is taken back")
+        output.note(f"nothing was changed; without -n {which} is taken back")
     elif result.undo is None:
-        note(f"everything is as it was before {which} already")
+        output.note(f"everything is as it was before {which} already")
     else:
         output.line(f"took back {which}; 'fusebackend undo {result.undo}' takes that back")
 
@@ -129,9 +126,9 @@ def _print(output: Output, place: Target, result: UndoResult, *, dry_run: bool) 
 
 
 def show_json(output: Output, result: UndoResult | MergeResult) -> None:
-    """Print all of an answer. The exit status is 1 if it was refused."""
+    """Print all of an answer for programs, for which the exit status is then 1 if it was refused."""
     output.document(asdict(result))
-    if result.conflicts:
+    if output.json and result.conflicts:
         click.get_current_context().exit(1)
 
 
@@ -159,9 +156,9 @@ def show_changes(
         output.line(f"and {len(changes) - LISTED} paths more{which}")
 
 
-def show_left(lines: Sequence[str], rest: str) -> None:
+def show_left(output: Output, lines: Sequence[str], rest: str) -> None:
     """Show paths that were not changed as asked; `rest` is said of those that are not listed."""
     for line in lines[:LISTED]:
-        note(line)
+        output.note(line)
     if len(lines) > LISTED:
-        note(f"and {len(lines) - LISTED} paths more {rest}")
+        output.note(f"and {len(lines) - LISTED} paths more {rest}")

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
 from fusebackend.cli.log import moment, who
-from fusebackend.cli.show import Complaints, Failed, Output, aligned, json_option, note
+from fusebackend.cli.show import Complaints, Failed, Output, aligned, json_option
 from fusebackend.cli.target import complete_names, mount_option
 
 if TYPE_CHECKING:
@@ -47,15 +47,13 @@ def view() -> None:
 @view.command("list")
 @json_option("an array of {name, rules, path, is_default}.")
 @mount_option
-def list_views(as_json: bool, mount: str | None) -> None:
+def list_views(output: Output, mount: str | None) -> None:
     """List the views: name, number of rules, directory."""
-    output, files = Output(), target.here(mount).files
+    files = target.here(mount).files
     found = files.views()
-    if as_json:
-        output.document([asdict(each) for each in found])
-        return
+    output.document([asdict(each) for each in found])
     if not found:
-        note("no views; [views.NAME] in the mount's TOML file makes one")
+        output.note("no views; [views.NAME] in the mount's TOML file makes one")
     rules = [f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}" for each in found]
     places = [target.outside(files, each.path) + ("  (default)" if each.is_default else "") for each in found]
     for line in aligned([*zip((each.name for each in found), map("{:<9}".format, rules), places, strict=True)]):
@@ -66,13 +64,11 @@ def list_views(as_json: bool, mount: str | None) -> None:
 @click.argument("name", shell_complete=complete_view)
 @json_option("{name, rules, path, is_default}.")
 @mount_option
-def show(name: str, as_json: bool, mount: str | None) -> None:
+def show(name: str, output: Output, mount: str | None) -> None:
     """Print the rules of a view, with the numbers that 'explain' has. The first that matches decides."""
-    output, files = Output(), target.here(mount).files
+    files = target.here(mount).files
     found = find_view(files, name)
-    if as_json:
-        output.document(asdict(found))
-        return
+    output.document(asdict(found))
     for number, rule in enumerate(found.rules, 1):
         output.line(_line(output, number, rule["mode"], rule["operations"], rule["paths"]))
 
@@ -91,9 +87,7 @@ def socket_of(name: str, mount: str | None) -> None:
     held by the view's rules: 'fusebackend --mount SOCKET' there, or connect(SOCKET) in Python. It is made when it is
     first asked for, for this user alone (0600), and ends with the server of the mount; the next one has another path.
     """
-    output, files = Output(), target.here(mount).files
-    path = files.view_socket(name)
-    output.line(path)
+    Output().line(target.here(mount).files.view_socket(name))
 
 
 @view.command()
@@ -102,13 +96,11 @@ def socket_of(name: str, mount: str | None) -> None:
 @click.argument("path")
 @json_option("{mode, rule, path}.")
 @mount_option
-def explain(name: str, operation: str, path: str, as_json: bool, mount: str | None) -> None:
+def explain(name: str, operation: str, path: str, output: Output, mount: str | None) -> None:
     """Tell what a view does about an operation on a PATH, as agents name it, and which rule says so."""
-    output, files = Output(), target.here(mount).files
+    files = target.here(mount).files
     answer = files.explain(name, operation, path)
-    if as_json:
-        output.document(asdict(answer))
-        return
+    output.document(asdict(answer))
     if answer.rule is None:
         output.line(f"{answer.mode}: no rule matches")
         return
@@ -150,24 +142,23 @@ def approval() -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on with each new one, until Ctrl-C or the mount's end.")
 @json_option(f"an array of {FIELDS}; with -f, an object a line.")
 @mount_option
-def list_requests(with_decided: bool, follow: bool, as_json: bool, mount: str | None) -> None:
+def list_requests(with_decided: bool, follow: bool, output: Output, mount: str | None) -> None:
     """List the requests that wait: number, time, actor, what is asked."""
-    output, files = Output(), target.here(mount).files
+    files = target.here(mount).files
     if follow:
         if with_decided:
             raise click.UsageError("--all and -f: give one of them")
         for each in files.follow_approvals():
-            output.record(asdict(each)) if as_json else output.line(output.row(_request_line(output, each)))
+            output.record(asdict(each))
+            output.line(output.row(_request_line(output, each)))
             output.flush()
         return
     found = [each for each in files.approvals() if with_decided or each.state == PENDING]
-    if as_json:
-        output.document([asdict(each) for each in found])
-        return
+    output.document([asdict(each) for each in found])
     for each in found:
         output.line(output.row(_request_line(output, each)))
     if not found:
-        note("nothing waits for an approval")
+        output.note("nothing waits for an approval")
 
 
 def _request_line(output: Output, info: ApprovalInfo) -> str:
@@ -180,13 +171,11 @@ def _request_line(output: Output, info: ApprovalInfo) -> str:
 @click.argument("number", type=click.IntRange(min=1), shell_complete=complete_number)
 @json_option(f"{FIELDS}.")
 @mount_option
-def show_request(number: int, as_json: bool, mount: str | None) -> None:
+def show_request(number: int, output: Output, mount: str | None) -> None:
     """Show a request, and what it would change: a patch against the files as they are now, or the command."""
-    output, files = Output(), target.here(mount).files
+    files = target.here(mount).files
     found = files.approval(number)
-    if as_json:
-        output.document(asdict(found))
-        return
+    output.document(asdict(found))
     agent = " ".join(word for word in (found.actor.agent, found.actor.thread, found.actor.call) if word)
     lines = {
         "request": f"{found.number}, {found.state}",
@@ -215,12 +204,12 @@ def _decided(output: Output, info: ApprovalInfo) -> str:
 @click.argument("numbers", type=click.IntRange(min=1), nargs=-1, required=True, shell_complete=complete_number)
 @json_option(f"an array of {FIELDS}.")
 @mount_option
-def approve(numbers: Sequence[int], as_json: bool, mount: str | None) -> None:
+def approve(numbers: Sequence[int], output: Output, mount: str | None) -> None:
     """Approve requests, by their NUMBERS: each change happens now, as it was asked.
 
     The exit status is 1 if one could not happen any more, or was decided already.
     """
-    output, files = Output(), target.here(mount).files
+    files = target.here(mount).files
     complaints, made = Complaints(), []
     for number in numbers:
         with complaints:
@@ -228,10 +217,8 @@ def approve(numbers: Sequence[int], as_json: bool, mount: str | None) -> None:
             made.append(found)
             if found.state != "made":
                 raise Failed(f"request {number} is approved, and could not happen: {found.reason}")
-            if not as_json:
-                output.line(f"request {number} has happened: {output.told(found.title)}")
-    if as_json:
-        output.document([asdict(each) for each in made])
+            output.line(f"request {number} has happened: {output.told(found.title)}")
+    output.document([asdict(each) for each in made])
     complaints.finish()
 
 
@@ -240,13 +227,12 @@ def approve(numbers: Sequence[int], as_json: bool, mount: str | None) -> None:
 @click.option("--reason", metavar="TEXT", help="A line for the agent that asked.")
 @json_option(f"an array of {FIELDS}.")
 @mount_option
-def deny(numbers: Sequence[int], reason: str | None, as_json: bool, mount: str | None) -> None:
+def deny(numbers: Sequence[int], reason: str | None, output: Output, mount: str | None) -> None:
     """Deny requests, by their NUMBERS: they will not happen."""
-    output, files = Output(), target.here(mount).files
+    files = target.here(mount).files
     complaints, denied = Complaints(), []
     for number in numbers:
         with complaints:
             denied.append(files.deny(number, reason))
-    if as_json:
-        output.document([asdict(each) for each in denied])
+    output.document([asdict(each) for each in denied])
     complaints.finish()

@@ -26,26 +26,25 @@ KIND_COLUMNS = len("attributes")
 @click.argument("paths", nargs=-1, shell_complete=complete_path, metavar="[PATH]...")
 @json_option("a line {kind, path, is_dir, source, moved_from, time_ns} for each; first {kind: 'watching', path}.")
 @mount_option
-def watch(paths: Sequence[str], as_json: bool, mount: str | None) -> None:
+def watch(paths: Sequence[str], output: Output, mount: str | None) -> None:
     """Print the changes at and below PATH as they happen, until Ctrl-C.
 
     Changes by every process and agent are printed: programs that use the mount, agents, and where a backend can tell,
     other hosts. A change is created, modified, attributes, deleted, moved, exchanged, unknown (look again at the files)
     or overflow (so much happened that not all was kept: look again at everything). Names of directories end with '/'.
     """
-    output = Output()
     places = [target.locate(given, mount) for given in paths] or [target.here(mount)]
     events: queue.SimpleQueue[tuple[Target, FileEvent | Exception]] = queue.SimpleQueue()
     watches: list[RemoteWatch] = []
     try:
         for place in places:
             watches.append(_begin(place, events))
-            _announce(output, place, as_json)
+            _announce(output, place)
         while True:
             place, event = events.get()
             if isinstance(event, Exception):
                 raise event
-            _print(output, place, event, as_json)
+            _print(output, place, event)
     finally:
         for each in watches:
             each.close()
@@ -69,23 +68,20 @@ def _begin(place: Target, events: queue.SimpleQueue[tuple[Target, FileEvent | Ex
     return changes
 
 
-def _announce(output: Output, place: Target, as_json: bool) -> None:
+def _announce(output: Output, place: Target) -> None:
     """Say that changes are printed from now on; and that nothing is there yet, which may be a misspelt path."""
     shown = place.shown(place.path)
-    if as_json:
-        output.record({"kind": "watching", "path": shown})
-    elif output.terminal:
-        note(f"watching '{shown}'; Ctrl-C ends it")
+    output.record({"kind": "watching", "path": shown})
+    if output.terminal:
+        output.note(f"watching '{shown}'; Ctrl-C ends it")
     if place.kind() is None:
         note(f"'{shown}' is not there yet")
 
 
-def _print(output: Output, place: Target, event: FileEvent, as_json: bool) -> None:
+def _print(output: Output, place: Target, event: FileEvent) -> None:
     path = place.shown(event.path)
     moved_from = None if event.moved_from is None else place.shown(event.moved_from)
-    if as_json:
-        output.record({**asdict(event), "path": path, "moved_from": moved_from})
-        return
+    output.record({**asdict(event), "path": path, "moved_from": moved_from})
     moment = time.strftime("%H:%M:%S", time.localtime(event.time_ns / 1e9))
     names = output.name(path)
     if moved_from is not None:

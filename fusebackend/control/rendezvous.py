@@ -327,15 +327,12 @@ def _read(record: str) -> Served | None:
 def _live(record: str) -> Served | None:
     """Return a record whose server lives."""
     try:
-        fd = os.open(record, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(record, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read(record)
-    finally:
-        os.close(fd)
+    except FileNotFoundError:
+        pass
     return None
 
 

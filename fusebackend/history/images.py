@@ -124,9 +124,9 @@ class Images:
         if image.place != "snapshot" or not isinstance(volume, SnapshotVolume):
             return None
         with contextlib.suppress(OSError):
-            view, node = volume.snapshot(image.name), volume.node_in(image.name, image.node)
-            view.getattr(node)
-            return NodeSource(view, node, state)
+            frozen, node = volume.snapshot(image.name), volume.node_in(image.name, image.node)
+            frozen.getattr(node)
+            return NodeSource(frozen, node, state)
         return None
 
     # -- keeping ---------------------------------------------------------------------------------------------------

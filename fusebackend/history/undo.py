@@ -391,10 +391,8 @@ class _Making:
 
     def _placed(self, volume: Volume, step: Step, changes: Changes) -> Placed | None:
         shown = os.fsdecode(step.path)
-        if step.word == "make":
+        if step.word in _NAMES:
             return self._new(volume, step, changes)
-        if step.word == "link":
-            return self._link(volume, step, changes)
         parent, name, attr = self._way.at(step.path)
         if step.word == "clean":
             if attr is not None:
@@ -431,10 +429,17 @@ class _Making:
             self._recorder.history.require()
 
     def _new(self, volume: Volume, step: Step, changes: Changes) -> Placed:
-        assert step.source is not None, "it is made of something"
+        """Make a file, or give one another name."""
         parent, name = self._way.place(step.path)
+        shown = os.fsdecode(step.path)
         try:
-            placed = placing.make(volume, parent, name, step.source, changes, os.fsdecode(step.path))
+            if step.source is not None:
+                placed = placing.make(volume, parent, name, step.source, changes, shown)
+            else:
+                there = volume.getattr(step.node) if step.node else self._as_seen(step, self._way.at(step.to_path)[2])
+                if self.made in self._numbers:  # before it is made: the answer may be lost
+                    self._recorder.history.set_after({self._numbers[self.made]: stamp_of(there)})
+                placed = placing.link(volume, there.node, parent, name, changes, shown)
         except OSError as error:
             raise self._not_made(self.made, step, error) from None
         self._is_made(volume, self.made, step, placed)
@@ -442,12 +447,13 @@ class _Making:
 
     def _is_made(self, volume: Volume, number: int, step: Step, placed: Placed) -> None:
         """Record what the step of a number has made."""
-        attr, record = placed.attr, self._numbers.pop(number, None)
-        self._recorder.of(volume).own(self._call, attr.node, MADE)
-        after = stamp_of(attr) if stat.S_ISREG(attr.mode) else None
+        attr, record, is_link = placed.attr, self._numbers.pop(number, None), step.word == "link"
+        if not is_link:
+            self._recorder.of(volume).own(self._call, attr.node, MADE)
+        after = stamp_of(attr) if is_link or stat.S_ISREG(attr.mode) else None
         if record is None:
-            record = self._record_new(step, node=attr.node, after=after)
-        elif after is not None:
+            record = self._record_new(step, node=attr.node, linked=is_link, after=after)
+        elif after is not None and not is_link:
             self._recorder.history.set_after({record: after})
         if step.file:
             now = self._recorder.identity(volume, attr) or b"%d" % attr.node
@@ -461,25 +467,6 @@ class _Making:
         if error.errno in UNSURE:
             self._numbers.pop(number, None)
         return error
-
-    def _link(self, volume: Volume, step: Step, changes: Changes) -> Placed:
-        parent, name, attr = self._way.at(step.path)
-        if attr is not None:
-            raise _changed(step, "has been made anew")
-        found = volume.getattr(step.node) if step.node else self._way.at(step.to_path)[2]
-        if found is None:
-            raise _changed(step, "is not there any more")
-        node, stamp = found.node, stamp_of(found)  # some volumes change the object that they return
-        if self.made in self._numbers:
-            self._recorder.history.set_after({self._numbers[self.made]: stamp})
-        else:
-            self._numbers[self.made] = self._record_new(step, node=node, linked=True, after=stamp)
-        try:
-            placed = placing.link(volume, node, parent, name, changes, os.fsdecode(step.path))
-        except OSError as error:
-            raise self._not_made(self.made, step, error) from None
-        del self._numbers[self.made]
-        return placed
 
     def _rename(self, volume: Volume, step: Step, old: Name, attr: Attr, changes: Changes) -> None:
         parent, name, there = self._way.at(step.to_path)

@@ -1,14 +1,27 @@
-"""`UndoPlan`: the steps that take calls back, from their records, and what stands in the way.
+"""`UndoPlan`: the steps that take calls back, from their records, and why they can't be taken back.
 
 The records are taken in reverse. A step is planned against a `PlannedTree` of its route: the tree as it is now, with
-the steps before in it. So each step is checked before anything is changed:
+the steps before in it. So each step is checked before anything is changed. Why an undo is refused, by the words of the
+conflict:
 
-- the file at the path is the one that the call left there (`Record.after`), and no later call has touched it
-  (`HistoryFile.overlaps`); anything else is a conflict, which names the path and, if it is known, the later call;
-- what a step would put back is known: the bytes are in an image, the name is vacant, its directory is there.
+- `was changed since`, `was renamed since` and the like: another call has a later record at the path, above it or below
+  it, whatever is there now (`overlaps.py`);
+- `has changed since`: the file is not as the call left it (`Record.after`), and no record says why;
+- `has been made anew`, `is not there any more`, `is not empty` and the like: a name is taken, or gone;
+- `was one of several names of a file`, `is not the file that was changed`: the path may mean another file by now;
+- `can't come back`: the bytes before are in no image (`Images.source`);
+- `may have more changes`: the history lacks some of the call (`HistoryFile.gaps`);
+- `can't be changed`: permissions, or the rules of the route (`UndoPlan.refusals`);
+- `belongs to a route that is not mounted any more`, `is on a route that is read-only now`.
+
+What happens between the plan and a step is EBUSY (`Step.seen`, `undo.py`).
 
 Calls are taken back together with the undos of them that did not come to their end (`HistoryFile.unfinished`): first
 what these did, then the calls. So an undo that was interrupted is done by the same command.
+
+It is no three-way merge of trees (`trees/merge/plan.py`). None of these reasons comes from a comparison of trees: base
+and main would be one. Its steps are those of the records, so files that have changed places do so again, at once and
+without their bytes; a merge knows a file by its path first.
 """
 
 from __future__ import annotations
@@ -102,7 +115,7 @@ class UndoPlan:
         self._merge = merge
         self._leave = leave
         self._identities: Mapping[int, bytes] = {}  # of the records' files
-        self._views: dict[AgentPath, PlannedTree] = {}
+        self._trees: dict[AgentPath, PlannedTree] = {}
         self._made: dict[tuple[AgentPath, bytes], PlannedFile] = {}  # by `_key`
         self._closing: dict[PlannedFile, AgentPath] = {}  # directories that get their attributes when all is in them
         self._hollow: dict[PlannedFile, AgentPath] = {}  # files that no step has given their bytes yet
@@ -143,9 +156,9 @@ class UndoPlan:
             volume = self._volumes.get(prefix)
             if isinstance(volume, SnapshotVolume):
                 with contextlib.suppress(OSError):  # `Images.source` finds the same
-                    view = volume.snapshot(name)
-                    if isinstance(view, LooksAhead):
-                        view.ahead([volume.node_in(name, node) for node in wanted])
+                    frozen = volume.snapshot(name)
+                    if isinstance(frozen, LooksAhead):
+                        frozen.ahead([volume.node_in(name, node) for node in wanted])
 
     def _refuse(self, record: Record, conflict: _NotTakenBack) -> None:
         path, call = conflict.path, conflict.call
@@ -172,68 +185,68 @@ class UndoPlan:
     # -- one record ------------------------------------------------------------------------------------------------
 
     def _add(self, record: Record, theirs: Sequence[Record]) -> None:
-        view = self._view(record.prefix)
-        if theirs and not self._is_gone(view, record, theirs[-1]):
-            if self._merge and self._merged(view, record, theirs[0]):
+        tree = self._tree(record.prefix)
+        if theirs and not self._is_gone(tree, record, theirs[-1]):
+            if self._merge and self._merged(tree, record, theirs[0]):
                 return
             last = theirs[-1]
             at_target = bool(record.to_path) and record.to_path in (last.path, last.to_path)
             raise _NotTakenBack(_words_for(record, last), last.call, record.to_path if at_target else record.path)
         match record.kind:
             case "create":
-                self._remove(view, record)
+                self._remove(tree, record)
             case "remove":
-                self._make(view, record, record.path)
+                self._make(tree, record, record.path)
             case "rename":
-                self._rename(view, record)
+                self._rename(tree, record)
             case "exchange":
-                self._exchange(view, record)
+                self._exchange(tree, record)
             case "content":
-                self._overwrite(view, record)
+                self._overwrite(tree, record)
             case "attributes":
-                self._attributes(view, record)
+                self._attributes(tree, record)
 
-    def _view(self, prefix: AgentPath) -> PlannedTree:
-        view = self._views.get(prefix)
-        if view is None:
+    def _tree(self, prefix: AgentPath) -> PlannedTree:
+        tree = self._trees.get(prefix)
+        if tree is None:
             volume = self._volumes.get(prefix)
             if volume is None:
                 raise _NotTakenBack("belongs to a route that is not mounted any more")
             if volume.features.read_only:
                 raise _NotTakenBack("is on a route that is read-only now")
             earlier = 0 if isinstance(volume, SnapshotVolume) else self._history.earlier
-            view = self._views[prefix] = PlannedTree(prefix, volume, self._history.returned(prefix, earlier))
-        return view
+            tree = self._trees[prefix] = PlannedTree(prefix, volume, self._history.returned(prefix, earlier))
+        return tree
 
-    def _is_gone(self, view: PlannedTree, record: Record, last: Record) -> bool:
+    def _is_gone(self, tree: PlannedTree, record: Record, last: Record) -> bool:
         """Return True for a file that the call has made and a later one has removed: nothing is left to do."""
-        place = view.at(record.path)
+        place = tree.at(record.path)
         return record.kind == "create" and last.kind == "remove" and (place is None or place.file is None)
 
-    def _remove(self, view: PlannedTree, record: Record) -> None:
-        place = view.at(record.path)
+    def _remove(self, tree: PlannedTree, record: Record) -> None:
+        place = tree.at(record.path)
         if place is None or place.file is None:
             return
         self._require_left(place, place.file, record)
         if place.file.is_dir:
-            names = list(view.names(place.file))
+            names = list(tree.names(place.file))
             left = next((name for name in names if not name.startswith(TEMPORARY)), None)
             if left is not None and self._leave:
-                self.left.append((mount_path(view.prefix, record.path), os.fsdecode(left)))
+                self.left.append((mount_path(tree.prefix, record.path), os.fsdecode(left)))
                 return
             if left is not None:
                 raise _NotTakenBack(f"is not empty: '{os.fsdecode(left)}' is in it")
             for name in names:  # an undo that was killed has left it
-                self.steps.append(Step("clean", view.prefix, record.path + b"/" + name, closes=True))
-        self.steps.append(Step("remove", view.prefix, record.path, seen=place.file.expected))
+                self.steps.append(Step("clean", tree.prefix, record.path + b"/" + name, closes=True))
+        self.steps.append(Step("remove", tree.prefix, record.path, seen=place.file.expected))
         place.put(None)
 
-    def _make(self, view: PlannedTree, record: Record, path: bytes) -> None:
+    def _make(self, tree: PlannedTree, record: Record, path: bytes) -> None:
         """Plan for a file that comes back. Its bytes may come later: an earlier record of its call leads to them."""
         before = record.before
         if before is None:
             raise _NotTakenBack("was there, and its history does not say what it was")
-        place = view.at(path)
+        place = tree.at(path)
         if place is None:
             raise _NotTakenBack("was in a directory that is not there any more")
         is_dir = stat.S_ISDIR(before.mode)
@@ -242,53 +255,53 @@ class UndoPlan:
             if has_less or not _is_restored(place.file.stamp, before):
                 raise _NotTakenBack("has been made anew")
             if is_dir:
-                self._closing[place.file] = view.prefix
+                self._closing[place.file] = tree.prefix
                 place.file.state = before
-            elif key := self._key(view, record):  # its other names may not be there yet
-                self._made[view.prefix, key] = place.file
+            elif key := self._key(tree, record):  # its other names may not be there yet
+                self._made[tree.prefix, key] = place.file
             place.file.places += (place,)
             return  # the change was not made, though it was recorded: the server was killed in between
-        key = self._key(view, record)
-        if (twin := self._twin(view, record)) is not None:
-            self.steps.append(Step("link", view.prefix, path, twin.path, node=twin.node))
+        key = self._key(tree, record)
+        if (twin := self._twin(tree, record)) is not None:
+            self.steps.append(Step("link", tree.prefix, path, twin.path, node=twin.node))
             place.put(twin.file)
             return
-        source = self._source(view, record)
-        if before.nlink > 1 and not is_dir and view.volume.features.links:
-            shown = mount_path(view.prefix, path)
+        source = self._source(tree, record)
+        if before.nlink > 1 and not is_dir and tree.volume.features.links:
+            shown = mount_path(tree.prefix, path)
             self.partly.append(f"'{shown}': its other names are not in the route, so it is a file of its own")
         file = PlannedFile(None, before)
-        self._note_bytes(view, file, record)
+        self._note_bytes(tree, file, record)
         if is_dir:
             # Closed to its owner, it could not be filled.
             source = KeptSource(before._replace(mode=before.mode | stat.S_IRWXU))
-            self._closing[file] = view.prefix
+            self._closing[file] = tree.prefix
         elif key:
-            self._made[view.prefix, key] = file
-        self.steps.append(Step("make", view.prefix, path, source=source, file=b"" if is_dir else key))
+            self._made[tree.prefix, key] = file
+        self.steps.append(Step("make", tree.prefix, path, source=source, file=b"" if is_dir else key))
         place.put(file)
 
-    def _note_bytes(self, view: PlannedTree, file: PlannedFile, record: Record) -> None:
+    def _note_bytes(self, tree: PlannedTree, file: PlannedFile, record: Record) -> None:
         """Note whether a record leads to the bytes before it. Else an earlier one of its call does."""
         assert record.before is not None, "its state is known"
         if record.image is None and record.before.size > 0 and stat.S_ISREG(record.before.mode):
-            self._hollow[file] = view.prefix
+            self._hollow[file] = tree.prefix
         else:
             self._hollow.pop(file, None)
 
-    def _key(self, view: PlannedTree, record: Record) -> bytes:
+    def _key(self, tree: PlannedTree, record: Record) -> bytes:
         """Return what names the file whose earlier state a record has, or the file that an undo has made again in its
         place: its identity, or its node where nodes last; empty if nothing does."""
-        return view.now(self._first_key(view, record))
+        return tree.now(self._first_key(tree, record))
 
-    def _first_key(self, view: PlannedTree, record: Record) -> bytes:
+    def _first_key(self, tree: PlannedTree, record: Record) -> bytes:
         key = self._identities.get(record.number, b"")
         if key and not key.isdigit():
             return key
         node = record.earlier_node or int(key or 0)
-        return b"%d" % node if node and self._lasts(view, record) else b""
+        return b"%d" % node if node and self._lasts(tree, record) else b""
 
-    def _twin(self, view: PlannedTree, record: Record) -> OtherName | None:
+    def _twin(self, tree: PlannedTree, record: Record) -> OtherName | None:
         """Return the file of a name that was one of several: it has others still, or has come back with another one,
         in this undo or before. None if it was the only one, or if the others are in no directory of the route.
 
@@ -296,61 +309,61 @@ class UndoPlan:
             _NotTakenBack: it is not known which file it was, or that has lost its other names since.
         """
         assert record.before is not None, "its state is known"
-        if stat.S_ISDIR(record.before.mode) or not view.volume.features.links:
+        if stat.S_ISDIR(record.before.mode) or not tree.volume.features.links:
             return None
-        first, had_others = self._first_key(view, record), record.before.nlink > 1
-        key = view.now(first)
+        first, had_others = self._first_key(tree, record), record.before.nlink > 1
+        key = tree.now(first)
         if not had_others and not record.linked and key == first:
             return None
-        made = self._made.get((view.prefix, key))
+        made = self._made.get((tree.prefix, key))
         if made is not None and made.place is not None:
             return OtherName(made.place.path, made)
-        found = self._by_node(view, record) or view.by_identity(key)
+        found = self._by_node(tree, record) or tree.by_identity(key)
         if found is not None or not had_others:
             return found
         if not key or key.isdigit() or self._history.was_removed(record, {first, key}):
             raise _NotTakenBack("was one of several names of a file, and none of the others is found")
         return None
 
-    def _is_it(self, view: PlannedTree, record: Record, file: PlannedFile) -> bool:
+    def _is_it(self, tree: PlannedTree, record: Record, file: PlannedFile) -> bool:
         """Return True if a record of its path has changed this file. A file that had several names, or was open, may
         have been changed when it had lost that name."""
         node, names = (0, 0) if file.seen is None else (file.seen.node, file.seen.nlink)
-        if file.is_dir or (node == record.node and self._lasts(view, record)):
+        if file.is_dir or (node == record.node and self._lasts(tree, record)):
             return True
-        key = self._key(view, record)
-        made = self._made.get((view.prefix, key))
+        key = self._key(tree, record)
+        made = self._made.get((tree.prefix, key))
         if made is not None:
             return made is file
-        if node and key and key == view.identity(node):
+        if node and key and key == tree.identity(node):
             return True
         assert record.before is not None, "its state is known"
-        return max(record.before.nlink, names) < 2 and not record.linked and self._by_node(view, record) is None
+        return max(record.before.nlink, names) < 2 and not record.linked and self._by_node(tree, record) is None
 
-    def _by_node(self, view: PlannedTree, record: Record) -> OtherName | None:
+    def _by_node(self, tree: PlannedTree, record: Record) -> OtherName | None:
         """Return the file of a record by its node."""
-        key = self._key(view, record)
-        node = int(key) if key.isdigit() else record.earlier_node if self._lasts(view, record) else 0
-        is_known = node and view.identity(node) == key
-        attr = unless(VANISHED, view.volume.getattr, node) if is_known else None
+        key = self._key(tree, record)
+        node = int(key) if key.isdigit() else record.earlier_node if self._lasts(tree, record) else 0
+        is_known = node and tree.identity(node) == key
+        attr = unless(VANISHED, tree.volume.getattr, node) if is_known else None
         if attr is None:
             return None
-        file = view.file(attr)
+        file = tree.file(attr)
         if file.place is not None:  # the node may go with a name that a step before removes
             return OtherName(file.place.path, file)
         return OtherName(b"", file, node) if file.links else None
 
-    def _lasts(self, view: PlannedTree, record: Record) -> bool:
+    def _lasts(self, tree: PlannedTree, record: Record) -> bool:
         """Return True if the nodes of a record are still those of the volume's files."""
-        return record.number > self._history.earlier or isinstance(view.volume, SnapshotVolume)
+        return record.number > self._history.earlier or isinstance(tree.volume, SnapshotVolume)
 
-    def _rename(self, view: PlannedTree, record: Record) -> None:
-        old, new = view.at(record.path), view.at(record.to_path)
+    def _rename(self, tree: PlannedTree, record: Record) -> None:
+        old, new = tree.at(record.path), tree.at(record.to_path)
         if new is None or (old is None and new.file is not None):
             path = record.to_path if new is None else record.path
             raise _NotTakenBack("was renamed in a directory that is not there any more", path=path)
         if old is not None and old.file is not None:
-            is_known = record.node and self._lasts(view, record)
+            is_known = record.node and self._lasts(tree, record)
             if is_known and (old.file.seen is None or old.file.seen.node != record.node):
                 words = f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'"
                 raise _NotTakenBack(words, path=record.path)
@@ -360,50 +373,50 @@ class UndoPlan:
         self._require_left(new, new.file, record)
         if record.before is not None:
             # A conflict now, and not when the file is renamed back.
-            self._source(view, record)
-            self._twin(view, record)
-        self.steps.append(Step("rename", view.prefix, record.to_path, record.path, seen=new.file.expected))
+            self._source(tree, record)
+            self._twin(tree, record)
+        self.steps.append(Step("rename", tree.prefix, record.to_path, record.path, seen=new.file.expected))
         old.put(new.file)
         new.put(None)
         if record.before is not None:
-            self._make(view, record, record.to_path)
+            self._make(tree, record, record.to_path)
 
-    def _exchange(self, view: PlannedTree, record: Record) -> None:
-        one, other = view.at(record.path), view.at(record.to_path)
+    def _exchange(self, tree: PlannedTree, record: Record) -> None:
+        one, other = tree.at(record.path), tree.at(record.to_path)
         if one is None or one.file is None:
             raise _NotTakenBack("is not there any more")
         if other is None or other.file is None:
             raise _NotTakenBack("is not there any more", path=record.to_path)
-        if self._lasts(view, record) and one.file.seen is not None and one.file.seen.node == record.node:
+        if self._lasts(tree, record) and one.file.seen is not None and one.file.seen.node == record.node:
             return
         self._require_left(other, other.file, record)
-        self.steps.append(Step("exchange", view.prefix, record.path, record.to_path, seen=one.file.expected))
+        self.steps.append(Step("exchange", tree.prefix, record.path, record.to_path, seen=one.file.expected))
         file, other_file = one.file, other.file
         one.put(other_file)
         other.put(file)
 
-    def _overwrite(self, view: PlannedTree, record: Record) -> None:
-        place, file, before = self._there(view, record)
+    def _overwrite(self, tree: PlannedTree, record: Record) -> None:
+        place, file, before = self._there(tree, record)
         if not file.is_regular:
             raise _NotTakenBack("is no regular file any more")
         self._require_left(place, file, record)
-        source = self._source(view, record)
-        self.steps.append(Step("overwrite", view.prefix, record.path, source=source, seen=file.expected))
+        source = self._source(tree, record)
+        self.steps.append(Step("overwrite", tree.prefix, record.path, source=source, seen=file.expected))
         file.state = before
-        self._note_bytes(view, file, record)
+        self._note_bytes(tree, file, record)
 
-    def _attributes(self, view: PlannedTree, record: Record) -> None:
-        place, file, before = self._there(view, record)
+    def _attributes(self, tree: PlannedTree, record: Record) -> None:
+        place, file, before = self._there(tree, record)
         self._require_left(place, file, record)
         if file not in self._closing:
-            self.steps.append(Step("attributes", view.prefix, record.path, state=before, seen=file.expected))
+            self.steps.append(Step("attributes", tree.prefix, record.path, state=before, seen=file.expected))
         file.state = before
 
-    def _there(self, view: PlannedTree, record: Record) -> tuple[PlannedName, PlannedFile, State]:
-        place = view.at(record.path)
+    def _there(self, tree: PlannedTree, record: Record) -> tuple[PlannedName, PlannedFile, State]:
+        place = tree.at(record.path)
         if place is None or place.file is None or record.before is None:
             raise _NotTakenBack("is not there any more")
-        if not self._is_it(view, record, place.file):
+        if not self._is_it(tree, record, place.file):
             raise _NotTakenBack("is not the file that was changed, which had several names")
         return place, place.file, record.before
 
@@ -423,10 +436,10 @@ class UndoPlan:
 
     # -- earlier bytes -------------------------------------------------------------------------------------------
 
-    def _source(self, view: PlannedTree, record: Record) -> Source:
+    def _source(self, tree: PlannedTree, record: Record) -> Source:
         state, image = record.before, record.image
         assert state is not None, "its state is known"
-        source = self._images.source(self._history, view.volume, record)
+        source = self._images.source(self._history, tree.volume, record)
         if source is not None:
             return source
         if image is not None and stat.S_ISREG(state.mode) and state.size:
@@ -434,7 +447,7 @@ class UndoPlan:
             raise _NotTakenBack(f"can't come back, for its earlier bytes were not kept: {why}")
         return KeptSource(state)
 
-    def _merged(self, view: PlannedTree, record: Record, first: Record) -> bool:
+    def _merged(self, tree: PlannedTree, record: Record, first: Record) -> bool:
         """Plan for the merge of a file by lines, if there is one without a conflict.
 
         Its base are the bytes that the call left. They are those before the first change by another call.
@@ -442,7 +455,7 @@ class UndoPlan:
         path = record.to_path if record.kind == "rename" else record.path
         if record.kind not in ("content", "rename") or record.before is None or first.before is None:
             return False
-        place = view.at(path)
+        place = tree.at(path)
         at_path = first.to_path if first.kind == "rename" else first.path
         if at_path != path or first.kind not in ("content", "rename"):
             return False
@@ -451,16 +464,16 @@ class UndoPlan:
             return False
         if max(file.expected.size, record.before.size, first.before.size) > MERGED_BYTES:
             return False
-        base = self._images.source(self._history, view.volume, first)
-        theirs = self._images.source(self._history, view.volume, record)
+        base = self._images.source(self._history, tree.volume, first)
+        theirs = self._images.source(self._history, tree.volume, record)
         if base is None or theirs is None:
             return False
-        ours = NodeSource(view.volume, file.seen.node)
+        ours = NodeSource(tree.volume, file.seen.node)
         merged, is_clean = merge_lines(*(whole(source) for source in (base, ours, theirs)))
         if not is_clean:
             return False
         source = BytesSource(ours.state, merged)
-        self.steps.append(Step("merge", view.prefix, path, source=source, seen=file.expected))
+        self.steps.append(Step("merge", tree.prefix, path, source=source, seen=file.expected))
         file.state = source.state
         return True
 

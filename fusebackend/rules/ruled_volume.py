@@ -713,25 +713,31 @@ class RuledVolume(NativeVolume):
 
     @contextmanager
     def changing(self) -> Iterator[Changes]:
-        with self._native().changing() as below, self._walking():
-            changes: Changes = []
+        with self._native().changing() as below, self._reported(below) as changes:
+            yield changes
+
+    def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
+        return self._native().change_as_one(self._reports(work), *paths, removes=removes, reads=reads)
+
+    def change_at_once(self, work: Callable[[Changes], T]) -> T:
+        return self._native().change_at_once(self._reports(work))
+
+    def _reports(self, work: Callable[[Changes], T]) -> Callable[[Changes], T]:
+        def reporting(below: Changes) -> T:
+            with self._reported(below) as changes:
+                return work(changes)
+
+        return reporting
+
+    @contextmanager
+    def _reported(self, below: Changes) -> Iterator[Changes]:
+        """Give a list for the changes of a block that walks; in the end the volume below reports them as its own."""
+        changes: Changes = []
+        with self._walking():
             try:
                 yield changes
             finally:
                 below += map(_stripped, changes)
-
-    def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
-        return self._native().change_as_one(self._walks(_strips(work)), *paths, removes=removes, reads=reads)
-
-    def change_at_once(self, work: Callable[[Changes], T]) -> T:
-        return self._native().change_at_once(self._walks(_strips(work)))
-
-    def _walks(self, work: Callable[[Changes], T]) -> Callable[[Changes], T]:
-        def walking(changes: Changes) -> T:
-            with self._walking():
-                return work(changes)
-
-        return walking
 
     def publish(self, *changes: Change) -> None:
         self._native().publish(*map(_stripped, changes))
@@ -740,17 +746,6 @@ class RuledVolume(NativeVolume):
 def _refused_permissions(bits: int) -> int:
     """Return the permissions (0 to 7) that the kernel shall refuse by itself."""
     return (5 if bits & ASK_TO_READ == NO_READ else 0) | (2 if bits & INTERRUPT == NO_WRITE else 0)
-
-
-def _strips(work: Callable[[Changes], T]) -> Callable[[Changes], T]:
-    def stripping(below: Changes) -> T:
-        changes: Changes = []
-        try:
-            return work(changes)
-        finally:
-            below += map(_stripped, changes)
-
-    return stripping
 
 
 def _stripped(change: Change) -> Change:

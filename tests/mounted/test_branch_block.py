@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -132,22 +130,6 @@ def test_awaited(files: MountProtocol, run: Callable[..., Any]) -> None:
 
     run(all_of_them()) if run is asyncio.run else run(all_of_them)
     assert texts(files, "/one", "/two", "/three", "/late") == ["read", "read", "read", None]
-
-
-def test_many_at_once(files: MountProtocol) -> None:
-    def work(number: int) -> None:
-        with files.branch() as own:
-            assert own.write(f"/own{number}", str(number)).error is None
-            assert own.execute("ls / | grep own").output == f"own{number}\n"
-
-    begin = functools.partial(ThreadPoolExecutor, 4)
-    with begin() as pool:
-        first = [pool.submit(work, number) for number in range(4)]
-    for done in first:
-        if (error := done.exception()) is not None:  # one was merged before another began, which then sees it
-            assert "own" in str(error)
-            files.delete_branches(*names(files))
-    assert names(files) == []
 
 
 def test_what_can_not_be(files: MountProtocol, tmp_path: Path) -> None:

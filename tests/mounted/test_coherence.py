@@ -21,7 +21,7 @@ from typing import Any
 import bigthreads
 import mounts
 import pytest
-from eventually import eventually, tick
+from eventually import eventually
 from mounts import Serve
 from stalling import Control
 from together import over_and_over
@@ -159,23 +159,6 @@ def test_a_directory_that_was_there_before_the_mount_is_small_once_it_was_seen(t
         before = asked(faces)
         assert set(os.listdir(directory)) == names
         assert asked(faces) == before
-
-
-def test_a_listing_moves_the_access_time_as_often_as_without(faces: TwoFaces) -> None:
-    directory, _ = filled(faces, 3)
-    tick()
-    os.listdir(directory)
-    times = os.stat(directory)
-    assert times.st_atime_ns > times.st_mtime_ns
-    os.listdir(directory)
-    assert os.stat(directory).st_atime_ns == times.st_atime_ns  # relatime
-    for changed in (lambda: directory.chmod(0o700), lambda: os.utime(directory, ns=(1, times.st_mtime_ns))):
-        tick()
-        changed()
-        tick()
-        os.listdir(directory)
-        assert os.stat(directory).st_atime_ns > os.stat(directory).st_mtime_ns
-        assert os.stat(directory).st_atime_ns > times.st_atime_ns
 
 
 class Listing:

@@ -16,25 +16,15 @@ import random
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import mounts
-import psycopg
-import pytest
 import trees
-from eventually import eventually
 from mounts import Serve
-from postgres_check import check
 from profiles import amount
-from services.postgres import Postgres
 
-from fusebackend.backends.postgres import host_session as session
-from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.backends.sqlite import check as sqlite_check
-from fusebackend.protocol import ROOT_NODE
 
 ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", day=12, night=200)
 WRITERS = 3
@@ -177,74 +167,3 @@ def _wait_for_notes(books: list[Book], lines: int, writers: list[subprocess.Pope
 def _integrity(database: Path) -> str:
     with contextlib.closing(sqlite3.connect(database)) as connection:
         return "\n".join(row[0] for row in connection.execute("PRAGMA integrity_check"))
-
-
-# --------------------------------------------------------------------------------------------------------------
-# `postgres:`, whose server is killed as well
-# --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
-
-
-@pytest.mark.services
-def test_a_server_killed_while_it_renames_leaves_each_name_once(
-    serve: Serve, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of ten files always has one of two names, in one of two directories; and unlinked open ones are freed."""
-    server = serve(f"postgres:{database}?volume=work")
-    places = [server.path / "a", server.path / "b"]
-    for place in places:
-        place.mkdir()
-    for number in range(10):
-        (places[0] / f"file{number}").write_text(f"{number}\n" * 100)
-    held = os.open(server.path / "held", os.O_RDWR | os.O_CREAT)
-    os.write(held, b"x" * 100_000)
-    os.unlink(server.path / "held")
-    moved = [0]
-
-    def rename(seed: int) -> None:
-        chance = random.Random(seed)
-        with contextlib.suppress(OSError):
-            while True:
-                name = f"file{chance.randrange(10)}"
-                source, target = chance.sample(places, 2)
-                with contextlib.suppress(FileNotFoundError):
-                    os.rename(source / name, target / name)
-                    moved[0] += 1
-
-    threads = [threading.Thread(target=rename, args=(seed,), daemon=True) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: moved[0] >= 40)
-    server.kill()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    with contextlib.suppress(OSError):
-        os.close(held)
-
-    with contextlib.closing(PostgresVolume(database, "work")) as volume:
-        assert check(database, volume.id) == []
-        found = []
-        for name in (b"a", b"b"):
-            directory = volume.lookup(ROOT_NODE, name).node
-            for entry, attr in volume.readdir(directory, b"", 100):
-                found.append(entry)
-                assert volume.read(attr.node, 0, 1000) == (entry[4:] + b"\n") * 100
-        assert sorted(found) == [b"file%d" % number for number in range(10)]
-        assert {entry for entry, _ in volume.readdir(ROOT_NODE, b"", 100)} == {b"a", b"b"}
-    assert check(database, volume.id) == []
-    monkeypatch.setattr(session, "GRACE_S", 0.0)
-    deadline = time.monotonic() + 60
-    while nameless(database):  # PostgreSQL may not have noticed the killed client yet
-        assert time.monotonic() < deadline, "what the killed server had open is not freed"
-        PostgresVolume(database, "work").close()
-
-
-def nameless(dsn: str) -> list[tuple[int]]:
-    with psycopg.connect(dsn) as connection:
-        return connection.execute("SELECT node FROM fusebackend.inode WHERE nlink = 0").fetchall()

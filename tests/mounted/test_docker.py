@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from eventually import eventually
-from programs import command
+from programs import command, sh
 
 from fusebackend.backends import DockerBackend
 from fusebackend.testing.posix.case import refused
@@ -31,19 +30,13 @@ def box(engine):
         assert container.status == "running", "somebody else's container is left alone"
 
 
-def shell(command: str, cwd: Path) -> str:
-    done = subprocess.run(["sh", "-ec", command], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_both_sides_see_the_same_files(box, serve):
     there = serve("memory:", routes={"/box": "docker:box"}).path / "box"
     assert (there / "etc/passwd").read_text().startswith("root:x:0:0:")
     assert {"bin", "etc", "tmp"} <= set(os.listdir(there))
 
-    shell("mkdir -p work/deep; printf 'by the kernel' > work/deep/one.txt", there)
-    shell("cp work/deep/one.txt 'work/-n $(x) \n'", there)
+    sh("mkdir -p work/deep; printf 'by the kernel' > work/deep/one.txt", there)
+    sh("cp work/deep/one.txt 'work/-n $(x) \n'", there)
     assert box.execute("cat /work/deep/one.txt; ls -A /work/deep").output == "by the kernelone.txt\n"
     assert box.execute("cat '/work/-n $(x) \n'").output == "by the kernel"
 
@@ -52,9 +45,9 @@ def test_both_sides_see_the_same_files(box, serve):
     assert (there / "work/deep/two.txt").read_text() == "by a command"
     eventually(lambda: (there / "work/deep/one.txt").read_text() == "by the kernellonger")
 
-    shell("mv work/deep work/moved; rm work/moved/two.txt; echo end >> work/moved/one.txt", there)
+    sh("mv work/deep work/moved; rm work/moved/two.txt; echo end >> work/moved/one.txt", there)
     assert box.execute("cd /work && ls -A moved; cat moved/one.txt").output == "one.txt\nby the kernellongerend\n"
-    shell("rm -r work", there)
+    sh("rm -r work", there)
     assert box.execute("ls -d /work").exit_code == 1
 
 

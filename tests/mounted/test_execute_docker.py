@@ -7,14 +7,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import mounts
 import pytest
+import warm
 from eventually import eventually
-from programs import Beside, command
+from programs import Beside, command, python
 from together import beside, over_and_over
 
 import fusebackend
@@ -206,11 +206,7 @@ with DockerBackend(image) as box:
 """
     point = tmp_path / "mnt"
     point.mkdir()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(mounts._module_path())}
-    done = subprocess.run(
-        [sys.executable, "-c", code, engine.image, str(point)],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = python(code, engine.image, point, limit_s=120)
     assert (done.returncode, done.stdout) == (0, "a note\nmade\n\n"), done.stderr
 
 
@@ -234,19 +230,17 @@ def test_an_engine_that_does_not_see_the_mount_gets_the_files(engine, tmp_path: 
     point.mkdir()
     script = """
     set -e
-    run() { "$PYTHON" -m fusebackend.cli.main "$@"; }
-    run mount "$1" -o allow_other --default "docker:$2" --route /memories=memory: >&2
-    trap 'run umount "$1" >&2' EXIT
+    "$3" mount "$1" -o allow_other --default "docker:$2" --route /memories=memory: >&2
+    trap '"$3" umount "$1" >&2' EXIT
     echo note > "$1/memories/n"
-    run exec --mount "$1" -- 'cat /memories/n; echo made > /memories/made; grep -c /memories /proc/self/mountinfo || :'
+    "$3" exec --mount "$1" -- 'cat /memories/n; echo made > /memories/made; grep -c /memories /proc/self/mountinfo || :'
     cat "$1/memories/made"
-    run status "$1" | grep execute
+    "$3" status "$1" | grep execute
     """
-    environment = {"PYTHONPATH": os.pathsep.join(mounts._module_path()), "PYTHON": sys.executable}
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", str(point), engine.image]
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
-    )
+    program = tmp_path / "fusebackend"
+    warm.command(program, mounts.module_environment())
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", point, engine.image, program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "note", "0", "made", f"  execute: container {engine.image} (docker), routes carried"

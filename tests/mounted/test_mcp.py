@@ -18,6 +18,7 @@ import httpx2
 import mounts
 import pytest
 import skips
+import warm
 from click.testing import CliRunner
 from eventually import eventually
 from mounts import Mounted, Serve
@@ -63,6 +64,20 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
     (directory / "mount.toml").write_text(VIEW)
     with mounts.mounted(directory / "mnt", "memory:", config=directory / "mount.toml") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`fusebackend`, forked from a process that has imported the SDK."""
+    made = tmp_path_factory.mktemp("program") / "fusebackend"
+    warm.command(made, mounts.module_environment(), modules=("fusebackend.integrations.mcp",))
+    return made
+
+
+def over_stdio(program: Path, path: Path) -> Client:
+    """A client of a server that it starts."""
+    parameters = StdioServerParameters(command=str(program), args=["mcp", str(path)], env=dict(os.environ))
+    return Client(stdio_client(parameters))
 
 
 @asynccontextmanager
@@ -285,46 +300,60 @@ async def test_a_call_that_is_cancelled_ends_and_one_that_takes_long_says_so(mou
             await anyio.sleep(0.05)
 
 
-async def test_over_stdio(mount: Mounted) -> None:
-    parameters = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "fusebackend", "mcp", str(mount.path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+class TestProcesses:
+    """In one worker of a run, whose process has imported the SDK for them."""
 
-    async with Client(stdio_client(parameters)) as client:
-        assert client.server_info.name == "fusebackend" and "undo" in str(client.instructions)
-        await client.call_tool("write", {"path": "/stdio.md", "content": "x"})
-    assert (mount.path / "stdio.md").read_text() == "x"
+    async def test_over_stdio(self, mount: Mounted, program: Path) -> None:
+        async with over_stdio(program, mount.path) as client:
+            assert client.server_info.name == "fusebackend" and "undo" in str(client.instructions)
+            await client.call_tool("write", {"path": "/stdio.md", "content": "x"})
+        assert (mount.path / "stdio.md").read_text() == "x"
 
+    async def test_over_http_with_a_token(self, mount: Mounted, program: Path) -> None:
+        words = [program, "mcp", mount.path, "--http", "127.0.0.1:0"]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stderr is not None
+                url = process.stderr.readline().split()[-1]
+                token = process.stderr.readline().split()[-1]
+                assert url.startswith("http://127.0.0.1:") and len(token) > 40
+                async with (
+                    httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as network,
+                    Client(streamable_http_client(url, http_client=network)) as client,
+                ):
+                    await client.call_tool("write", {"path": "/http.md", "content": "x"})
+                request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+                for headers in ({}, {"Authorization": "Bearer wrong"}):
+                    assert httpx2.post(url, json=request, headers=headers).status_code == 401
+                rebound = {"Authorization": f"Bearer {token}", "Host": "evil.example"}
+                assert httpx2.post(url, json=request, headers=rebound).status_code in (403, 421)
+                posing = {"Authorization": f"Bearer {token}", "Origin": f"{url.removesuffix('/mcp')}.evil.example"}
+                assert httpx2.post(url, json=request, headers=posing).status_code == 403
+            finally:
+                process.send_signal(signal.SIGTERM)
+                rest = process.stderr.read() if process.stderr is not None else ""
+                process.wait(LIMIT_S)
+        assert "Traceback" not in rest
+        assert (mount.path / "http.md").read_text() == "x"
 
-async def test_over_http_with_a_token(mount: Mounted) -> None:
-    words = [sys.executable, "-m", "fusebackend", "mcp", str(mount.path), "--http", "127.0.0.1:0"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            url = process.stderr.readline().split()[-1]
-            token = process.stderr.readline().split()[-1]
-            assert url.startswith("http://127.0.0.1:") and len(token) > 40
-            async with (
-                httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as network,
-                Client(streamable_http_client(url, http_client=network)) as client,
-            ):
-                await client.call_tool("write", {"path": "/http.md", "content": "x"})
-            request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-            for headers in ({}, {"Authorization": "Bearer wrong"}):
-                assert httpx2.post(url, json=request, headers=headers).status_code == 401
-            rebound = {"Authorization": f"Bearer {token}", "Host": "evil.example"}
-            assert httpx2.post(url, json=request, headers=rebound).status_code in (403, 421)
-            posing = {"Authorization": f"Bearer {token}", "Origin": f"{url.removesuffix('/mcp')}.evil.example"}
-            assert httpx2.post(url, json=request, headers=posing).status_code == 403
-        finally:
-            process.send_signal(signal.SIGTERM)
-            rest = process.stderr.read() if process.stderr is not None else ""
-            process.wait(LIMIT_S)
-    assert "Traceback" not in rest
-    assert (mount.path / "http.md").read_text() == "x"
+    async def test_a_configuration_that_nothing_serves_is_served_until_the_last_client_ends(
+        self, tmp_path: Path, program: Path
+    ) -> None:
+        config = tmp_path / "agent.toml"
+        config.write_text('default = "sqlite:agent.db"\n')
+
+        async with over_stdio(program, config) as first:
+            await text(first, "write", path="/a.md", content="of the first\n")
+            async with over_stdio(program, config) as second:
+                assert await text(second, "read", path="/a.md") == "     1\tof the first"
+                server = rendezvous.find_served(str(config))
+                await text(second, "edit", path="/a.md", old_string="first", new_string="second")
+            assert rendezvous.find_served(str(config)) == server  # one of the two is still there
+            assert await text(first, "read", path="/a.md") == "     1\tof the second"
+        async with over_stdio(program, config) as third:  # waits for the server to end, and starts another
+            assert await text(third, "read", path="/a.md") == "     1\tof the second"
+            assert rendezvous.find_served(str(config)) != server
+        eventually(lambda: rendezvous.find_served(str(config)) is None, LIMIT_S)
 
 
 async def test_without_a_mount(tmp_path: Path) -> None:
@@ -339,29 +368,6 @@ async def test_without_a_mount(tmp_path: Path) -> None:
                 assert await text(client, "undo") != "" and await text(client, "ls") == "(nothing)"
     finally:
         assert command("umount", config).returncode == 0
-
-
-async def test_a_configuration_that_nothing_serves_is_served_until_the_last_client_ends(tmp_path: Path) -> None:
-    config = tmp_path / "agent.toml"
-    config.write_text('default = "sqlite:agent.db"\n')
-
-    def client() -> Client:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        words = ["-m", "fusebackend", "mcp", str(config)]
-        return Client(stdio_client(StdioServerParameters(command=sys.executable, args=words, env=environment)))
-
-    async with client() as first:
-        await text(first, "write", path="/a.md", content="of the first\n")
-        async with client() as second:
-            assert await text(second, "read", path="/a.md") == "     1\tof the first"
-            server = rendezvous.find_served(str(config))
-            await text(second, "edit", path="/a.md", old_string="first", new_string="second")
-        assert rendezvous.find_served(str(config)) == server  # one of the two is still there
-        assert await text(first, "read", path="/a.md") == "     1\tof the second"
-    async with client() as third:  # waits for the server to end, and starts another
-        assert await text(third, "read", path="/a.md") == "     1\tof the second"
-        assert rendezvous.find_served(str(config)) != server
-    eventually(lambda: rendezvous.find_served(str(config)) is None, LIMIT_S)
 
 
 def test_a_server_for_a_client_ends_with_a_client_that_is_killed(tmp_path: Path) -> None:

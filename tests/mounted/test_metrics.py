@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 from mounts import Mounted, Serve
-from programs import command
+from programs import command, ok
 from prometheus_client.parser import text_string_to_metric_families
 
 import fusebackend
@@ -22,13 +22,6 @@ LIMIT_S = 60
 MEASURED = "[metrics]\nlisten = '127.0.0.1:0'\n"
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def printed(mounted: Mounted) -> str:
-    done = command("metrics", mounted.path)
-    assert done.returncode == 0, done
-    assert done.stderr == ""
-    return done.stdout
 
 
 def samples(text: str) -> Samples:
@@ -133,7 +126,7 @@ def test_how_late_a_change_by_another_host_is_told_of(postgres_dsn: str, serve: 
 def test_what_is_counted_is_printed_of_any_mount(serve: Serve) -> None:
     mounted = serve("memory:")
     (mounted.path / "file").write_text("text")
-    found = samples(printed(mounted))
+    found = samples(ok("metrics", mounted.path))
     assert value(found, "kernel_requests_total", operation="create") == 1
     assert value(found, "mount_info", mountpoint=str(mounted.path), version=fusebackend.__version__) == 1
     assert value(found, "route_state", route="/", state="healthy") == 1
@@ -153,7 +146,7 @@ def test_a_view_refuses_metrics_and_is_measured(serve: Serve, tmp_path: Path) ->
         with pytest.raises(OSError) as refused:
             files.metrics()
     assert refused.value.errno == errno.EPERM
-    found = samples(printed(mounted))
+    found = samples(ok("metrics", mounted.path))
     place = {"face": "socket", "operation": "read", "route": "/"}
     assert value(found, "request_seconds_count", **place) == 1
     assert value(found, "request_errors_total", **place, error="failed") == 1

@@ -15,7 +15,9 @@ from mounts import Serve
 from fusebackend.vfs.switches import OPTIMISATIONS, VARIABLE
 
 
-@pytest.mark.parametrize("off", [*OPTIMISATIONS, ",".join(OPTIMISATIONS)], ids=[*OPTIMISATIONS, "all"])
+@pytest.mark.parametrize(
+    "off", [",".join(OPTIMISATIONS), *(pytest.param(name, marks=pytest.mark.night) for name in OPTIMISATIONS)]
+)
 def test_a_mount_serves_without_an_optimisation(
     off: str, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

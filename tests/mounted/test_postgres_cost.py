@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 from services.postgres import Postgres
+from trees import run
 
 FILES = 10_000
 
@@ -53,20 +53,15 @@ def counted(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Ite
             yield Counted(postgres, dsn, server.path)
 
 
-def run(*command: object) -> list[str]:
-    words = list(map(str, command))
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
-
-
 def test_a_listing_of_10_000_files_takes_a_handful(counted: Counted) -> None:
-    listed: list[str] = []
-    taken = counted.statements(lambda: listed.extend(run("find", counted.path, "-type", "f", "-newermt", "1960-01-01")))
-    assert len(listed) == FILES
-    assert 5 <= taken.total() - late(taken) <= 40, taken
-    listed.clear()
-    taken = counted.statements(lambda: listed.extend(run("ls", "-l", counted.path)))
-    assert len(listed) == FILES + 1
-    assert taken.total() - late(taken) <= 40, taken
+    for lines, words in (
+        (FILES, ("find", counted.path, "-type", "f", "-newermt", "1960-01-01")),
+        (FILES + 1, ("ls", "-l", counted.path)),
+    ):
+        listed: list[str] = []
+        taken = counted.statements(lambda words=words, listed=listed: listed.extend(run(*words).splitlines()))
+        assert len(listed) == lines
+        assert taken.total() - late(taken) <= 40, taken
 
 
 def late(taken: Counter[str]) -> int:
@@ -74,20 +69,3 @@ def late(taken: Counter[str]) -> int:
     lookups = sum(count for words, count in taken.items() if words.startswith("SELECT p.node, "))
     assert lookups < FILES / 4, taken
     return lookups
-
-
-def test_a_file_of_an_archive_takes_two_transactions(counted: Counted, tmp_path: Path) -> None:
-    """It took five, and 43 statements: create, write, times, owner and mode, each for itself."""
-    files = 20
-    source = tmp_path / "source"
-    source.mkdir()
-    for number in range(files):
-        (source / f"f{number}").write_bytes(b"some bytes" * 300)
-    archive = tmp_path / "archive.tar"
-    run("tar", "cf", archive, "-C", source, ".")
-    target = counted.path / "unpacked"
-    target.mkdir()
-    taken = counted.statements(lambda: run("tar", "xf", archive, "-C", target))
-    assert 2 * files <= taken["COMMIT"] <= 3 * files, taken  # one more for a file that takes 20 ms
-    assert taken.total() <= 30 * files, taken
-    assert (target / "f7").read_bytes() == b"some bytes" * 300

@@ -100,8 +100,8 @@ ELSEWHERE = {
         "mounted/test_one_truth.py::test_an_edit_beside_a_writer_loses_nothing",
         "mounted/test_one_truth.py::test_of_two_edits_at_once_one_is_told_or_both_are_in",
         "mounted/test_one_truth.py::test_what_a_process_writes_in_one_call_is_seen_whole_by_an_agent",
-        "../fusebackend/testing/conformance/editing.py::test_edit_takes_what_read_shows",
-        "../fusebackend/testing/conformance/reading.py::test_a_line_has_the_number_that_grep_gives_it",
+        "../fusebackend/testing/conformance/changing.py::test_edit_takes_what_read_shows",
+        "../fusebackend/testing/conformance/looking.py::test_a_line_has_the_number_that_grep_gives_it",
         "unit/integrations/test_deepagents_permissions.py::test_an_agent_replaces_whatever_backend_it_was_given",
     ),
     "An unmount stores everything": (

@@ -141,24 +141,6 @@ class TestTheKernelFace:
         assert volume.lookup(ROOT_NODE, b"KEY").node == node
         refused(errno.ENOENT, volume.lookup, ROOT_NODE, b"key")
 
-    def test_a_directory_is_listed_once_in_a_ttl(self, volume: DirectoryVolume, root: Path, listed: list[str]) -> None:
-        made = [f"file {number}".encode() for number in range(20)]
-        for name in made:
-            (root / os.fsdecode(name)).touch()
-        volume.ttl_s = 3600.0
-        for name in made * 2:
-            volume.lookup(ROOT_NODE, name)
-        put(volume, b"plain.txt")
-        volume.unlink(ROOT_NODE, made[0])
-        for name in (*made[1:], b"plain.txt"):
-            volume.lookup(ROOT_NODE, name)
-        assert 1 <= len(listed) <= 2, "once for the names, once for a new one"
-        before = len(listed)
-        assert names(volume) == sorted([*made[1:], b"plain.txt"])
-        for name in made[1:]:
-            volume.lookup(ROOT_NODE, name)
-        assert len(listed) == before + 1
-
     def test_file_systems_that_tell_names_apart_are_not_listed(
         self, disk: Path, tmp_path: Path, listed: list[str]
     ) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import pytest
 import stores
 from deepagents.backends import StoreBackend as Theirs
 from eventually import eventually
+from programs import sh
 
 NS = ("memories",)
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
@@ -54,26 +54,20 @@ def agent(request, tmp_path, serve):
         server.stop()
 
 
-def shell(command: str, cwd: Path) -> str:
-    done = subprocess.run(["sh", "-ec", command], cwd=cwd, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_shell_tools_edit_what_the_agent_reads(agent):
     agent.put("/AGENTS.md", "# Memory\n\nThe theme is #FD5108.\n")
-    shell("sed -i 's/#FD5108/#000000/' AGENTS.md", agent.path)
+    sh("sed -i 's/#FD5108/#000000/' AGENTS.md", agent.path)
     assert agent.text("/AGENTS.md") == "# Memory\n\nThe theme is #000000.\n"
-    shell("echo 'Answer in Korean.' >> AGENTS.md; mkdir -p notes/deep; printf x > notes/deep/one.txt", agent.path)
+    sh("echo 'Answer in Korean.' >> AGENTS.md; mkdir -p notes/deep; printf x > notes/deep/one.txt", agent.path)
     assert agent.text("/AGENTS.md").endswith("#000000.\nAnswer in Korean.\n")
     assert agent.text("/notes/deep/one.txt") == "x"
-    shell(
+    sh(
         "mv notes/deep/one.txt two.txt; rm -r notes; cp two.txt three.bin; head -c 5000 /dev/urandom >> three.bin",
         agent.path,
     )
     assert {item.key for item in agent.store.search(NS)} == {"/AGENTS.md", "/two.txt", "/three.bin"}
     assert agent.theirs.download_files(["/three.bin"])[0].content == (agent.path / "three.bin").read_bytes()
-    assert shell("grep -rl Korean .; find . -name '*.txt' | sort; ls", agent.path).split() == [
+    assert sh("grep -rl Korean .; find . -name '*.txt' | sort; ls", agent.path).split() == [
         "./AGENTS.md", "./two.txt", "AGENTS.md", "three.bin", "two.txt",
     ]  # fmt: skip
 

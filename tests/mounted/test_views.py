@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import mounts
-import programs
 import pytest
 from eventually import eventually
 from kinds import MEMORY
 from mounts import Mounted, Serve
 from profiles import amount
+from programs import command as run
 
 import fusebackend
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -31,7 +31,6 @@ from fusebackend.testing.posix.case import all_refused, opened, refused
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.walk import resolve
 
-ROOT = Path(__file__).parents[2]
 KINDS = [
     MEMORY,
     pytest.param("sqlite:{tmp}/volume.db", marks=pytest.mark.night),
@@ -450,7 +449,7 @@ class TestItsOwnMountPoint:
         assert (server.path / "new").read_text() == "new"
         refused(errno.EACCES, lambda: (place / "secrets/key").read_text())
         refused(errno.ENOENT, lambda: (place / "work/.env").read_text())
-        assert str(place) not in run(["status"]).stdout
+        assert str(place) not in run("status").stdout
 
     def test_a_directory_that_is_moved_away_leads_nowhere(self, served: tuple[Mounted, Path]) -> None:
         server, place = served
@@ -476,7 +475,7 @@ class TestItsOwnMountPoint:
         if how == "server":
             server.stop()
         else:
-            done = run(["umount", str(server.path)])
+            done = run("umount", server.path)
             assert (done.returncode, done.stdout) == (0, f"unmounted {server.path}\n"), done
         assert not mounts.is_listed(place)
 
@@ -485,15 +484,13 @@ class TestItsOwnMountPoint:
         server.kill()
         assert mounts.is_listed(place)
         (tmp_path / "second").mkdir()
-        done = run(
-            ["mount", str(tmp_path / "second"), "--default", "memory:", "--config", str(tmp_path / "mount.toml")]
-        )
+        done = run("mount", tmp_path / "second", "--default", "memory:", "--config", tmp_path / "mount.toml")
         try:
             assert done.returncode == 0, done
             assert f"  view reviewer: {place}" in done.stdout
             assert os.listdir(place) == ["team"] or os.listdir(place) == []
         finally:
-            assert run(["umount", str(tmp_path / "second")]).returncode == 0
+            assert run("umount", tmp_path / "second").returncode == 0
         assert not mounts.is_listed(place)
 
     @pytest.mark.parametrize(
@@ -510,7 +507,7 @@ class TestItsOwnMountPoint:
             (tmp_path / name).mkdir(parents=True)
         config = configured(tmp_path, "")
         config.write_text(config.read_text() + f"mount = '{place}'\n")
-        wrong = run(["mount", str(tmp_path / "mnt"), "--default", "memory:", "--config", str(config)])
+        wrong = run("mount", tmp_path / "mnt", "--default", "memory:", "--config", config)
         assert wrong.returncode == 1
         assert re.search(says, wrong.stderr.replace(f"{tmp_path}/", "")), wrong.stderr
         assert wrong.stderr.count("\n") == 1
@@ -676,8 +673,7 @@ class TestCommands:
         config = configured(tmp_path, "", f'default_view = "reviewer"\n{more}')
         if not more:
             (tmp_path / "mnt").mkdir()
-            words = ["mount", str(tmp_path / "mnt"), "--config", str(config), "--default", default]
-            refusal = run(words)
+            refusal = run("mount", tmp_path / "mnt", "--config", config, "--default", default)
             assert refusal.returncode == 1
             assert "default_view = 'reviewer' can't bind commands" in refusal.stderr
 
@@ -833,9 +829,9 @@ class TestTheCommandLine:
         explained = command(server, "view", "explain", "reviewer", "write", "/team/private/x").stdout
         assert explained.startswith("hide: rule 1 matches /team/private\n")
         assert command(server, "view", "explain", "reviewer", "read", "/b").stdout == "allow: no rule matches\n"
-        wrong = command(server, "view", "show", "none", check=False)
+        wrong = command(server, "view", "show", "none")
         assert (wrong.returncode, wrong.stderr) == (1, "Error: there is no view 'none'; there are: reviewer\n")
-        wrong = command(server, "view", "explain", "reviewer", "read", "~", check=False)
+        wrong = command(server, "view", "explain", "reviewer", "read", "~")
         assert wrong.returncode == 1
         assert wrong.stderr.count("\n") == 1
 
@@ -845,17 +841,16 @@ class TestTheCommandLine:
         (server.path / "work/.env").write_text("ENV")
         (server.path / "work/x").write_text("x")
         address = command(server, "view", "socket", "reviewer").stdout.rstrip("\n")
-        assert run(["ls", "--mount", address, "-A", "/work"]).stdout == "x\n"
-        assert run(["exec", "--mount", address, "--", "ls -A /work"]).stdout == "x\n"
+        assert command(address, "ls", "-A", "/work").stdout == "x\n"
+        assert command(address, "exec", "--", "ls -A /work").stdout == "x\n"
         for words, says in (
             (["log"], "a view has no 'log': it is about what all readers have"),
             (["view", "socket", "reviewer"], "a view has no 'view_socket': it is about what all readers have"),
             (["shell", "true"], f"'{address}' is no mount point: give --mount the directory of the mount"),
         ):
-            at = 2 if words[0] == "view" else 1
-            wrong = run([*words[:at], "--mount", address, *words[at:]])
+            wrong = command(address, *words)
             assert (wrong.returncode, wrong.stderr) == (1, f"Error: {says}\n")
-        wrong = command(server, "view", "socket", "none", check=False)
+        wrong = command(server, "view", "socket", "none")
         assert (wrong.returncode, wrong.stderr) == (1, "Error: there is no view 'none'; there are: reviewer\n")
 
     def test_a_shell_sees_a_view_and_says_that_it_binds_nobody(self, tmp_path: Path, serve: Serve) -> None:
@@ -866,28 +861,21 @@ class TestTheCommandLine:
         assert shown.stdout == "a.txt\n"
         says = "shows view 'reviewer', which binds nobody here; to bind a command: exec --view reviewer"
         assert shown.stderr == f"fusebackend: {server.path} {says}\n"
-        assert "give --branch or --view" in command(server, "shell", "--view", "a", "--branch", "b", check=False).stderr
-        wrong = command(server, "shell", "--view", "none", "true", check=False)
+        assert "give --branch or --view" in command(server, "shell", "--view", "a", "--branch", "b").stderr
+        wrong = command(server, "shell", "--view", "none", "true")
         assert (wrong.returncode, wrong.stderr) == (1, "Error: there is no view 'none'; there are: reviewer\n")
 
     def test_rules_of_a_route_that_the_command_line_gives_anew(self, tmp_path: Path) -> None:
         (tmp_path / "ruled.toml").write_text('[default]\nurl = "memory:"\nhide = [".env"]\n')
         (tmp_path / "mnt").mkdir()
-        words = ["mount", str(tmp_path / "mnt"), "--config", str(tmp_path / "ruled.toml"), "--default", "memory:"]
-        answer = run(words)
+        answer = run("mount", tmp_path / "mnt", "--config", tmp_path / "ruled.toml", "--default", "memory:")
         assert (answer.returncode, answer.stderr.count("\n")) == (2, 1) and "route '/' has rules there" in answer.stderr
 
 
-def run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    return programs.command(*words, cwd=ROOT)
-
-
-def command(server: Mounted, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    name = words[0]
-    at = 2 if name == "view" else 1
-    answer = run([*words[:at], "--mount", str(server.path), *words[at:]])
-    assert not check or answer.returncode == 0 or name == "exec", answer.stderr
-    return answer
+def command(server: Mounted | str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with `--mount`."""
+    at = 2 if words[0] == "view" else 1
+    return run(*words[:at], "--mount", getattr(server, "path", server), *words[at:])
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -944,7 +932,7 @@ def ruled(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def said(path: Path, *words: str) -> str:
     """All that a subcommand says, with status 0 or not."""
-    done = programs.command(*words, cwd=path)
+    done = run(*words, cwd=path)
     return done.stdout + done.stderr
 
 

@@ -6,11 +6,9 @@ import contextlib
 import json
 import os
 import re
-import runpy
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +16,10 @@ from typing import Any
 
 import mounts
 import pytest
+import warm
 from for_each import for_each
 from mounts import Serve
+from trees import run
 
 pytest.importorskip("deepagents")
 pytest.importorskip("langgraph.store.sqlite")
@@ -30,15 +30,27 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
 
 
+AGENTS = ("graphs", "deepagents", "langgraph.checkpoint.sqlite", "langgraph.store.sqlite")
+"""What the process imports that the programs are forked from (`warm.python`)."""
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """A file that runs programs in Python."""
+    warm.python(tmp_path / "python", mounts.module_environment(), AGENTS)
+    return tmp_path / "python"
+
+
 class Program:
     """A running example: a question in, what it prints out."""
 
-    def __init__(self, name: str, script: list[Any], directory: Path, *arguments: object) -> None:
+    def __init__(self, python: Path, name: str, script: list[Any], *arguments: object) -> None:
+        directory = python.parent
         path = directory / "script.json"
         path.write_text(json.dumps(script))
         self.errors = directory / "errors.log"
         program = str(ROOT / "tests/support/scripted_example.py")
-        command = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, program]
+        command = ["setpriv", "--pdeathsig", "TERM", "--", python, program]
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [*command, name, str(path), *map(str, arguments)],
@@ -88,11 +100,11 @@ class Program:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[Any]:
+def program(python: Path) -> Iterator[Any]:
     running: list[tuple[Program, Path]] = []
 
     def start(name: str, script: list[Any], *arguments: object, mountpoint: Path) -> Program:
-        running.append((Program(name, script, tmp_path, *arguments), mountpoint))
+        running.append((Program(python, name, script, *arguments), mountpoint))
         return running[-1][0]
 
     yield start
@@ -100,13 +112,6 @@ def program(tmp_path: Path) -> Iterator[Any]:
         made.kill()
         if mounts.is_listed(mountpoint):
             subprocess.run(["fusermount3", "-u", "-z", "--", str(mountpoint)], check=True, timeout=60)
-
-
-def run(*command: object) -> str:
-    """What a program of the system prints, about files on the mount."""
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 MEMORY = "/memories/AGENTS.md"
@@ -187,16 +192,16 @@ def test_an_agent_on_a_mount_of_another_process(program: Any, serve: Serve, tmp_
     assert (tmp_path / "project" / "count").read_text() == "2\n"
 
 
-def test_an_agent_without_an_api_key(tmp_path: Path) -> None:
-    assert run(sys.executable, ROOT / "examples" / "scripted_agent.py", tmp_path / "agent").splitlines() == [
+def test_an_agent_without_an_api_key(tmp_path: Path, python: Path) -> None:
+    assert run(python, ROOT / "examples" / "scripted_agent.py", tmp_path / "agent").splitlines() == [
         "The plan is written.",
         f"{tmp_path}/agent/memories/plan.md: 'monday: TODO\\ntuesday: done\\n'",
         f"{tmp_path}/agent/open.txt: '1\\n'",
     ]
 
 
-def test_an_agent_with_rules(tmp_path: Path) -> None:
-    assert run(sys.executable, ROOT / "examples" / "agent_with_rules.py", tmp_path / "agent").splitlines() == [
+def test_an_agent_with_rules(tmp_path: Path, python: Path) -> None:
+    assert run(python, ROOT / "examples" / "agent_with_rules.py", tmp_path / "agent").splitlines() == [
         "read_file: @@ lines 1-1 of 1 @@",
         "Be kind.",
         "write_file: Error writing file '/docs/guide.md': Permission denied",
@@ -211,8 +216,8 @@ def test_an_agent_with_rules(tmp_path: Path) -> None:
     ]
 
 
-def test_agents_side_by_side(tmp_path: Path) -> None:
-    assert run(sys.executable, ROOT / "examples" / "agents_side_by_side.py", tmp_path / "agent").splitlines() == [
+def test_agents_side_by_side(tmp_path: Path, python: Path) -> None:
+    assert run(python, ROOT / "examples" / "agents_side_by_side.py", tmp_path / "agent").splitlines() == [
         "writer: The title is written.",
         "tester: The open points are counted.",
         "cleaner: the model is gone; branch 'cleaner' is kept: 'fusebackend branch merge cleaner' merges it",
@@ -227,36 +232,23 @@ PROGRAMS = [path.name for path in sorted((ROOT / "examples").glob("*.py")) if "s
 
 
 @for_each("name", PROGRAMS)
-def test_without_arguments_each_says_how_to_use_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, which need not import agents' libraries for each of them."""
-    monkeypatch.setattr(sys, "argv", [name])
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
-    said = str(end.value)
-    assert said.startswith(f"usage: {name} MOUNTPOINT") and "\n" not in said
+def test_without_arguments_each_says_how_to_use_it(name: str, python: Path) -> None:
+    done = subprocess.run([python, ROOT / "examples" / name], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"usage: {name} MOUNTPOINT") and done.stderr.count("\n") == 1
 
 
-def said(name: str, mount: mounts.Mounted) -> str:
-    """Run an example on a mount; returns what it printed."""
-    program = [sys.executable, str(ROOT / "examples" / name), str(mount.path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
-
-
-def test_claude_memory(serve: Serve) -> None:
+def test_claude_memory(serve: Serve, python: Path) -> None:
     pytest.importorskip("anthropic")
     mount = serve("memory:")
-    assert said("claude_memory.py", mount).endswith("I have noted it.\n")
+    assert run(python, ROOT / "examples/claude_memory.py", mount.path).endswith("I have noted it.\n")
     assert (mount.path / "memories/coffee.md").read_text() == "They like coffee.\nWithout milk.\n"
 
 
-def test_openai_agent(serve: Serve) -> None:
+def test_openai_agent(serve: Serve, python: Path) -> None:
     pytest.importorskip("agents")
     mount = serve("memory:")
-    printed = said("openai_agent.py", mount)
+    printed = run(python, ROOT / "examples/openai_agent.py", mount.path)
     assert printed.startswith("Created plan.md\nUpdated plan.md\n") and "2 plan.md" in printed
     assert printed.endswith("     1\tmonday: write\n     2\ttuesday: rest\nThe plan is written.\n")
     assert (mount.path / "plan.md").read_text() == "monday: write\ntuesday: rest\n"

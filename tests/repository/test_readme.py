@@ -69,7 +69,10 @@ MEMORIES = "mkdir -p /mnt/agent/memories; echo 'sunday: TODO' > /mnt/agent/memor
 PROJECT = "mkdir -p src/project; git init -q src/project; echo TODO > src/project/file; git -C src/project add file; \
 git -C src/project -c user.name=a -c user.email=a@b commit -qm one"
 STATE = "cp state/*.db ."
-DEMO = f"{sys.executable} {ROOT}/examples/demo.py /mnt/agent demo"
+AGENTS = ("deepagents", "langgraph.checkpoint.sqlite", "langgraph.store.sqlite", "fusebackend.integrations.deepagents")
+"""What the process imports that programs of agents are forked from (`warm.python`)."""
+
+DEMO = f"program {ROOT}/examples/demo.py /mnt/agent demo"
 
 VIEWS = r"""printf 'default = "memory:"\n[views.reviewer]\nrules = []\n' > views.toml
 fusebackend mount /mnt/agent --config views.toml"""
@@ -194,7 +197,8 @@ def home(tmp_path: Path) -> Path:
         pytest.skip("only root can make a mount namespace")
     (tmp_path / "agent.toml.all").write_text(whole_toml().code)
     (tmp_path / "bin").mkdir()
-    warm.on_path(tmp_path / "bin", mounts.module_environment())
+    warm.command(tmp_path / "bin/fusebackend", mounts.module_environment())
+    warm.python(tmp_path / "bin/program", mounts.module_environment(), AGENTS)
     return tmp_path
 
 
@@ -292,7 +296,7 @@ def test_a_python_snippet(snippet: Snippet, home: Path) -> None:
     code = (MODEL if "create_deep_agent" in snippet.code else "") + snippet.code
     (home / "snippet.py").write_text(code)
     before = [line for first, lines in BEFORE.items() if snippet.code.startswith(first) for line in lines]
-    program = PYTEST if "class Test" in snippet.code else sys.executable
+    program = PYTEST if "class Test" in snippet.code else "program"
     said = run(home, before, f"{program} {home}/snippet.py").splitlines()
     (expected,) = [lines for first, lines in SAYS.items() if snippet.code.startswith(first)]
     assert said[: len(expected)] == expected

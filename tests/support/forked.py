@@ -1,6 +1,6 @@
 """A child of the process that has imported everything (`warm.py`), seen from the process that asked for it.
 
-It imports little, for the `fusebackend` of snippets' shells is nothing else (`warm.on_path`): 15 ms of a processor in
+It imports little, for the `fusebackend` of snippets' shells is nothing else (`warm.command`): 15 ms of a processor in
 place of 400. A request is one packet of JSON with the child's descriptors, on a connection of its own; what comes back
 is `started` with the process id, and at its end `ended` with the exit status as `Popen` gives it.
 """
@@ -37,7 +37,7 @@ class Forked:
 
         Args:
             address: the socket of the warm process.
-            arguments: of `fusebackend`, or of Python where they begin with `-c` or `-m`.
+            arguments: of `fusebackend`, or others that `warm.py` knows.
             descriptors: this process's, by the number that they have in the child.
         """
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,9 +98,9 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
 
-def main(address: str) -> None:
-    """Be `fusebackend`: run its command line in a child, and end as that does."""
-    child = Forked(address, sys.argv[1:], {number: number for number in range(3)})
+def main(address: str, before: list[str]) -> None:
+    """Be `fusebackend`, or a program in Python: run its command line in a child, and end as that does."""
+    child = Forked(address, [*before, *sys.argv[1:]], {number: number for number in range(3)})
     os.chdir("/")  # this process is in the way of no `umount`
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: os.kill(child.pid, number))

@@ -30,9 +30,6 @@ _RULES = {
     "a chunk belongs to no file, or lies behind its end": """
         SELECT c.node, c.idx FROM fusebackend.chunk c LEFT JOIN fusebackend.inode i USING (volume, node)
         WHERE c.volume = %(volume)s AND c.node > 0 AND (i.node IS NULL OR c.idx * 65536 + length(c.data) > i.size)""",
-    "an extended attribute belongs to nothing": """
-        SELECT x.node, x.node FROM fusebackend.xattr x LEFT JOIN fusebackend.inode i USING (volume, node)
-        WHERE x.volume = %(volume)s AND i.node IS NULL""",
     "the blocks of a file are not those of its chunks": """
         SELECT i.node, i.blocks FROM fusebackend.inode i WHERE i.volume = %(volume)s AND i.mode & 61440 <> 16384
         AND i.blocks <> (SELECT coalesce(sum((length(data) + 4095) / 4096 * 8), 0) FROM fusebackend.chunk c
@@ -57,7 +54,6 @@ _RULES = {
         for table, keys in (
             ("inode", "v.node = o.node"),
             ("dentry", "v.parent = o.parent AND v.name = o.name"),
-            ("xattr", "v.node = o.node AND v.name = o.name"),
             ("chunk", "v.node = o.node AND v.idx = o.idx"),
         )
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import Any
@@ -33,6 +34,8 @@ def change(files: Files, word: str, path: str, other: str, data: bytes, number: 
         case "append":
             files.append(path, data)
         case "truncate":
+            if not stat.S_ISREG(files.attr(path).mode):
+                raise OSError(errno.EINVAL, "no regular file")  # as `vfs_truncate` in fs/open.c
             files.change(path, size=number)
         case "replace":
             files.write(path + "~", data)

@@ -19,6 +19,7 @@ import functools
 import json
 import os
 import resource
+import runpy
 import shutil
 import signal
 import socket
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "LANG", "LC_", "TZ")
 MOST_DESCRIPTORS = 8
 SERVER = ["-m", "fusebackend.cli.serve"]
 """How the command line of a server in the background begins."""
+PROGRAM = "a program"
+"""The first word where the others are a file with a program in Python, and its arguments."""
 
 
 def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
@@ -60,7 +63,7 @@ SECRET = {"SERVER_SECRET": "in the clear"}
 class Parent:
     """The warm process, seen from the tests."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
         self.environment = _read_at_start(environment)
         self._directory = tempfile.mkdtemp()
         self.address = f"{self._directory}/warm"
@@ -68,7 +71,7 @@ class Parent:
             listener.bind(self.address)
             listener.listen(100)
             # As any server of a test, it goes with the tests, and its children go with it.
-            words = [sys.executable, __file__, self.address, str(listener.fileno())]
+            words = [sys.executable, __file__, self.address, str(listener.fileno()), *modules]
             self.process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", "--", *words],
                 env={**environment, **SECRET},
@@ -85,20 +88,21 @@ class Parent:
             shutil.rmtree(self._directory)
 
 
-_parent: tuple[int, Parent] | None = None
+_parents: dict[Sequence[str], tuple[int, Parent]] = {}
+"""By the modules that they import besides those of every command."""
 
 
-def parent(environment: Mapping[str, str]) -> Parent | None:
+def parent(environment: Mapping[str, str], modules: Sequence[str] = ()) -> Parent | None:
     """Return this process's warm parent, started when it is first needed; None if it can't have such a child."""
-    global _parent
     read = _read_at_start(environment)
     if _rights() != RIGHTS or {**read, "PYTHONPATH": ""} != BEGUN:
         return None
-    if _parent is None or _parent[0] != os.getpid() or _parent[1].process.poll() is not None:
+    owner, found = _parents.get(modules, (0, None))
+    if found is None or owner != os.getpid() or found.process.poll() is not None:
         if threading.current_thread() is not threading.main_thread():
             return None  # PR_SET_PDEATHSIG is about the thread that started it
-        _parent = os.getpid(), Parent(environment)
-    found = _parent[1]
+        found = Parent(environment, modules)
+        _parents[modules] = os.getpid(), found
     return found if found.environment == read else None
 
 
@@ -120,20 +124,30 @@ def start(
     return subprocess.Popen(words, env=environment, stdin=given, stdout=out, stderr=err, cwd=cwd)
 
 
-def on_path(directory: Path, environment: Mapping[str, str]) -> None:
-    """Make the command `fusebackend` in a directory that a script has on its PATH: forked, as by `start`.
+def command(
+    script: Path, environment: Mapping[str, str], before: Sequence[str] = (), modules: Sequence[str] = ()
+) -> None:
+    """Make a file that is the command `fusebackend`, forked as by `start`, for the PATH of a script.
 
     A shell's signals to it are passed on. Only its session is not the shell's.
+
+    Args:
+        before: words before those that it is given; see `start`.
+        modules: what its parent imports besides.
     """
-    found = parent(environment)
+    found = parent(environment, modules)
     assert found is not None, "this process's limits or environment are not those that all began with"
-    script = directory / "fusebackend"
     support = str(Path(__file__).parent)
     script.write_text(
         f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {support!r})\n"
-        f"import forked\nforked.main({found.address!r})\n"
+        f"import forked\nforked.main({found.address!r}, {[*before]!r})\n"
     )
     script.chmod(0o755)
+
+
+def python(script: Path, environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
+    """Make a file that runs a program in Python, likewise."""
+    command(script, environment, [PROGRAM], modules)
 
 
 # -- the warm process ------------------------------------------------------------------------------------------------
@@ -230,7 +244,7 @@ def _end() -> None:
 
 def _main() -> None:
     global _status
-    _, address, listener = sys.argv
+    _, address, listener, *modules = sys.argv
     atexit.register(_end)  # before all others, and so it is called after them
     import gc
     import importlib
@@ -251,6 +265,8 @@ def _main() -> None:
 
     for command in pkgutil.iter_modules(fusebackend.cli.__path__):
         importlib.import_module(f"fusebackend.cli.{command.name}")
+    for module in modules:
+        importlib.import_module(module)
 
     gc.freeze()  # these objects stay shared
     with socket.socket(fileno=int(listener)) as requests:
@@ -265,6 +281,10 @@ def _main() -> None:
     if arguments[:2] == SERVER:
         os.setsid()
         sys.argv, command = arguments[1:], server.main
+    elif arguments[:1] == [PROGRAM]:
+        sys.argv = arguments[1:]
+        sys.path.insert(0, os.path.dirname(sys.argv[0]))
+        command = functools.partial(runpy.run_path, sys.argv[0], run_name="__main__")
     else:
         sys.argv, command = ["fusebackend", *arguments], main
     try:

@@ -69,7 +69,6 @@ class Draft:
     def __init__(self, inode: StoredInode, name: tuple[int, bytes], version: int) -> None:
         self.lock = waiting.Lock()
         self.shown = copy.copy(inode)
-        self.shown.xattrs = dict(inode.xattrs or {})  # an ACL that it has inherited
         self.created = copy.copy(inode)
         self.name = name
         self.version = version
@@ -79,7 +78,6 @@ class Draft:
         self.size_bytes = 0  # of what was written
         self.grown_bytes = self.grown_files = self.counts = 0  # for the volume's limits
         self.logged: list[LogRow] = []  # of its changes
-        self.has_xattrs = False  # … that are not stored
         self.is_over = False
         self.is_doubtful = False  # another host has changed the file
 
@@ -104,13 +102,6 @@ class Draft:
 
     def set_chunk(self, node: int, index: int, chunk: Chunk) -> None:
         self.chunks[node, index] = chunk
-
-    def xattrs(self, inode: StoredInode) -> dict[bytes, bytes]:
-        assert inode.xattrs is not None
-        return inode.xattrs
-
-    def set_xattrs(self, inode: StoredInode) -> None:
-        self.has_xattrs = True
 
 
 class Drafts:

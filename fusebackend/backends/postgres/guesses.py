@@ -47,8 +47,6 @@ class Guesses:
         """What a change will find, if all of it is known."""
         if wanted.walks or wanted.write or wanted.read or wanted.append or wanted.cut:
             return None
-        if wanted.xattrs and not wanted.bare:
-            return None
         names = {name: self._known.child(*name) for name in wanted.entries}
         if wanted.makes:
             names = {name: node or None for name, node in names.items()}
@@ -58,11 +56,11 @@ class Guesses:
         nodes = {*wanted.nodes, *(parent for parent, _ in names), *children}
         rows = {node: row for node in nodes if (row := self._known.get(node)) is not None}
         if len(rows) < len(nodes) or _is_noted(self._contested, nodes):
-            return self._dated(*wanted.entries[0], wanted.xattrs) if wanted.makes and not children else None
+            return self._dated(*wanted.entries[0]) if wanted.makes and not children else None
         directories = [node for node in children if rows[node].is_dir]
         if directories and wanted.rename:  # it needs the lock of directories' names, and those above
             return None
-        return Guess(rows, names, directories[0] if directories and wanted.empty else 0, wanted.xattrs)
+        return Guess(rows, names, directories[0] if directories and wanted.empty else 0)
 
     def of_path(self, path: Sequence[bytes]) -> Guess | None:
         """What a verb will find that makes a file, if all of the way to its directory is known."""
@@ -74,14 +72,14 @@ class Guesses:
             links.append(Link(directory, name, node))
             way.append(row)
             directory = node
-        found = self._dated(directory, path[-1], directory) if not self._known.child(directory, path[-1]) else None
+        found = self._dated(directory, path[-1]) if not self._known.child(directory, path[-1]) else None
         return None if found is None else found._replace(links=links, way=way)
 
-    def _dated(self, directory: int, name: bytes, bare: int) -> Guess | None:
+    def _dated(self, directory: int, name: bytes) -> Guess | None:
         row = self._known.directory(directory)
         if row is None or _is_noted(self._refused, (directory,)):
             return None
-        return Guess({directory: row}, {(directory, name): None}, bare=bare, dated=directory)
+        return Guess({directory: row}, {(directory, name): None}, dated=directory)
 
 
 def _is_noted(until: Mapping[int, float], nodes: Iterable[int]) -> bool:

@@ -297,7 +297,7 @@ class HostSession:
                 (locked,) = send(connection, [statements.lock_changes(self._volume, exclusive=False)])
                 newest = self._newest.of(connection, locked[0][1])
                 send(connection, old_rows.keep_all(self._volume, nodes, newest) if newest else [])
-            for table in ("chunk", "xattr", "inode", "nameless") if nodes else ():
+            for table in ("chunk", "inode", "nameless") if nodes else ():
                 query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)"
                 _ask(connection, query, (self._volume, nodes))
             return len(nodes)

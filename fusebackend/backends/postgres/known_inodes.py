@@ -34,6 +34,9 @@ MAX_INODES: Final = 20_000
 MAX_BYTES: Final = 8 << 20
 """Of files."""
 
+MAX_ATTRIBUTE_BYTES: Final = 4096
+"""A row with more is asked for each time."""
+
 MAX_NAMES: Final = 50_000
 
 MAX_CHANGES: Final = 10_000
@@ -50,7 +53,6 @@ class _KnownRow:
 
     def __init__(self, inode: StoredInode, before: int) -> None:
         self.inode = copy.copy(inode)
-        self.inode.xattrs = None  # they are changed where they are
         self.before = before  # the version that this host's commit has replaced; 0 for a row that was read
 
 
@@ -293,6 +295,8 @@ class KnownInodes:
     def _set(self, known: _KnownRow, data: bytes | None) -> None:
         node = known.inode.node
         self._drop(node)
+        if sum(map(len, known.inode.attributes or ())) > MAX_ATTRIBUTE_BYTES:
+            return
         self._known[node] = known
         if data is not None:
             self._data[node] = data

@@ -61,23 +61,14 @@ class Newest:
 # -- keeping: before the rows are changed, in the same transaction -------------------------------------------------
 
 
-def _each_node(table: str, volume: int, nodes: Sequence[int], until: int) -> tuple[str, list[object]]:
-    """The rows of nodes that have not been kept, and the parameters."""
-    keys, values = keyed(("int8",), [(node,) for node in nodes])
-    return (
-        f"{keys} AS k (node) CROSS JOIN LATERAL"
-        f" (SELECT * FROM fusebackend.{table} WHERE volume = %s AND node = k.node AND made < %s OFFSET 0)",
-        [*values, volume, until],
-    )
-
-
 def keep_inodes(volume: int, nodes: Sequence[int], until: int) -> Statement:
     """The inodes' rows, as they are in the table."""
-    rows, values = _each_node("inode", volume, nodes, until)
+    keys, values = keyed(("int8",), [(node,) for node in nodes])
     return (
         f"INSERT INTO fusebackend.old_inode (volume, {COLUMNS}, until) SELECT i.volume, {columns_of('i')}, %s::int"
-        f" FROM {rows} i {ALWAYS} ON CONFLICT DO NOTHING",
-        (until, *values),
+        f" FROM {keys} AS k (node) CROSS JOIN LATERAL (SELECT * FROM fusebackend.inode"
+        f" WHERE volume = %s AND node = k.node AND made < %s OFFSET 0) i {ALWAYS} ON CONFLICT DO NOTHING",
+        (until, *values, volume, until),
     )
 
 
@@ -119,21 +110,10 @@ def keep_cut(volume: int, node: int, first: int, until: int) -> Statement:
     )
 
 
-def keep_xattrs(volume: int, nodes: Sequence[int], until: int) -> Statement:
-    """All extended attributes of nodes."""
-    rows, values = _each_node("xattr", volume, nodes, until)
-    return (
-        "INSERT INTO fusebackend.old_xattr (volume, node, name, value, made, until)"
-        f" SELECT x.volume, x.node, x.name, x.value, x.made, %s::int FROM {rows} x"
-        f" {ALWAYS} ON CONFLICT DO NOTHING",
-        (until, *values),
-    )
-
-
 def keep_all(volume: int, nodes: Sequence[int], until: int) -> list[Statement]:
     """Everything of nodes that are about to be freed."""
     cuts = [keep_cut(volume, node, 0, until) for node in nodes]
-    return [keep_inodes(volume, nodes, until), keep_xattrs(volume, nodes, until), *cuts]
+    return [keep_inodes(volume, nodes, until), *cuts]
 
 
 def forget(volume: int, nodes: Sequence[int], newest: int) -> list[Statement]:
@@ -148,9 +128,9 @@ def forget(volume: int, nodes: Sequence[int], newest: int) -> list[Statement]:
     return [
         (bytes_too, these),
         *((f"DELETE FROM fusebackend.{table} {where}", these)
-          for table in ("old_dentry", "old_inode", "old_xattr", "entry")),
+          for table in ("old_dentry", "old_inode", "entry")),
         *((f"UPDATE fusebackend.{table} SET made = %s {where} AND made < %s", (newest, *these, newest))
-          for table in ("dentry", "inode", "xattr", "chunk")),
+          for table in ("dentry", "inode", "chunk")),
         (f"UPDATE fusebackend.unindexed SET changed_at = clock_timestamp() {where}", these),
         ("INSERT INTO fusebackend.unindexed (volume, node, changed_at, change)"
          " SELECT DISTINCT volume, node, clock_timestamp(), pg_current_xact_id() FROM fusebackend.chunk"
@@ -159,7 +139,7 @@ def forget(volume: int, nodes: Sequence[int], newest: int) -> list[Statement]:
 
 
 TABLES_WITH_BYTES: Final = (
-    "fusebackend.chunk, fusebackend.xattr, fusebackend.old_xattr, fusebackend.entry, fusebackend.logged"
+    "fusebackend.chunk, fusebackend.inode, fusebackend.old_inode, fusebackend.entry, fusebackend.logged"
 )
 
 
@@ -248,7 +228,6 @@ _NEXT_CHUNK: Final = _ask(
     "c.idx",
     _each(f"SELECT min(idx) AS idx FROM ({_seen('idx', 'chunk', 'node = k.node AND idx >= k.first')}) each", "c"),
 )
-_XATTRS: Final = _ask("%s::int8 AS node", "x.name, x.value", _each(_seen("name, value", "xattr", "node = k.node"), "x"))
 
 
 def chunks(volume: int, number: int, node: int, first: int, last: int) -> Statement:
@@ -258,10 +237,6 @@ def chunks(volume: int, number: int, node: int, first: int, last: int) -> Statem
 def next_chunk(volume: int, number: int, node: int, index: int) -> Statement:
     """The first chunk of a file from an index on."""
     return _NEXT_CHUNK, (node, index, volume, number)
-
-
-def xattrs(volume: int, number: int, node: int) -> Statement:
-    return _XATTRS, (node, volume, number)
 
 
 def kept_bytes(volume: int) -> Statement:
@@ -280,7 +255,6 @@ class OldTable(NamedTuple):
 TABLES: Final = (  # names before what they lead to
     OldTable("old_dentry", ("parent", "name")),
     OldTable("old_inode", ("node",)),
-    OldTable("old_xattr", ("node", "name")),
     OldTable("old_chunk", ("node", "idx")),
 )
 

@@ -86,11 +86,8 @@ class PostgresSnapshot(StoredSnapshot):
         return [(row[0], row[1]) for row in named]
 
     def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
-        found = inode.xattrs
-        if found is None:
-            rows = self._ask(old_rows.xattrs, inode.node)
-            found = inode.xattrs = {name: value for name, value in rows if name is not None}
-        return found
+        assert isinstance(inode, StoredInode)
+        return inode.unpacked()
 
     # -- bytes -------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ its plan: a path of two names in a volume of 1,200 took 12 ms.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -20,7 +21,7 @@ from fusebackend.volumes.storage import Inode
 
 FIELDS = (
     "node", "mode", "nlink", "uid", "gid", "rdev", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "parent",
-    "version", "contents", "emptied", "made",
+    "version", "contents", "emptied", "made", "attributes",
 )  # fmt: skip
 COLUMNS = ", ".join(FIELDS)
 
@@ -35,13 +36,14 @@ def columns_of(table: str) -> str:
 class StoredInode(Inode):
     """An `Inode`, with what only the table knows."""
 
-    __slots__ = ("contents", "ctime_before_ns", "emptied", "is_new", "made", "mtime_before_ns")
+    __slots__ = ("attributes", "contents", "ctime_before_ns", "emptied", "is_new", "made", "mtime_before_ns")
 
     def __init__(self, node: int, mode: int, *, parent: int = 0) -> None:
         super().__init__(node, mode, parent=parent)
         self.contents = 0  # the version that last changed the bytes
         self.emptied = 0  # the version that last made it 0 bytes long
         self.made = 0  # as the table has it (`old_rows.py`)
+        self.attributes: list[bytes] | None = None  # `xattrs` as the table has them; never changed where it is
         self.is_new = True  # the table has no row of it
         self.ctime_before_ns = self.mtime_before_ns = -(1 << 63)
 
@@ -53,7 +55,7 @@ class StoredInode(Inode):
             inode.nlink, inode.uid, inode.gid, inode.rdev, inode.size, inode.blocks,
             inode.atime_ns, inode.mtime_ns, inode.ctime_ns,
         ) = row[2:11]  # fmt: skip
-        inode.version, inode.contents, inode.emptied, inode.made = row[12:16]
+        inode.version, inode.contents, inode.emptied, inode.made, inode.attributes = row[12:17]
         inode.is_new = False
         inode.ctime_before_ns, inode.mtime_before_ns = inode.ctime_ns, inode.mtime_ns
         return inode
@@ -64,15 +66,25 @@ class StoredInode(Inode):
         (
             twin.node, twin.mode, twin.nlink, twin.uid, twin.gid, twin.rdev, twin.size, twin.blocks,
             twin.atime_ns, twin.mtime_ns, twin.ctime_ns, twin.parent,
-            twin.version, twin.contents, twin.emptied, twin.made,
+            twin.version, twin.contents, twin.emptied, twin.made, twin.attributes,
         ) = self.row  # fmt: skip
-        twin.opens, twin.unnoted, twin.xattrs, twin.is_new = self.opens, self.unnoted, self.xattrs, self.is_new
+        twin.opens, twin.unnoted, twin.xattrs, twin.is_new = self.opens, self.unnoted, None, self.is_new
         twin.ctime_before_ns, twin.mtime_before_ns = self.ctime_before_ns, self.mtime_before_ns
         return twin
 
     @property
-    def row(self) -> tuple[int, ...]:
+    def row(self) -> tuple[Any, ...]:
         return _row(self)
+
+    def unpacked(self) -> dict[bytes, bytes]:
+        """The extended attributes; `pack` follows a change."""
+        if self.xattrs is None:
+            parts = self.attributes or []
+            self.xattrs = dict(zip(parts[::2], parts[1::2], strict=False))
+        return self.xattrs
+
+    def pack(self) -> None:
+        self.attributes = list(itertools.chain.from_iterable(self.unpacked().items())) or None
 
     def settle_times(self) -> None:
         """A change is never dated before the one it follows, though the clocks of two hosts may say so.
@@ -190,8 +202,6 @@ class Guess(NamedTuple):
     """Names in some of these directories, with the nodes under them; None for a name that is not there."""
     empty: int = 0
     """A directory of `rows` that has no names; 0 for none."""
-    bare: int = 0
-    """A node of `rows` that has no extended attributes; 0 for none. What sets one gives the row another version."""
     links: Sequence[Link] = ()
     """Names on the way to it, and where they lead."""
     way: Sequence[StoredInode] = ()
@@ -237,13 +247,13 @@ def compare_dated(volume: int, guess: Guess, count: int | None) -> Statement:
     return (
         f"SELECT set_config('fusebackend.guessed', ({_COUNT} IS NOT DISTINCT FROM %s::int8"
         " AND EXISTS (SELECT FROM fusebackend.inode WHERE volume = %s AND node = %s AND mode = %s AND gid = %s"
-        f" AND nlink > 0){conditions})::text, true) = 'true'",
-        (count, volume, inode.node, inode.mode, inode.gid, *names),
+        f" AND attributes IS NOT DISTINCT FROM %s::bytea[] AND nlink > 0){conditions})::text, true) = 'true'",
+        (count, volume, inode.node, inode.mode, inode.gid, inode.attributes, *names),
     )
 
 
 def _as_named(volume: int, guess: Guess) -> tuple[str, list[object]]:
-    """The conditions that names and attributes are as guessed, and their parameters."""
+    """The conditions that names are as guessed, and their parameters."""
     conditions, names = "", list[object]()
     for (parent, name), child in guess.names.items():
         found = "SELECT FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s"
@@ -256,9 +266,6 @@ def _as_named(volume: int, guess: Guess) -> tuple[str, list[object]]:
     if guess.empty:
         conditions += " AND NOT EXISTS (SELECT FROM fusebackend.dentry WHERE volume = %s AND parent = %s)"
         names += [volume, guess.empty]
-    if guess.bare:
-        conditions += " AND NOT EXISTS (SELECT FROM fusebackend.xattr WHERE volume = %s AND node = %s)"
-        names += [volume, guess.bare]
     for link in guess.links:
         conditions += (
             " AND EXISTS (SELECT FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s AND node = %s)"
@@ -475,10 +482,6 @@ def freed(volume: int, node: int, first: int) -> Statement:
     )
 
 
-def xattrs(volume: int, node: int) -> Statement:
-    return "SELECT name, value FROM fusebackend.xattr WHERE volume = %s AND node = %s", (volume, node)
-
-
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
@@ -512,11 +515,17 @@ def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]], made: int) ->
     )
 
 
-_ARRAYS = ", ".join("%s::int8[]" for _ in FIELDS)
-_ASSIGNMENTS = ", ".join(f"{field} = k.{field}" for field in FIELDS if field not in ("node", "rdev"))
+NUMBERS: Final = FIELDS[:-1]
+"""All columns but `attributes`."""
+
+_ARRAYS = ", ".join("%s::int8[]" for _ in NUMBERS)
+_ASSIGNMENTS = ", ".join(f"{field} = k.{field}" for field in NUMBERS if field not in ("node", "rdev"))
 
 
-_ADD_ONE = f"INSERT INTO fusebackend.inode (volume, {COLUMNS}) SELECT %s, {', '.join('%s' for _ in FIELDS)} {ALWAYS}"
+_ADD_ONE = (
+    f"INSERT INTO fusebackend.inode (volume, {COLUMNS})"
+    f" SELECT %s, {', '.join('%s' for _ in NUMBERS)}, %s::bytea[] {ALWAYS}"
+)
 _UPDATED = tuple(field for field in FIELDS if field not in ("node", "rdev"))
 _UPDATE_ONE = (
     f"UPDATE fusebackend.inode SET {', '.join(f'{field} = %s' for field in _UPDATED)} {ALWAYS}"
@@ -526,23 +535,24 @@ _UPDATE_ONE = (
 
 def add_inodes(volume: int, inodes: Sequence[StoredInode]) -> list[Statement]:
     """Rows that are new; a number that has one already is an error."""
-    if len(inodes) <= FEW:
+    if _one_by_one(inodes):
         return [(_ADD_ONE, (volume, *inode.row)) for inode in inodes]
     return [
         (
-            f"INSERT INTO fusebackend.inode (volume, {COLUMNS}) SELECT %s, * FROM unnest({_ARRAYS}) {ALWAYS}",
+            f"INSERT INTO fusebackend.inode (volume, {', '.join(NUMBERS)})"
+            f" SELECT %s, * FROM unnest({_ARRAYS}) {ALWAYS}",
             (volume, *_columns(inodes)),
         )
     ]
 
 
 def update_inodes(volume: int, inodes: Sequence[StoredInode]) -> list[Statement]:
-    if len(inodes) <= FEW:
+    if _one_by_one(inodes):
         return [(_UPDATE_ONE, (*(getattr(inode, field) for field in _UPDATED), volume, inode.node)) for inode in inodes]
     return [
         (
-            f"UPDATE fusebackend.inode i SET {_ASSIGNMENTS} FROM unnest({_ARRAYS}) AS k ({COLUMNS})"
-            f" {ALWAYS} AND i.volume = %s AND i.node = k.node",
+            f"UPDATE fusebackend.inode i SET {_ASSIGNMENTS}, attributes = NULL"
+            f" FROM unnest({_ARRAYS}) AS k ({', '.join(NUMBERS)}) {ALWAYS} AND i.volume = %s AND i.node = k.node",
             (*_columns(inodes), volume),
         )
     ]
@@ -559,8 +569,13 @@ def date_directory(volume: int, node: int, at_ns: int, more_links: int, version:
     )
 
 
+def _one_by_one(inodes: Sequence[StoredInode]) -> bool:
+    """Whether each row is to be a statement. Arrays are no elements of an array."""
+    return len(inodes) <= FEW or any(inode.attributes for inode in inodes)
+
+
 def _columns(inodes: Iterable[StoredInode]) -> list[list[int]]:
-    return [list(column) for column in zip(*(inode.row for inode in inodes), strict=True)]
+    return [list(column) for column in zip(*(inode.row[:-1] for inode in inodes), strict=True)]
 
 
 def cut(volume: int, node: int, first: int) -> Statement:
@@ -583,39 +598,12 @@ def put_chunks(volume: int, chunks: Mapping[tuple[int, int], Chunk], made: int) 
     return [(f"{put} SELECT %s, %s, * FROM unnest(%s::int8[], %s::int8[], %s::bytea[]) {ALWAYS} {replaces}", values)]
 
 
-def put_xattrs(volume: int, node: int, values: Mapping[bytes, bytes], made: int) -> list[Statement]:
-    return [
-        (f"DELETE FROM fusebackend.xattr {ALWAYS} AND volume = %s AND node = %s", (volume, node)),
-        (
-            "INSERT INTO fusebackend.xattr (volume, made, node, name, value)"
-            f" SELECT %s, %s, %s, * FROM unnest(%s::bytea[], %s::bytea[]) {ALWAYS}",
-            (volume, made, node, list(values), list(values.values())),
-        ),
-    ]
-
-
 def put_nameless(volume: int, sessions: Mapping[int, int]) -> Statement:
     return (
         "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, * FROM unnest(%s::int8[], %s::int8[])"
         f" {ALWAYS} ON CONFLICT DO NOTHING",
         (volume, list(sessions), list(sessions.values())),
     )
-
-
-MOST_AS_ONE: Final = 6
-"""There are few combinations of so few statements: each is another one to be prepared."""
-
-
-def as_one(writes: Sequence[Statement], told: Sequence[Statement]) -> list[Statement]:
-    """Statements that write different rows, as one, which returns what the first of `told` does: each one takes some
-    10 µs of the client and of the server beside what it does."""
-    if not told or not writes or len(writes) >= MOST_AS_ONE:
-        return [*writes, *told]
-    (last, parameters), *others = told
-    values = [value for _, each in writes for value in each]
-    named = ", ".join(f"w{number} AS ({query})" for number, (query, _) in enumerate(writes))
-    rest = f", {last.removeprefix('WITH ')}" if last.startswith("WITH ") else f" {last}"
-    return [(f"WITH {named}{rest}", [*values, *parameters]), *others]
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -677,21 +665,6 @@ def small(volume: int, nodes: Sequence[int]) -> Statement:
     )
 
 
-def attributes(volume: int, node: int) -> Statement:
-    """The link count of a node, with each of its extended attributes, or nulls for none."""
-    return (
-        "SELECT i.nlink, x.name, x.value FROM fusebackend.inode i LEFT JOIN fusebackend.xattr x"
-        " ON x.volume = i.volume AND x.node = i.node WHERE i.volume = %s AND i.node = %s",
-        (volume, node),
-    )
-
-
-def with_xattrs(volume: int, nodes: Sequence[int]) -> Statement:
-    """Which of these nodes have extended attributes."""
-    query = "SELECT DISTINCT node FROM fusebackend.xattr WHERE volume = %s AND node = ANY(%s)"
-    return query, (volume, list(nodes))
-
-
 def next_chunk(volume: int, node: int, index: int) -> Statement:
     """The size of a file, and its first chunk from an index on, or null for none."""
     return (
@@ -706,8 +679,8 @@ def totals(volume: int, opened: Sequence[int]) -> Statement:
     name only those that are open here: the rows of the others go later. Sums are text: a damaged row may have any
     number."""
     return (
-        "SELECT coalesce(sum(blocks), 0)::text, count(*), (SELECT coalesce(sum(length(name) + length(value)), 0)::text"
-        " FROM fusebackend.xattr JOIN fusebackend.inode USING (volume, node)"
+        "SELECT coalesce(sum(blocks), 0)::text, count(*), (SELECT coalesce(sum(length(part)), 0)::text"
+        " FROM fusebackend.inode CROSS JOIN unnest(attributes) part"
         " WHERE volume = %s AND (nlink > 0 OR node = ANY(%s))) FROM fusebackend.inode"
         " WHERE volume = %s AND node <> %s AND (nlink > 0 OR node = ANY(%s))",
         (volume, list(opened), volume, ROOT_NODE, list(opened)),

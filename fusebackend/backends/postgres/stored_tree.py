@@ -11,6 +11,7 @@ import errno
 import itertools
 import stat
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -25,7 +26,7 @@ from fusebackend.backends.postgres.shared_quota import Growing, SharedQuota
 from fusebackend.backends.postgres.statements import Guess, StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone, overtaken
 from fusebackend.backends.postgres.unsynced import Unsynced
-from fusebackend.backends.postgres.uses import Accesses, BareNodes, Uses
+from fusebackend.backends.postgres.uses import Accesses, Uses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.base.waiting import will_wait
@@ -46,6 +47,9 @@ T = TypeVar("T")
 
 SHARED_ATTEMPTS = 4
 """So often a change of several operations is begun beside others; then it has the volume for itself."""
+
+MAX_LISTED = 64
+"""Listings whose nodes are remembered. The oldest is forgotten first."""
 
 
 class _Scope(threading.local):
@@ -95,7 +99,7 @@ class PostgresTree(TreeVolume):
         self._known = KnownInodes()
         self._accesses = Accesses()
         self._guesses = Guesses(self._known)
-        self._bare = BareNodes()
+        self._listed = deque[frozenset[int]](maxlen=MAX_LISTED)  # nodes that were listed together
         self._last_writer_wins = last_writer_wins
         self._shared_quota: SharedQuota | None = None
         self._log: KeptLog | None = None
@@ -159,7 +163,6 @@ class PostgresTree(TreeVolume):
             except BaseException:
                 if guessed is not None:
                     self._guesses.wrong(guessed)
-                    self._bare.changed(guessed.bare)
                 raise
 
         return self._connections.run(attempt)
@@ -625,11 +628,11 @@ class PostgresTree(TreeVolume):
 
     def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
         assert isinstance(inode, StoredInode)
-        return self._file.xattrs(inode)
+        return inode.unpacked()
 
     def _xattrs_changed(self, inode: Inode) -> None:
         assert isinstance(inode, StoredInode)
-        self._file.set_xattrs(inode)
+        inode.pack()
 
     # -- conflicts between hosts -------------------------------------------------------------------------------
 

@@ -111,10 +111,6 @@ class Wanted:
     """The last chunk of this node."""
     cut: tuple[int, int] | None = None
     """The blocks that a node loses when it gets this size."""
-    xattrs: int = 0
-    """All extended attributes of this node."""
-    bare: bool = False
-    """Whether that node most likely has none."""
     walks: tuple[Walk, ...] = ()
 
 
@@ -190,7 +186,6 @@ class Transaction:
         self._set_names: dict[tuple[int, bytes], int | None] = {}
         self._set_chunks: dict[tuple[int, int], Chunk] = {}
         self._cuts: dict[int, int] = {}
-        self._set_xattrs: dict[int, StoredInode] = {}
         self._nameless: dict[int, int] = {}  # node → the session that still uses it
         self._pending_bytes = 0
         # What the tables have of it, for the newest snapshot:
@@ -266,9 +261,6 @@ class Transaction:
             node, first = wanted.cut[0], _first_cut(wanted.cut[1])
             if not self._has_set(node) and self._known_blocks(node, first) is None:
                 batch.append((statements.freed(volume, node, first), lambda rows: self._take_freed(node, first, rows)))
-        known = self._inodes.get(wanted.xattrs)
-        if wanted.xattrs and (known is None or known.xattrs is None):
-            batch.append((statements.xattrs(volume, wanted.xattrs), lambda c: self._take_xattrs(wanted.xattrs, c)))
         self._send(batch)
         if begins:
             self._look_for_newest()
@@ -293,7 +285,7 @@ class Transaction:
                 entry in self._names and entry[0] in known and not (lock and entry in self._unsure) for entry in entries
             )
             and (write is None or (write[0] in nodes and self._inodes[write[0]].is_new and not self._cuts))
-            and not (wanted.taken or wanted.empty or wanted.rename or wanted.append or wanted.xattrs)
+            and not (wanted.taken or wanted.empty or wanted.rename or wanted.append)
             and not (wanted.line or wanted.walks or wanted.read or wanted.cut)
         )
 
@@ -487,11 +479,6 @@ class Transaction:
     def _take_freed(self, node: int, first: int, rows: Rows) -> None:
         ((self._freed[node, first],),) = rows
 
-    def _take_xattrs(self, node: int, rows: Rows) -> None:
-        inode = self._inodes.get(node)
-        if inode is not None and inode.xattrs is None:
-            inode.xattrs = dict(rows)
-
     def adopt(self, draft: Draft) -> None:
         """Take over the changes of a draft. `commit` is an error of `REPEATABLE` if its row has another version.
 
@@ -505,8 +492,6 @@ class Transaction:
             self.fetch(Wanted(nodes=(inode.node,)))
         self._inodes[inode.node] = self._changed[inode.node] = inode
         self._set_chunks.update(draft.chunks)
-        if draft.has_xattrs:
-            self._set_xattrs[inode.node] = inode
 
     def guess(self, guess: Guess) -> bool:
         """Take the tables to have these rows and names; locks are left to the commit, which compares them.
@@ -539,8 +524,6 @@ class Transaction:
         self._names.update({(link.parent, link.name): link.node for link in guess.links if guess.way})
         self._inodes.update(guess.rows)
         self._locked.update(guess.rows)
-        if guess.bare:
-            self._inodes[guess.bare].xattrs = {}
         self._names.update(guess.names)
         self._empty.update({guess.empty} - {0})
         return True
@@ -570,7 +553,6 @@ class Transaction:
         return self._parents[node]
 
     def add(self, inode: StoredInode) -> None:
-        inode.xattrs = {}
         self._inodes[inode.node] = self._changed[inode.node] = inode
         self._locked.add(inode.node)  # no other transaction can see it
         self._empty.add(inode.node)
@@ -647,15 +629,6 @@ class Transaction:
             self._cuts[node] = first
         return freed
 
-    def xattrs(self, inode: StoredInode) -> dict[bytes, bytes]:
-        if inode.xattrs is None:
-            self.fetch(Wanted(xattrs=inode.node))
-        assert inode.xattrs is not None
-        return inode.xattrs
-
-    def set_xattrs(self, inode: StoredInode) -> None:
-        self._set_xattrs[inode.node] = inode
-
     def set_nameless(self, node: int, session: int) -> None:
         self._nameless[node] = session
 
@@ -667,11 +640,10 @@ class Transaction:
 
     def flush(self) -> None:
         """Write the changes so far, without a commit."""
-        first, writes = self._writing()
-        self._send([(statement, None) for statement in (*first, *writes)])
+        self._send([(statement, None) for statement in self._writing()])
         for key in self._set_chunks:
             self._chunks.pop(key, None)  # fetched again when they are needed: they were many
-        for table in (self._changed, self._set_names, self._set_chunks, self._cuts, self._set_xattrs, self._nameless):
+        for table in (self._changed, self._set_names, self._set_chunks, self._cuts, self._nameless):
             table.clear()
         self._freed.clear()
         self._pending_bytes = 0
@@ -689,10 +661,9 @@ class Transaction:
             if getattr(self._failure, "sqlstate", None) in REPEATABLE:
                 raise self._failure
             raise oserror(errno.EIO)
-        first, writes = self._writing()
-        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = [(each, None) for each in first]
+        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = [(each, None) for each in self._writing()]
         answers: Rows = []
-        batch += [(each, answers.extend) for each in statements.as_one(writes, notify(self.changes))]
+        batch += [(each, answers.extend) for each in notify(self.changes)]
         if self._guess:
             require_quiet(self.connection)
             batch = [*self._guess, *((statements.if_guessed(statement), take) for statement, take in batch)]
@@ -736,17 +707,16 @@ class Transaction:
         """End it with nothing done."""
         rollback(self.connection)
 
-    def _writing(self) -> tuple[list[Statement], list[Statement]]:
-        """The statements that write all changes: those that come first, and then those of rows that differ."""
+    def _writing(self) -> list[Statement]:
+        """The statements that write all changes."""
         volume = self._volume
         # Nobody knows a new node yet but by its name.
         self.changes += [Change(node) for node, inode in self._changed.items() if not inode.is_new]
         self.changes += [Change(node, parent, name) for (parent, name), node in self._set_names.items()]
         batch = self._keeping() if self._newest else []
-        writes: list[Statement] = []
         dated = None if self._dated is None else self._changed.get(self._dated.node)
         if self._dated is not None and dated is not None:
-            writes.append(self._date(dated, self._dated))
+            batch.append(self._date(dated, self._dated))
         for inode in self._changed.values():
             self.before.setdefault(inode.node, inode.version)
             if inode.nlink == 0:
@@ -761,21 +731,19 @@ class Transaction:
         if gone:
             batch.append(statements.delete_names(volume, gone))
         if here:
-            writes.append(statements.put_names(volume, here, self._newest))
+            batch.append(statements.put_names(volume, here, self._newest))
         batch += [statements.cut(volume, node, first) for node, first in self._cuts.items()]
         if added:
-            writes += statements.add_inodes(volume, added)
+            batch += statements.add_inodes(volume, added)
         if updated:
-            writes += statements.update_inodes(volume, updated)
+            batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
-            writes += statements.put_chunks(volume, self._set_chunks, self._newest)
-        for inode in self._set_xattrs.values():
-            batch += statements.put_xattrs(volume, inode.node, inode.xattrs or {}, self._newest)
+            batch += statements.put_chunks(volume, self._set_chunks, self._newest)
         if self._nameless:
-            writes.append(statements.put_nameless(volume, self._nameless))
+            batch.append(statements.put_nameless(volume, self._nameless))
         for inode in added:
             inode.is_new = False
-        return batch, writes
+        return batch
 
     def _keeping(self) -> list[Statement]:
         """Keep what the newest snapshot has of the rows that are about to be changed. Most were kept before."""
@@ -787,9 +755,6 @@ class Transaction:
         older = [inode.node for inode in self._changed.values() if inode.made < newest and not inode.is_new]
         if older:
             batch.append(old_rows.keep_inodes(volume, older, newest))
-        xattrs = [inode.node for inode in self._set_xattrs.values() if not inode.is_new]
-        if xattrs:
-            batch.append(old_rows.keep_xattrs(volume, xattrs, newest))
         batch += [old_rows.keep_cut(volume, node, first, newest) for node, first in self._cuts.items()]
         places: dict[int, list[int]] = {}
         for node, index in self._set_chunks:

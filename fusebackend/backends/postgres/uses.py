@@ -1,5 +1,4 @@
-"""A host's records about nodes. `Uses`: which are open, or known to the kernel. `BareNodes`: which have no xattrs.
-`Accesses`: when they were read.
+"""A host's records about nodes. `Uses`: which are open, or known to the kernel. `Accesses`: when they were read.
 
 `Uses` also detects write conflicts: whether another host has changed a file since it was opened here for writing. The
 file's row has the version that last changed its bytes (`contents`), and the one that last made it 0 bytes long
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from fusebackend.backends.postgres.statements import StoredInode
 
@@ -21,62 +20,6 @@ MAX_ACCESSES = 500
 """With so many, or after `ACCESSES_S`, they are stored with the next question."""
 
 ACCESSES_S = 1.0
-
-MAX_NODES = 50_000
-"""With so many, all are forgotten."""
-
-MAX_PAGES = 64
-"""Of listings. The oldest is forgotten first."""
-
-
-class BareNodes:
-    """Nodes that are known to have no extended attributes.
-
-    `ls -l` reads an attribute of each file that it lists, and nearly none has any. So the first such read queries all
-    nodes of the listing, and new nodes have none. This holds only while changes of other hosts are announced, and until
-    one concerns the node. Any thread may call any method.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._bare: set[int] = set()
-        self._pages: list[frozenset[int]] = []
-        self._changes = 0
-
-    def __contains__(self, node: int) -> bool:
-        return node in self._bare
-
-    @property
-    def moment(self) -> int:
-        """To be read before the tables are queried, and passed to `note` with the answer."""
-        return self._changes
-
-    def listed(self, nodes: Iterable[int]) -> None:
-        page = frozenset(nodes)
-        if len(page) > 1:
-            with self._lock:
-                self._pages = [*self._pages[1 - MAX_PAGES :], page]
-
-    def beside(self, node: int) -> Sequence[int]:
-        """The nodes that were listed together with this one, itself included."""
-        with self._lock:
-            return next((list(page) for page in reversed(self._pages) if node in page), [node])
-
-    def note(self, moment: int, nodes: Iterable[int]) -> None:
-        """These nodes have none, unless something has changed since `moment`."""
-        with self._lock:
-            if moment == self._changes:
-                if len(self._bare) > MAX_NODES:
-                    self._bare.clear()
-                self._bare.update(nodes)
-
-    def changed(self, *nodes: int | None) -> None:
-        """Nodes may have some now; None stands for any."""
-        with self._lock:
-            self._changes += 1
-            if None in nodes:
-                self._bare.clear()
-            self._bare.difference_update(nodes)
 
 
 class Accesses:

@@ -64,7 +64,6 @@ from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_SHIFT, cut_out
 from fusebackend.volumes.damage import is_in_range
 from fusebackend.volumes.quota import Limits
-from fusebackend.volumes.storage import Inode
 
 log = logging.getLogger(__name__)
 
@@ -289,7 +288,8 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         named = [(row[6], row[7:]) for row in rows if row[6] is not None]
         sound = [(name, row) for name, row in named if self._is_entry(node, name, row)]
         listed = [(name, StoredInode.of(row)) for name, row in sound]
-        self._bare.listed(inode.node for _, inode in listed)
+        if len(listed) > 1:
+            self._listed.append(frozenset(inode.node for _, inode in listed))
         if is_told:
             for _, inode in listed:
                 self._known.found(moment, inode)
@@ -335,36 +335,16 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             self._session.look_after(node)
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        return self._make_heir(super().mknod, parent, name, mode, rdev, caller)
+        return self._make_name(super().mknod, parent, name, mode, rdev, caller)
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        return self._make_heir(super().mkdir, parent, name, mode, caller)
-
-    def _make_heir(self, rule: Callable[..., Attr], parent: int, name: bytes, *arguments: Any) -> Attr:
-        """Make what inherits the directory's default ACL: most have none."""
-        moment = self._bare.moment
-        asks = self._scope.transaction is None  # else `_default_acl` does, where it has to
-        wanted = Wanted(entries=((parent, name),), makes=True, xattrs=parent if asks else 0, bare=True)
-        attr = self._change(wanted, rule, parent, name, *arguments)
-        if isinstance(attr, StoredInode) and not attr.xattrs:
-            self._bare.note(moment, [attr.node])
-        return attr
-
-    def _default_acl(self, directory: Inode) -> bytes | None:
-        """In a change of several operations it is asked for where it is not known that there is none."""
-        is_asked = directory.xattrs is None
-        if is_asked and self._feed.live and directory.node in self._bare:
-            return None
-        moment = self._bare.moment  # the directory's row is locked: nobody else sets one now
-        found = super()._default_acl(directory)
-        if is_asked and not directory.xattrs:
-            self._bare.note(moment, [directory.node])
-        return found
+        return self._make_name(super().mkdir, parent, name, mode, caller)
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        return self._change(
-            Wanted(entries=((parent, name),), makes=True), super().symlink, parent, name, target, caller
-        )
+        return self._make_name(super().symlink, parent, name, target, caller)
+
+    def _make_name(self, rule: Callable[..., Attr], parent: int, name: bytes, *arguments: Any) -> Attr:
+        return self._change(Wanted(entries=((parent, name),), makes=True), rule, parent, name, *arguments)
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         self._end_drafts(node)
@@ -418,8 +398,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         if changes.size is None:
-            wanted = Wanted(nodes=(node,), xattrs=0 if changes.mode is None else node, bare=True)  # it changes the ACL
-            return self._change_file(wanted, 0, super().setattr, node, changes)
+            return self._change_file(Wanted(nodes=(node,)), 0, super().setattr, node, changes)
         self._end_drafts(node)
         return self._change(Wanted(nodes=(node,), cut=(node, changes.size)), super().setattr, node, changes)
 
@@ -433,50 +412,24 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         return bytes(chunks[0])
 
     def getxattr(self, node: int, name: bytes) -> bytes:
-        if self._scope.transaction is not None:
-            return self._change(Wanted(nodes=(node,), xattrs=node), super().getxattr, node, name)
         try:
             return self._read_xattrs(node)[name]
         except KeyError:
             raise oserror(errno.ENODATA, name) from None
 
     def listxattr(self, node: int) -> Sequence[bytes]:
-        if self._scope.transaction is not None:
-            return self._change(Wanted(nodes=(node,), xattrs=node), super().listxattr, node)
         return sorted(self._read_xattrs(node))
 
     def _read_xattrs(self, node: int) -> dict[bytes, bytes]:
-        if self._scope.view is None and self._feed.live:
-            if node not in self._bare:
-                self._look_for_bare(node)
-            if node in self._bare:
-                return {}
-        self._drafts.settle(node)
-        rows = self._query(statements.attributes(self.id, node))
-        if not rows:
-            raise gone()
-        if rows[0][0] == 0:
-            self._require_used(node)
-        return {name: value for _, name, value in rows if name is not None}
-
-    def _look_for_bare(self, node: int) -> None:
-        """Query all nodes at once that were listed together."""
-        moment = self._bare.moment
-        nodes = set(self._bare.beside(node)).difference(self._drafts.pending())
-        if len(nodes) > 1:
-            having = {node for (node,) in self._query(statements.with_xattrs(self.id, list(nodes)))}
-            self._bare.note(moment, nodes - having)
+        inode = self.getattr(node)
+        assert isinstance(inode, StoredInode)
+        return inode.unpacked()
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        self._bare.changed(node)
-        try:
-            wanted = Wanted(nodes=(node,), xattrs=node)
-            self._change_file(wanted, len(name) + len(value), super().setxattr, node, name, value)
-        finally:
-            self._bare.changed(node)
+        self._change_file(Wanted(nodes=(node,)), len(name) + len(value), super().setxattr, node, name, value)
 
     def removexattr(self, node: int, name: bytes) -> None:
-        self._change_file(Wanted(nodes=(node,), xattrs=node), 0, super().removexattr, node, name)
+        self._change_file(Wanted(nodes=(node,)), 0, super().removexattr, node, name)
 
     # -- data --------------------------------------------------------------------------------------------------
 
@@ -509,7 +462,8 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
     def _read_beside(self, node: int) -> None:
         """Fetch small files that were listed together, whose bytes are not known: their numbers are near each other."""
         wanted, size = [node], 0
-        for other in sorted(self._bare.beside(node), key=lambda other: abs(other - node)):
+        beside = next((page for page in reversed(tuple(self._listed)) if node in page), frozenset())
+        for other in sorted(beside, key=lambda other: abs(other - node)):
             known = self._known.get(other)
             if known is None or other == node or not self._known.needs_data(other):
                 continue
@@ -710,7 +664,6 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         # At 16 busy hosts this is called for each change by each of the 15 others.
         nodes = dict.fromkeys(change.node for change in changes if change.node is not None or change == Change())
         parents = dict.fromkeys(change.parent for change in changes if change.parent is not None)
-        self._bare.changed(*nodes)
         for node in nodes:
             self._drafts.doubt(node)
         self._known.heard(nodes, parents)

@@ -101,12 +101,6 @@ class StateBackend(FileVerbs):
         backend.is_table = True
         return backend
 
-    def below(self, prefix: AgentPath) -> StateBackend:
-        """The directory `prefix` of this state as a backend of its own; results speak in paths below it."""
-        view = copy.copy(self)
-        view._view = StateView(self.runtime, self._view.prefix + prefix)
-        return view
-
     def beside(self, other: Any, prefix: str) -> StateBackend:
         """This backend as it is attached at `prefix` to another. If both keep their files in one state, its own are
         there under the paths an agent sees; of two that have yet to find their state, that is known when they have. A
@@ -124,8 +118,8 @@ class StateBackend(FileVerbs):
 
         def place() -> str:
             if not shared():
-                return own.prefix
-            return (other._view.prefix if isinstance(other, StateBackend) else "") + prefix
+                return own.prefix()
+            return (other._view.prefix() if isinstance(other, StateBackend) else "") + prefix
 
         view = copy.copy(self)
         view._view = StateView(self.runtime, place)
@@ -144,7 +138,7 @@ class StateBackend(FileVerbs):
 
     def apply_update(self, update: Mapping[str, Any]) -> bool:
         """Merge a `files_update` with paths of this backend into the state."""
-        apply_files_update(self.runtime, {self._view.prefix + path: record for path, record in update.items()})
+        apply_files_update(self.runtime, {self._view.prefix() + path: record for path, record in update.items()})
         return True
 
     # -- primitives of `FileVerbs` -----------------------------------------------------------------------------

@@ -36,17 +36,13 @@ class KeyIndex(ListedTree):
 class StateView:
     """Where files are: a runtime's state, below a prefix; with the index of its keys as they were last seen.
 
-    The prefix may be a function, where it depends on a state that is yet to be found.
+    The prefix is a function: it may depend on a state that is yet to be found.
     """
 
-    def __init__(self, runtime: Any, prefix: str | Callable[[], str] = "") -> None:
+    def __init__(self, runtime: Any, prefix: Callable[[], str] = lambda: "") -> None:
         self.runtime = runtime
-        self._prefix = prefix
+        self.prefix = prefix
         self._index = KeyIndex(())
-
-    @property
-    def prefix(self) -> str:
-        return self._prefix if isinstance(self._prefix, str) else self._prefix()
 
     def now(self) -> StateFiles:
         """The files as they are at this moment."""
@@ -54,7 +50,7 @@ class StateView:
         index = self._index
         if not index.fits(files):
             index = self._index = KeyIndex(files)
-        return StateFiles(files, self.prefix, index)
+        return StateFiles(files, self.prefix(), index)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[StateFiles]:
@@ -63,7 +59,7 @@ class StateView:
             draft = dict(files_of(self.runtime))
             index = self._index  # another thread may put another in its place, of another state even
             index = index.copy() if index.fits(draft) else KeyIndex(draft)
-            files = StateFiles(draft, self.prefix, index)
+            files = StateFiles(draft, self.prefix(), index)
             yield files
             if files.update:
                 replace_files(self.runtime, draft)

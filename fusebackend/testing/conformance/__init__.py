@@ -12,23 +12,19 @@
 The class declares the differences that a backend may have; `case.Case` lists and explains them. A backend with only
 the names and the habits of the seeds runs with `SeedConformance`.
 
-case.py                               the base of the cases
-listing.py reading.py searching.py    `ls`; `read`; `glob` and `grep`
-editing.py moving.py batches.py       `write` and `edit`; `delete` and `move`; uploads and downloads
-naming.py awaiting.py                 paths; the `a…` forms
+case.py                 the base of the cases
+looking.py              `ls`, `read`, `glob`, `grep`
+changing.py             `write`, `edit`, `delete`, `move`, uploads and downloads
+naming.py awaiting.py   paths; the `a…` forms
 """
 
 from __future__ import annotations
 
 from fusebackend.testing.conformance.awaiting import AwaitingCases
-from fusebackend.testing.conformance.batches import BatchCases
 from fusebackend.testing.conformance.case import Case, Probe
-from fusebackend.testing.conformance.editing import EditingCases
-from fusebackend.testing.conformance.listing import ListingCases
-from fusebackend.testing.conformance.moving import MovingCases
+from fusebackend.testing.conformance.changing import BatchCases, EditingCases, MovingCases
+from fusebackend.testing.conformance.looking import ListingCases, ReadingCases, SearchingCases
 from fusebackend.testing.conformance.naming import NamingCases
-from fusebackend.testing.conformance.reading import ReadingCases
-from fusebackend.testing.conformance.searching import SearchingCases
 from fusebackend.testing.each import needs
 
 __all__ = ["BackendConformance", "Case", "Probe", "SeedConformance", "needs"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fusebackend.testing.likeness.scenes import Owner
+from fusebackend.testing.posix.attributes import UTIME_NOW, UTIME_OMIT, utimensat
 from fusebackend.testing.posix.case import NOBODY, opened, renameat2
-from fusebackend.testing.posix.times import UTIME_NOW, UTIME_OMIT, utimensat
 
 OTHER = 12345
 AT_SYMLINK_NOFOLLOW = 0x100

@@ -19,29 +19,19 @@ that `default_permissions` leaves to it. `fusebackend.testing.likeness` compares
 The class declares the differences that POSIX allows between file systems; `case.Limits` lists them. Cases that need
 another user run only as root, and with `limits.other_users`.
 
-case.py                                       the base of the cases
-names.py links.py renaming.py directories.py  names
-opening.py data.py mapping.py locks.py        open files
-attributes.py ownership.py times.py           attributes
-extended.py                                   extended attributes
+case.py         the base of the cases
+names.py        names, links, renames, directories
+files.py        open files: data, mapping, locks
+attributes.py   modes, owners, times, extended attributes
 """
 
 from __future__ import annotations
 
 from fusebackend.testing.each import needs
-from fusebackend.testing.posix.attributes import AttributeCases
+from fusebackend.testing.posix.attributes import AttributeCases, ExtendedAttributeCases, OwnershipCases, TimeCases
 from fusebackend.testing.posix.case import Case, Limits
-from fusebackend.testing.posix.data import DataCases
-from fusebackend.testing.posix.directories import DirectoryCases
-from fusebackend.testing.posix.extended import ExtendedAttributeCases
-from fusebackend.testing.posix.links import LinkCases
-from fusebackend.testing.posix.locks import LockCases
-from fusebackend.testing.posix.mapping import MappingCases
-from fusebackend.testing.posix.names import NameCases
-from fusebackend.testing.posix.opening import OpenCases
-from fusebackend.testing.posix.ownership import OwnershipCases
-from fusebackend.testing.posix.renaming import RenameCases
-from fusebackend.testing.posix.times import TimeCases
+from fusebackend.testing.posix.files import DataCases, LockCases, MappingCases, OpenCases
+from fusebackend.testing.posix.names import DirectoryCases, LinkCases, NameCases, RenameCases
 
 __all__ = ["Case", "Limits", "PosixCases", "needs"]
 

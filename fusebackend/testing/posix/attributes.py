@@ -1,13 +1,35 @@
-"""chmod, access, statvfs, and the attributes of a new file."""
+"""Attributes: modes, owners, times, and extended attributes."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import os
 import stat
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
+from fusebackend.base.stamps import now_ns
 from fusebackend.testing.each import each, needs
-from fusebackend.testing.posix.case import Case, fresh, opened
+from fusebackend.testing.posix.case import (
+    NOBODY,
+    Case,
+    all_refused,
+    as_user,
+    drop_capabilities,
+    fresh,
+    in_child,
+    make,
+    opened,
+    refused,
+)
+
+# -- chmod, access, statvfs, and the attributes of a new file ----------------------------------------------------
 
 
 class AttributeCases(Case):
@@ -68,3 +90,522 @@ class AttributeCases(Case):
         assert status.st_blksize > 0
         assert status.st_dev == d.stat().st_dev
         assert status.st_ino > 0
+
+
+# -- owners and groups: chown, files made by another user, set-group-ID directories, the sticky bit. Needs root ---
+
+
+OTHER = 12345
+
+
+def _write(path: str, flags: int) -> None:
+    with opened(path, flags) as fd:
+        if not flags & os.O_TRUNC:
+            os.write(fd, b"patched")
+
+
+def _ftruncate(path: str) -> None:
+    with opened(path, os.O_RDWR) as fd:
+        os.ftruncate(fd, 10)
+
+
+CHANGES_OF_CONTENTS: dict[str, Callable[[str], None]] = {
+    "write": lambda path: _write(path, os.O_WRONLY),
+    "write in a file that can be read": lambda path: _write(path, os.O_RDWR),
+    "append": lambda path: _write(path, os.O_WRONLY | os.O_APPEND),
+    "O_TRUNC": lambda path: _write(path, os.O_WRONLY | os.O_TRUNC),
+    "truncate": lambda path: os.truncate(path, 10),
+    "ftruncate": _ftruncate,
+}
+
+
+def _by_root(directory: Path, change: Callable[[], object]) -> None:
+    with contextlib.chdir(directory):
+        change()
+
+
+def _by_root_without_capabilities(directory: Path, change: Callable[[], object]) -> None:
+    def changed() -> None:
+        drop_capabilities()
+        _by_root(directory, change)
+
+    in_child(changed)
+
+
+_by_a_member = partial(as_user, groups=(OTHER,))
+
+WRITERS: tuple[tuple[Callable[[Path, Callable[[], object]], object], tuple[int, int], int, int], ...] = (
+    (as_user, (NOBODY, NOBODY), 0o4755, 0o755),
+    (as_user, (NOBODY, NOBODY), 0o2755, 0o755),
+    (as_user, (NOBODY, NOBODY), 0o6755, 0o755),
+    (as_user, (NOBODY, NOBODY), 0o6745, 0o2745),
+    (as_user, (NOBODY, NOBODY), 0o644, 0o644),
+    (as_user, (OTHER, 0), 0o2666, 0o666),
+    (as_user, (OTHER, OTHER), 0o2666, 0o666),
+    (_by_a_member, (OTHER, OTHER), 0o2666, 0o2666),
+    (_by_root, (0, 0), 0o4755, 0o4755),
+    (_by_root, (0, 0), 0o2755, 0o2755),
+    (_by_root, (0, 0), 0o6745, 0o6745),
+    (_by_root_without_capabilities, (0, 0), 0o6755, 0o755),
+)
+"""Who changes a file, the file's owner and mode, and the mode that is left."""
+
+
+def _make_directory(path: str) -> None:
+    os.mkdir(path)
+    Path(path, "below").touch()
+
+
+MAKERS: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
+    "file": ((), lambda path: Path(path).touch()),
+    "directory": ((), _make_directory),
+    "symlink": (("symlinks",), lambda path: os.symlink("x", path)),
+    "fifo": (("special_files",), os.mkfifo),
+}
+"""What a class must declare, and the maker of a file at a path."""
+
+
+class OwnershipCases(Case):
+    @needs("root", "persistent_modes")
+    def test_chown_sets_owner_and_group(self, file: Path) -> None:
+        os.chown(file, OTHER, OTHER + 1)
+        status = file.stat()
+        assert (status.st_uid, status.st_gid) == (OTHER, OTHER + 1)
+        os.chown(file, -1, 7)
+        os.chown(file, 8, -1)
+        status = file.stat()
+        assert (status.st_uid, status.st_gid) == (8, 7)
+
+    @needs("root", "persistent_modes", "symlinks")
+    def test_lchown_changes_the_symlink(self, d: Path, file: Path) -> None:
+        os.symlink("file", d / "link")
+        os.lchown(d / "link", OTHER, OTHER)
+        assert ((d / "link").lstat().st_uid, file.stat().st_uid) == (OTHER, 0)
+        os.chown(d / "link", 9, 9)
+        assert ((d / "link").lstat().st_uid, file.stat().st_uid) == (OTHER, 9)
+
+    @needs("root", "persistent_modes")
+    def test_large_ids(self, file: Path) -> None:
+        os.chown(file, 4_294_967_294, 4_294_967_293)
+        status = file.stat()
+        assert (status.st_uid, status.st_gid) == (4_294_967_294, 4_294_967_293)
+
+    @needs("root", "persistent_modes")
+    def test_chown_clears_set_user_id(self, file: Path) -> None:
+        os.chmod(file, 0o6755)
+        os.chown(file, OTHER, OTHER)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o755
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_a_setgid_directory_passes_its_group_on(self, d: Path) -> None:
+        """What a user makes belongs to it, and to its group or that of a set-group-ID directory, which also passes its
+        bit on to directories."""
+        for case in each(product(MAKERS, (0o777, 0o2777))):
+            with case as (kind, mode), fresh(d) as own:
+                words, maker = MAKERS[kind]
+                self.require(words)
+                os.chown(own, 0, OTHER)
+                os.chmod(own, mode)
+                as_user(own, partial(maker, "made"))
+                passes_on = bool(mode & stat.S_ISGID)
+                for path in own.rglob("*"):
+                    status = path.lstat()
+                    assert (status.st_uid, status.st_gid) == (NOBODY, OTHER if passes_on else NOBODY)
+                    assert bool(status.st_mode & stat.S_ISGID) == (passes_on and path.is_dir())
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_modes_keep_another_user_out(self, d: Path) -> None:
+        make(d, {"secret": b"x", "closed/file": b"x", "readable": b"open"})
+        for name, mode in (("secret", 0o600), ("closed", 0o700), ("readable", 0o644)):
+            os.chmod(d / name, mode)
+        rows = (
+            (errno.EACCES, os.open, "secret", os.O_RDONLY),
+            (errno.EACCES, os.open, "secret", os.O_WRONLY),
+            (errno.EACCES, os.open, "readable", os.O_RDWR),
+            (errno.EACCES, os.open, "closed/file", os.O_RDONLY),
+            (errno.EACCES, os.open, "new", os.O_WRONLY | os.O_CREAT),
+            (errno.EACCES, os.listdir, "closed"),
+            (errno.EACCES, os.unlink, "secret"),
+        )
+        as_user(d, partial(all_refused, *rows))
+        assert as_user(d, Path("readable").read_bytes) == b"open"
+
+    @needs("root", "persistent_modes")
+    def test_changing_contents_without_privileges_clears_the_bits(self, d: Path) -> None:
+        """POSIX, write() and truncate(). Linux keeps a set-group-ID bit without group execute permission if the writing
+        user is in the file's group."""
+        for case in each(product(CHANGES_OF_CONTENTS, WRITERS)):
+            with case as (how, (run, owner, mode, left)), fresh(d) as own:
+                if run not in (_by_root, _by_root_without_capabilities):
+                    self.require(["other_users"])
+                (own / "file").write_bytes(b"x" * 100)
+                os.chown(own / "file", *owner)
+                os.chmod(own / "file", mode)
+                run(own, partial(CHANGES_OF_CONTENTS[how], "file"))
+                assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(left)
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_a_handle_opened_before_the_bits_were_set_clears_them_too(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x" * 100)
+        os.chown(d / "file", NOBODY, NOBODY)
+
+        def write() -> None:
+            with opened("file", os.O_RDWR) as fd:
+                os.fchmod(fd, 0o4755)
+                os.write(fd, b"patched")
+                assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o755
+                os.write(fd, b"again")
+
+        as_user(d, write)
+        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
+
+    @needs("root", "persistent_modes", "other_users", "special_files")
+    def test_chown_to_nobody_in_particular_clears_the_bits(self, d: Path) -> None:
+        """`chown` with -1 for both changes no owner, and counts as a change (POSIX, chown())."""
+        bits = ((0o6755, 0o755), (0o2755, 0o755), (0o4644, 0o644), (0o755, 0o755))
+        for case in each(product((stat.S_IFREG, stat.S_IFIFO), bits)):
+            with case as (kind, (mode, left)), fresh(d) as own:
+                for uid in (0, NOBODY):
+                    os.mknod(own / "file", kind | 0o644)
+                    os.chown(own / "file", NOBODY, NOBODY)
+                    os.chmod(own / "file", mode)
+                    as_user(own, partial(os.chown, "file", -1, -1), uid=uid)
+                    assert oct(stat.S_IMODE((own / "file").stat().st_mode)) == oct(left)
+                    os.unlink(own / "file")
+
+    @needs("root", "persistent_modes")
+    def test_chown_leaves_the_bits_of_a_directory(self, d: Path) -> None:
+        (d / "dir").mkdir()
+        os.chmod(d / "dir", 0o6755)
+        os.chown(d / "dir", OTHER, OTHER)
+        os.chown(d / "dir", -1, -1)
+        assert stat.S_IMODE((d / "dir").stat().st_mode) == 0o6755
+
+
+# -- utimensat and the times that calls change, of an object and of the directories it is in ---------------------
+
+
+UTIME_NOW = (1 << 30) - 1
+UTIME_OMIT = (1 << 30) - 2
+
+OLD_NS = 1_000_000_000_123_456_789
+SECOND_NS = 1_000_000_000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+
+def utimensat(path: Path, atime: tuple[int, int], mtime: tuple[int, int], flags: int = 0) -> None:
+    """utimensat(2) with the special values that `os.utime` does not pass."""
+    times = (_Timespec * 2)(_Timespec(*atime), _Timespec(*mtime))
+    if _libc.utimensat(-100, os.fsencode(path), times, flags) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+class Moves(NamedTuple):
+    """A call in a directory with `file` and `dir/in`, and the paths whose times it moves; `.` is the directory itself.
+    Where the class has them, `dir/twin` is another name of the file, which has the extended attribute `user.note`."""
+
+    call: Callable[[Path], object]
+    both: tuple[str, ...] = ()
+    """Modification and change time."""
+    change: tuple[str, ...] = ()
+    """The change time alone."""
+    needs: tuple[str, ...] = ()
+
+
+def _opened(path: Path, flags: int, data: bytes = b"") -> None:
+    with opened(path, flags) as fd:
+        os.write(fd, data)
+
+
+MOVES = {
+    "write": Moves(lambda d: _opened(d / "file", os.O_WRONLY, b"new"), ("file",)),
+    "O_TRUNC": Moves(lambda d: _opened(d / "file", os.O_WRONLY | os.O_TRUNC), ("file",)),
+    "truncate to more": Moves(lambda d: os.truncate(d / "file", 100), ("file",)),
+    "truncate to less": Moves(lambda d: os.truncate(d / "file", 2), ("file",)),
+    "chmod": Moves(lambda d: os.chmod(d / "file", 0o600), change=("file",)),
+    "read": Moves(lambda d: (d / "file").read_bytes()),
+    "listdir": Moves(os.listdir),
+    "stat": Moves(lambda d: (d / "file").stat()),
+    "O_CREAT": Moves(lambda d: _opened(d / "new", os.O_WRONLY | os.O_CREAT), (".",)),
+    "mkdir": Moves(lambda d: os.mkdir(d / "new"), (".",)),
+    "symlink": Moves(lambda d: os.symlink("x", d / "new"), (".",), needs=("symlinks",)),
+    "unlink": Moves(lambda d: os.unlink(d / "dir" / "in"), ("dir",)),
+    "rmdir": Moves(lambda d: os.rmdir(d / "empty"), (".",)),
+    "link": Moves(lambda d: os.link(d / "file", d / "dir" / "new"), ("dir",), ("file",), ("links",)),
+    "unlink one of two names": Moves(lambda d: os.unlink(d / "dir" / "twin"), ("dir",), ("file",), ("links",)),
+    "rename": Moves(lambda d: os.rename(d / "dir" / "in", d / "new"), (".", "dir"), needs=("rename",)),
+    "setxattr": Moves(lambda d: os.setxattr(d / "file", "user.a", b"x"), change=("file",), needs=("xattrs",)),
+    "removexattr": Moves(lambda d: os.removexattr(d / "file", "user.note"), change=("file",), needs=("xattrs",)),
+}
+
+
+def _tick(stamp_ns: int) -> None:
+    """Wait until the kernel's coarse clock, which stamps files, is past a stamp, and one tick (up to 10 ms) more.
+
+    The stamp may be ahead of the clock that this processor reads: other processors advance it, and some kernels stamp
+    files with a finer resolution than the tick.
+    """
+    start = max(stamp_ns, now_ns())
+    while now_ns() <= start:
+        time.sleep(0.001)
+    time.sleep(0.01)
+
+
+class TimeCases(Case):
+    @needs("persistent_modes")
+    def test_utime_keeps_nanoseconds(self, file: Path) -> None:
+        os.utime(file, ns=(OLD_NS, OLD_NS + 1))
+        status = file.stat()
+        assert (status.st_atime_ns, status.st_mtime_ns) == (OLD_NS, OLD_NS + 1)
+
+    @needs("persistent_modes")
+    def test_utime_now(self, file: Path) -> None:
+        os.utime(file, ns=(OLD_NS, OLD_NS))
+        utimensat(file, (0, UTIME_NOW), (0, UTIME_NOW))
+        status = file.stat()
+        assert abs(status.st_mtime_ns - time.time_ns()) < 60 * SECOND_NS
+        assert abs(status.st_atime_ns - time.time_ns()) < 60 * SECOND_NS
+
+    @needs("persistent_modes")
+    def test_utime_omit(self, file: Path) -> None:
+        os.utime(file, ns=(OLD_NS, OLD_NS))
+        utimensat(file, (0, UTIME_OMIT), (5, 6))
+        assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (OLD_NS, 5 * SECOND_NS + 6)
+        utimensat(file, (7, 8), (0, UTIME_OMIT))
+        assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (7 * SECOND_NS + 8, 5 * SECOND_NS + 6)
+
+    @needs("persistent_modes", "wide_times")
+    def test_times_before_1970_and_after_2038(self, d: Path) -> None:
+        before_1970 = (-1, -86_400 * 365, -(1 << 31) + 1)
+        later = (0, 1, (1 << 31) - 1, 1 << 31, 1 << 32, 5_000_000_000, 9_000_000_000)
+        for case in each(before_1970 + later):
+            with case as seconds, fresh(d) as own:
+                file = own / "file"
+                file.touch()
+                for nanoseconds in (0, 1, 999_999_999):
+                    wanted = seconds * SECOND_NS + nanoseconds
+                    os.utime(file, ns=(wanted, wanted))
+                    assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (wanted, wanted)
+
+    @needs("persistent_modes", "symlinks")
+    def test_utime_of_a_symlink(self, d: Path, file: Path) -> None:
+        os.symlink("file", d / "link")
+        before = file.stat().st_mtime_ns
+        os.utime(d / "link", ns=(OLD_NS, OLD_NS), follow_symlinks=False)
+        assert (d / "link").lstat().st_mtime_ns == OLD_NS
+        assert file.stat().st_mtime_ns == before
+
+    @needs("persistent_modes")
+    def test_utime_of_a_directory(self, d: Path) -> None:
+        (d / "dir").mkdir()
+        os.utime(d / "dir", ns=(OLD_NS, OLD_NS))
+        assert (d / "dir").stat().st_mtime_ns == OLD_NS
+
+    @needs("persistent_modes")
+    def test_utime_changes_the_change_time(self, file: Path) -> None:
+        before = file.stat().st_ctime_ns
+        _tick(before)
+        os.utime(file, ns=(OLD_NS, OLD_NS))
+        assert file.stat().st_ctime_ns > before
+
+    @needs("persistent_modes")
+    def test_a_new_file_has_the_time_of_now(self, d: Path) -> None:
+        start = time.time_ns() - SECOND_NS
+        (d / "file").touch()
+        (d / "dir").mkdir()
+        for path in (d / "file", d / "dir"):
+            status = path.stat()
+            for stamp in (status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns):
+                assert start <= stamp <= time.time_ns() + SECOND_NS
+
+    @needs("persistent_modes")
+    def test_the_times_that_a_call_moves(self, d: Path) -> None:
+        for case in each(MOVES):
+            with case as (call, both, change, words), fresh(d) as own:
+                self.require(words)
+                make(own, {"file": b"12345", "dir/in": b"x", "empty": None})
+                if self.features.links:
+                    os.link(own / "file", own / "dir" / "twin")
+                if self.features.xattrs:
+                    os.setxattr(own / "file", "user.note", b"x")
+                before = {name: (own / name).lstat() for name in (".", "file", "dir", "dir/in", "empty")}
+                _tick(max(status.st_ctime_ns for status in before.values()))
+                call(own)
+                for name in [name for name in before if (own / name).exists()]:
+                    was, now = before[name], (own / name).lstat()
+                    assert (now.st_mtime_ns > was.st_mtime_ns) == (name in both), f"modification time of {name}"
+                    assert (now.st_ctime_ns > was.st_ctime_ns) == (name in both + change), f"change time of {name}"
+
+    @needs("persistent_modes")
+    def test_write_through_an_open_handle_shows_at_once(self, file: Path) -> None:
+        with opened(file, os.O_WRONLY) as fd:
+            for _ in range(3):
+                before = file.stat()
+                _tick(before.st_ctime_ns)
+                os.write(fd, b"more")
+                assert file.stat().st_ctime_ns > before.st_ctime_ns
+                assert file.stat().st_mtime_ns > before.st_mtime_ns
+
+    @needs("persistent_modes")
+    def test_utime_after_a_write_on_an_open_handle_wins(self, file: Path) -> None:
+        with opened(file, os.O_WRONLY) as fd:
+            os.write(fd, b"written before utime")
+            os.utime(fd, ns=(OLD_NS, OLD_NS))
+            assert file.stat().st_mtime_ns == OLD_NS
+        assert file.stat().st_mtime_ns == OLD_NS  # closing writes pages back, and must not stamp the file again
+
+    @needs("persistent_modes")
+    def test_times_survive_a_rename(self, d: Path, file: Path) -> None:
+        os.utime(file, ns=(OLD_NS, OLD_NS))
+        os.rename(file, d / "moved")
+        assert (d / "moved").stat().st_mtime_ns == OLD_NS
+
+
+# -- extended attributes -----------------------------------------------------------------------------------------
+
+
+CAPABILITIES = bytes.fromhex("0100000200040000000000000000000000000000")
+"""cap_net_bind_service, effective and permitted, as setcap(8) writes it."""
+
+WAYS_TO_WRITE = (
+    os.O_WRONLY,
+    os.O_RDWR,
+    os.O_WRONLY | os.O_APPEND,
+    os.O_RDWR | os.O_APPEND,
+    os.O_WRONLY | os.O_TRUNC,
+)
+
+
+class ExtendedAttributeCases(Case):
+    @needs("xattrs")
+    def test_set_get_list_and_remove(self, file: Path) -> None:
+        os.setxattr(file, "user.one", b"1")
+        os.setxattr(file, "user.two", b"\x00\xff binary")
+        assert os.getxattr(file, "user.one") == b"1"
+        assert os.getxattr(file, "user.two") == b"\x00\xff binary"
+        assert sorted(_listed(file)) == ["user.one", "user.two"]
+        os.removexattr(file, "user.one")
+        assert _listed(file) == ["user.two"]
+
+    @needs("xattrs")
+    def test_a_value_is_replaced(self, file: Path) -> None:
+        for value in (b"first", b"a longer second", b"", b"z"):
+            os.setxattr(file, "user.value", value)
+            assert os.getxattr(file, "user.value") == value
+
+    @needs("xattrs")
+    def test_create_and_replace_flags(self, file: Path) -> None:
+        refused(errno.ENODATA, os.setxattr, file, "user.a", b"1", os.XATTR_REPLACE)
+        os.setxattr(file, "user.a", b"1", os.XATTR_CREATE)
+        refused(errno.EEXIST, os.setxattr, file, "user.a", b"2", os.XATTR_CREATE)
+        assert os.getxattr(file, "user.a") == b"1"
+        os.setxattr(file, "user.a", b"3", os.XATTR_REPLACE)
+        assert os.getxattr(file, "user.a") == b"3"
+
+    @needs("xattrs")
+    def test_a_missing_attribute_is_enodata(self, d: Path, file: Path) -> None:
+        all_refused(
+            (errno.ENODATA, os.getxattr, file, "user.none"),
+            (errno.ENODATA, os.removexattr, file, "user.none"),
+            (errno.ENOENT, os.getxattr, d / "missing", "user.none"),
+        )
+        assert _listed(file) == []
+
+    @needs("xattrs")
+    def test_attributes_of_a_directory(self, d: Path) -> None:
+        (d / "dir").mkdir()
+        os.setxattr(d / "dir", "user.note", b"on a directory")
+        (d / "dir" / "file").touch()
+        assert os.getxattr(d / "dir", "user.note") == b"on a directory"
+        assert _listed(d / "dir" / "file") == []
+
+    @needs("xattrs")
+    def test_attributes_through_a_handle(self, d: Path, fd: int) -> None:
+        os.setxattr(fd, "user.a", b"1")
+        os.unlink(d / "file")
+        assert os.getxattr(fd, "user.a") == b"1"
+        os.setxattr(fd, "user.b", b"2")
+        assert sorted(name for name in os.listxattr(fd) if name.startswith("user.")) == ["user.a", "user.b"]
+
+    @needs("xattrs")
+    def test_attributes_stay_with_the_file(self, d: Path, file: Path) -> None:
+        os.setxattr(file, "user.a", b"1")
+        os.rename(file, d / "moved")
+        assert os.getxattr(d / "moved", "user.a") == b"1"
+        (d / "moved").write_bytes(b"rewritten")
+        assert os.getxattr(d / "moved", "user.a") == b"1"
+        os.unlink(d / "moved")
+        (d / "moved").write_bytes(b"another file")
+        assert _listed(d / "moved") == []
+
+    @needs("xattrs", "links")
+    def test_attributes_are_shared_by_links(self, d: Path) -> None:
+        (d / "one").write_bytes(b"x")
+        os.link(d / "one", d / "two")
+        os.setxattr(d / "one", "user.a", b"1")
+        assert os.getxattr(d / "two", "user.a") == b"1"
+
+    @needs("xattrs")
+    def test_a_large_value(self, file: Path) -> None:
+        value = os.urandom(self.limits.xattr_value_bytes)
+        os.setxattr(file, "user.large", value)
+        assert os.getxattr(file, "user.large") == value
+        os.setxattr(file, "user.large", b"small again")
+        assert os.getxattr(file, "user.large") == b"small again"
+
+    @needs("xattrs")
+    def test_long_and_odd_names(self, file: Path) -> None:
+        longest = "user." + "n" * 250
+        os.setxattr(file, longest, b"1")
+        os.setxattr(file, b"user.\xff\n", b"2")
+        assert os.getxattr(file, longest) == b"1"
+        assert os.getxattr(file, b"user.\xff\n") == b"2"
+        assert sorted(map(os.fsencode, _listed(file))) == sorted([longest.encode(), b"user.\xff\n"])
+        refused(errno.ERANGE, os.setxattr, file, "user." + "n" * 251, b"1")
+
+    @needs("xattrs")
+    def test_many_attributes(self, file: Path) -> None:
+        for number in range(50):
+            os.setxattr(file, f"user.{number:02}", b"%d" % number)
+        assert sorted(_listed(file)) == [f"user.{number:02}" for number in range(50)]
+        assert os.getxattr(file, "user.49") == b"49"
+
+    @needs("xattrs", "root")
+    def test_a_write_takes_the_capabilities_of_a_file(self, d: Path) -> None:
+        for case in each(WAYS_TO_WRITE):
+            with case as flags, fresh(d) as own:
+                for _ in range(2):  # the second time, the kernel has the inode cached
+                    (own / "file").write_bytes(b"x")
+                    os.setxattr(own / "file", "security.capability", CAPABILITIES)
+                    assert os.getxattr(own / "file", "security.capability") == CAPABILITIES
+                    with opened(own / "file", flags) as fd:
+                        os.write(fd, b"changed")
+                    refused(errno.ENODATA, os.getxattr, own / "file", "security.capability")
+
+    @needs("xattrs", "root")
+    def test_a_write_takes_capabilities_that_were_set_meanwhile(self, d: Path) -> None:
+        with opened(d / "file", os.O_WRONLY | os.O_CREAT) as fd:
+            for _ in range(2):
+                os.write(fd, b"x")
+                os.setxattr(d / "file", "security.capability", CAPABILITIES)
+                os.write(fd, b"y")
+                refused(errno.ENODATA, os.getxattr, d / "file", "security.capability")
+
+    @needs("xattrs", "root")
+    def test_truncate_and_chown_take_the_capabilities_of_a_file(self, d: Path) -> None:
+        (d / "file").write_bytes(b"xyz")
+        for change in (partial(os.truncate, d / "file", 1), partial(os.chown, d / "file", 5, 5)):
+            os.setxattr(d / "file", "security.capability", CAPABILITIES)
+            change()
+            refused(errno.ENODATA, os.getxattr, d / "file", "security.capability")
+
+
+def _listed(path: Path) -> list[str]:
+    """Return the names in the `user.` namespace; a security module may add names in others."""
+    return [name for name in os.listxattr(path) if name.startswith("user.")]

@@ -27,13 +27,10 @@ from fusebackend.base import paths
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr
-from fusebackend.rules.ruled_volume import VARIANTS
+from fusebackend.rules.ruled_volume import DEEPEST, VARIANTS
 from fusebackend.vfs.door import Door
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, KnownInode, inode_number, node_of, route_index
 from fusebackend.vfs.junctions import MountTree, Route
-
-DEEPEST = 4096
-"""A way up that is longer goes round in circles: a path has no more bytes."""
 
 
 class NodePaths:

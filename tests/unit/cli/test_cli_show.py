@@ -129,7 +129,7 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch):
 
 
 def test_one_mount_point_that_is_no_utf8_hides_no_mount(capsys):
-    status._print([MountState("/mnt/odd\udcff\n", "dead"), MountState("/mnt/plain", "dead")])
+    status._print(Output(), [MountState("/mnt/odd\udcff\n", "dead"), MountState("/mnt/plain", "dead")])
     printed = capsys.readouterr().out
     assert "/mnt/odd\\377\\n  " in printed and "/mnt/plain  " in printed
 

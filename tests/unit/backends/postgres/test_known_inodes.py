@@ -16,7 +16,14 @@ from postgres_hosts import ME, Host
 from profiles import examples
 from round_trips import Trips
 
-from fusebackend.backends.postgres.known_inodes import MAX_BYTES, MAX_INODES, MAX_NAMES, UNKNOWN, KnownInodes
+from fusebackend.backends.postgres.known_inodes import (
+    MAX_ATTRIBUTE_BYTES,
+    MAX_BYTES,
+    MAX_INODES,
+    MAX_NAMES,
+    UNKNOWN,
+    KnownInodes,
+)
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Link, WrongLinks
 
@@ -187,12 +194,13 @@ def test_names_of_a_new_directory_and_their_bound() -> None:
 
 
 def test_a_copy_has_every_field() -> None:
-    fields = [name for part in StoredInode.__mro__ for name in getattr(part, "__slots__", ())]
+    fields = [name for part in StoredInode.__mro__ for name in getattr(part, "__slots__", ()) if name != "xattrs"]
     inode = StoredInode(1, 0o100644)
     for number, name in enumerate(fields):
         setattr(inode, name, number)
     twin = copy.copy(inode)
     assert [getattr(twin, name) for name in fields] == list(range(len(fields)))
+    assert twin.xattrs is None, "they are changed where they are"
 
 
 def test_bounds() -> None:
@@ -204,6 +212,10 @@ def test_bounds() -> None:
     for node in range(1, 6):
         known.found(known.moment, row(1, node), big)
     assert [node for node in range(1, 6) if known.data(node)] == [2, 3, 4, 5]
+    large = row(2, 3)
+    large.attributes = [b"user.x", bytes(MAX_ATTRIBUTE_BYTES)]
+    known.found(known.moment, large)
+    assert known.get(3) is None is known.data(3)
 
 
 # -- in a volume ---------------------------------------------------------------------------------------------------

@@ -315,9 +315,6 @@ def test_a_verb_that_guessed_wrong_ends_as_if_it_had_asked(
     path = f"/{request.node.name}/here"
     written(backends[1], f"{path}/before")
     OTHERS[what](one, top, here)
-    if what == "an ACL":  # as if the feed was late: what it says is taken back
-        eventually(lambda: here not in two._bare, LIMIT_S)
-        two._bare.note(two._bare.moment, [here])
     result = []
     count = trips(lambda: result.append(backends[1].write(f"{path}/new", "text")))
     if what in ("a file", "a directory"):

@@ -43,8 +43,8 @@ def counted(backend: PostgresBackend) -> tuple[int, int]:
     """The bytes and files of the tables, all of which have names."""
     backend.volume.settle()
     ((blocks, files, xattr_bytes),) = backend.volume.connections.query(
-        "SELECT coalesce(sum(blocks), 0)::int8, count(*), (SELECT coalesce(sum(length(name) + length(value)), 0)"
-        " FROM fusebackend.xattr JOIN fusebackend.inode USING (volume, node) WHERE volume = %s AND nlink > 0)"
+        "SELECT coalesce(sum(blocks), 0)::int8, count(*), (SELECT coalesce(sum(length(part)), 0)"
+        " FROM fusebackend.inode CROSS JOIN unnest(attributes) part WHERE volume = %s AND nlink > 0)"
         " FROM fusebackend.inode"
         " WHERE volume = %s AND node <> 1 AND nlink > 0",
         (backend.volume.id, backend.volume.id),

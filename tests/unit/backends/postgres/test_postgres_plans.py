@@ -65,13 +65,11 @@ STATEMENTS: dict[str, tuple[Statement, int]] = {
     "keep_names": (old_rows.keep_names(1, [A, B], 1), 0),
     "keep_chunks": (old_rows.keep_chunks(1, NODES[1], [0, 1], 1), 0),
     "keep_cut": (old_rows.keep_cut(1, NODES[1], 0, 1), 0),
-    "keep_xattrs": (old_rows.keep_xattrs(1, NODES[:2], 1), 0),
     "snapshot's inode": (old_rows.inode(1, 2, KEPT), 1),
     "snapshot's found": (old_rows.found(1, 2, DIRECTORY, b"09000"), 1),
     "snapshot's listed": (old_rows.listed(1, 2, DIRECTORY, b"08997", 5), 5),
     "snapshot's chunks": (old_rows.chunks(1, 2, KEPT, 0, 1), 1),
     "snapshot's next_chunk": (old_rows.next_chunk(1, 2, KEPT, 0), 1),
-    "snapshot's xattrs": (old_rows.xattrs(1, 2, KEPT), 1),
     **{f"free {table.name}": (old_rows.free(table, 1, (2, 2), ()), 1) for table in old_rows.TABLES},
 }
 """With the rows that each returns: one too where a snapshot has none, of nulls."""
@@ -135,7 +133,6 @@ def _keep(connection: psycopg.Connection[Any]) -> None:
         for query, parameters in kept:
             connection.execute(query.encode(), parameters)
     connection.execute("UPDATE fusebackend.inode SET made = 2 WHERE node IN (SELECT node FROM fusebackend.old_inode)")
-    connection.execute("INSERT INTO fusebackend.old_xattr SELECT 1, node, 'a', 'b', 0, 2 FROM fusebackend.old_inode")
     connection.execute(f"DELETE FROM fusebackend.dentry WHERE node > {KEPT - 2500} AND node <= {KEPT}")
 
 

@@ -165,7 +165,7 @@ def test_hosts_are_killed_while_snapshots_are_taken_and_deleted(postgres: Postgr
             pruner = old_rows.Pruner(volume.id)
             while pruner.work(connection) or left(connection, "pruning"):
                 pass
-            for table in ("old_inode", "old_dentry", "old_xattr", "old_chunk"):
+            for table in ("old_inode", "old_dentry", "old_chunk"):
                 assert left(connection, table) == 0, table
         assert check(dsn, volume.id) == []
         volume.close()

@@ -32,7 +32,7 @@ from fusebackend.volumes.chunks import CHUNK_BYTES
 
 ME = Caller(0, 0)
 LIMIT_S = 30.0
-OLD = ("old_inode", "old_dentry", "old_xattr", "old_chunk", "pruning")
+OLD = ("old_inode", "old_dentry", "old_chunk", "pruning")
 
 
 @pytest.fixture
@@ -103,10 +103,10 @@ def test_no_row_has_what_was_forgotten(volume: PostgresVolume) -> None:
     volume.removexattr(node, b"user.secret")
     volume.setattr(other, AttrChanges(size=0))
     volume.unlink(ROOT_NODE, b"other")
-    tables = ("chunk", "xattr", "old_xattr", "entry")
+    tables = ("chunk", "inode", "old_inode", "entry")
     found = "SELECT 1 FROM fusebackend.{} each WHERE volume = %s AND strpos(each::text, %s) > 0"
     held = [name for name in tables if rows(volume, found.format(name), secret.hex())]
-    assert held == ["chunk", "old_xattr", "entry"]
+    assert held == ["chunk", "old_inode", "entry"]
     (words,) = volume.forget_versions([node, other])
     assert "VACUUM FULL fusebackend.chunk" in words
     assert [name for name in tables if rows(volume, found.format(name), secret.hex())] == []
@@ -135,7 +135,7 @@ def test_a_change_is_kept_once(volume: PostgresVolume) -> None:
         volume.setattr(node, AttrChanges(mode=0o600 + number))
         volume.setxattr(node, b"user.x", bytes([number]))
     found = counts(volume)
-    assert (found["old_inode"], found["old_chunk"], found["old_xattr"], found["old_dentry"]) == (1, 1, 1, 0)
+    assert (found["old_inode"], found["old_chunk"], found["old_dentry"]) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("pending_bytes", [1, transaction.MAX_PENDING_BYTES], ids=["written early", "at the commit"])

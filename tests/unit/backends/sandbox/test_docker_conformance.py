@@ -11,7 +11,7 @@ import pytest
 
 from fusebackend.backends import DockerBackend
 from fusebackend.testing.conformance import BackendConformance
-from fusebackend.testing.conformance.batches import BatchCases
+from fusebackend.testing.conformance.changing import BatchCases
 
 
 @pytest.fixture(scope="module")

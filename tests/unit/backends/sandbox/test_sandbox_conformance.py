@@ -6,7 +6,7 @@ import pytest
 import sandboxes
 
 from fusebackend.testing.conformance import BackendConformance
-from fusebackend.testing.conformance.editing import EditingCases
+from fusebackend.testing.conformance.changing import EditingCases
 
 
 @pytest.fixture(scope="module")

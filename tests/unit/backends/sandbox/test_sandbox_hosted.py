@@ -16,9 +16,7 @@ import sandboxes
 from raising import raising
 
 from fusebackend.backends import E2BBackend, ModalBackend
-from fusebackend.testing.conformance.batches import BatchCases
-from fusebackend.testing.conformance.editing import EditingCases
-from fusebackend.testing.conformance.moving import MovingCases
+from fusebackend.testing.conformance.changing import BatchCases, EditingCases, MovingCases
 
 
 def run(path: Path, words: list[str], cwd: str, timeout: float) -> subprocess.CompletedProcess[bytes]:

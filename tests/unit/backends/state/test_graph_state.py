@@ -20,13 +20,9 @@ from fusebackend.backends import CompositeBackend, StateBackend, volume_of
 from fusebackend.databases.graph_state import GRAPH_STATE, READ_KEY, SEND_KEY, GraphRuntime, GraphStateError
 from fusebackend.integrations.deepagents import adopt, export
 from fusebackend.protocol import ROOT_NODE
-from fusebackend.testing.conformance.batches import BatchCases
-from fusebackend.testing.conformance.editing import EditingCases
-from fusebackend.testing.conformance.listing import ListingCases
-from fusebackend.testing.conformance.moving import MovingCases
+from fusebackend.testing.conformance.changing import BatchCases, EditingCases, MovingCases
+from fusebackend.testing.conformance.looking import ListingCases, ReadingCases, SearchingCases
 from fusebackend.testing.conformance.naming import NamingCases
-from fusebackend.testing.conformance.reading import ReadingCases
-from fusebackend.testing.conformance.searching import SearchingCases
 
 
 class InNode(threading.Thread):

@@ -8,7 +8,6 @@ from for_each import for_each
 from together import together
 
 from fusebackend.backends import StateBackend
-from fusebackend.base.paths import AgentPath
 from fusebackend.remote.files_update import apply_files_update
 from fusebackend.testing.conformance import BackendConformance
 
@@ -36,7 +35,12 @@ class TestConformanceOfAView(BackendConformance):
 
     @pytest.fixture
     def backend(self):
-        return StateBackend().below(AgentPath("/memories"))
+        return below(StateBackend())
+
+
+def below(backend):
+    """A directory of a state, as a route has it."""
+    return StateBackend(backend.runtime).beside(backend, "/memories")
 
 
 def runtime_with(**files):
@@ -184,7 +188,7 @@ def test_a_state_that_is_an_object_works_too():
 
 def test_a_view_below_a_prefix_speaks_in_its_own_paths():
     backend = StateBackend()
-    view = backend.below(AgentPath("/memories"))
+    view = below(backend)
     assert view.write("/n.md", "x").files_update.keys() == {"/n.md"}
     backend.write("/other", "y")
     assert list(stored(backend)) == ["/memories/n.md", "/other"]
