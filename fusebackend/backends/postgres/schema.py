@@ -280,12 +280,13 @@ same numbers twice. A role that may not set the sequences leaves them as they ar
 
 
 def _version(connection: Connection[Any]) -> int | None:
-    """Return the version of the tables; None if there are none, 0 if they are not all of them."""
+    """Return the version of the tables; None if there are none, 0 if they are not these."""
     # Not to_regclass: it may answer from a cache that a wait for an advisory lock does not refresh.
     names = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'fusebackend'").fetchall()
     if ("schema_version",) not in names:
         return None
-    return int(_scalar(connection, "SELECT version FROM fusebackend.schema_version")) if ("logged",) in names else 0
+    is_ours = ("logged",) in names and ("xattr",) not in names
+    return int(_scalar(connection, "SELECT version FROM fusebackend.schema_version")) if is_ours else 0
 
 
 def volume_names(connection: Connection[Any]) -> list[str]:

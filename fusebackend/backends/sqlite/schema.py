@@ -339,8 +339,10 @@ def _prepare(connection: sqlite3.Connection, path: str, wanted: int) -> None:
 def require_version(connection: sqlite3.Connection, path: str) -> None:
     """Raise for a volume with other tables than those above."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('place', 'unindexed', 'pruning')"
-    if version != VERSION or connection.execute(query).fetchone()[0] < 3:
+    # With `common_word` its index lacks words that a search would ask for.
+    names = "'place', 'unindexed', 'pruning', 'common_word'"
+    query = f"SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ({names})"
+    if version != VERSION or connection.execute(query).fetchone()[0] != 3:
         words = f"has tables of another version ({version}, and this fusebackend knows {VERSION} alone)"
         raise VolumeFileError(errno.EINVAL, f"'{path}' {words}; open it with the fusebackend that made it")
 

@@ -57,6 +57,7 @@ def test_tables_that_can_not_be_made_leave_nothing(postgres_dsn: str, monkeypatc
         ("UPDATE fusebackend.schema_version SET version = 0", 0),
         ("UPDATE fusebackend.schema_version SET version = 2", 2),
         ("DROP TABLE fusebackend.logged", 0),
+        ("CREATE TABLE fusebackend.xattr ()", 0),
     ],
 )
 def test_tables_of_another_version_are_refused(postgres_dsn: str, change: str, version: int) -> None:
