@@ -97,9 +97,9 @@ def kinds(directory: Path) -> Iterator[dict[str, tuple[Any, str, Any]]]:
 
 
 def said(backend: Any, prefix: str, mode: str, *, awaited: bool = False) -> list[tuple[str, str]]:
-    """Return what an agent's tools said."""
+    """Return what an agent's tools said. What changes nothing is one message: a turn of an agent takes 20 ms."""
     reads = ("/x/k", "/w/k", "/z", "/y/f", "/lost", "/out/passwd")
-    calls = [
+    turns = [[
         *(call("read_file", file_path=prefix + path) for path in reads),
         call("ls", path=f"{prefix}/x"),
         *([call("ls", path=prefix or "/")] if mode == "deny" else []),  # the other mode asks before a search above
@@ -109,13 +109,12 @@ def said(backend: Any, prefix: str, mode: str, *, awaited: bool = False) -> list
         write(f"{prefix}/x/k", "gone"),
         write(f"{prefix}/new", "made"),
         edit(f"{prefix}/w/k", "SECRET", "gone"),
-        call("delete", file_path=f"{prefix}/x/k"),
+    ], [
+        call("delete", file_path=f"{prefix}/x/k"),  # no two changes of a path in one turn
         call("delete", file_path=f"{prefix}/y/f"),
-        write(f"{prefix}/y/f", "more"),
-        write(f"{prefix}/open/f", "open\n"),
-    ]
+    ], [write(f"{prefix}/y/f", "more")], [write(f"{prefix}/open/f", "open\n")]]  # fmt: skip
     rules = [FilesystemPermission(operations=["read", "write"], paths=[f"{prefix}/secrets/**"], mode=mode)]
-    agent = deep_agent(None, [*map(use, calls), say("done")], backend=backend, permissions=rules)
+    agent = deep_agent(None, [*(use(*calls) for calls in turns), say("done")], backend=backend, permissions=rules)
     state = asyncio.run(agent.ainvoke(user("go"))) if awaited else agent.invoke(user("go"))
     return [(message.name, message.content) for message in state["messages"] if message.type == "tool"]
 

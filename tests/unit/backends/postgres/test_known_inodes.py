@@ -176,7 +176,7 @@ class Listings(RuleBasedStateMachine):
 
 
 TestListings = Listings.TestCase
-TestTables.settings = TestListings.settings = settings(max_examples=examples(40))
+TestTables.settings = settings(max_examples=examples(40))
 
 
 def test_names_of_a_new_directory_and_their_bound() -> None:
