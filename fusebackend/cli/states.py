@@ -57,7 +57,9 @@ def create(name: str | None, output: Output, mount: str | None) -> None:
     files = target.here(mount).files
     taken = files.create_snapshot(name)
     directory = _directory(files)
-    output.document(_as_object(taken, directory))
+    if output.json:  # people are told of other routes, too, which takes another request
+        output.document(_as_object(taken, directory))
+        return
     output.line(output.name(f"{directory}/{taken.name}"))
     others = [each["prefix"] for each in files.status().get("routes", ()) if each["prefix"] not in taken.routes]
     if others:

@@ -100,7 +100,9 @@ def explain(name: str, operation: str, path: str, output: Output, mount: str | N
     """Tell what a view does about an operation on a PATH, as agents name it, and which rule says so."""
     files = target.here(mount).files
     answer = files.explain(name, operation, path)
-    output.document(asdict(answer))
+    if output.json:  # people are shown the rule, too, which takes another request
+        output.document(asdict(answer))
+        return
     if answer.rule is None:
         output.line(f"{answer.mode}: no rule matches")
         return

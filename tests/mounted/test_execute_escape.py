@@ -11,7 +11,6 @@ import os
 import re
 import resource
 import shlex
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 import executing
 import pytest
 import races
+import skips
 from executing import Commands, commands, processes_with
 
 LONG = str(2_000_000_000 + os.getpid())
@@ -612,9 +612,7 @@ def check(outcome: races.Outcome) -> None:
 @pytest.fixture
 def place() -> Iterator[Path]:
     """Make a directory that other users can reach, unlike pytest's."""
-    if shutil.which("bwrap") is None:
-        message = "bwrap is missing (Debian: bubblewrap)"
-        pytest.fail(message, pytrace=False) if os.environ.get("CI") else pytest.skip(message)
+    skips.need_sandbox()
     with tempfile.TemporaryDirectory(prefix="fusebackend-race-") as name:
         Path(name).chmod(0o755)
         yield Path(name)

@@ -306,7 +306,7 @@ def utimensat(path: Path, atime: tuple[int, int], mtime: tuple[int, int], flags:
         raise OSError(number, os.strerror(number))
 
 
-class Moves(NamedTuple):
+class TimedCall(NamedTuple):
     """A call in a directory with `file` and `dir/in`, and the paths whose times it moves; `.` is the directory itself.
     Where the class has them, `dir/twin` is another name of the file, which has the extended attribute `user.note`."""
 
@@ -323,25 +323,25 @@ def _opened(path: Path, flags: int, data: bytes = b"") -> None:
         os.write(fd, data)
 
 
-MOVES = {
-    "write": Moves(lambda d: _opened(d / "file", os.O_WRONLY, b"new"), ("file",)),
-    "O_TRUNC": Moves(lambda d: _opened(d / "file", os.O_WRONLY | os.O_TRUNC), ("file",)),
-    "truncate to more": Moves(lambda d: os.truncate(d / "file", 100), ("file",)),
-    "truncate to less": Moves(lambda d: os.truncate(d / "file", 2), ("file",)),
-    "chmod": Moves(lambda d: os.chmod(d / "file", 0o600), change=("file",)),
-    "read": Moves(lambda d: (d / "file").read_bytes()),
-    "listdir": Moves(os.listdir),
-    "stat": Moves(lambda d: (d / "file").stat()),
-    "O_CREAT": Moves(lambda d: _opened(d / "new", os.O_WRONLY | os.O_CREAT), (".",)),
-    "mkdir": Moves(lambda d: os.mkdir(d / "new"), (".",)),
-    "symlink": Moves(lambda d: os.symlink("x", d / "new"), (".",), needs=("symlinks",)),
-    "unlink": Moves(lambda d: os.unlink(d / "dir" / "in"), ("dir",)),
-    "rmdir": Moves(lambda d: os.rmdir(d / "empty"), (".",)),
-    "link": Moves(lambda d: os.link(d / "file", d / "dir" / "new"), ("dir",), ("file",), ("links",)),
-    "unlink one of two names": Moves(lambda d: os.unlink(d / "dir" / "twin"), ("dir",), ("file",), ("links",)),
-    "rename": Moves(lambda d: os.rename(d / "dir" / "in", d / "new"), (".", "dir"), needs=("rename",)),
-    "setxattr": Moves(lambda d: os.setxattr(d / "file", "user.a", b"x"), change=("file",), needs=("xattrs",)),
-    "removexattr": Moves(lambda d: os.removexattr(d / "file", "user.note"), change=("file",), needs=("xattrs",)),
+TIMED_CALLS = {
+    "write": TimedCall(lambda d: _opened(d / "file", os.O_WRONLY, b"new"), ("file",)),
+    "O_TRUNC": TimedCall(lambda d: _opened(d / "file", os.O_WRONLY | os.O_TRUNC), ("file",)),
+    "truncate to more": TimedCall(lambda d: os.truncate(d / "file", 100), ("file",)),
+    "truncate to less": TimedCall(lambda d: os.truncate(d / "file", 2), ("file",)),
+    "chmod": TimedCall(lambda d: os.chmod(d / "file", 0o600), change=("file",)),
+    "read": TimedCall(lambda d: (d / "file").read_bytes()),
+    "listdir": TimedCall(os.listdir),
+    "stat": TimedCall(lambda d: (d / "file").stat()),
+    "O_CREAT": TimedCall(lambda d: _opened(d / "new", os.O_WRONLY | os.O_CREAT), (".",)),
+    "mkdir": TimedCall(lambda d: os.mkdir(d / "new"), (".",)),
+    "symlink": TimedCall(lambda d: os.symlink("x", d / "new"), (".",), needs=("symlinks",)),
+    "unlink": TimedCall(lambda d: os.unlink(d / "dir" / "in"), ("dir",)),
+    "rmdir": TimedCall(lambda d: os.rmdir(d / "empty"), (".",)),
+    "link": TimedCall(lambda d: os.link(d / "file", d / "dir" / "new"), ("dir",), ("file",), ("links",)),
+    "unlink one of two names": TimedCall(lambda d: os.unlink(d / "dir" / "twin"), ("dir",), ("file",), ("links",)),
+    "rename": TimedCall(lambda d: os.rename(d / "dir" / "in", d / "new"), (".", "dir"), needs=("rename",)),
+    "setxattr": TimedCall(lambda d: os.setxattr(d / "file", "user.a", b"x"), change=("file",), needs=("xattrs",)),
+    "removexattr": TimedCall(lambda d: os.removexattr(d / "file", "user.note"), change=("file",), needs=("xattrs",)),
 }
 
 
@@ -426,7 +426,7 @@ class TimeCases(Case):
 
     @needs("persistent_modes")
     def test_the_times_that_a_call_moves(self, d: Path) -> None:
-        for case in each(MOVES):
+        for case in each(TIMED_CALLS):
             with case as (call, both, change, words), fresh(d) as own:
                 self.require(words)
                 make(own, {"file": b"12345", "dir/in": b"x", "empty": None})
