@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
-from fusebackend.backends.sqlite.schema import INDEXED_BYTES, connect_again
+from fusebackend.backends.sqlite.schema import INDEXED_BYTES, clear_index, connect_again
 from fusebackend.backends.sqlite.stored_tree import SqliteTree
 from fusebackend.base import budget, paths
 from fusebackend.base.errors import VANISHED
@@ -153,9 +153,7 @@ class Indexer:
 
     def clear(self, db: sqlite3.Connection) -> None:
         """Have all files indexed anew, inside the caller's transaction, which any thread may have: none has another."""
-        db.execute("INSERT INTO trigram (trigram) VALUES ('delete-all')")
-        db.execute("INSERT OR REPLACE INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
-        db.execute("UPDATE meta SET value = 0 WHERE key = 'indexed'")
+        clear_index(db)
         self._start_over()
 
 

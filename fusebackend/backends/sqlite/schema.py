@@ -334,15 +334,29 @@ def _prepare(connection: sqlite3.Connection, path: str, wanted: int) -> None:
         sync_directory(os.path.dirname(os.path.abspath(path)))  # the file's own name must survive, too
     else:
         _require_root(connection, path)
+        _index_common_words(connection)
+
+
+def _index_common_words(connection: sqlite3.Connection) -> None:
+    """Have the files indexed anew whose index was made without the words that are in many files."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'common_word'").fetchone() is not None:
+        with transaction(connection):
+            clear_index(connection)
+            connection.execute("DROP TABLE common_word")
+
+
+def clear_index(connection: sqlite3.Connection) -> None:
+    """Have all files indexed anew, inside the caller's transaction."""
+    connection.execute("INSERT INTO trigram (trigram) VALUES ('delete-all')")
+    connection.execute("INSERT OR REPLACE INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
+    connection.execute("UPDATE meta SET value = 0 WHERE key = 'indexed'")
 
 
 def require_version(connection: sqlite3.Connection, path: str) -> None:
     """Raise for a volume with other tables than those above."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    # With `common_word` its index lacks words that a search would ask for.
-    names = "'place', 'unindexed', 'pruning', 'common_word'"
-    query = f"SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ({names})"
-    if version != VERSION or connection.execute(query).fetchone()[0] != 3:
+    query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('place', 'unindexed', 'pruning')"
+    if version != VERSION or connection.execute(query).fetchone()[0] < 3:
         words = f"has tables of another version ({version}, and this fusebackend knows {VERSION} alone)"
         raise VolumeFileError(errno.EINVAL, f"'{path}' {words}; open it with the fusebackend that made it")
 

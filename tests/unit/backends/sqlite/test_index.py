@@ -236,6 +236,21 @@ def test_the_thread_in_the_background_indexes_what_is_left_alone(
         assert len(backend.grep("changed").matches or []) == 1
 
 
+def test_an_index_without_common_words_is_made_anew(path: Path) -> None:
+    """Of a file that was made before the index had all words."""
+    with SqliteBackend(path) as backend:
+        put(backend, "/file", b"a word that is everywhere")
+        index_all(backend)
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("INSERT INTO trigram (trigram) VALUES ('delete-all')")
+        db.execute("CREATE TABLE common_word (word BLOB PRIMARY KEY) WITHOUT ROWID")
+    with SqliteBackend(path) as backend:
+        assert [match["path"] for match in backend.grep("everywhere").matches] == ["/file"]
+        index_all(backend)
+        assert (unindexed(backend), check(path)) == (set(), [])
+        assert [match["path"] for match in backend.grep("everywhere").matches] == ["/file"]
+
+
 def test_what_is_changed_all_the_time_waits(backend: SqliteBackend) -> None:
     node = put(backend, "/log.txt", b"line\n")
     backend.volume.write_back()

@@ -111,13 +111,6 @@ NO_VOLUME: dict[str, tuple[Callable[[Path], object], str]] = {
         script(f"CREATE TABLE t (a); PRAGMA application_id = {schema.APPLICATION_ID}; PRAGMA user_version = 1"),
         "has tables of another version (1, and this fusebackend knows 1 alone); open it with the fusebackend that",
     ),
-    "one whose index has no common words": (
-        script(
-            "".join(f"CREATE TABLE {name} (a); " for name in ("place", "unindexed", "pruning", "common_word"))
-            + f"PRAGMA application_id = {schema.APPLICATION_ID}; PRAGMA user_version = 1"
-        ),
-        "has tables of another version (1, and this fusebackend knows 1 alone); open it with the fusebackend that",
-    ),
     "a directory": (Path.mkdir, "is not a regular file"),
     "a pipe": (os.mkfifo, "is not a regular file"),
     "a link that leads nowhere": (lambda path: path.symlink_to(path.parent / "no" / "where"), "No such file"),
