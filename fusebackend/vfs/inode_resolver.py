@@ -74,9 +74,9 @@ class InodeResolver:
         """The kernel gives back (inode, count) references."""
         for route, nodes in self.let_go(references):
             if route.volume.features.blocking:
-                await route.call(self._forget_late, route, nodes)
+                await route.executor.give_back(self._forget_late, route, nodes)
             else:
-                await route.call(route.volume.forget, nodes)
+                route.volume.forget(nodes)
 
     def _forget_late(self, route: Route, nodes: list[int]) -> None:
         if self._checks_late:

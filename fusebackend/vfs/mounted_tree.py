@@ -492,7 +492,7 @@ class FileSystem:
                 self.append_end.closed(handle)
             if self.direct_io.writers:
                 self.direct_io.closed(handle.inode, handle.flags)
-        await handle.route.call(handle.route.volume.release, handle.node, handle.flags)
+        await handle.route.executor.give_back(handle.route.volume.release, handle.node, handle.flags)
 
     # -- directories -------------------------------------------------------------------------------------------
 

@@ -206,6 +206,20 @@ class RouteExecutor:
             raise WouldWait
         return at_once(function)
 
+    async def give_back(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """`call` a function that tells the volume what the kernel no longer needs, also while the volume is down: the
+        kernel says it once. A call that is given up is in the log, goes on, and has nobody to tell."""
+        if not self.blocking:
+            function(*args, **kwargs)
+            return
+        try:
+            if self.health.down:
+                await self._in_thread(partial(function, *args, **kwargs), True)
+            else:
+                await self.call(function, *args, **kwargs)
+        except (TimeoutError, InterruptedError) as error:
+            log.info("%s: something given back may stay in use: %s", self.name, error)
+
     async def sync(self, function: Callable[[], T]) -> T:
         """Run an `fsync`, which waits for the disk in any volume: in a thread, so that other requests go on.
 

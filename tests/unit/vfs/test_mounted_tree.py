@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from fakekernel import FakeKernel
 from onloop import listed, run, walk
 
 from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
+from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Volume
 from fusebackend.testing.posix.case import fails, refused
+from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN
 from fusebackend.vfs.coherence.entry_cache import COHERENT_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import ROOT_INODE, InodeTable, inode_number, node_of, route_index
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -71,6 +74,26 @@ class TestInodes:
         run(tree.forget([(entry.inode, 1)]))
         with fails(errno.ESTALE):
             run(tree.getattr(entry.inode))
+
+
+class Blocking(InMemoryVolume):
+    features = replace(InMemoryVolume.features, blocking=True)
+
+
+@pytest.mark.trio
+async def test_what_the_kernel_gives_back_while_a_route_is_down_is_given_back() -> None:
+    volume = Blocking()
+    tree = FileSystem({ROOT: volume})
+    entry, opened = await tree.create(ROOT_INODE, b"f", 0o644, os.O_RDWR, ME)
+    await tree.unlink(ROOT_INODE, b"f")
+    health = tree.tree.routes[0].executor.health
+    for _ in range(FAILURES_TO_OPEN):
+        health.failed("lookup", oserror(errno.ETIMEDOUT))
+    assert health.down and volume.getattr(node_of(entry.inode)).nlink == 0
+    await tree.release(opened.number)
+    await tree.forget([(entry.inode, 1)])
+    with fails(errno.ESTALE):
+        volume.getattr(node_of(entry.inode))
 
 
 class TestJunctions:

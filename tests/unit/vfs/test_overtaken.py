@@ -178,14 +178,14 @@ def test_a_node_that_was_looked_up_again_while_its_forgetting_waited_is_kept(
     forgotten: list[int] = []
     monkeypatch.setattr(volume, "forget", forgotten.extend)
     inode = run(filesystem.lookup(ROOT_INODE, b"file")).inode
-    plain = route.call
+    plain = route.executor.give_back
 
-    async def late(function: Callable[..., object], *args: object) -> object:
-        monkeypatch.setattr(route, "call", plain)
+    async def late(function: Callable[..., object], *args: object) -> None:
+        monkeypatch.setattr(route.executor, "give_back", plain)
         await filesystem.lookup(ROOT_INODE, b"file")
-        return await plain(function, *args)
+        await plain(function, *args)
 
-    monkeypatch.setattr(route, "call", late)
+    monkeypatch.setattr(route.executor, "give_back", late)
     run(filesystem.forget([(inode, 1)]))
     assert forgotten == []
     run(filesystem.forget([(inode, 1)]))
