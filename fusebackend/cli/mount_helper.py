@@ -39,7 +39,7 @@ NOTHING = "none"
 
 _FOR_OTHERS = frozenset(
     ("defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group", "nogroup",
-     "_netdev", "nofail", "relatime", "diratime", "nolazytime", "nostrictatime", "nomand", "loud", "silent")
+     "_netdev", "nofail", "atime", "relatime", "diratime", "nolazytime", "nostrictatime", "nomand", "loud", "silent")
 )  # fmt: skip
 """Words for mount(8), systemd and the boot; and those for what the kernel does on a FUSE mount in any case."""
 

@@ -10,7 +10,7 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -176,8 +176,9 @@ class TestMount:
         assert status["read_only"] is False
         (point / "new").write_text("")
 
-    @pytest.mark.parametrize("words", [config.PASSED_ON[1::2], config.PASSED_ON[2::2]])
-    def test_every_word_for_libfuse_mounts(self, shell: Shell, point: Path, words: Sequence[str]) -> None:
+    @pytest.mark.parametrize("forbids", [True, False])
+    def test_every_word_for_libfuse_mounts(self, shell: Shell, point: Path, forbids: bool) -> None:
+        words = [word for word in config.PASSED_ON[1:] if word.startswith("no") is forbids]
         shell.ok("mount", point, "--default", "memory:", "-o", ",".join(words))
         (point / "a").write_text("works")
         entry = table.mount_at(str(point))

@@ -21,7 +21,7 @@ def words(options: str, is_sloppy: bool = False) -> str:
 
 class TestWords:
     def test_those_for_mount_and_the_boot_are_left_out(self) -> None:
-        said = "rw,noexec,nosuid,nodev,user,_netdev,noauto,nofail,x-systemd.automount,X-mount.mkdir,comment=a,relatime"
+        said = "rw,noexec,nosuid,nodev,user,_netdev,noauto,nofail,x-systemd.automount,X-mount.mkdir,comment=a,atime"
         assert words(said) == "rw,noexec,nosuid,nodev"
 
     def test_ours_stay(self) -> None:
