@@ -23,7 +23,7 @@ from fusebackend.protocol import ROOT_NODE, Link
 SMALL = 200
 NAMES = 20_000
 LIMIT_S = 30.0
-MOST_PAGES = 40
+MOST_PAGES = 60
 """A join that reads all names takes 147, one that reads all inodes 400; their indexes alone 90."""
 
 DIRECTORY = 1_000_000
