@@ -1250,7 +1250,7 @@ class HistoryFile:
         if not calls:
             return
         chosen = json.dumps(list(calls))
-        ends = self._read(f"{_LAST.format('end')} AND call IN (SELECT value FROM json_each(?))", (chosen,))
+        ends = self._read(f"{_LAST.format('end')} AND call IN {AMONG}", (chosen,))
         self.forgotten_ns = max(self.forgotten_ns, ends[0][0])
         self._forget(calls)
         self.flush()

@@ -795,7 +795,9 @@ class BranchVolume(SqliteVolume):
 
     def _note_entry(self, parent: int, name: bytes, node: int) -> None:
         """A name of a directory's own entries leads to a file that has nothing of its own: it is where it was."""
-        if not (self._is_own(node) or self.lower.is_noted(node)) and self._is_there(parent, name, node):
+        if self._is_own(node) or self.lower.found_in(node) is not None:
+            return
+        if self._is_there(parent, name, node):
             self.lower.note(node, parent, name, self.lower.attr_of(node).is_dir)
 
     def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:

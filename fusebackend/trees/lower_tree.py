@@ -184,10 +184,6 @@ class LowerTree(ComposedTree):
         if is_dir:
             self._directories.add(number)
 
-    def is_noted(self, number: int) -> bool:
-        """Return True if `note` was called for a number that is still remembered."""
-        return number in self._found
-
     def parent(self, number: int) -> int:
         """Return the directory that a directory is in."""
         if number == ROOT_NODE:
@@ -202,7 +198,7 @@ class LowerTree(ComposedTree):
         return self.number(place.parent.route, place.parent.node)
 
     def found_in(self, number: int) -> int | None:
-        """Return the directory in which a file was found in this session."""
+        """Return the directory in which a file was found in this session; None once `note` of it is forgotten."""
         found = self._found.get(number)
         return None if found is None else found[0]
 
