@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -364,17 +365,17 @@ class LowerTree(ComposedTree):
         volume, node = self._ask(number, self.view)
         return xattrs_of(volume, node)
 
-    def open(self, number: int, flags: int) -> tuple[Volume, int]:
-        """Open a file; returns its volume, and the node to read and to release."""
+    def open(self, number: int) -> tuple[Volume, int]:
+        """Open a file for reading; returns its volume, and the node to read and to release."""
         volume, node = self._ask(number, self.view)
-        attr = volume.open(node, flags)
+        attr = volume.open(node, os.O_RDONLY)
         return volume, node if attr is None else attr.node
 
     @contextlib.contextmanager
-    def reading(self, number: int, flags: int) -> Iterator[tuple[Volume, int]]:
+    def reading(self, number: int) -> Iterator[tuple[Volume, int]]:
         """Open a file for a block; yields its volume and the node to read."""
         volume, node = self._ask(number, self.view)
-        with opened(volume, node, flags) as handle:
+        with opened(volume, node, os.O_RDONLY) as handle:
             yield volume, handle
 
     # -- of a tree over another branch's file --------------------------------------------------------------------
