@@ -236,11 +236,19 @@ class RemoteVolume(NativeVolume):
         """Attributes that the remote does not keep stay in the volume, but for extended ones, which it can't hold."""
         made: list[Attr | OSError] = [oserror(errno.ECANCELED, file.name) for file in files]
         new: list[tuple[Entry, Buffer]] = []
-        with self.lock, self._gate.passing(), contextlib.ExitStack() as open_buffers:
-            for number, file in enumerate(files):
-                buffer = open_buffers.enter_context(contextlib.closing(Buffer()))
+        with contextlib.ExitStack() as stack:
+            buffers = [stack.enter_context(contextlib.closing(Buffer())) for _ in files]
+            for number, (file, buffer) in enumerate(zip(files, buffers, strict=True)):
                 try:
-                    new.append((self._new_entry(file, buffer), buffer))
+                    self._fill(buffer, file)
+                except OSError as error:
+                    made[number] = error
+                    return made
+            stack.enter_context(self.lock)
+            stack.enter_context(self._gate.passing())
+            for number, (file, buffer) in enumerate(zip(files, buffers, strict=True)):
+                try:
+                    new.append((self._new_entry(file), buffer))
                 except OSError as error:
                     made[number] = error
                     return made
@@ -255,19 +263,23 @@ class RemoteVolume(NativeVolume):
                         self._tree.distrust(self._tree.entry(files[number].parent))
         return made
 
-    def _new_entry(self, file: NewFile, buffer: Buffer) -> Entry:
-        """An entry for a new file, whose bytes go into the buffer."""
-        state = file.state
-        assert state.mode is not None and state.uid is not None and state.gid is not None and state.size is not None
-        assert state.atime_ns is not None and state.mtime_ns is not None
-        if state.size > self._max_file_bytes:
+    def _fill(self, buffer: Buffer, file: NewFile) -> None:
+        """Read a new file into a buffer, with the lock free."""
+        size = file.state.size
+        assert size is not None
+        if size > self._max_file_bytes:
             raise oserror(errno.EFBIG, file.name)
+        for offset, piece in file.pieces:
+            buffer.write(offset, piece)
+        buffer.resize(size)
+
+    def _new_entry(self, file: NewFile) -> Entry:
+        state = file.state
+        assert state.mode is not None and state.uid is not None and state.gid is not None
+        assert state.atime_ns is not None and state.mtime_ns is not None
         entry = self._tree.make(self._tree.entry(file.parent), file.name, stat.S_IFREG, Caller(state.uid, state.gid))
         entry.mode, entry.gid = stat.S_IFREG | stat.S_IMODE(state.mode), state.gid
         entry.atime_ns, entry.mtime_ns = state.atime_ns, state.mtime_ns
-        for offset, piece in file.pieces:
-            buffer.write(offset, piece)
-        buffer.resize(state.size)
         return entry
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:

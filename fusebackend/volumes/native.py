@@ -133,7 +133,8 @@ class NativeVolume(ObservableVolume):
 
         Args:
             state: all of it but the change time, which is now.
-            pieces: offset and bytes of each, in their order. They may all be in memory at once.
+            pieces: offset and bytes of each, in their order. They may all be in memory at once. They are read with the
+                lock free: they may be of a volume whose readers wait for this one's, as a branch's do.
 
         Raises:
             OSError: EEXIST; ENOSPC; from `pieces`. Nothing is made then.

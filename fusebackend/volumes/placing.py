@@ -25,6 +25,7 @@ import errno
 import hashlib
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -161,6 +162,26 @@ class BytesSource:
         yield 0, self._data
 
 
+@contextlib.contextmanager
+def at_hand(source: Source) -> Iterator[Source]:
+    """Read the bytes of a regular file, those of a large one to disk, and yield a source that has them.
+
+    For who takes the lock of a volume then: a source may be in a branch, and who reads there waits for the volumes
+    below it with the branch's lock held."""
+    if not stat.S_ISREG(source.state.mode):
+        yield source
+        return
+    if source.state.size <= STAGED_BYTES:
+        yield BytesSource(source.state, whole(source))
+        return
+    with tempfile.TemporaryFile() as file:
+        for offset, piece in source.pieces():
+            file.seek(offset)
+            file.write(piece)
+        file.truncate(source.state.size)
+        yield KeptSource(source.state, f"/proc/self/fd/{file.fileno()}")
+
+
 def whole(source: Source) -> bytes:
     """Return all bytes of a regular file."""
     return b"".join(filled(source.pieces())).ljust(source.state.size, b"\0")
@@ -256,11 +277,12 @@ def staged(volume: Volume, parent: int, name: bytes, source: Source) -> Iterator
     """Write a large file beside its place, with the lock free, and yield a source from which `make` only renames it.
 
     The end removes the file if `make` did not take it. `make` writes small files itself, and all files on volumes that
-    store whole files.
+    store whole files: their bytes are at hand.
     """
     state = source.state
     if not stat.S_ISREG(state.mode) or state.size <= STAGED_BYTES or not volume.features.random_writes:
-        yield source
+        with at_hand(source) as ready:
+            yield ready
         return
     beside = temporary(name)
     placed = _write_beside(volume, parent, beside, source)

@@ -10,6 +10,7 @@ from typing import Any
 
 from backend_kinds import opened_backend
 
+from fusebackend.backends import volume_of
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import ROOT_NODE, SnapshotVolume, Volume
@@ -151,6 +152,7 @@ class Branched(branched.Branched):
 def a_branch(kind: str, directory: Path, fill: Callable[[Volume], object]) -> Iterator[Branched]:
     """Give a new volume of a kind files, and make a branch of it."""
     with opened_backend(kind, directory) as backend:
-        fill(backend.volume)
-        with contextlib.closing(Branched(str(directory / "branches"), {ROOT: backend.volume})) as trees:
+        volume = volume_of(backend)
+        fill(volume)
+        with contextlib.closing(Branched(str(directory / "branches"), {ROOT: volume})) as trees:
             yield trees

@@ -478,6 +478,7 @@ class DirectoryVolume(NativeVolume):
         """The file gets its name when it is complete. None where the file system has no files without a name
         (O_TMPFILE, open(2)), and where this process may not give the file all of its attributes."""
         check_name(name)
+        parts = list(pieces)
         with self.lock:
             directory, at = self._places.directory(parent)
             try:
@@ -487,7 +488,7 @@ class DirectoryVolume(NativeVolume):
                     raise
                 return None
             size = 0
-            for offset, piece in pieces:
+            for offset, piece in parts:
                 size = offset + dirfd.write_all(new, piece, offset)
             if size != state.size:
                 os.ftruncate(new.fd, state.size or 0)

@@ -505,11 +505,15 @@ class _RouteSteps:
         self.partly: list[str] = []
         self.staged: dict[bytes, int] = {}
         """Nodes of what `stage` has made, by their names."""
+        self.ready: Source | None = None
+        """What the present step makes a file of, read with the lock free."""
         self.set_aside: Counter[int] = Counter()
         """Nodes in the staging directory under names that they have lost: how many of each."""
 
     def source(self, step: Step) -> Source:
         assert step.state is not None, "a step that has a source has a state"
+        if self.ready is not None:
+            return self.ready
         if step.data is not None:
             return BytesSource(step.state, step.data)
         if step.item is not None and stat.S_ISREG(step.state.mode):
@@ -689,15 +693,20 @@ class _OneByOne(_RouteSteps):
         return self.partly
 
     def _run(self, step: Step, name: bytes) -> None:
-        is_staged = self.has_new_file(step) and self.volume.features.random_writes
+        is_new = self.has_new_file(step)
+        is_staged = is_new and self.volume.features.random_writes
         if is_staged:
             self.stage(step, name)
-        with placing.changing(self.volume) as changes:
+        with contextlib.ExitStack() as stack:
+            if is_new and not is_staged:
+                self.ready = stack.enter_context(placing.at_hand(self.source(step)))
+            changes = stack.enter_context(placing.changing(self.volume))
             self.route.directories.look_again()
             attr = self.check(step)
             if is_staged:  # the lock was free since: the node may have another number
                 self.staged[name] = self.volume.lookup(self.route.staging(), name).node
             self.run_step(step, name, attr, changes)
+        self.ready = None
 
 
 class _AtOnce(_RouteSteps):

@@ -16,6 +16,7 @@ from backend_kinds import opened_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
+from together import together
 
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, SqliteBackend, StoreBackend
 from fusebackend.protocol import ROOT_NODE, AttrChanges
@@ -82,6 +83,18 @@ def test_a_store_takes_the_bytes(kept: Held) -> None:
     with placing.changing(kept.volume) as told:
         placing.overwrite(kept.volume, node_at(kept, "/file"), BytesSource(STATE, b"bye"), told, "/file")
     assert get(kept, "/file") == b"bye"
+
+
+def test_bytes_are_read_with_the_lock_free(kept: Held) -> None:
+    """Of two moves between two volumes, the one way and the other, each had its target and waited for its source."""
+
+    class Looking(BytesSource):
+        def pieces(self) -> Iterator[tuple[int, bytes]]:
+            together(lambda: kept.volume.getattr(ROOT_NODE), limit_s=10)
+            return super().pieces()
+
+    placing.make(kept.volume, ROOT_NODE, b"file", Looking(STATE, b"bytes"), [], "/file")
+    assert get(kept, "/file") == b"bytes"
 
 
 def test_only_a_vacant_name_is_taken(kept: Held) -> None:

@@ -38,6 +38,7 @@ from merging import make as make_steps
 from profiles import examples
 from test_merge import STORIES, tell
 from test_merge_random import RENAMES, perform
+from together import together
 
 from fusebackend.backends.directory import nodes
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Volume
@@ -194,6 +195,27 @@ def test_names_that_come_and_go_meanwhile_are_no_changes_of_the_branch(
     assert next(times) > 4, "it was listed"
     assert found.conflicts == []
     assert {step.path for step in found.steps} == {b"a", b"a2"}
+
+
+@pytest.mark.parametrize("kind", ["memory", "dir", "store"])
+def test_main_is_free_while_a_merge_reads_the_branch(kind: str, branched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks up a name in the branch has its lock, and asks main with it: the merge and that one waited for each
+    other for ever, and with them the mount."""
+    trees = branched(kind)
+    files = {b"new": b"new\n", b"d/x": b"changed\n", b"large": b"large\n" * (placing.STAGED_BYTES // 5)}
+    for path, data in files.items():
+        write(trees.branch, path, data)
+    opened, count = trees.branch.open, itertools.count()
+
+    def opening(node: int, flags: int) -> Any:
+        next(count)
+        together(lambda: trees.main.getattr(ROOT_NODE), limit_s=10)
+        return opened(node, flags)
+
+    monkeypatch.setattr(trees.branch, "open", opening)
+    trees.merge()
+    assert next(count) >= len(files)
+    assert {path: content(trees.main, at(trees.main, path)) for path in files} == files
 
 
 def test_a_directory_that_main_moves_between_two_steps_is_not_changed_by_its_old_path(
