@@ -91,7 +91,7 @@ def test_bytes_are_read_with_the_lock_free(kept: Held) -> None:
     class Looking(BytesSource):
         def pieces(self) -> Iterator[tuple[int, bytes]]:
             together(lambda: kept.volume.getattr(ROOT_NODE), limit_s=10)
-            return super().pieces()
+            yield from super().pieces()
 
     placing.make(kept.volume, ROOT_NODE, b"file", Looking(STATE, b"bytes"), [], "/file")
     assert get(kept, "/file") == b"bytes"
