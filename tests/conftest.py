@@ -27,6 +27,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Servers that tests run are where a plain user's shell does not look.
 os.environ["PATH"] += ":/usr/sbin:/sbin"
 
+# NumPy comes with LangChain, and would have a thread for each core in every worker and command.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # As `fusebackend mount` does: some tests have thousands of files and connections, and a shell of Debian allows 1,024.
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

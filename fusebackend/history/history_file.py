@@ -44,7 +44,7 @@ from fusebackend.databases import sqlite
 from fusebackend.history import events, requests
 from fusebackend.history.events import Row, decode, encode, row_of
 from fusebackend.history.masking import LogOptions, kept
-from fusebackend.history.overlaps import IS_MOVE, Touch, overlapping, tables_of_overlaps
+from fusebackend.history.overlaps import AMONG, IS_MOVE, OVERLAPS, Touch, overlapping
 from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
 from fusebackend.history.requests import Request
 from fusebackend.protocol import Actor, CommitLog, LogRow, VerifyResult
@@ -551,7 +551,7 @@ class HistoryFile:
         there = {number: (time_ns, kind, path) for number, time_ns, kind, path in self._read(query, (first,))}
         known = set(there.values())
         query = "SELECT number FROM events WHERE event = 'unmade' AND number >= ? AND path ISNULL"
-        dropped = {number for (number,) in self._read(query, (first,))}
+        dropped = {*self._numbers(query, first)}
         calls: dict[int, int] = {}
         taken = 0
         for entry in entries:
@@ -744,9 +744,8 @@ class HistoryFile:
 
     def gaps(self, calls: Sequence[int]) -> dict[int, str]:
         """Return why changes of calls were not recorded, for those of the calls that have such."""
-        marks = ", ".join("?" * len(calls))
-        found = f"SELECT call, why FROM gaps WHERE call IN ({marks}) ORDER BY call, link DESC"
-        return {call: _text(why) for call, why in self._read(found, tuple(calls))}
+        found = f"SELECT call, why FROM gaps WHERE call IN {AMONG} ORDER BY call, link DESC"
+        return {call: _text(why) for call, why in self._read(found, (json.dumps([*calls]),))}
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -887,9 +886,8 @@ class HistoryFile:
 
     def identities(self, calls: Sequence[int]) -> dict[int, bytes]:
         """Return the identities of the files of calls' records, by number; see `add`."""
-        marks = ", ".join("?" * len(calls))
-        found = f"SELECT number, identity FROM records WHERE call IN ({marks}) AND identity NOTNULL"
-        return dict(self._read(found, tuple(calls)))
+        found = f"SELECT number, identity FROM records WHERE call IN {AMONG} AND identity NOTNULL"
+        return dict(self._read(found, (json.dumps([*calls]),)))
 
     def note_return(self, number: int, before: bytes, now: bytes) -> None:
         """Note that the file which the record of an undo has made is an earlier one, with other names for both."""
@@ -1047,39 +1045,35 @@ class HistoryFile:
         """Return, by the number of a record of these calls, the first and the last record of others that are in the way
         of an undo (`overlaps.py`): those of `later` at its paths and below, and what has changed its file by another
         name. For 10,000 records it takes 0.3 s."""
-        marks = ", ".join("?" * len(calls))
-        first = f"(SELECT min(number) FROM records WHERE call IN ({marks}))"
-        later = f"SELECT 1 FROM records WHERE number > {first} AND call NOT IN ({marks}) LIMIT 1"
-        if not self._read(later, (*calls, *calls)):
+        mine = (json.dumps([*calls]),)
+        first = f"(SELECT min(number) FROM records WHERE call IN {AMONG})"
+        if not self._read(f"SELECT 1 FROM records WHERE number > {first} AND call NOT IN {AMONG} LIMIT 1", mine):
             return {}
-        tables = tables_of_overlaps(marks)
-        ours = self._read(f"{tables} SELECT number, call, route, path, to_path, is_whole FROM mine", calls)
+        ours = self._read(f"{OVERLAPS} SELECT number, call, route, path, to_path, is_whole FROM mine", mine)
         theirs = self._read(
-            f"{tables} SELECT records.number, coalesce((SELECT min(call) FROM undoes WHERE undo = records.call), 0), "
+            f"{OVERLAPS} SELECT records.number, coalesce((SELECT min(call) FROM undoes WHERE undo = records.call), 0), "
             f"route, path, to_path, {IS_MOVE} "
             "FROM others CROSS JOIN records ON records.number = others.number "
-            f"WHERE records.call NOT IN ({marks}) AND NOT EXISTS "
+            f"WHERE records.call NOT IN {AMONG} AND NOT EXISTS "
             "(SELECT 1 FROM calls WHERE calls.number = records.call AND undone_by NOTNULL)",
-            (*calls, *calls),
+            mine,
         )
         standing = {number for number, *_ in theirs}
-        further = [each for each in self._read(f"{tables} SELECT mine, other FROM pairs", calls) if each[1] in standing]
+        pairs = self._read(f"{OVERLAPS} SELECT mine, other FROM pairs", mine)
+        further = [each for each in pairs if each[1] in standing]
         found = overlapping([Touch(*each) for each in ours], [Touch(*each) for each in theirs], further)
         chosen = json.dumps([number for both in found.values() for number in both])
-        records = self._records("WHERE number IN (SELECT value FROM json_each(?))", (chosen,))
-        known = {record.number: record for record in records}
+        known = {record.number: record for record in self._records(f"WHERE number IN {AMONG}", (chosen,))}
         return {number: (known[first], known[last]) for number, (first, last) in found.items()}
 
     def unfinished(self, calls: Sequence[int]) -> list[int]:
         """Return the undos of calls that are not undone: they were interrupted, and are not undone themselves."""
-        marks = ", ".join("?" * len(calls))
-        rows = self._read(
+        return self._numbers(
             "SELECT DISTINCT undo FROM undoes CROSS JOIN calls AS made ON made.number = undo "
             "CROSS JOIN calls AS taken ON taken.number = undoes.call "
-            f"WHERE undoes.call IN ({marks}) AND made.undone_by IS NULL AND taken.undone_by IS NULL",
-            tuple(calls),
+            f"WHERE undoes.call IN {AMONG} AND made.undone_by IS NULL AND taken.undone_by IS NULL",
+            json.dumps([*calls]),
         )
-        return [number for (number,) in rows]
 
     def _records(self, rest: str, values: Sequence[Any]) -> list[Record]:
         return [_record_of(row) for row in self._read(f"{_RECORDS} FROM records {rest}", values)]
@@ -1109,6 +1103,10 @@ class HistoryFile:
     def _read(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         self.flush()
         return self._found(statement, values)
+
+    def _numbers(self, statement: str, *values: Any) -> list[int]:
+        """`_read` of one column."""
+        return [number for (number,) in self._read(statement, values)]
 
     def _found(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         """`_read` of what is written for sure, such as what a record says that was read before. An undo asks for the
@@ -1187,25 +1185,25 @@ class HistoryFile:
 
     def oldest(self, limit: int) -> list[int]:
         """Return the numbers of the oldest calls that have ended."""
-        found = self._read("SELECT number FROM calls WHERE ended_ns IS NOT NULL ORDER BY number LIMIT ?", (limit,))
-        return [number for (number,) in found]
+        return self._numbers("SELECT number FROM calls WHERE ended_ns IS NOT NULL ORDER BY number LIMIT ?", limit)
 
     def ended_before(self, time_ns: int) -> list[int]:
         """Return the numbers of calls that ended before a time."""
         first = "number IN (SELECT call FROM events WHERE event = 'end' AND number < ? AND path ISNULL)"
-        found = f"SELECT number FROM calls WHERE {first} AND ended_ns < ? ORDER BY number"
-        return [number for (number,) in self._read(found, (time_ns, time_ns))]
+        return self._numbers(
+            f"SELECT number FROM calls WHERE {first} AND ended_ns < ? ORDER BY number", time_ns, time_ns
+        )
 
     def going_on(self, number: int) -> list[int]:
         """Return the calls that had changed something when the record of this number was the last one, and that ended
         later."""
         last = "SELECT link FROM events WHERE number <= ? AND path NOTNULL ORDER BY number DESC LIMIT 1"
-        rows = self._read(
+        return self._numbers(
             f"SELECT call FROM events AS ends WHERE event = 'end' AND path ISNULL AND link > coalesce(({last}), 0) "
             "AND EXISTS (SELECT 1 FROM records WHERE records.call = ends.call AND number <= ?)",
-            (number, number),
+            number,
+            number,
         )
-        return [call for (call,) in rows]
 
     def bind(self, backends: Mapping[AgentPath, str | None]) -> None:
         """Delete the calls that changed a route which another backend has now: an undo would change the wrong files. Of
@@ -1222,8 +1220,7 @@ class HistoryFile:
                 if self.apart is not None and is_below(prefix, self.apart):
                     self.drop_route(prefix)
                 else:
-                    rows = self._read("SELECT DISTINCT call FROM records WHERE route = ?", (stored,))
-                    self.forget([call for (call,) in rows])
+                    self.forget(self._numbers("SELECT DISTINCT call FROM records WHERE route = ?", stored))
             with self._guard:
                 self._append((stored, named), _ROUTE)
         self.flush()
@@ -1231,7 +1228,7 @@ class HistoryFile:
     def drop_route(self, prefix: AgentPath) -> None:
         """Delete the records of a branch that is gone. Their images are for the caller to remove."""
         stored = to_name(prefix)
-        self.drop(number for (number,) in self._read("SELECT number FROM records WHERE route = ?", (stored,)))
+        self.drop(self._numbers("SELECT number FROM records WHERE route = ?", stored))
         with self._guard:  # a change on the way may leave another record: `bind` finds that
             self._append((stored, None), _ROUTE)
         self.flush()
@@ -1253,7 +1250,7 @@ class HistoryFile:
         if not calls:
             return
         chosen = json.dumps(list(calls))
-        ends = self._read(f"{_LAST.format('end')} AND call IN (SELECT value FROM json_each(?))", (chosen,))
+        ends = self._read(f"{_LAST.format('end')} AND call IN {AMONG}", (chosen,))
         self.forgotten_ns = max(self.forgotten_ns, ends[0][0])
         self._forget(calls)
         self.flush()

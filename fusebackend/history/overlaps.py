@@ -1,5 +1,5 @@
-"""`overlapping`: which records of others stand in the way of those that an undo takes back. `tables_of_overlaps` finds
-them in the history.
+"""`overlapping`: which records of others stand in the way of those that an undo takes back. `OVERLAPS` finds them in
+the history.
 
 For each record of a call, these do: later ones at its paths; where it has made, moved or removed a name, later ones of
 what is below; moves of a directory above, since when the path leads to another file, or to none.
@@ -18,6 +18,9 @@ from typing import Final, NamedTuple
 
 from fusebackend.base.relative_paths import above
 
+AMONG: Final = "(SELECT value FROM json_each(?1))"
+"""The first value of a statement, a list of numbers as JSON: there may be more of them than SQLite takes values."""
+
 _IS_DIR: Final = f"& {stat.S_IFMT(0xFFFF)} = {stat.S_IFDIR}"
 
 IS_MOVE: Final = f"(kind = 'exchange' OR kind = 'rename' AND stamp_mode {_IS_DIR})"
@@ -26,7 +29,8 @@ IS_MOVE: Final = f"(kind = 'exchange' OR kind = 'rename' AND stamp_mode {_IS_DIR
 _MINE: Final = (
     "SELECT number, call, route, path, to_path, kind, node, identity, "
     f"CASE WHEN mode {_IS_DIR} THEN 1 ELSE nlink END AS nlink, "
-    "kind IN ('create', 'remove', 'rename', 'exchange') AS is_whole FROM records WHERE call IN ({marks})"
+    "kind IN ('create', 'remove', 'rename', 'exchange') AS is_whole "
+    f"FROM records WHERE call IN {AMONG}"
 )
 
 _SPANS: Final = " UNION ALL ".join(
@@ -64,6 +68,15 @@ _OTHERS: Final = " UNION ".join(
 """For each record of the calls, an index finds the others. Left to itself, SQLite makes an index of prefixes."""
 
 
+OVERLAPS: Final = (
+    f"WITH mine AS MATERIALIZED ({_MINE}), tops AS MATERIALIZED ({_TOPS}), "
+    f"pairs AS MATERIALIZED ({_PAIRS}), others AS MATERIALIZED ({_OTHERS} UNION SELECT other FROM pairs UNION "
+    f"SELECT number FROM records WHERE number > (SELECT min(number) FROM mine) AND {IS_MOVE})"
+)
+"""The tables `mine`, the records of the calls of `AMONG`; `others`, those that may be in their way; and `pairs`, one of
+each, by numbers."""
+
+
 class Touch(NamedTuple):
     """A record, by what it touches."""
 
@@ -76,20 +89,6 @@ class Touch(NamedTuple):
     to_path: bytes | None
     is_whole: bool
     """All below its paths is changed with them. Of another's: a directory was moved."""
-
-
-def tables_of_overlaps(marks: str) -> str:
-    """Return the SQL of the tables `mine`, the records of some calls; `others`, those that may be in their way; and
-    `pairs`, one of each, by numbers.
-
-    Args:
-        marks: as many question marks as there are calls.
-    """
-    return (
-        f"WITH mine AS MATERIALIZED ({_MINE.format(marks=marks)}), tops AS MATERIALIZED ({_TOPS}), "
-        f"pairs AS MATERIALIZED ({_PAIRS}), others AS MATERIALIZED ({_OTHERS} UNION SELECT other FROM pairs UNION "
-        f"SELECT number FROM records WHERE number > (SELECT min(number) FROM mine) AND {IS_MOVE})"
-    )
 
 
 def overlapping(

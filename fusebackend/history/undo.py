@@ -64,6 +64,9 @@ MADE_BYTES: Final = 1 << 20
 _NAMES: Final = ("make", "link")
 """Steps that make a name."""
 
+_IN_PLACE: Final = ("overwrite", "merge")
+"""Steps that give a file other bytes: they wait for processes that have just opened it."""
+
 _Kind: TypeAlias = Literal["alone", "together", "any", "names", "others"]
 """See `_Making._kind`."""
 
@@ -314,10 +317,10 @@ class _Making:
         - `names`: it makes a name, which is recorded in advance.
         - `others`.
         """
-        volume = self._volumes[step.prefix]
-        if _is_large(step) or _waits(step):
+        volume, source = self._volumes[step.prefix], step.source
+        if step.word in _IN_PLACE or (source is not None and source.state.size > placing.STAGED_BYTES):
             return "alone"
-        if step.word == "make" and placing.makes_together(volume) and step.source and placing.is_small(step.source):
+        if step.word == "make" and placing.makes_together(volume) and source and placing.is_small(source):
             return "together"
         if not _is_recorded_first(volume):
             return "any"
@@ -346,7 +349,7 @@ class _Making:
         volume = self._volumes[step.prefix]
         self._way = self._ways.setdefault(step.prefix, Directories(volume))
         with contextlib.ExitStack() as stack:
-            if _waits(step) and isinstance(volume, ObservableVolume):
+            if step.word in _IN_PLACE and isinstance(volume, ObservableVolume):
                 stack.enter_context(volume.rewriting(self._as_seen(step, self._way.at(step.path)[2]).node))
             elif step.word == "make" and step.source is not None and kind == "alone":
                 parent, name, _ = self._way.at(step.path)
@@ -504,15 +507,6 @@ def _is_recorded_first(volume: Volume) -> bool:
 def _left(step: Step) -> Stamp | None:
     """Return what a step leaves under the name that it makes; None where that is not known."""
     return stamp_of(step.source.state) if step.source is not None and stat.S_ISREG(step.source.state.mode) else None
-
-
-def _is_large(step: Step) -> bool:
-    return step.source is not None and step.source.state.size > placing.STAGED_BYTES
-
-
-def _waits(step: Step) -> bool:
-    """Return True for a step that waits for processes which have just opened the file."""
-    return step.word in ("overwrite", "merge")
 
 
 def _changed(step: Step, how: str) -> OSError:

@@ -58,6 +58,7 @@ from fusebackend.trees.lower_tree import BASE, FIRST_OWN, LowerTree
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
 from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.walk import paged
 
 IDENTITY: Final = 0x66626B62
 """The application id of a branch's file, which is no volume by itself: its names lead to files of the lower tree."""
@@ -67,8 +68,6 @@ UNFINISHED: Final = "unfinished"
 
 BELOW: Final = "below:"
 """What the snapshot below a branch is called there begins so, before the prefix of its route."""
-
-PAGE_ENTRIES: Final = 1000
 
 COPY_BYTES: Final = 256 << 10
 COPY_NAMES: Final = 256
@@ -441,7 +440,7 @@ class BranchVolume(SqliteVolume):
                     name: Attr(entry, mode, size=size, version=version, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
                     for _, name, entry, mode, mtime_ns, ctime_ns, size, version in rows
                 }
-            return dict(self._below(node))
+            return dict(paged(self.lower.listing, node))
 
     def follow(self, number: int, moves: Sequence[tuple[bytes, bytes]]) -> None:
         """Note that a merge has renamed files and directories of live routes, which the branch finds by their paths. It
@@ -503,7 +502,7 @@ class BranchVolume(SqliteVolume):
             changed, moved = 0, set[int | None]()
             for origin in origins:
                 if origin.names:
-                    ours = dict(self._all_children(origin.node))
+                    ours = dict(paged(self._children, origin.node))
                     theirs = {name: entry.node for name, entry in self.lower_entries(origin.node).items()}
                     others = [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]
                     changed += len(others)
@@ -514,12 +513,6 @@ class BranchVolume(SqliteVolume):
             with sqlite_errors():
                 new = self._db.execute("SELECT count(*) FROM dentry WHERE parent >= ?", (FIRST_OWN,))
                 return changed + int(new.fetchone()[0])
-
-    def _all_children(self, node: int) -> Iterator[tuple[bytes, int]]:
-        after = b""
-        while page := self._children(node, after, PAGE_ENTRIES):
-            yield from page
-            after = page[-1][0]
 
     # -- copying up --------------------------------------------------------------------------------------------
 
@@ -586,7 +579,7 @@ class BranchVolume(SqliteVolume):
         """Copy the entries of a directory up."""
         directory = inode.node
         origin = self._copy_attributes(inode)
-        entries = list(self._below(directory))
+        entries = list(paged(self.lower.listing, directory))
         for _, attr in entries:
             if self.lower.is_numbered(attr.node):
                 self._known(attr.node)
@@ -613,12 +606,6 @@ class BranchVolume(SqliteVolume):
         if node is None or self._is_own(node) or not self.lower.is_numbered(node):
             return None
         return self.lower.found_in(node)
-
-    def _below(self, directory: int) -> Iterator[tuple[bytes, Attr]]:
-        after = b""
-        while page := self.lower.listing(directory, after, PAGE_ENTRIES):
-            yield from page
-            after = page[-1][0]
 
     def _own_bytes(self, inode: Inode) -> None:
         """A byte of a file is about to be changed, or its size."""
@@ -653,7 +640,7 @@ class BranchVolume(SqliteVolume):
 
     def _fill_base(self, node: int, base: Inode) -> Attr:
         """Copy the bytes of a live file into a new one; returns its attributes at that moment."""
-        with self.lower.reading(node, os.O_RDONLY) as (volume, handle):
+        with self.lower.reading(node) as (volume, handle):
             for attempt in range(ATTEMPTS):
                 before = self.lower.attr_of(node)
                 for offset, piece in _pieces(volume, handle):
@@ -795,7 +782,9 @@ class BranchVolume(SqliteVolume):
 
     def _note_entry(self, parent: int, name: bytes, node: int) -> None:
         """A name of a directory's own entries leads to a file that has nothing of its own: it is where it was."""
-        if not (self._is_own(node) or self.lower.is_noted(node)) and self._is_there(parent, name, node):
+        if self._is_own(node) or self.lower.found_in(node) is not None:
+            return
+        if self._is_there(parent, name, node):
             self.lower.note(node, parent, name, self.lower.attr_of(node).is_dir)
 
     def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
@@ -892,7 +881,7 @@ class BranchVolume(SqliteVolume):
         with self.lock, self._fresh:
             inode = self._inode(node)
             if self._needs_below(inode) and node not in self._handles:
-                self._handles[node] = self.lower.open(node, os.O_RDONLY)
+                self._handles[node] = self.lower.open(node)
             return super().open(node, flags)
 
     def release(self, node: int, flags: int) -> None:
@@ -919,19 +908,18 @@ class BranchVolume(SqliteVolume):
         origin = self._origins.get(inode.node)
         return origin is None or origin.limit is None or (origin.limit > 0 and not origin.base)
 
-    def _read_below(self, node: int, offset: int, size: int) -> bytes:
+    def _reading_below(self, node: int) -> AbstractContextManager[tuple[Volume, int]]:
+        """Give the volume and the node to read a file of the lower tree by, which may be open already."""
         handle = self._handles.get(node)
-        if handle is not None:
-            return handle[0].read(handle[1], offset, size)
-        with self.lower.reading(node, os.O_RDONLY) as (volume, inner):
-            return volume.read(inner, offset, size)
+        return self.lower.reading(node) if handle is None else contextlib.nullcontext(handle)
+
+    def _read_below(self, node: int, offset: int, size: int) -> bytes:
+        with self._reading_below(node) as (volume, handle):
+            return volume.read(handle, offset, size)
 
     def _next_below(self, node: int, offset: int) -> int | None:
-        handle = self._handles.get(node)
-        if handle is not None:
-            return handle[0].next_data(handle[1], offset)
-        with self.lower.reading(node, os.O_RDONLY) as (volume, inner):
-            return volume.next_data(inner, offset)
+        with self._reading_below(node) as (volume, handle):
+            return volume.next_data(handle, offset)
 
     def _get(self, inode: Inode, offset: int, size: int) -> bytes:
         if inode.node >= FIRST_OWN:

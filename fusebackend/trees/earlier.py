@@ -23,7 +23,7 @@ import itertools
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -96,6 +96,7 @@ class RecordedVolume(GivesPieces):
         self._gone: dict[int | bytes, PlannedFile] = {}  # files that have no name, by what they had: node or identity
         self._identities: Mapping[int, bytes] = {}  # of the records' files
         self._ctimes: dict[int, int] = {}
+        self._counted: Collection[int] = ()  # files of which another name was changed
 
     # -- taking back -----------------------------------------------------------------------------------------------
 
@@ -196,10 +197,6 @@ class RecordedVolume(GivesPieces):
         """Return True for a file whose bytes a call may have changed since without a record, whatever its times say."""
         return False
 
-    def _time_of(self, attr: Attr) -> int:
-        """Return the time of a live file that shows a change of its bytes."""
-        return attr.ctime_ns
-
     def _entry(self, directory: PlannedName, name: bytes, live: Attr | None) -> Attr | None:
         """Return the attributes of a name.
 
@@ -217,8 +214,9 @@ class RecordedVolume(GivesPieces):
         if file.state is None and not file.is_dir:
             assert file.seen is not None, "a file that is made has a state"
             attr = live if live is not None and live.node == file.seen.node else self._live.getattr(file.seen.node)
-            time_ns = attr.mtime_ns if place.is_moved else self._time_of(attr)  # a rename moves the ctime, too
-            if not self._is_newer(file, attr.mode, time_ns):
+            # A change of names moves the ctime, too.
+            is_counted = place.is_moved or attr.node in self._counted
+            if not self._is_newer(file, attr.mode, attr.mtime_ns if is_counted else attr.ctime_ns):
                 return attr
             file.state, file.why_lost = state_of(self._live, attr), _UNKNOWN
         if file.seen is not None:
@@ -350,7 +348,6 @@ class EarlierVolume(RecordedVolume):
         self._identities = history.identities([*{each.call for each in records.values()}])
         for number in sorted(records, reverse=True):
             self.take_back(records[number])
-        # A change of another name moves the ctime, too.
         self._counted = {each.node for each in records.values() if each.linked or each.to_path}
         paths_of = {path.rstrip(b"/") for each in records.values() for path in _paths_of(each)}
         # Changed by one name, a file may have others that no record names.
@@ -385,9 +382,6 @@ class EarlierVolume(RecordedVolume):
     def _may_go_on(self, file: PlannedFile) -> bool:
         node, moment = 0 if file.seen is None else file.seen.node, self._moment
         return any(self._history.was_changing(each, node, moment.begin, moment.time_ns) for each in self._prefixes)
-
-    def _time_of(self, attr: Attr) -> int:
-        return attr.mtime_ns if attr.node in self._counted else attr.ctime_ns
 
     def _unknown(self, path: bytes, why: str) -> OSError:
         shown = mount_path(self._prefixes[0], path)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -184,10 +185,6 @@ class LowerTree(ComposedTree):
         if is_dir:
             self._directories.add(number)
 
-    def is_noted(self, number: int) -> bool:
-        """Return True if `note` was called for a number that is still remembered."""
-        return number in self._found
-
     def parent(self, number: int) -> int:
         """Return the directory that a directory is in."""
         if number == ROOT_NODE:
@@ -202,7 +199,7 @@ class LowerTree(ComposedTree):
         return self.number(place.parent.route, place.parent.node)
 
     def found_in(self, number: int) -> int | None:
-        """Return the directory in which a file was found in this session."""
+        """Return the directory in which a file was found in this session; None once `note` of it is forgotten."""
         found = self._found.get(number)
         return None if found is None else found[0]
 
@@ -368,17 +365,17 @@ class LowerTree(ComposedTree):
         volume, node = self._ask(number, self.view)
         return xattrs_of(volume, node)
 
-    def open(self, number: int, flags: int) -> tuple[Volume, int]:
-        """Open a file; returns its volume, and the node to read and to release."""
+    def open(self, number: int) -> tuple[Volume, int]:
+        """Open a file for reading; returns its volume, and the node to read and to release."""
         volume, node = self._ask(number, self.view)
-        attr = volume.open(node, flags)
+        attr = volume.open(node, os.O_RDONLY)
         return volume, node if attr is None else attr.node
 
     @contextlib.contextmanager
-    def reading(self, number: int, flags: int) -> Iterator[tuple[Volume, int]]:
+    def reading(self, number: int) -> Iterator[tuple[Volume, int]]:
         """Open a file for a block; yields its volume and the node to read."""
         volume, node = self._ask(number, self.view)
-        with opened(volume, node, flags) as handle:
+        with opened(volume, node, os.O_RDONLY) as handle:
             yield volume, handle
 
     # -- of a tree over another branch's file --------------------------------------------------------------------

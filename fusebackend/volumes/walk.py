@@ -16,7 +16,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from fusebackend.base import budget, paths
 from fusebackend.base.errors import VANISHED, oserror, unless
@@ -24,6 +24,8 @@ from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Volume
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PATH_MAX_BYTES = 4096
 """Longest path of the agent face, as on Linux."""
@@ -186,7 +188,12 @@ def _leaves_volume() -> OSError:
 def entries(volume: Volume, directory: int, is_brief: bool = False) -> Iterator[tuple[bytes, Attr]]:
     """All entries of a directory, page by page, in the order of their names as bytes. With brief attributes, where that
     is enough (`Attr.is_brief`)."""
-    after, read = b"", volume.readdir_brief if is_brief else volume.readdir
+    return paged(volume.readdir_brief if is_brief else volume.readdir, directory)
+
+
+def paged(read: Callable[[int, bytes, int], Sequence[tuple[bytes, T]]], directory: int) -> Iterator[tuple[bytes, T]]:
+    """Yield what is under all names of a directory, in their order, by calls for a page after a name."""
+    after = b""
     while page := read(directory, after, PAGE_ENTRIES):
         yield from page
         after = page[-1][0]

@@ -6,7 +6,7 @@
 `Postgres` is its address, all that a test of the shared server needs (`shared.py`); `Server` also starts and stops it.
 The server is a child of the process that starts it and is ended by its process id; the kernel ends it when that process
 is killed. It refuses to run as root, so root starts it as the user `postgres`. Without `durable` it does not wait for
-the disk. With `slow_fsync_s` each fsync of the server takes that much longer.
+the disk, and has its files in memory where there is room. With `slow_fsync_s` each fsync of it takes that much longer.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Server(Program, Postgres):
         assert programs is not None, "call `require` first"
         self._programs = programs
         self._settings = SETTINGS + (() if durable else CARELESS) + settings
-        super().__init__("pg", user=True)
+        super().__init__("pg", user=True, in_memory=not durable)  # ext4 looks long for the inodes of a new database
         self._environment = dict(os.environ)
         if slow_fsync_s:
             self._environment["LD_PRELOAD"] = str(slow_fsync.build(self.directory, slow_fsync_s))

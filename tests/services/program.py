@@ -18,6 +18,10 @@ import pytest
 
 LIMIT_S = 60.0
 
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 4 << 30
+"""What must be free there for a server whose files need not outlive it. Twice what one takes, and memory for tests."""
+
 
 def as_user() -> list[str]:
     """Return setpriv's words for a program that refuses to run as root: root starts it as the user `postgres`."""
@@ -29,9 +33,11 @@ class Program:
 
     name: str
 
-    def __init__(self, directory: str, *, user: bool = False) -> None:
+    def __init__(self, directory: str, *, user: bool = False, in_memory: bool = False) -> None:
         # Not pytest's directory: the path of a socket may have 107 bytes, and the user `postgres` must get there.
-        self.directory = Path(tempfile.mkdtemp(prefix=f"fusebackend-{directory}-"))
+        has_room = in_memory and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES
+        place = MEMORY if has_room and os.access(MEMORY, os.W_OK) else None
+        self.directory = Path(tempfile.mkdtemp(prefix=f"fusebackend-{directory}-", dir=place))
         self._process: subprocess.Popen[bytes] | None = None
         if user and as_user():
             shutil.chown(self.directory, "postgres", "postgres")

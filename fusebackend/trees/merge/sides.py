@@ -9,7 +9,6 @@ deleted, counts as changed.
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from fusebackend.base.errors import oserror, unless
@@ -132,7 +131,7 @@ class BranchBase(Volume):
             kept = self._kept_bytes(node)
             if kept:
                 return self._branch.read(kept, offset, size)
-            with self._lower.reading(node, os.O_RDONLY) as (volume, handle):
+            with self._lower.reading(node) as (volume, handle):
                 return volume.read(handle, offset, size)
 
     def next_data(self, node: int, offset: int) -> int | None:
@@ -140,7 +139,7 @@ class BranchBase(Volume):
             kept = self._kept_bytes(node)
             if kept:
                 return self._branch.next_data(kept, offset)
-            with self._lower.reading(node, os.O_RDONLY) as (volume, handle):
+            with self._lower.reading(node) as (volume, handle):
                 return volume.next_data(handle, offset)
 
     def statfs(self) -> StatFs:
