@@ -111,6 +111,12 @@ def test_hunks_have_three_lines_of_context() -> None:
     assert "@@ -7,7 +7,7 @@\n 6\n 7\n 8\n-9\n+nine\n 10\n 11\n 12\n" in made
 
 
+def test_changes_seven_lines_apart_are_two_hunks() -> None:
+    for between, hunks in ((6, 1), (7, 2)):
+        same = b"same\n" * between
+        assert patch({b"f": b"1\n" + same + b"2\n"}, {b"f": b"3\n" + same + b"4\n"}).count(b"\n@@ ") == hunks, between
+
+
 def test_a_link_a_mode_and_a_rename(tmp_path: Path) -> None:
     fill(tmp_path, {b"old name": b"same\n", b"run": b"#!/bin/sh\n"})
     (tmp_path / "link").symlink_to("old name")

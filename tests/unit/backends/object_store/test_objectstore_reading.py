@@ -20,7 +20,7 @@ from profiles import examples
 
 from fusebackend.backends.object_store.bucket.requests import ObjectVersion
 from fusebackend.backends.object_store.volume import PACE
-from fusebackend.remote.ranges import BLOCK_BYTES, WHOLE_BYTES, Allowance, BlockCache, RangedReader
+from fusebackend.remote.ranges import BLOCK_BYTES, WHOLE_BYTES, Allowance, BlockCache, Part, RangedReader
 from fusebackend.testing.posix.case import refused
 
 MIB = 1 << 20
@@ -226,10 +226,26 @@ def test_the_cache_keeps_to_its_bound_and_lets_go_of_what_was_used_longest_ago()
     assert [cache.has("key", "etag", number) for number in range(5)] == [True, False, True, True, True]
     cache.put("key", "etag", 4, b"z")
     assert len(cache) == 3 * BLOCK_BYTES + 1
+    assert cache.has("key", "etag", 2), "a block was put out though the new one is smaller than the old"
     cache.put("key", "other", 0, b"x" * (4 * BLOCK_BYTES + 1))
     assert len(cache) == 3 * BLOCK_BYTES + 1, "a block larger than the cache is not kept"
     cache.close()
     assert (len(cache), cache.get("key", "etag", 0)) == (0, None)
+
+
+class _ShortSource:
+    """Its file has become shorter: it has two bytes of any range."""
+
+    def fetch(self, offset: int, size: int, add: Callable[[memoryview], None]) -> None:
+        add(memoryview(b"ab"))
+
+    def close(self) -> None: ...
+
+
+def test_fewer_bytes_than_were_asked_for_are_another_version() -> None:
+    part = Part(0, 3, _ShortSource(), lambda part, is_whole: None)
+    assert part.joined(0, 2) == b"ab"
+    refused(errno.ESTALE, part.at, 2, 3)
 
 
 def test_threads_that_want_one_block_at_once_fetch_it_once(
