@@ -38,8 +38,9 @@ CALLS_A_NAME = 12
 CALLS_A_LEVEL_GONE = 25
 """To delete a directory."""
 
-CALLS_A_LEVEL_BACK = 100
-"""Of an undo: it holds a lock for 1 ms, and then looks up the 64 directories above once more."""
+CALLS_A_LEVEL_BACK = 150
+"""Of an undo: it holds a lock for 1 ms, and then looks up the 64 directories above once more. On a machine that stalls
+that is after each level."""
 
 PATHS = 50
 """In one batch."""
