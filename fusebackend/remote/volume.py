@@ -238,17 +238,17 @@ class RemoteVolume(NativeVolume):
         new: list[tuple[Entry, Buffer]] = []
         with contextlib.ExitStack() as stack:
             buffers = [stack.enter_context(contextlib.closing(Buffer())) for _ in files]
-            for number, (file, buffer) in enumerate(zip(files, buffers, strict=True)):
+            for number, file in enumerate(files):
                 try:
-                    self._fill(buffer, file)
+                    self._fill(buffers[number], file)
                 except OSError as error:
                     made[number] = error
                     return made
             stack.enter_context(self.lock)
             stack.enter_context(self._gate.passing())
-            for number, (file, buffer) in enumerate(zip(files, buffers, strict=True)):
+            for number, file in enumerate(files):
                 try:
-                    new.append((self._new_entry(file), buffer))
+                    new.append((self._new_entry(file), buffers[number]))
                 except OSError as error:
                     made[number] = error
                     return made

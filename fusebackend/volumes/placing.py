@@ -172,7 +172,7 @@ def at_hand(source: Source) -> Iterator[Source]:
         yield source
         return
     if source.state.size <= STAGED_BYTES:
-        yield BytesSource(source.state, whole(source))
+        yield BytesSource(source.state, whole(source)[: source.state.size])  # it may have grown since
         return
     with tempfile.TemporaryFile() as file:
         for offset, piece in source.pieces():

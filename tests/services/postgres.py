@@ -6,7 +6,7 @@
 `Postgres` is its address, all that a test of the shared server needs (`shared.py`); `Server` also starts and stops it.
 The server is a child of the process that starts it and is ended by its process id; the kernel ends it when that process
 is killed. It refuses to run as root, so root starts it as the user `postgres`. Without `durable` it does not wait for
-the disk, and has its files in memory where there is room. With `slow_fsync_s` each fsync of it takes that much longer.
+the disk. With `slow_fsync_s` each fsync of the server takes that much longer.
 """
 
 from __future__ import annotations
@@ -108,16 +108,19 @@ class Server(Program, Postgres):
 
     Args:
         settings: more of them, as `max_connections=12`; they take the place of ours.
+        in_memory: its files are in memory where there is room. ext4 looks long for the inodes of a new database.
     """
 
     name = "PostgreSQL"
 
-    def __init__(self, *settings: str, durable: bool = False, slow_fsync_s: float = 0.0) -> None:
+    def __init__(
+        self, *settings: str, durable: bool = False, slow_fsync_s: float = 0.0, in_memory: bool = False
+    ) -> None:
         programs = _programs()
         assert programs is not None, "call `require` first"
         self._programs = programs
         self._settings = SETTINGS + (() if durable else CARELESS) + settings
-        super().__init__("pg", user=True, in_memory=not durable)  # ext4 looks long for the inodes of a new database
+        super().__init__("pg", user=True, in_memory=in_memory)
         self._environment = dict(os.environ)
         if slow_fsync_s:
             self._environment["LD_PRELOAD"] = str(slow_fsync.build(self.directory, slow_fsync_s))
@@ -175,10 +178,12 @@ def answers(dsn: str) -> bool:
 
 
 @contextlib.contextmanager
-def running(*settings: str, durable: bool = False, slow_fsync_s: float = 0.0) -> Iterator[Server]:
+def running(
+    *settings: str, durable: bool = False, slow_fsync_s: float = 0.0, in_memory: bool = False
+) -> Iterator[Server]:
     """Run a server for the length of a block. Skip or fail the test where none can run, see `require`."""
     require()
-    server = Server(*settings, durable=durable, slow_fsync_s=slow_fsync_s)
+    server = Server(*settings, durable=durable, slow_fsync_s=slow_fsync_s, in_memory=in_memory)
     try:
         server.start()
         yield server

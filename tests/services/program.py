@@ -35,9 +35,8 @@ class Program:
 
     def __init__(self, directory: str, *, user: bool = False, in_memory: bool = False) -> None:
         # Not pytest's directory: the path of a socket may have 107 bytes, and the user `postgres` must get there.
-        has_room = in_memory and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM_BYTES
-        place = MEMORY if has_room and os.access(MEMORY, os.W_OK) else None
-        self.directory = Path(tempfile.mkdtemp(prefix=f"fusebackend-{directory}-", dir=place))
+        has_room = in_memory and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM_BYTES
+        self.directory = Path(tempfile.mkdtemp(prefix=f"fusebackend-{directory}-", dir=MEMORY if has_room else None))
         self._process: subprocess.Popen[bytes] | None = None
         if user and as_user():
             shutil.chown(self.directory, "postgres", "postgres")

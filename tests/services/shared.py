@@ -117,7 +117,7 @@ def _received(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def _postgres(opened: contextlib.ExitStack) -> dict[str, str]:
-    return {"directory": str(opened.enter_context(postgres_service.running()).directory)}
+    return {"directory": str(opened.enter_context(postgres_service.running(in_memory=True)).directory)}
 
 
 def _seaweedfs(opened: contextlib.ExitStack) -> dict[str, str]:
