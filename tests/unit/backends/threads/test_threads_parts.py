@@ -557,10 +557,6 @@ class TestHostile:
             "3 · human · 12:34:31",
         ]
 
-    def test_a_tools_name_is_a_part_of_a_file_name(self) -> None:
-        assert names(tool("x", name="../../etc/passwd\n\x1b[2J")) == ["0001-tool-_.._etc_passwd_2J.txt"]
-        assert len(names(tool("x", name="n" * 500))[0]) < 100
-
     def test_a_tools_result_is_byte_for_byte(self) -> None:
         for text, data in [("a\x1b[31m\r\n", b"a\x1b[31m\r\n"), ("\udcff", b"\xff"), ("\ud800", b"?"), ("", b"")]:
             assert files_of(3, tool(text)) == [("0003-tool-grep.txt", data)]
@@ -657,9 +653,6 @@ class TestCuts:
             shown = section(1, tool("y" * length), 0)
             said = re.search(r"… ([0-9,]+) more", shown)
             assert shown.count("y") + int(said[1].replace(",", "") if said else 0) == length
-
-    def test_an_error_is_in_the_heading(self) -> None:
-        assert section(1, tool("x", status="error"), NOON_NS).startswith("## 1 · tool grep · 12:34:31 · error\n")
 
 
 class TestTitle:
