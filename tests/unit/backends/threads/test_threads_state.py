@@ -19,6 +19,7 @@ from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.protocol import Attr
 
 
+@pytest.mark.parametrize("b", ["postgres"], indirect=True)  # `test_threads_for_people.py` reads stories in SQLite
 @for_each("story", STORIES)
 def test_every_checkpoint_is_as_langgraph_finds_it(b: Bench, story: str) -> None:
     agent = STORIES[story](b.saver)
