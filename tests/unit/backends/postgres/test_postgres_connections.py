@@ -82,7 +82,7 @@ def test_an_idle_volume_has_one_connection(small: Server) -> None:
     with contextlib.ExitStack() as ends:
         hosts = []
         for number in range(2):
-            names = [f"volume {number}-{each}" if each % 2 else "shared" for each in range(4)]
+            names = [f"volume {number}-{each}" if each % 2 else "shared" for each in range(2)]
             command = [sys.executable, "-c", IDLE, small.dsn(), *names]
             hosts.append(
                 ends.enter_context(
@@ -92,7 +92,7 @@ def test_an_idle_volume_has_one_connection(small: Server) -> None:
         for host in hosts:
             assert host.stdout is not None
             assert host.stdout.readline() == "open\n"
-        eventually(lambda: clients(small.dsn()) == 8, LIMIT_S)
+        eventually(lambda: clients(small.dsn()) == 4, LIMIT_S)
         for host in hosts:
             out, _ = host.communicate("\n", timeout=LIMIT_S)
             assert out == "closed\n"
