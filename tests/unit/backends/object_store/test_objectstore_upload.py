@@ -209,11 +209,6 @@ def test_conditions_and_attributes(server: Server) -> None:
         refused(errno.ESTALE, put, store, "key", buffer_of(b"five"), if_match=changed.etag)
 
 
-def test_a_condition_too_many_is_a_bug() -> None:
-    with pytest.raises(ValueError, match="not both"):
-        put(MemoryStore(), "key", buffer_of(b""), create=True, if_match="x")
-
-
 def test_a_local_directory_has_no_attributes_and_takes_the_file(tmp_path: os.PathLike[str]) -> None:
     store = LocalStore(tmp_path)  # type: ignore[arg-type]
     assert put(store, "key", buffer_of(b"data"), create=True, attributes={"mode": "0644"}).size == 4
