@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -119,10 +119,10 @@ CHANGES_OF_CONTENTS: dict[str, Callable[[str], None]] = {
 }
 
 
-def _change_all() -> None:
-    """Change files of the working directory, each in the way that it is named by: a process for each would be slow."""
-    for how, change in CHANGES_OF_CONTENTS.items():
-        change(how)
+def _in_turn(calls: Iterable[Callable[[], object]]) -> None:
+    """Make calls in one process of another user: to fork for each would be slow."""
+    for call in calls:
+        call()
 
 
 def _modes(directory: Path) -> dict[str, str]:
@@ -135,11 +135,7 @@ def _by_root(directory: Path, change: Callable[[], object]) -> None:
 
 
 def _by_root_without_capabilities(directory: Path, change: Callable[[], object]) -> None:
-    def changed() -> None:
-        drop_capabilities()
-        _by_root(directory, change)
-
-    in_child(changed)
+    in_child(partial(_in_turn, [drop_capabilities, partial(_by_root, directory, change)]))
 
 
 _by_a_member = partial(as_user, groups=(OTHER,))
@@ -215,11 +211,9 @@ class OwnershipCases(Case):
             with case as mode, fresh(d) as own:
                 os.chown(own, 0, OTHER)
                 os.chmod(own, mode)
-                as_user(own, lambda: [maker(kind) for kind, maker in makers.items()])
+                as_user(own, partial(_in_turn, [partial(maker, kind) for kind, maker in makers.items()]))
                 passes_on = bool(mode & stat.S_ISGID)
-                made = list(own.rglob("*"))
-                assert {path.name for path in made} >= makers.keys()
-                for path in made:
+                for path in own.rglob("*"):
                     status = path.lstat()
                     assert (status.st_uid, status.st_gid) == (NOBODY, OTHER if passes_on else NOBODY)
                     assert bool(status.st_mode & stat.S_ISGID) == (passes_on and path.is_dir())
@@ -241,19 +235,17 @@ class OwnershipCases(Case):
         as_user(d, partial(all_refused, *rows))
         assert as_user(d, Path("readable").read_bytes) == b"open"
 
-    @needs("root", "persistent_modes")
+    @needs("root", "persistent_modes", "other_users")
     def test_changing_contents_without_privileges_clears_the_bits(self, d: Path) -> None:
         """POSIX, write() and truncate(). Linux keeps a set-group-ID bit without group execute permission if the writing
         user is in the file's group."""
         for case in each(WRITERS):
             with case as (run, owner, mode, left), fresh(d) as own:
-                if run not in (_by_root, _by_root_without_capabilities):
-                    self.require(["other_users"])
                 for how in CHANGES_OF_CONTENTS:
                     (own / how).write_bytes(b"x" * 100)
                     os.chown(own / how, *owner)
                     os.chmod(own / how, mode)
-                run(own, _change_all)
+                run(own, partial(_in_turn, [partial(change, how) for how, change in CHANGES_OF_CONTENTS.items()]))
                 assert _modes(own) == dict.fromkeys(CHANGES_OF_CONTENTS, oct(left))
 
     @needs("root", "persistent_modes", "other_users")
@@ -284,7 +276,7 @@ class OwnershipCases(Case):
                     os.chown(path, NOBODY, NOBODY)
                     os.chmod(path, mode)
                     expected[path.name] = oct(left)
-                as_user(own, lambda names=expected: [os.chown(name, -1, -1) for name in names], uid=uid)
+                as_user(own, partial(_in_turn, [partial(os.chown, name, -1, -1) for name in expected]), uid=uid)
                 assert _modes(own) == expected
 
     @needs("root", "persistent_modes")
