@@ -157,14 +157,9 @@ WRITERS: tuple[tuple[Callable[[Path, Callable[[], object]], object], tuple[int, 
 """Who changes a file, the file's owner and mode, and the mode that is left."""
 
 
-def _make_directory(path: str) -> None:
-    os.mkdir(path)
-    Path(path, "below").touch()
-
-
 MAKERS: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
     "file": ((), lambda path: Path(path).touch()),
-    "directory": ((), _make_directory),
+    "directory": ((), lambda path: os.makedirs(f"{path}/below")),
     "symlink": (("symlinks",), lambda path: os.symlink("x", path)),
     "fifo": (("special_files",), os.mkfifo),
 }

@@ -16,6 +16,7 @@ from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import schema
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE
+from fusebackend.testing.each import each
 from fusebackend.urls.opening import UrlError, open_backend
 
 
@@ -112,36 +113,37 @@ def test_a_volume_has_any_printable_name(postgres_dsn: str, name: str) -> None:
     assert (name,) in sql(postgres_dsn, "SELECT name FROM fusebackend.volume")
 
 
+def of_another_user(dsn: str, user: str) -> str:
+    return f"postgres:{dsn.replace('user=postgres', user)}?volume=work"
+
+
 class TestRefused:
-    def test_a_database_that_is_not_there(self, postgres: Postgres) -> None:
-        assert 'database "nowhere" does not exist' in refusal(f"postgres:{postgres.dsn('nowhere')}?volume=work")
+    def test_whoever_may_not_or_can_not_open_it(self, postgres: Postgres, postgres_dsn: str) -> None:
+        """The sentence of each, in which no password stands."""
+        postgres.execute("CREATE ROLE modest LOGIN")
+        try:
+            for case in each(
+                [
+                    (f"postgres:{postgres.dsn('nowhere')}?volume=work", 'database "nowhere" does not exist'),
+                    (of_another_user(postgres_dsn, "user=nobody password=secret"), 'role "nobody" does not exist'),
+                    (of_another_user(postgres_dsn, "user=modest"), "permission denied for database"),
+                    ("postgres:nonsense?volume=work", "nonsense"),
+                    ("postgres:host=x nonsense=1?volume=work", "nonsense"),
+                    ("postgres:dbname=x?volume=work&conflict=both", "must be 'error' or 'last-writer'"),
+                ]
+            ):
+                with case as (url, expected):
+                    message = refusal(url)
+                    assert expected in message
+                    assert "secret" not in message
+        finally:
+            postgres.execute("DROP ROLE modest")
 
     def test_a_server_that_is_not_there(self) -> None:
         message = refusal("postgres:postgresql://me:secret@127.0.0.1:1/x?volume=work&connect_timeout=2")
         assert "refused" in message
         assert "secret" not in message
         assert "me:***@" in message
-
-    def test_a_user_that_is_not_there(self, postgres_dsn: str) -> None:
-        dsn = postgres_dsn.replace("user=postgres", "user=nobody password=secret")
-        message = refusal(f"postgres:{dsn}?volume=work")
-        assert 'role "nobody" does not exist' in message
-        assert "secret" not in message
-
-    def test_a_user_who_may_not_make_tables(self, postgres: Postgres, postgres_dsn: str) -> None:
-        postgres.execute("CREATE ROLE modest LOGIN")
-        try:
-            message = refusal(f"postgres:{postgres_dsn.replace('user=postgres', 'user=modest')}?volume=work")
-            assert "permission denied for database" in message
-        finally:
-            postgres.execute("DROP ROLE modest")
-
-    @pytest.mark.parametrize("word", ["nonsense", "host=x nonsense=1"])
-    def test_words_that_libpq_does_not_know(self, word: str) -> None:
-        assert "nonsense" in refusal(f"postgres:{word}?volume=work")
-
-    def test_a_parameter_that_is_wrong(self) -> None:
-        assert "must be 'error' or 'last-writer'" in refusal("postgres:dbname=x?volume=work&conflict=both")
 
     def test_a_volume_without_a_proper_name(self) -> None:
         with pytest.raises(ValueError, match="volume must be a name"):
