@@ -3,7 +3,7 @@
     README.md  transcript.md  checkpoints.tsv  space.tsv      pages (`overview.py`); the last is of a whole thread
     messages.jsonl  state.json                     the current conversation and state (`documents.py`)
     messages/0012-ai.md …                          each message (`conversation.py`)
-    changes/NAME.patch …                           a git patch for each checkpoint that changed files (`patch.py`)
+    changes/NAME.patch …                           a git patch for each checkpoint that changed files (`index.py`)
     head/…                                         the files now
     history/NAME/…                                 the files at a checkpoint; beside it NAME.state.json and
                                                    NAME.messages.jsonl
