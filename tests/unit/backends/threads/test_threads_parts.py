@@ -58,9 +58,10 @@ from fusebackend.backends.threads.database.values import (
     update,
 )
 from fusebackend.backends.threads.documents import message_line
+from fusebackend.backends.threads.index import Step, patch_of
 from fusebackend.backends.threads.json_text import MAX_LEVELS, compact, pretty
 from fusebackend.backends.threads.message_index import _digest
-from fusebackend.backends.threads.patch import Header, patch
+from fusebackend.backends.threads.nodes import Nodes, Records
 
 SERIALISER = JsonPlusSerializer()
 
@@ -489,7 +490,9 @@ def test_the_size_of_a_line_follows_from_its_parts(fields: dict[str, Any]) -> No
 
 
 def test_it_reads_like_a_log_and_its_header_has_a_line_for_each_field() -> None:
-    made = patch(Header("id\nforged", "a\x1b[2J", "d", "s\r\ndiff --git a/x b/x"), {}, {b"f": b"x"}).decode()
+    step = Step("id\nforged", [], "name", None, 1, "loop", "a\x1b[2J", 0, [], [], 0, 0, 0, 0, 1, 1, 0, 0, [], None)
+    records = Records(Nodes())
+    made = patch_of(step, "s\r\ndiff --git a/x b/x", {}, {"/f": records.of("x")}).decode()
     lines = made.split("\n")
     assert lines[0] == "commit id\N{REPLACEMENT CHARACTER}forged"
     assert [line for line in lines if line.startswith("diff ")] == ["diff --git a/f b/f"]
