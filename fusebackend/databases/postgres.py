@@ -183,51 +183,9 @@ def _options() -> dict[str, Any]:
     }
 
 
-class Reconnecting:
-    """One connection, for one user at a time, that is opened again when it was lost.
-
-    Args:
-        open: opens it; called again after a loss.
-    """
-
-    def __init__(self, open: Callable[[], Connection[Any]]) -> None:
-        self._open = open
-        self._mutex = threading.Lock()
-        self._closed = False
-        self.connection = open()
-
-    def run(self, work: Callable[[Connection[Any]], T]) -> T:
-        """The result of `work`, which is called once more if the connection was lost before or meanwhile.
-
-        Raises:
-            psycopg.Error: the server's, or there is no connection.
-        """
-        import psycopg
-
-        with self._mutex:
-            self._require_open()
-            try:
-                return work(self.connection)
-            except psycopg.OperationalError as error:
-                if self._closed or not is_lost(self.connection, error):
-                    raise
-                self.connection.close()
-                self._require_open()
-                return work(self.connection)
-
-    def _require_open(self) -> None:
-        import psycopg
-
-        if self.connection.closed and not self._closed:
-            self.connection = self._open()
-        if self._closed:  # perhaps while it was opened
-            self.connection.close()
-            raise psycopg.OperationalError("the connection was closed")
-
-    def close(self) -> None:
-        """Close it for good. Does not wait for a `run` in another thread, which gets an error."""
-        self._closed = True
-        self.connection.close()
+def ping(connection: Connection[Any]) -> None:
+    """Detect a connection that was lost while the server was away."""
+    connection.execute("")
 
 
 def is_full(error: BaseException) -> bool:

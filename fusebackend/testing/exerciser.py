@@ -97,12 +97,10 @@ class Exerciser:
             self._zero: 4,
             self._sync: 2,
             self._reopen: 2,
+            self._forget_pages: 2,
         }
-        # Not beside others: Linux may drop a page of a FUSE mount while a write to it is on its way, and read it again
-        # as it was before (fs/fuse/file.c, `fuse_fill_write_pages`: pages are unlocked before the write is sent).
         if not self._fixed:
             kinds |= {self._truncate: 6, self._truncate_by_name: 3, self._append: 6, self._copy_within: 3}
-            kinds[self._forget_pages] = 2
             if self._others:
                 kinds[self._do_another] = 1
         return kinds

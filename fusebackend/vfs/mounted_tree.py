@@ -444,8 +444,8 @@ class FileSystem:
     async def read(self, number: int, offset: int, size: int) -> bytes:
         handle = self._handle(number)
         route = handle.route
+        self.reread_pages.read(handle.inode, offset, offset + size)
         if route.executor.blocking:
-            self.reread_pages.read(handle.inode, offset, offset + size)
             await self.range_order.wait_for_writes(handle.inode, offset, offset + size)
         data = await route.ask(route.volume.read, handle.node, offset, size)
         self.prefill.filled.add(handle.inode)
@@ -460,10 +460,7 @@ class FileSystem:
             await self.capabilities.writes(handle)
         inode, appending = handle.inode, bool(handle.flags & _APPENDING)
         write = partial(self.append_end.write, handle) if appending else handle.write
-        if handle.route.executor.blocking:
-            written = await self.reread_pages.write(handle, write, offset, data)
-        else:
-            written = await handle.route.call(write, offset, data)
+        written = await self.reread_pages.write(handle, write, offset, data)
         known = self.inodes.get(inode)
         if known is not None:
             self.append_end.wrote(inode, known, offset + written, appending)

@@ -54,8 +54,8 @@ def truth(served: Path) -> Iterator[OneTruth]:
 @pytest.mark.parametrize(
     ("url", "steps"),
     [
-        pytest.param("memory:", amount("FUSEBACKEND_TRUTH_STEPS", day=1000, night=10_000), marks=pytest.mark.night),
-        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", day=1_000, night=50_000)),
+        pytest.param("memory:", amount("FUSEBACKEND_TRUTH_STEPS", day=500, night=10_000), marks=pytest.mark.night),
+        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", day=500, night=50_000)),
     ],
     ids=["memory", "sqlite"],
 )

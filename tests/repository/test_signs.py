@@ -76,11 +76,7 @@ def prose(path: Path) -> str:
     text = path.read_text()
     if path.suffix == ".md":
         return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    docstrings = [
-        node.value.value
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    ]
+    docstrings = [found for value, found in re.findall(r'(= |: |\(|b)?"""(.*?)"""', text, re.DOTALL) if not value]
     return "\n".join([*docstrings, *re.findall(r"(?:^|\s)# (.*)", text)])
 
 

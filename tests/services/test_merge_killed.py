@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
+import mounts
 import pytest
+import warm
 from profiles import amount
-from programs import command
 
 from services.s3 import Bucket
 
@@ -18,13 +20,20 @@ EVERY = amount("FUSEBACKEND_MERGE_KILLS_EVERY", day=10, night=1)
 pytestmark = pytest.mark.timeout(2400)
 
 
-def run(directory: Path, s3: str, point: int | str) -> tuple[int, list[str]]:
-    directory.mkdir(exist_ok=True)
-    done = command("-c", SCRIPT.read_text(), directory, s3, point, limit_s=120)
-    return done.returncode, done.stdout.splitlines()
+MODULES = ("langgraph.store.sqlite", "merging", "fusebackend.urls.opening", "fusebackend.backends.object_store")
+"""What the process imports that the merges are forked from (`warm.python`)."""
 
 
 def test_a_merge_is_resumed_after_a_kill_at_each_write(tmp_path: Path, bucket: Bucket) -> None:
+    program = tmp_path / "python"
+    warm.python(program, mounts.module_environment(), MODULES)
+
+    def run(directory: Path, s3: str, point: int | str) -> tuple[int, list[str]]:
+        directory.mkdir(exist_ok=True)
+        words = [program, SCRIPT, directory, s3, str(point)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout.splitlines()
+
     run(tmp_path / "whole", bucket.url("whole/"), "fill")
     code, (merged, *wanted) = run(tmp_path / "whole", bucket.url("whole/"), -1)
     assert code == 0

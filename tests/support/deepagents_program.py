@@ -1,7 +1,10 @@
 """An agent of deepagents works on backends of ours given as they are, on a mount, on a client of it and on an exported
-one; prints the output of its tools, as JSON. `test_deepagents_versions.py` runs it with each version of deepagents.
+one, and under permissions (`permitted.py`). `test_deepagents_versions.py` compares what the tools said, with each
+version of deepagents.
 
     python deepagents_program.py DIRECTORY
+
+prints it as JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import permitted
 from graphs import call, deep_agent, edit, say, use, user, write
 from langgraph.store.memory import InMemoryStore
 
@@ -51,8 +55,11 @@ def work(backend: Any, executes: bool = False, awaited: bool = False) -> dict[st
     return {"said": said, "files": sorted(state.get("files") or {}), "executes": executes}
 
 
-def main(directory: Path) -> None:
+def answers_in(directory: Path) -> dict[str, Any]:
+    """Let agents work in a directory; return by kind of backend what their tools said."""
     answers: dict[str, Any] = {"version": version("deepagents"), "from": sys.modules["deepagents"].__file__}
+    (directory / "permitted").mkdir()
+    answers["permitted"] = list(permitted.outcomes(directory / "permitted"))
     with SqliteBackend(directory / "files.db") as volume:
         answers["sqlite"] = work(volume)
     answers["state"] = work(StateBackend())
@@ -75,8 +82,8 @@ def main(directory: Path) -> None:
     exported.write("/d/x.md", "x")
     found = exported.glob("**/*.md")
     answers["glob"] = [info["path"] for info in found.matches or ()]
-    print(json.dumps(answers))
+    return answers
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    print(json.dumps(answers_in(Path(sys.argv[1]))))

@@ -106,6 +106,7 @@ def main(address: str, before: list[str]) -> None:
         signal.signal(number, lambda number, _: os.kill(child.pid, number))
     status = child.wait()
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     sys.exit(status)

@@ -1,20 +1,14 @@
 """Agents of deepagents under `permissions=`, on backends of ours with symbolic links that lead around the rules.
 
-    python permitted.py DIRECTORY
-
-prints what each agent's tools said and what is left of the files, as JSON: `test_deepagents_permissions.py` runs it
-with the oldest deepagents, and calls `outcomes` for the newest.
+`deepagents_program.py` has what each agent's tools said and what is left of the files, with each version of deepagents.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +122,3 @@ def outcomes(directory: Path) -> Iterator[tuple[str, str, list[tuple[str, str]],
                 left = [(info["path"], files.download_files([info["path"]])[0].content) for info in
                         files.ls("/secrets").entries]  # fmt: skip
                 yield f"{name}, {mode}", prefix, told, [(path, content.decode()) for path, content in left]
-
-
-def main(directory: Path) -> None:
-    made = list(outcomes(directory))
-    print(json.dumps({"version": version("deepagents"), "from": sys.modules["deepagents"].__file__, "outcomes": made}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

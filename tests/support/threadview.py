@@ -356,7 +356,7 @@ def check_rows(view: View, expected: list[Step]) -> None:
         assert row["source"] == step.metadata["source"]
         asked, shown = (datetime.datetime.fromisoformat(found) for found in (step.at, row["time"]))
         assert abs((asked - shown).total_seconds()) < 0.1
-        assert row["name"].startswith(f"{shown:%Y%m%dT%H%M%S}.")
+        assert re.match(rf"{shown:%Y%m%dT%H%M%S}\.\d+Z-{step.metadata['step']:04}-", row["name"])
         assert int(row["messages added"]) == len(added)
         assert count(row["files changed"]) == len(changed(parent.files if parent else {}, step.files))
         assert letters(row["next"]) == letters("".join(step.next)), (row["next"], step.next)

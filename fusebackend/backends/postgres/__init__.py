@@ -17,19 +17,6 @@ feed.py pg_snapshot.py    changes of other hosts, and which of them have been re
 search/                   `grep` and `glob`
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fusebackend.backends.postgres.backend import PostgresBackend
+from fusebackend.backends.postgres.backend import PostgresBackend
 
 __all__ = ["PostgresBackend"]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "PostgresBackend":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fusebackend.backends.postgres.backend import PostgresBackend
-
-    return PostgresBackend

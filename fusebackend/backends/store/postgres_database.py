@@ -28,7 +28,7 @@ from fusebackend.backends.store.feed import StoreFeed, install
 from fusebackend.backends.store.items import require_columns
 from fusebackend.backends.store.sql_items import Ask, Order, StoreDatabase, StoreDialect
 from fusebackend.databases.langgraph import dsn_of
-from fusebackend.databases.postgres import Connections, is_pooled, translate_errors
+from fusebackend.databases.postgres import Connections, is_pooled, ping, translate_errors
 
 if TYPE_CHECKING:
     from psycopg import Connection, Cursor
@@ -137,7 +137,7 @@ class PostgresStoreDatabase(StoreDatabase):
 
         with translate_errors(), contextlib.ExitStack() as stack:
             if self._connections is not None:
-                connection = stack.enter_context(self._connections.leased(_ping))
+                connection = stack.enter_context(self._connections.leased(ping))
             else:
                 assert self._shared is not None
                 connection, lock = self._shared
@@ -238,8 +238,3 @@ def _make_index(cursor: Cursor[Any]) -> bool:
         log.info("no index could be made, so listings read all keys: %s", error)
         return False
     return True
-
-
-def _ping(connection: Connection[Any]) -> None:
-    """Detects a connection that was lost while the server was away."""
-    connection.execute("")

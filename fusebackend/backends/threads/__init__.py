@@ -37,12 +37,11 @@ nodes.py            nodes, versions of files, and changes of them
 computed.py         nodes that are made when somebody looks
 prune.py            which checkpoints may go, and their deletion
 lineage.py          the checkpoints of a line, and their files
-index.py            names, sizes and times of what is computed from a line; index_cache.py keeps them
+index.py            names, sizes and times of what is computed from a line, and patches; index_cache.py keeps them
 message_index.py    the same of its messages
 documents.py        messages.jsonl and state.json
 overview.py         README.md, transcript.md, checkpoints.tsv, space.tsv
 conversation.py     messages as Markdown and files
-patch.py            changes of files as git patches
 json_text.py        values as JSON, however deep
 database/           the tables of LangGraph's savers
 """

@@ -26,9 +26,9 @@ from fusebackend.backends.threads.message_index import (
     moment_time_ns,
 )
 from fusebackend.backends.threads.nodes import Record
-from fusebackend.backends.threads.patch import Header, patch
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
+from fusebackend.base.git_patch import Side, file_patch
 from fusebackend.base.recent import Recent
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keyed import ListedTree
@@ -253,18 +253,34 @@ class KeptSteps(NamedTuple):
 
 
 def patch_of(step: Step, subject: str, before: Files, after: Files) -> bytes:
-    """The git patch of one checkpoint, nothing where the files are the same. A file that is no file data is empty."""
+    """The git patch of one checkpoint, as `git log -p` has it; nothing where the files are the same. A file that is
+    no file data is empty."""
     keys = _changed(before, after)
+    old, new = _contents(before, keys), _contents(after, keys)
+    changed = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+    if not changed:
+        return b""
     date = datetime.datetime.fromtimestamp(step.time_ns // 10**9, datetime.UTC)
     number = "none" if step.step is None else step.step
     tools = f": {', '.join(step.tools)}" if step.tools else ""
-    header = Header(
-        commit=step.id,
-        author=step.node,
-        date=f"{date:%a %b %d %H:%M:%S %Y} +0000",
-        subject=one_line(f"step {number}{tools}" + (f" ({subject})" if subject else ""), MAX_NOTE_CHARS),
+    subject = one_line(f"step {number}{tools}" + (f" ({subject})" if subject else ""), MAX_NOTE_CHARS)
+    head = (
+        f"commit {_field(step.id)}\nAuthor: {_field(step.node)}\nDate:   {date:%a %b %d %H:%M:%S %Y} +0000\n\n"
+        f"    {subject}\n\n"
     )
-    return patch(header, _contents(before, keys), _contents(after, keys))
+    parts = [head.encode("utf-8", "surrogateescape")]
+    for path in changed:
+        parts += file_patch(path, _side(old.get(path)), _side(new.get(path)))
+    return b"".join(parts)
+
+
+def _side(data: bytes | None) -> Side | None:
+    return None if data is None else Side(data)
+
+
+def _field(text: str) -> str:
+    """Text without line ends and control characters: a header has one line for each field."""
+    return "".join(char if char.isprintable() or char == " " else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _changed(before: Files, after: Files) -> set[str]:

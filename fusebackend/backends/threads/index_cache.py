@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import logging
 import os
 import sqlite3
@@ -80,11 +79,15 @@ class IndexCache:
         return _decoded(row[0], kind) if row is not None and isinstance(row[0], bytes) else None
 
     def put(self, place: Place, part: str, record: NamedTuple) -> None:
+        import msgspec
+
         if self._connection is None:
             return
-        data = zlib.compress(_encoded(record), 1)
         try:
+            data = zlib.compress(msgspec.json.encode(record), 1)
             self._connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?)", (*_key(place, part), data))
+        except UnicodeEncodeError:  # half of a surrogate pair in a name: the line is read again
+            return
         except sqlite3.Error as error:
             if primary(error) != sqlite3.SQLITE_BUSY:  # another process writes: the line is read again
                 self._fail(error)
@@ -115,24 +118,11 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def _encoded(record: NamedTuple) -> bytes:
-    import msgspec
-
-    try:
-        return msgspec.json.encode(record)
-    except UnicodeEncodeError:  # half of a surrogate pair in a name
-        return json.dumps(record, ensure_ascii=True, separators=(",", ":")).encode("ascii")
-
-
 def _decoded(data: bytes, kind: type[T]) -> T | None:
     import msgspec
 
     try:
-        text = zlib.decompress(data)
-        try:
-            found: T = _decoder(kind).decode(text)
-        except msgspec.DecodeError:  # of a name with half of a surrogate pair, which is valid for Python
-            found = msgspec.convert(json.loads(text), kind)
+        found: T = _decoder(kind).decode(zlib.decompress(data))
     except (ValueError, RecursionError, zlib.error, msgspec.MsgspecError):
         return None  # the line is read again
     return found

@@ -3,7 +3,7 @@
     README.md  transcript.md  checkpoints.tsv  space.tsv      pages (`overview.py`); the last is of a whole thread
     messages.jsonl  state.json                     the current conversation and state (`documents.py`)
     messages/0012-ai.md …                          each message (`conversation.py`)
-    changes/NAME.patch …                           a git patch for each checkpoint that changed files (`patch.py`)
+    changes/NAME.patch …                           a git patch for each checkpoint that changed files (`index.py`)
     head/…                                         the files now
     history/NAME/…                                 the files at a checkpoint; beside it NAME.state.json and
                                                    NAME.messages.jsonl
@@ -44,7 +44,7 @@ from fusebackend.backends.threads.database.rows import Damaged, time_ns_of
 from fusebackend.backends.threads.index import LineIndex, Step
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.lineage import Lineage
-from fusebackend.backends.threads.message_index import MessageIndex, RecentFiles, Said
+from fusebackend.backends.threads.message_index import MessageIndex, Said
 from fusebackend.backends.threads.nodes import (
     UNTOLD,
     ChangingFile,
@@ -131,7 +131,6 @@ class Shared(NamedTuple):
     found: TreeDifference
     cache: IndexCache | None
     conversations: Conversations
-    files: RecentFiles
     blobs: bytes | None
     """The target of a thread's link `blobs`."""
 
@@ -225,7 +224,7 @@ class Line:
 
     def _some_talk(self) -> MessageIndex:
         if self._talk is None:
-            self._talk, self._talked = MessageIndex(self.lineage, self.shared.cache, self.shared.files), -1
+            self._talk, self._talked = MessageIndex(self.lineage, self.shared.cache), -1
         return self._talk
 
     def looked_into(self, directory: FilesDirectory) -> None:
@@ -346,11 +345,7 @@ class Line:
         talk = self.talk()
         if number >= len(talk.messages) or talk.messages[number].digest != digest:
             raise oserror(errno.ESTALE)  # deleted, or another message now
-        files = self.shared.files.get(self.lineage.place, number, digest)
-        if files is None:
-            files = files_of(number + 1, self._message(talk, number))
-            if len(files) > 1:
-                self.shared.files.put(self.lineage.place, number, digest, files)
+        files = files_of(number + 1, self._message(talk, number))
         if part >= len(files):
             raise oserror(errno.ESTALE)
         return files[part].data

@@ -177,10 +177,6 @@ class ChannelHistory:
     def before(self, checkpoint: str) -> Mapping[str, Any]:
         """The value at a checkpoint, without the writes to it."""
         known = self._before
-        at_hand = self._links.get(checkpoint)
-        if isinstance(at_hand, Link) and (following := self._following(at_hand)) is not None:
-            known[checkpoint] = following
-            return following
         value: Mapping[str, Any] = {}
         start: str | None = None  # the checkpoint with this value
         missing: str | None = None
@@ -212,17 +208,6 @@ class ChannelHistory:
             known[found] = value
             start = found
         return value
-
-    def _following(self, link: Link) -> Mapping[str, Any] | None:
-        """The value at a checkpoint, where its row and what its parent has left are at hand, as in reading in order."""
-        if link.stored is not NOTHING:
-            return self.channel.whole(link.stored)
-        if not link.versioned or link.parent is None or link.parent in self.missing:
-            return None
-        value, writes = self._before.get(link.parent), self._writes.get(link.parent)
-        if value is None or writes is None:
-            return None
-        return replay(self.channel, value, self.values(writes)) if writes else value
 
     def _ancestry(self, checkpoint: str) -> Iterator[Link]:
         """The checkpoint, then its parent, and so on to the root, or to one that is gone. Damaged."""

@@ -6,22 +6,19 @@ through the messages of all threads does not read their files and states: that t
 A message is found by its content and id, and has the number of its first appearance over all checkpoints. A removed
 message keeps its file in `messages/`, a changed message gets another. The pending writes of a step that has not
 ended are not in it.
-
-`RecentFiles` keeps the bytes of files that were made for their sizes: a search lists `messages/`, then reads it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import operator
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads import documents
-from fusebackend.backends.threads.conversation import File, files_of, one_line, section, title
-from fusebackend.backends.threads.database.rows import CheckpointMark, Damaged, Place, Saved, time_ns_of
+from fusebackend.backends.threads.conversation import files_of, one_line, section, title
+from fusebackend.backends.threads.database.rows import CheckpointMark, Damaged, Saved, time_ns_of
 from fusebackend.backends.threads.database.values import Message
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, encoded, plain
@@ -33,45 +30,9 @@ PART: Final = "messages"
 
 MAX_NOTE_CHARS: Final = 120
 
-MAX_FILES_BYTES: Final = 2 << 20
-"""Of all files that are kept. A thousand conversations of 30 checkpoints have 6 MiB."""
-
-MAX_FILE_BYTES: Final = 64 << 10
-"""Of a message whose files are kept."""
-
 UNMEASURED: Final = -1
 
 _DIGEST_BYTES: Final = 12
-
-
-class RecentFiles:
-    """The files of messages that were made last, for all lines together."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[Place, int, str], list[File]] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, place: Place, number: int, digest: str) -> list[File] | None:
-        return self._known.get((place, number, digest))
-
-    def put(self, place: Place, number: int, digest: str, files: list[File]) -> None:
-        """Keep the files of a message, which its digest and number tell from all others of the line."""
-        size = _bytes_of(files)
-        if size > MAX_FILE_BYTES or (place, number, digest) in self._known:
-            return
-        self._known[place, number, digest] = files
-        self._bytes += size
-        while self._bytes > MAX_FILES_BYTES:
-            self._bytes -= _bytes_of(self._known.popitem(last=False)[1])
-
-    def let_go(self) -> None:
-        """Drop all."""
-        self._known.clear()
-        self._bytes = 0
-
-
-def _bytes_of(files: list[File]) -> int:
-    return sum(len(file.data) for file in files)
 
 
 class Said(NamedTuple):
@@ -126,10 +87,9 @@ class MessageIndex:
         messages_bytes: of `messages.jsonl`.
     """
 
-    def __init__(self, lineage: Lineage, cache: IndexCache | None, files: RecentFiles) -> None:
+    def __init__(self, lineage: Lineage, cache: IndexCache | None) -> None:
         self._lineage = lineage
         self._cache = cache
-        self._files = files
         self.clear()
         if cache is not None:
             self._restore(cache.get(lineage.place, PART, KeptMessages))
@@ -286,9 +246,7 @@ class MessageIndex:
         return None
 
     def _describe(self, number: int, digest: str, message: Message, place: int, position: int, size: int) -> None:
-        made = files_of(number + 1, message)
-        self._files.put(self._lineage.place, number, digest, made)
-        files = [(file.name, len(file.data)) for file in made]
+        files = [(file.name, len(file.data)) for file in files_of(number + 1, message)]
         self.messages.append(IndexedMessage(digest, place, position, size, files))
         self.last.append((place, position))
         id_ = message.get("id")

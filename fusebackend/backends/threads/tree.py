@@ -23,7 +23,6 @@ from fusebackend.backends.threads.database.rows import Damaged, Database, Place,
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.line import Conversations, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
-from fusebackend.backends.threads.message_index import RecentFiles
 from fusebackend.backends.threads.nodes import UNTOLD, DirectoryNode, Node, Nodes, Records, TreeDifference
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keyed import FILE_MARK, name_of, text_of
@@ -54,7 +53,7 @@ class Tree:
         self.found = TreeDifference()
         self.used_at = 0.0  # by a call of the volume; in the seconds of `time.monotonic`
         self.cache = IndexCache(database.identity) if cache and database.identity is not None else None
-        self._shared = Shared(self.nodes, self.found, self.cache, Conversations(), RecentFiles(), blobs)
+        self._shared = Shared(self.nodes, self.found, self.cache, Conversations(), blobs)
         self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[Place, Line] = OrderedDict()
         self.root = Root(self)
@@ -109,7 +108,6 @@ class Tree:
     def let_go(self) -> None:
         """Drop most of the lines that the kernel does not hold, and all values."""
         self._shared.conversations.let_go()
-        self._shared.files.let_go()
         while len(self._recent) > FEW_LINES:
             self._recent.popitem(last=False)[1].let_go()
         for line in self._recent.values():

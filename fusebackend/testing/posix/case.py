@@ -220,8 +220,7 @@ def drop_capabilities() -> None:
 
 def in_child(action: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """Run `action` in a forked child; return its result or raise its exception, as `ForkedChild.result`."""
-    child = fork(action)
-    return child.result(timeout_s)
+    return fork(action).result(timeout_s)
 
 
 class ForkedChild:

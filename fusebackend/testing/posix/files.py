@@ -8,6 +8,7 @@ import mmap
 import os
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -557,15 +558,15 @@ class LockCases(Case):
                 value = int((d / "count").read_text())
                 (d / "count").write_text(str(value + 1))
 
-        with opened(d / "lock", os.O_RDWR) as mine:
+        with ThreadPoolExecutor(WAITERS) as threads, opened(d / "lock", os.O_RDWR) as mine:
             fcntl.flock(mine, fcntl.LOCK_EX)
-            children = [fork(count_up) for _ in range(WAITERS)]
+            waiters = [threads.submit(count_up) for _ in range(WAITERS)]
             # The mount must serve other requests while all of them wait.
             (d / "meanwhile").write_bytes(b"x")
             assert (d / "count").read_text() == "0"
-            fcntl.flock(mine, fcntl.LOCK_UN)  # close(2) would not: the children inherited this handle
-        for child in children:
-            child.result()
+            fcntl.flock(mine, fcntl.LOCK_UN)
+            for waiter in waiters:
+                waiter.result(60)
         assert (d / "count").read_text() == str(WAITERS)
 
     def test_record_locks_exclude_another_process(self, d: Path) -> None:

@@ -159,6 +159,9 @@ PATIENCE_S = 0.02
 write if that was not in the cache, which the kernel keeps locked until the write is answered. That page is right, and
 the notice has dropped those before it."""
 
+BRIEF_S = 0.002
+"""The same on volumes that answer at once."""
+
 MAX_RANGES = 64
 """Ranges of a file that are remembered apart. More become one range, with what lies between them."""
 
@@ -175,22 +178,23 @@ class RereadPages:
     """Pages that the kernel read again while a write was on its way to the server get the written bytes.
 
     Race: write(2) copies its bytes into the page cache page by page, unlocks each, and sends the request last
-    (`fuse_fill_write_pages`, fs/fuse/file.c). In between it may wait for a page that another process reads, for
-    milliseconds on a volume behind a network. If the pages are dropped meanwhile (an open of a changed file, a new
+    (`fuse_fill_write_pages`, fs/fuse/file.c). In between it may wait: for a page that another process reads, for the
+    memory that its bytes are in, for a processor. If the pages are dropped meanwhile (an open of a changed file, a new
     mtime, a notice) and read again, READ arrives before WRITE, and the old bytes stay in the page cache. A process that
     has the page mapped then sees them until the next drop; and if it changes a byte of its own beside them, the whole
     page is written back and undoes the write in the volume. Seen with four processes at one file of a `postgres:`
-    volume: 1 of 400 writes of 50 KB beside openers and readers had stale pages, 1 of 3,000 was undone.
+    volume: 1 of 400 writes of 50 KB beside openers and readers had stale pages, 1 of 3,000 was undone. On volumes that
+    answer within 0.1 ms it was seen twice, on busy machines.
 
     So a write that meets bytes which were read since the last one is followed by a notice, before it is answered: the
     kernel drops the file's pages. Until then, such a page that is written back changes the other bytes of the page
     alone. The write has not returned, so either order of the two is right.
 
-    Only volumes that block need it: others answer in the order of requests, within 0.1 ms. Files with one handle are
-    left out: their reads and writes follow each other nearly always.
+    Files with one handle are left out: their reads and writes follow each other nearly always.
 
-    Cost: on volumes that block, a look into two tables for each read and write. For a file with several handles, of
-    which one reads what another writes: a notice, 0.1 ms, after such a write. Switch: `reread_pages`.
+    Cost: a look into two tables for each read and write. For a file with several handles, of which one reads what
+    another writes: a notice, 0.1 ms, after such a write; longer where the kernel keeps the last page locked. Four
+    processes that read and write one file as it comes take twice as long. Switch: `reread_pages`.
 
     On the mount's loop.
 
@@ -243,7 +247,7 @@ class RereadPages:
         settling += old
         try:
             written = await self._write(handle, write, offset, data)
-            await self._notify(inode)
+            await self._notify(inode, PATIENCE_S if handle.route.executor.blocking else BRIEF_S)
         finally:
             for part in old:
                 settling.remove(part)
@@ -253,12 +257,14 @@ class RereadPages:
 
     async def _write(self, handle: FileHandle, write: Write, offset: int, data: bytes) -> int:
         call = partial(handle.route.call, write, offset, data)
+        if not handle.route.executor.blocking:
+            return await call()
         return await self._order.write(handle.inode, offset, len(data), call)
 
-    async def _notify(self, inode: int) -> None:
+    async def _notify(self, inode: int, patience_s: float) -> None:
         kernel = self._kernel()
         if kernel is not None:
-            with trio.move_on_after(PATIENCE_S):
+            with trio.move_on_after(patience_s):
                 await trio.to_thread.run_sync(
                     kernel.invalidate_inode, inode, abandon_on_cancel=True, limiter=self._notices
                 )

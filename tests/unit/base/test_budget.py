@@ -116,13 +116,6 @@ def test_a_search_without_time_finds_nothing_and_says_so(backend: Any) -> None:
         assert listed.truncation_reason == "budget"
 
 
-def test_a_search_with_time_is_whole(backend: Any) -> None:
-    with budget.limited(100, threading.Event()):
-        found, listed = backend.grep("needle"), backend.glob("*.txt")
-    assert (len(found.matches), found.truncated) == (2 * FILES, False)
-    assert (len(listed.matches), listed.truncated, listed.truncation_reason) == (FILES, False, None)
-
-
 class Counted:
     """An event that is set when it has been asked so many times."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from click.testing import CliRunner, Result
 from for_each import for_each
+from programs import command
 from test_sqlite_check import FILE, damage, volume_file
 
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -153,12 +152,9 @@ def test_a_kill_while_compacting_harms_nothing(volume_file: Path) -> None:
         volume.unlink(ROOT_NODE, b"f%d" % list(nodes).index(node))
     kept = dict(list(nodes.items())[1::2])
     volume.close()
-    words = [sys.executable, "-c", KILLED, str(volume_file)]
     killed = 0
     for count in range(1, 400, 40):
-        killed += (
-            subprocess.run(words, env={**os.environ, "WRITES": str(count)}, timeout=60, check=False).returncode == 9
-        )
+        killed += command("-c", KILLED, volume_file, count).returncode == 9
         assert sound(volume_file) == []
     assert killed > 3
     again = SqliteVolume(volume_file)
@@ -169,7 +165,7 @@ def test_a_kill_while_compacting_harms_nothing(volume_file: Path) -> None:
 KILLED = """
 import os, sys, threading, time
 from fusebackend.backends.sqlite.repair import compact
-path, left = sys.argv[1], int(os.environ["WRITES"])
+path, left = sys.argv[1], int(sys.argv[2])
 def watch():  # ends the process once the WAL has so many pages
     while True:
         if os.path.exists(path + "-wal") and os.stat(path + "-wal").st_size > left * 16400:

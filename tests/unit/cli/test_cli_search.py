@@ -25,6 +25,7 @@ def command(files, monkeypatch):
             ("/dir/b.txt", b"TODO\r\n"),
             ("/binary", b"TODO\0"),
             ("/notes/c.md", "ä TODO\n".encode()),
+            ("/dots", b"a.b\naxb\n-e\n"),
         ])  # fmt: skip
         yield command
 
@@ -49,24 +50,16 @@ class TestGrep:
             ("ok", "/a.md:2\n/dir/b.txt:1\n/notes/c.md:1\n", "grep", "-c", "TODO", "--mount", MOUNT),
             # Only some files.
             ("ok", "/a.md\n/notes/c.md\n", "grep", "-g", "*.md", "-l", "TODO", "--mount", MOUNT),
+            # Several paths.
+            ("ok", "/notes/c.md:1:ä TODO\n/dir/b.txt:1:TODO\n", "grep", "--mount", MOUNT, "TODO", "/notes", "/dir"),
+            # A string, and no regular expression.
+            ("ok", "/dots:1:a.b\n", "grep", "--mount", MOUNT, "a.b"),
+            ("ok", "/dots:3:-e\n", "grep", "--mount", MOUNT, "--", "-e"),
+            # An empty pattern is in every line.
+            ("ok", "a.md:1:one TODO\na.md:2:two\na.md:3:TODO TODO\n", "grep", "--mount", MOUNT, "", "a.md"),
             # A pattern of two lines.
             ("wrong", "…line break…", "grep", "a\nb", MOUNT),
         )
-
-    def test_several_paths(self, command):
-        assert command.ok("grep", "--mount", MOUNT, "TODO", "/notes", "/dir").splitlines() == [
-            "/notes/c.md:1:ä TODO", "/dir/b.txt:1:TODO",
-        ]  # fmt: skip
-
-    def test_a_string_and_no_regular_expression(self, command, files):
-        files.write("/dots", "a.b\naxb\n-e\n")
-        command.answers(
-            ("ok", "/dots:1:a.b\n", "grep", "--mount", MOUNT, "a.b"),
-            ("ok", "/dots:3:-e\n", "grep", "--mount", MOUNT, "--", "-e"),
-        )
-
-    def test_an_empty_pattern_is_in_every_line(self, command):
-        assert command.ok("grep", "", f"{MOUNT}/a.md").count("\n") == 3
 
     def test_nothing_found(self, command):
         done = command("grep", "none", MOUNT)

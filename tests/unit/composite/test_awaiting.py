@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import logging
 import subprocess
 import sys
@@ -14,14 +13,11 @@ import time
 import anyio
 import pytest
 from eventually import eventually
-from for_each import for_each
 
 from fusebackend.backends import (
     CompositeBackend,
-    FilesystemBackend,
     InMemoryBackend,
     LocalShellBackend,
-    SqliteBackend,
 )
 from fusebackend.base import awaiting
 from fusebackend.protocol import (
@@ -335,28 +331,8 @@ def test_a_stranger_is_awaited_in_the_asyncio_loop_that_it_belongs_to_and_on_its
 # -- signatures ------------------------------------------------------------------------------------------------
 
 
-@for_each("verb", ["ls", "read", "write", "edit", "grep", "glob", "upload_files", "execute"])
-def test_twins_have_the_signatures_of_their_verbs(tmp_path, verb):
-    shell = LocalShellBackend(tmp_path)
-    twin, plain = getattr(shell, f"a{verb}"), getattr(shell, verb)
-    assert list(inspect.signature(twin).parameters) == list(inspect.signature(plain).parameters)
-    assert inspect.iscoroutinefunction(twin)
-    assert twin.__name__ == f"a{verb}" and "Awaitable under asyncio and under trio" in inspect.getdoc(twin)
-    assert FilesystemBackend.aread.__qualname__ == "BackendProtocol.aread"
-
-
 def test_help_of_mount_tells_of_the_function():
     code = "import fusebackend, inspect; help(fusebackend.mount); print(inspect.signature(fusebackend.mount))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert "deadline_s: How long a call into a backend" in said
     assert said.splitlines()[-1].startswith("(backend: 'BackendLike', mountpoint: 'str | os.PathLike[str]', *, ")
-
-
-def test_reprs_say_what_a_backend_is(tmp_path):
-    shell, memory = LocalShellBackend(tmp_path), InMemoryBackend()
-    assert repr(memory) == "<InMemoryBackend>"
-    assert repr(shell) == f"<LocalShellBackend of '{tmp_path}'>"
-    files = CompositeBackend(shell, {"/memories/": memory})
-    assert repr(files) == f"<CompositeBackend of {shell!r}, /memories/: <InMemoryBackend>>"
-    with SqliteBackend(tmp_path / "notes.db") as notes:
-        assert repr(notes) == f"<SqliteBackend of '{tmp_path}/notes.db'>"

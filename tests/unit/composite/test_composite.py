@@ -491,15 +491,6 @@ def test_a_source_that_can_not_be_deleted_after_all_is_told_and_nothing_is_lost(
     assert content(composite, "/f") == content(composite, "/from/f") == b"TODO /f\n"
 
 
-def test_moves_are_told_to_mounts_of_both_sides():
-    source, target = filled(InMemoryBackend(), "/f"), InMemoryBackend()
-    heard = []
-    for name, backend in (("source", source), ("target", target)):
-        backend.volume.subscribe(lambda change, name=name: heard.append((name, change.parent, change.name)))
-    CompositeBackend(source, {"/r/": target}).move("/f", "/r/g")
-    assert ("source", 1, b"f") in heard and ("target", 1, b"g") in heard
-
-
 # -- state -----------------------------------------------------------------------------------------------------
 
 
@@ -826,13 +817,6 @@ def test_holes_are_not_read_when_a_file_moves(tmp_path, into):
 
 
 # -- the route table ---------------------------------------------------------------------------------------------------
-
-
-@for_each("prefix", ["", "/", "//", "/a//b/", "/a/../b", "/./a", "~/x", "/a\0b", "//a"])
-def test_a_prefix_that_names_no_plain_directory_is_refused(prefix):
-    with pytest.raises(PathError) as refusal:
-        PrefixTable([prefix])
-    assert "\n" not in str(refusal.value)
 
 
 segments = st.lists(st.sampled_from(["a", "b", "ab", "c"]), min_size=1, max_size=4)

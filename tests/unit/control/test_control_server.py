@@ -477,13 +477,6 @@ class TestRoom:
             assert "result" in silent[-1].ask("ping")
         eventually(lambda: server.counts()["connections"] == 0)
 
-    def test_a_full_server_is_asked_again(self, server):
-        with busy(server) as (one, _), ClientOf(server) as client:
-            timer = threading.Timer(0.3, one.close)
-            timer.start()
-            assert client.write("/later", "").error is None
-            timer.join()
-
     def test_a_server_that_stays_full_is_one_clear_error(self, server, monkeypatch):
         monkeypatch.setattr(pool, "PATIENCE_S", 0.1)
         with busy(server), ClientOf(server) as client:

@@ -1,19 +1,17 @@
-"""The errno of psycopg's errors, a connection that is made again, and DSNs of URLs. No server is needed."""
+"""The errno of psycopg's errors, and DSNs of URLs. No server is needed."""
 
 from __future__ import annotations
 
 import errno
 from types import SimpleNamespace
-from typing import Any
 
 import psycopg
 import pytest
 from for_each import for_each
-from raising import raising
 
 from fusebackend.databases.langgraph import dsn_of
 from fusebackend.databases.langgraph import translate_errors as translate_any
-from fusebackend.databases.postgres import Reconnecting, errno_of, translate_errors
+from fusebackend.databases.postgres import errno_of, translate_errors
 from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
 from fusebackend.protocol.scheme import Url, UrlError
 from fusebackend.testing.posix.case import fails
@@ -28,54 +26,6 @@ def test_the_errno_goes_by_the_sqlstate(state: str, number: int) -> None:
     assert errno_of(error) == number
     with fails(number, match="PostgreSQL: words"), translate_errors():
         raise error
-
-
-class Server:
-    """Makes connections that can be lost."""
-
-    def __init__(self) -> None:
-        self.made: list[Any] = []
-
-    def open(self) -> Any:
-        connection = SimpleNamespace(closed=False)
-        connection.close = lambda: setattr(connection, "closed", True)
-        self.made.append(connection)
-        return connection
-
-
-def test_work_is_done_once_more_on_a_new_connection() -> None:
-    server = Server()
-    own = Reconnecting(server.open)
-    used: list[Any] = []
-
-    def work(connection: Any) -> int:
-        used.append(connection)
-        if len(used) == 1:
-            connection.closed = True
-            raise psycopg.OperationalError("lost")
-        return len(used)
-
-    assert own.run(work) == 2
-    assert used == server.made
-    assert len(used) == 2
-
-
-def test_an_error_of_a_good_connection_is_not_repeated() -> None:
-    server = Server()
-    own = Reconnecting(server.open)
-
-    with pytest.raises(psycopg.OperationalError, match="no"):
-        own.run(raising(psycopg.OperationalError("no")))
-    assert len(server.made) == 1
-
-
-def test_a_closed_one_is_not_opened_again() -> None:
-    server = Server()
-    own = Reconnecting(server.open)
-    own.close()
-    with pytest.raises(psycopg.OperationalError, match="closed"):
-        own.run(lambda connection: None)
-    assert len(server.made) == 1
 
 
 def test_libpqs_words_of_a_url_are_in_its_dsn() -> None:

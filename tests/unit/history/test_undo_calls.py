@@ -515,27 +515,6 @@ def test_names_that_a_call_each_has_removed_are_those_of_one_file(
     assert recorded.files.attr(name).node == recorded.files.attr("/other").node
 
 
-@pytest.mark.parametrize("lasts", [True, False])
-def test_a_file_with_a_new_name_alone_has_all_its_old_ones_again(
-    recorded: Recorded, files: Files, lasts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An undo has made it, so the kernel holds no node of it, and `dir` forgets that with the name it was found by."""
-    link(files, "/fifo", "/other")
-    if not lasts:  # old kernels tell no birth time
-        monkeypatch.setattr(recorded.volumes[ROOT], "lasting", lambda node: None)
-    before = files.dump()
-    with recorded.call():
-        files.remove("/fifo")
-        files.link("/other", "/new")
-        files.remove("/other")
-    with recorded.call():
-        files.remove("/new")
-    last = recorded.last()
-    for call in (last, last - 1):
-        assert recorded.undoing.undo([call]).conflicts == []
-    assert files.dump() == before
-
-
 def test_a_change_by_another_name_since_is_a_conflict(recorded: Recorded, files: Files) -> None:
     """An extended attribute is in no stamp."""
     link(files, "/one", "/other")
@@ -546,24 +525,6 @@ def test_a_change_by_another_name_since_is_a_conflict(recorded: Recorded, files:
     restart(recorded)
     after = recorded.files.dump()
     assert conflicts(recorded, call.number) == [("/one", "was changed since", f"c{recorded.last()}")]
-    assert recorded.files.dump() == after
-
-
-@pytest.mark.parametrize("replaces", [False, True])
-def test_a_name_that_went_beside_a_call_that_was_taken_back(recorded: Recorded, files: Files, replaces: bool) -> None:
-    """The record of it has the bytes of the call beside it, whose undo has removed the last name of the file."""
-    files.write("/one", b"before")
-    files.write("/new", b"new")
-    first, second = (Agent(recorded, "beside", each) for each in "ab")
-    first.do(lambda: files.write("/before", b""))
-    second.do(lambda: files.make(("link", "/one", "/other"), ("append", "/other", b" and after")))
-    first.do(lambda: files.rename("/new", "/one") if replaces else files.remove("/one"))
-    calls = [first.end(), second.end()]
-    assert recorded.undoing.undo(calls[1:]).conflicts == []
-    restart(recorded)
-    after = recorded.files.dump()
-    (conflict,) = recorded.undoing.undo(calls[:1]).conflicts
-    assert (conflict.path, conflict.reason.partition(",")[0]) == ("/one", "was one of several names of a file")
     assert recorded.files.dump() == after
 
 

@@ -93,14 +93,6 @@ def test_errors_are_sentences_and_the_codes_are_theirs():
     ]  # fmt: skip
 
 
-def test_binary_files_are_whole_and_base64_by_their_extension():
-    made = export(InMemoryBackend())
-    made.upload_files([("/p.png", b"text after all\n" * 3000), ("/raw", b"\xff\xfe")])
-    picture, raw = made.read("/p.png", 5, 1), made.read("/raw")
-    assert picture.file_data["encoding"] == raw.file_data["encoding"] == "base64"
-    assert picture.start_line is None and len(picture.file_data["content"]) == 60000
-
-
 def test_a_composite_with_a_class_or_a_lambda_waits_for_its_graph():
     made = export(CompositeBackend(StateBackend, {"/m/": lambda runtime: InMemoryBackend()}))
     assert "no graph is running here" in made.ls("/").error
@@ -114,20 +106,6 @@ def test_theirs_is_theirs_and_no_backend_is_refused():
     assert export(made) is made
     with pytest.raises(TypeError, match="a int is no backend"):
         export(3)
-
-
-def test_a_window_that_makes_no_sense_is_left_out(caplog):
-    class Confused(DuckBackend):
-        def read(self, file_path, offset=0, limit=2000):
-            result = super().read(file_path, offset, limit)
-            result.total_lines, result.next_offset = 0, 7
-            return result
-
-    backend = Confused()
-    backend.put("/f", b"one\ntwo\n")
-    result = export(backend).read("/f")
-    assert (result.file_data["content"], result.start_line, result.error) == ("one\ntwo\n", None, None)
-    assert "are no window; it is left out" in caplog.text
 
 
 # -- nothing raises --------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import tempfile
-from types import SimpleNamespace
 
 import pytest
 from for_each import for_each
@@ -286,15 +285,3 @@ def test_the_same_calls_have_the_same_results(script):
                 assert type(found) is type(expected)
                 if not differs_on_purpose(step, found, expected, backend):
                     assert shown(step, found) == shown(step, expected), step
-
-
-def test_the_formats_of_state_are_read_on_both_sides():
-    """Version 1, which the seeds and deepagents before 0.5 wrote, and version 2."""
-    runtime = SimpleNamespace(state={"files": {}})
-    StateBackend(runtime, file_format="v1").write("/v1", "a\n\nb\n")
-    StateBackend(runtime).write("/v2", "a\n\nb\n")
-    their = DictState(dict(runtime.state["files"]))
-    assert [answer.content for answer in their.download_files(["/v1", "/v2"])] == [b"a\n\nb\n"] * 2
-    assert their.edit("/v1", "b", "c").error is None
-    runtime.state["files"] = their.files
-    assert StateBackend(runtime).download_files(["/v1"])[0].content == b"a\n\nc\n"

@@ -100,10 +100,14 @@ class Suite(abstract.AbstractFixtures):  # type: ignore[misc]
 
 
 class TestOfFsspec(
-    abstract.AbstractCopyTests, abstract.AbstractGetTests, abstract.AbstractPutTests, abstract.AbstractOpenTests,
-    abstract.AbstractPipeTests, Suite,
+    abstract.AbstractGetTests, abstract.AbstractPutTests, abstract.AbstractOpenTests, abstract.AbstractPipeTests, Suite,
 ):  # fmt: skip  # type: ignore[misc]
     """fsspec's own."""
+
+
+@pytest.mark.night
+class TestCopies(abstract.AbstractCopyTests, Suite):  # type: ignore[misc]
+    """What is copied is found by the same walk as what is put and got; `test_names` copies by day."""
 
 
 # -- looking -------------------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from fusebackend.protocol import (
     NOBODY,
     SEED_VERBS,
     Actor,
-    Attr,
     BackendProtocol,
     ExecuteResponse,
     GlobResult,
@@ -179,11 +178,6 @@ class TestKernelFace:
         assert volume.subscribe(lambda change: None)() is None
         assert [unsupported(what).errno for what in ("link", "symlink", "mknod")] == [errno.EPERM] * 3
 
-    def test_attr_shows_its_fields(self):
-        attr = Attr(5, 0o040755, size=3)
-        assert attr.is_dir and not Attr(6, 0o100644).is_dir
-        assert "node=5" in repr(attr) and "size=3" in repr(attr)
-
 
 class TestErrors:
     def test_a_code_comes_back_as_its_errno(self):
@@ -208,21 +202,6 @@ def test_the_modules_of_the_agent_face_import_nothing_heavy():
 
 
 # -- the table of verbs ------------------------------------------------------------------------------------------------
-
-
-def test_sentences():
-    for verb, error, given, text in [
-        (verbs.LS, oserror(errno.ENOENT), ("/x",), "Path '/x': path_not_found"),
-        (verbs.LS, oserror(errno.EACCES), ("/x",), "Path '/x': permission_denied"),
-        (verbs.READ, oserror(errno.EISDIR), ("/{x}",), "File '/{x}': Is a directory"),
-        (verbs.EDIT, oserror(errno.ENOENT), ("/x",), "Error: File '/x' not found"),
-        (verbs.WRITE, OSError(errno.EIO, "the disk is gone"), ("/x",), "Error writing file '/x': the disk is gone"),
-        (verbs.MOVE, oserror(errno.EEXIST), ("/a", "/b"), "Cannot move to /b because it already exists."),
-        (verbs.GREP, PathError("Path is empty"), ("",), "Path is empty"),
-    ]:
-        assert verb.refused(error, *given) == verb.record(error=text)
-    decoding = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid")
-    assert "is not UTF-8 text" in (verbs.EDIT.refused(decoding, "/x").error or "")
 
 
 def test_a_batch_has_codes_and_paths():

@@ -1,7 +1,6 @@
 """Backend URLs: what is accepted, what is refused and in which words, what is hidden."""
 
 import contextlib
-import os
 import re
 import sqlite3
 import sys
@@ -182,14 +181,6 @@ class TestOpen:
             assert backend.write("/a.txt", "a").error is None
         assert (tmp_path / "notes.db").stat().st_mode & 0o777 == 0o600
 
-    @pytest.mark.parametrize("content", [b"not a database at all, but long enough to be one" * 100, b"x"])
-    def test_a_file_that_is_no_volume(self, tmp_path, content: bytes) -> None:
-        path = tmp_path / "notes.db"
-        path.write_bytes(content)
-        with pytest.raises(OSError, match=str(path)):
-            open_backend(f"sqlite:{path}")
-        assert path.read_bytes() == content
-
     @pytest.mark.parametrize("scheme", ["dir", "shell"])
     def test_a_directory(self, tmp_path, scheme: str) -> None:
         (tmp_path / "here.txt").write_text("here")
@@ -213,15 +204,6 @@ class TestOpen:
         (tmp_path / "file").write_text("")
         with pytest.raises((UrlError, OSError), match=error.format(tmp_path)):
             open_backend(url.format(tmp_path))
-
-    def test_shell_runs_commands(self, tmp_path) -> None:
-        backend = open_backend(f"shell:{tmp_path}?timeout=10")
-        assert backend.execute("pwd").output.strip() == os.path.realpath(tmp_path)
-
-    def test_state(self) -> None:
-        backend = open_backend("state:")
-        assert backend.write("/a.txt", "one\n").error is None
-        assert backend.download_files(["/a.txt"])[0].content == b"one\n"
 
     @for_each("name", [name for name in SCHEMES if name not in ELSEWHERE])
     def test_the_table_is_true(self, name: str, tmp_path) -> None:

@@ -30,13 +30,6 @@ def fallen(clock: Clock, error: OSError = TIMEOUT, vary: Callable[[float, float]
     return route
 
 
-def test_who_calls_then_is_told_why() -> None:
-    route = fallen(Clock(), REFUSED)
-    refusal = route.refusal()
-    assert refusal.errno == errno.ECONNREFUSED and "is down" in str(refusal)
-    assert route.describe()["refused"] == 1
-
-
 def test_one_probe_at_a_time_after_each_pause() -> None:
     clock = Clock()
     route = fallen(clock)

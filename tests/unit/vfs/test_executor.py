@@ -23,7 +23,6 @@ from for_each import for_each
 from fusebackend.base import budget
 from fusebackend.base.deadline import BoundedCalls, GivenUp, RouteDown
 from fusebackend.protocol import Caller
-from fusebackend.testing.posix.case import refused
 from fusebackend.vfs.calls import executor, request
 from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN
 from fusebackend.vfs.calls.executor import RouteExecutor
@@ -438,12 +437,6 @@ def test_a_route_that_does_not_block_is_called_where_we_are() -> None:
     here = threading.get_ident()
     assert RouteExecutor(False).run("read", threading.get_ident) == here
     assert run(lambda: RouteExecutor(False).call(threading.get_ident)) == here
-
-
-def test_what_a_call_raises_comes_back_from_its_thread() -> None:
-    route_executor = RouteExecutor(True)
-    refused(errno.ENOENT, route_executor.run, "read", partial(os.stat, "/nowhere/at/all"))
-    assert route_executor.run("read", lambda: 7) == 7
 
 
 def test_agents_have_as_many_places_again(hanging: Hanging) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,27 +59,6 @@ def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TreeVolum
 # -- names ---------------------------------------------------------------------------------------------------------
 
 
-def test_pages_of_a_directory_that_is_half_in_the_file(volume: TreeVolume) -> None:
-    """Stored, removed and new names in one listing, in pages of every size."""
-    chance = random.Random(1)
-    for number in range(200):
-        put(volume, b"%03d" % number)
-    volume.sync()
-    for number in chance.sample(range(200), 120):
-        volume.unlink(ROOT_NODE, b"%03d" % number)
-    for number in chance.sample(range(200, 400), 50):
-        put(volume, b"%03d" % number)
-    volume.unlink(ROOT_NODE, names(volume)[0])
-    whole = names(volume)
-    for limit in (1, 2, 3, 7, 50, 1000):
-        listed, after = [], b""
-        while page := volume.readdir(ROOT_NODE, after, limit):
-            assert len(page) <= limit
-            listed += [name for name, _ in page]
-            after = listed[-1]
-        assert listed == whole == sorted(whole)
-
-
 def test_nothing_is_put_into_a_directory_that_is_gone_but_held(volume: TreeVolume) -> None:
     gone = volume.mkdir(ROOT_NODE, b"gone", 0o755, ME).node
     file = put(volume, b"file")
@@ -121,12 +99,6 @@ def test_forgetting_what_was_never_held_or_is_gone_is_harmless(volume: TreeVolum
     volume.unlink(ROOT_NODE, b"f")
     volume.forget([node, 12345, ROOT_NODE])
     assert names(volume) == []
-
-
-def test_a_handle_is_not_released_twice(volume: TreeVolume) -> None:
-    node = put(volume, b"f")
-    with pytest.raises(AssertionError, match="released more often than opened"):
-        volume.release(node, os.O_RDWR)
 
 
 # -- attributes ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import re
 import time
@@ -32,13 +33,16 @@ from fusebackend.backends.threads.database.sql import (
 from fusebackend.backends.threads.database.values import loads, require
 from fusebackend.base.extras import needed_by
 from fusebackend.base.waiting import will_wait
-from fusebackend.databases.postgres import Reconnecting, connect, translate_errors
+from fusebackend.databases.postgres import Connections, connect, ping, translate_errors
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
 NEWS_INTERVAL_S: Final = 0.05
 """The server is not queried for news more often."""
+
+CONNECTIONS: Final = 2
+"""One that reads, also while another one writes."""
 
 LOCK_TIMEOUT_MS: Final = 5000
 """How long a write waits for the agents' own writes."""
@@ -125,24 +129,20 @@ class PostgresDatabase(SaverTables):
         require()
         super().__init__("the checkpoint database", clock)
         self._dsn = dsn
-        with needed_by("threads+postgres:"), translate_errors("PostgreSQL can't be reached"):
-            self._reader = Reconnecting(lambda: connect(dsn))
-        server = self._reader.connection.info
-        self.identity = f"postgres:{server.host}:{server.port}/{server.dbname}"
-        self._writer: Reconnecting | None = None
+        with needed_by("threads+postgres:"):
+            self._connections = Connections(dsn, CONNECTIONS)
         try:
+            self.identity = self._connections.run(_identity)
             self._prepare("it", self._columns)
             self._asked_at = clock()
             self._snapshot = self._current_snapshot()
         except BaseException:
-            self._reader.close()
+            self._connections.close()
             raise
 
     def close(self) -> None:
         """A cancelled search may still query in its thread: it gets an error, and no new connection."""
-        self._reader.close()
-        if self._writer is not None:
-            self._writer.close()
+        self._connections.close()
 
     def _columns(self, table: str) -> set[str]:
         columns = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%(table)s) AND attnum > 0"
@@ -185,21 +185,17 @@ class PostgresDatabase(SaverTables):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Connection[Any]]:
-        with translate_errors("the checkpoint database can't be written to", _errno_of_writing):
-            if self._writer is None:
-                self._reader.run(lambda connection: connection)  # an error after `close`
-                self._writer = Reconnecting(lambda: connect(self._dsn))
-            connection = self._writer.run(lambda connection: connection)
-            with connection.transaction():
-                connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
-                yield connection
+        translated = translate_errors("the checkpoint database can't be written to", _errno_of_writing)
+        with translated, self._connections.leased(ping) as connection, connection.transaction():
+            connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+            yield connection
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[Append]:
         with self._transaction() as connection:
             # Savers insert into these tables, in this order when into both; no reader waits for this.
             connection.execute("LOCK TABLE checkpoints, checkpoint_writes IN SHARE ROW EXCLUSIVE MODE")
-            yield self._append
+            yield functools.partial(self._append, connection)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Execute]:
@@ -235,21 +231,26 @@ class PostgresDatabase(SaverTables):
         kept = {name: value for name, value in mapping(data, "channel_values").items() if name in left}
         return json.dumps({**data, **parts, "channel_values": kept})
 
-    def _append(self, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
+    def _append(self, connection: Connection[Any], place: Place, checkpoint: str, channel: str, value: Raw) -> None:
         """After the present ones: savers number the writes of a task from 0 and never replace one."""
-        assert self._writer is not None
         values = {"checkpoint": checkpoint, "channel": channel, "kind": value.kind, "data": value.data}
-        self._writer.connection.execute(self._sql.append, {**place._asdict(), **values})
+        connection.execute(self._sql.append, {**place._asdict(), **values})
 
     # -- statements --------------------------------------------------------------------------------------------
 
     def _ask(self, statement: str, **values: Any) -> list[Any]:
-        will_wait()
-        with translate_errors("the checkpoint database can't be read", lambda _: errno.EIO):
-            return self._reader.run(lambda connection: list(connection.execute(statement, values).fetchall()))
+        try:
+            return self._connections.run(lambda connection: list(connection.execute(statement, values).fetchall()))
+        except OSError as error:
+            raise OSError(errno.EIO, f"the checkpoint database can't be read: {error.strerror}") from error
 
     def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
         return self._ask(statement, **place._asdict(), checkpoints=list(checkpoints), **values)
+
+
+def _identity(connection: Connection[Any]) -> str:
+    server = connection.info
+    return f"postgres:{server.host}:{server.port}/{server.dbname}"
 
 
 def _errno_of_writing(number: int) -> int:

@@ -69,17 +69,16 @@ def test_a_command_may_have_changed_anything(shell):
     assert changes == [Change()]
 
 
-@for_each("command", ["", "  \n", None, 5])
-def test_no_command(shell, command):
+@for_each(
+    ("command", "words"),
+    [
+        *((none, "Error: ") for none in ("", "  \n", None, 5)),
+        *((impossible, "Error executing command: ") for impossible in ("a\0b", "x" * 200_000, "\ud800")),
+    ],
+)
+def test_what_is_no_command_or_can_not_be_started(shell, command, words):
     response = shell.execute(command)
-    assert response.output.startswith("Error: ")
-    assert response.exit_code == 1
-
-
-@pytest.mark.parametrize("command", ["a\0b", "x" * 200_000, "\ud800"])
-def test_a_command_that_can_not_be_started(shell, command):
-    response = shell.execute(command)
-    assert response.output.startswith("Error executing command: ")
+    assert response.output.startswith(words)
     assert response.exit_code == 1
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import obstore
 import pytest
+import services.s3
 from for_each import for_each
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,14 +154,14 @@ def test_a_service_that_goes_on_refusing_is_a_time_out(bucket, monkeypatch, capl
     assert "SlowDown" in caplog.text
 
 
-def test_a_listing_that_is_refused_in_the_middle_goes_on_after_its_last_key(bucket) -> None:
+def test_a_listing_that_is_refused_in_the_middle_goes_on_after_its_last_key(bucket, seaweedfs) -> None:
     proxy, at = bucket
+    names = [f"d/{number:05}" for number in range(1100)]
+    behind = services.s3.Bucket(seaweedfs, at.name).options()
+    with S3Backend(at.name, **behind) as maker, ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda name: obstore.put(maker.volume.bucket.store, name, b""), names))
     with S3Backend(at.name, **at.options()) as backend:
-        store = backend.volume.bucket.store
-        names = [f"d/{number:05}" for number in range(1100)]
-        with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda name: obstore.put(store, name, b""), names))
-        pages = Bucket(store).keys_below("d/")
+        pages = Bucket(backend.volume.bucket.store).keys_below("d/")
         found = next(pages)
         assert len(found) < len(names)
         proxy.refusals = INNER + 1

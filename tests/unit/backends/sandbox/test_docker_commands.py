@@ -15,7 +15,7 @@ from eventually import eventually
 from for_each import for_each
 from together import beside, together
 
-from fusebackend.backends import CompositeBackend, DockerBackend, InMemoryBackend
+from fusebackend.backends import DockerBackend
 from fusebackend.backends.sandbox.docker_exec import connect, engine_errors
 
 
@@ -153,17 +153,6 @@ def test_all_requests_share_their_connections(docker_engine):
 def test_scripts_leave_no_trace_in_the_environment(backend):
     shown = backend.execute("env; ls -A /tmp | grep -v fusebackend-").output
     assert "fb_" not in shown and "LC_ALL" not in shown and "TZ" not in shown
-
-
-def test_it_is_the_default_of_a_composite(backend):
-    composite = CompositeBackend(backend, {"/notes/": InMemoryBackend()})
-    composite.write("/made.txt", "by a verb\n")
-    composite.write("/notes/other.txt", "elsewhere")
-    assert composite.execute("cat made.txt; echo by a command > found.txt").output == "by a verb\n"
-    assert "by a command" in composite.read("/found.txt")
-    assert [match["path"] for match in composite.grep("by a").matches] == ["/found.txt", "/made.txt"]
-    assert composite.move("/notes/other.txt", "/here.txt").error is None
-    assert composite.execute("cat here.txt; rm *.txt").output == "elsewhere"
 
 
 @pytest.mark.parametrize("library", ["asyncio", "trio"])

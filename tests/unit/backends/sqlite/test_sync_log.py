@@ -124,18 +124,6 @@ def test_bytes_inside_a_stored_chunk_are_written_without_reading_it(
     assert files(Path(volume.path))[b"second"] == data
 
 
-def test_a_patch_of_a_snapshots_chunk_leaves_the_snapshot_as_it_was(volume: SqliteVolume) -> None:
-    node = put(volume, b"second", b"x" * 5000)
-    volume.take_snapshot("s")
-    volume._chunks.clear()
-    volume.open(node, os.O_RDWR)
-    volume.write(node, 10, b"new")
-    volume.write_back()
-    assert volume.read(node, 9, 5) == b"xnewx"
-    assert volume.snapshot("s").read(node, 9, 5) == b"xxxxx"
-    volume.release(node, os.O_RDWR)
-
-
 def test_a_flush_takes_over_from_the_log(volume: SqliteVolume, tmp_path: Path) -> None:
     put(volume, b"second", b"2")
     volume.fsync(ROOT_NODE)

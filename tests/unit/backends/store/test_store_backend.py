@@ -355,7 +355,7 @@ def test_json_has_sorted_keys(store, backend):
     assert get(backend, "/prefs.json") == expected.encode()
 
 
-@pytest.mark.parametrize("levels", [200, 1_000, 20_000])
+@pytest.mark.parametrize("levels", [200, 5_000])
 def test_a_value_of_a_thousand_levels_takes_no_other_value_with_it(store, backend, levels):
     """orjson, by which SqliteStore writes, refuses more than 254 levels; other programs don't."""
     raw = '{"in": ' * levels + json.dumps({"text": LONG}) + "}" * levels

@@ -20,7 +20,6 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.samp
     ["", "\n", "one\n", "one\ntwo", "\r\n", "tab\t\x0b\x0c\u2028", "\ufeff", "주제 색상\n" * 3]
 )
 DATA = TEXTS.map(str.encode) | st.binary(max_size=60)
-FIVE_MIB = (b"%PDF-\xff" + bytes(range(256)) * 20_480)[: 5 << 20]
 
 
 def is_tree(files):
@@ -81,20 +80,10 @@ def _tree(backend):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("data", [FIVE_MIB, b"x" * 99 + b"\n" * (5 << 20)], ids=["bytes", "text"])
-def test_five_mebibytes(both_of, kind, data):
-    ours, theirs, *_ = both_of(kind)
-    for writer, reader, path in ((ours, theirs, "/ours"), (theirs, ours, "/theirs")):
-        assert writer.upload_files([(path, data)])[0].error is None
-        same = reader.download_files([path])[0].content == data  # a comparison that can be shown
-        assert same
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @SETTINGS
 @given(path=PATHS, first=TEXTS, second=TEXTS)
 def test_both_write_and_edit_the_same_file(both_of, kind, path, first, second):
-    ours, theirs, store, namespace = both_of(kind)
+    ours, theirs, *_ = both_of(kind)
     if kind == "postgres":
         first, second = first.replace("\0", ""), second.replace("\0", "")
     for writer, reader, text in ((theirs, ours, first), (ours, theirs, second), (theirs, ours, first + second)):
@@ -105,11 +94,7 @@ def test_both_write_and_edit_the_same_file(both_of, kind, path, first, second):
         assert writer.write(path, marked).error is None
         assert reader.edit(path, "<<", "[[").error is None
         assert writer.edit(path, ">>", "]]", True).error is None
-        assert writer.download_files([path]) != []
         assert ours.download_files([path])[0].content == theirs.download_files([path])[0].content
-    value = store.get(namespace, path).value
-    assert set(value) == {"content", "encoding", "created_at", "modified_at"}
-    assert value["created_at"] <= value["modified_at"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,43 +104,7 @@ def test_the_value_has_the_form_that_theirs_has(both_of, kind):
     theirs.upload_files([("/theirs.txt", b"text\n"), ("/theirs.bin", b"\xff\x00")])
     for suffix in ("txt", "bin"):
         mine, other = (store.get(namespace, f"/{name}.{suffix}").value for name in ("ours", "theirs"))
-        assert mine.keys() == other.keys()
+        assert mine.keys() == other.keys() == {"content", "encoding", "created_at", "modified_at"}
         assert (mine["content"], mine["encoding"]) == (other["content"], other["encoding"])
         assert len(mine["modified_at"]) == len(other["modified_at"])
         assert mine["modified_at"][-6:] == other["modified_at"][-6:] == "+00:00"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_reads_grep_and_glob_answer_alike(both_of, kind):
-    ours, theirs, *_ = both_of(kind)
-    text = "".join(f"line {number} of many\n" for number in range(40))
-    theirs.upload_files(
-        [("/d/a.md", text.encode()), ("/d/e/b.md", b"needle\n\nneedle two"), ("/c.txt", b"a needle\r\nx")]
-    )
-    for arguments in (("/d/a.md",), ("/d/a.md", 5, 3), ("/d/a.md", 38, 10), ("/c.txt",), ("/d/a.md", 0, 0)):
-        mine, other = ours.read(*arguments), theirs.read(*arguments)
-        fields = ("error", "total_lines", "start_line", "end_line", "next_offset", "no_lines_requested")
-        assert [getattr(mine, name) for name in fields] == [getattr(other, name) for name in fields]
-        assert mine.file_data["content"] == other.file_data["content"]
-    for pattern, path, glob in (
-        ("needle", None, None),
-        ("needle", "/d", None),
-        ("of", "/d/a.md", "*.md"),
-        ("x", "/", "*.txt"),
-    ):
-        mine = [(m["path"], m["line"], m["text"].rstrip("\r")) for m in ours.grep(pattern, path, glob).matches]
-        other = [(m["path"], m["line"], m["text"].rstrip("\r")) for m in theirs.grep(pattern, path, glob).matches]
-        assert mine == sorted(other)  # theirs come in the order of their change
-    for pattern, path in (("*.md", None), ("*.md", "/d/e"), ("d/**/*.md", "/"), ("*", "/d")):
-        mine = [info["path"] for info in ours.glob(pattern, path).matches]
-        assert mine == sorted(info["path"] for info in theirs.glob(pattern, path).matches)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_one_deletes_the_other_misses(both_of, kind):
-    ours, theirs, *_ = both_of(kind)
-    for deleter, other in ((ours, theirs), (theirs, ours)):
-        assert other.upload_files([("/d/a", b"1"), ("/d/e/b", b"2"), ("/d.txt", b"3")])[0].error is None
-        assert deleter.delete("/d").error is None
-        assert [info["path"] for info in other.ls("/").entries] == ["/d.txt"]
-        assert other.download_files(["/d/a"])[0].error == "file_not_found"

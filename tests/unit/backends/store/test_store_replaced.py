@@ -132,11 +132,3 @@ def test_a_store_goes_on_with_the_file_that_it_has_and_nothing_is_written_there(
         assert text(backend, "/both") == "old"
         assert backend.write("/more", "lost").error
         assert backend.trouble is not None
-
-
-def test_own_writes_open_nothing_anew(path: Path) -> None:
-    with opened(path) as backend:
-        backend.write("/a", "1")
-        before = backend.token()
-        backend.write("/b", "2")
-        assert backend.token() == before

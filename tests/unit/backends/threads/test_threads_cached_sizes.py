@@ -16,11 +16,9 @@ from graphs import say, thread, use, user, write
 from threadview import View
 
 from fusebackend.backends.threads import ThreadsBackend
-from fusebackend.backends.threads.conversation import File
 from fusebackend.backends.threads.database.rows import Place, Saved
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.index_cache import FORMAT
-from fusebackend.backends.threads.message_index import MAX_FILE_BYTES, MAX_FILES_BYTES, RecentFiles
 from fusebackend.testing.each import each
 
 
@@ -239,17 +237,3 @@ def test_messages_are_the_same_whatever_is_read_first(
         assert View(backend, "/t").tree() == steps
     with ThreadsBackend.from_sqlite(database) as backend:  # which finds both parts in the cache
         assert View(backend, "/t").tree() == steps
-
-
-def test_files_that_are_kept_are_few() -> None:
-    place, kept = Place("t", ""), RecentFiles()
-    size = MAX_FILE_BYTES // 2
-    for number in range(3 * MAX_FILES_BYTES // size):
-        kept.put(place, number, "digest", [File("a", b"x" * size)])
-    found = [number for number in range(3 * MAX_FILES_BYTES // size) if kept.get(place, number, "digest")]
-    assert len(found) == MAX_FILES_BYTES // size
-    assert found[-1] == 3 * MAX_FILES_BYTES // size - 1
-    kept.put(place, 0, "large", [File("a", b"x" * size), File("b", b"x" * (size + 1))])
-    assert kept.get(place, 0, "large") is None
-    kept.let_go()
-    assert kept.get(place, found[-1], "digest") is None

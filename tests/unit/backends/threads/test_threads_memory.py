@@ -16,13 +16,13 @@ from nodes import names, node_at
 from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.threads.database.values import Message
 from fusebackend.backends.threads.line import RECENT_CONVERSATION_BYTES
-from fusebackend.backends.threads.nodes import Node, Record
+from fusebackend.backends.threads.nodes import Node
 from fusebackend.backends.threads.tree import FEW_LINES
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.volumes.contents import opened
 
-THREADS = 80
+THREADS = 30
 CHECKPOINTS = 12
 FILES = 20
 
@@ -91,18 +91,6 @@ def test_what_is_open_or_held_outlives_that(path: Path) -> None:
         assert {name: node_at(volume, name) for name in kept} == kept
         assert b"version" in volume.read(file, 0, 1 << 20)
         volume.release(file, os.O_RDONLY)
-
-
-def test_a_record_is_kept_once_whatever_its_parts_are() -> None:
-    from fusebackend.backends.threads.nodes import Nodes, Records
-
-    records = Records(Nodes())
-    source = {"content": "x", "encoding": "utf-8", "created_at": "a" * 30, "modified_at": "b" * 30}
-    one = records.of(source)
-    assert records.of(dict(source)) is one
-    assert isinstance(one, Record)
-    records.shrink()
-    assert records.of(dict(source)) is one
 
 
 def test_a_large_conversation_is_dropped_soon_after_it_was_read(

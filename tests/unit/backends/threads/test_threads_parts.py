@@ -10,7 +10,6 @@ import decimal
 import json
 import pathlib
 import re
-import tracemalloc
 import uuid
 from typing import Any, TypedDict
 
@@ -28,6 +27,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Interrupt, Overwrite, Send
 from markdown_it import MarkdownIt
 from profiles import examples
+from raising import raising
 
 from fusebackend.backends.threads.conversation import files_of, section, slug, title
 from fusebackend.backends.threads.database import values as stored_values
@@ -58,9 +58,10 @@ from fusebackend.backends.threads.database.values import (
     update,
 )
 from fusebackend.backends.threads.documents import message_line
+from fusebackend.backends.threads.index import Step, patch_of
 from fusebackend.backends.threads.json_text import MAX_LEVELS, compact, pretty
 from fusebackend.backends.threads.message_index import _digest
-from fusebackend.backends.threads.patch import Header, patch
+from fusebackend.backends.threads.nodes import Nodes, Records
 
 SERIALISER = JsonPlusSerializer()
 
@@ -89,6 +90,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=examples(50))
 @given(JSON)
 def test_plain_data_is_read_as_it_was_and_written_as_langgraph_writes_it(value: Any) -> None:
     assert readable(stored(value)) == value
@@ -142,6 +144,7 @@ def test_an_object_that_is_none_is_damaged(data: bytes) -> None:
     assert list(readable(Ext(5, data))) == ["error"]
 
 
+@settings(max_examples=examples(50))
 @given(st.binary(max_size=40))
 def test_no_bytes_are_more_than_damaged(data: bytes) -> None:
     for kind in ("msgpack", "json", "bytes", "null", "pickle", "x+y", ""):
@@ -166,15 +169,13 @@ def test_deep_nesting_is_shown_up_to_a_bound() -> None:
 
 
 @for_each("piece", [b"\x90", b"\x81\xa1a\x90"])
-def test_more_values_than_any_checkpoint_has_are_refused_before_they_are_made(piece: bytes) -> None:
+def test_more_values_than_any_checkpoint_has_are_refused_before_they_are_made(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = (1 << 20) // len(piece) + 50_000
-    tracemalloc.start()
-    try:
-        with pytest.raises(Damaged, match="more than 500,000 values"):
-            loads(Raw("msgpack", b"\xdd" + count.to_bytes(4) + piece * count))
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
+    monkeypatch.setattr(stored_values, "_ormsgpack", raising(AssertionError("values were made")))
+    with pytest.raises(Damaged, match="more than 500,000 values"):
+        loads(Raw("msgpack", b"\xdd" + count.to_bytes(4) + piece * count))
 
 
 def test_a_piece_of_json_may_have_16_mebibytes() -> None:
@@ -489,7 +490,9 @@ def test_the_size_of_a_line_follows_from_its_parts(fields: dict[str, Any]) -> No
 
 
 def test_it_reads_like_a_log_and_its_header_has_a_line_for_each_field() -> None:
-    made = patch(Header("id\nforged", "a\x1b[2J", "d", "s\r\ndiff --git a/x b/x"), {}, {b"f": b"x"}).decode()
+    step = Step("id\nforged", [], "name", None, 1, "loop", "a\x1b[2J", 0, [], [], 0, 0, 0, 0, 1, 1, 0, 0, [], None)
+    records = Records(Nodes())
+    made = patch_of(step, "s\r\ndiff --git a/x b/x", {}, {"/f": records.of("x")}).decode()
     lines = made.split("\n")
     assert lines[0] == "commit id\N{REPLACEMENT CHARACTER}forged"
     assert [line for line in lines if line.startswith("diff ")] == ["diff --git a/f b/f"]
@@ -556,10 +559,6 @@ class TestHostile:
             "2 · tool grep · 12:34:31",
             "3 · human · 12:34:31",
         ]
-
-    def test_a_tools_name_is_a_part_of_a_file_name(self) -> None:
-        assert names(tool("x", name="../../etc/passwd\n\x1b[2J")) == ["0001-tool-_.._etc_passwd_2J.txt"]
-        assert len(names(tool("x", name="n" * 500))[0]) < 100
 
     def test_a_tools_result_is_byte_for_byte(self) -> None:
         for text, data in [("a\x1b[31m\r\n", b"a\x1b[31m\r\n"), ("\udcff", b"\xff"), ("\ud800", b"?"), ("", b"")]:
@@ -657,9 +656,6 @@ class TestCuts:
             shown = section(1, tool("y" * length), 0)
             said = re.search(r"… ([0-9,]+) more", shown)
             assert shown.count("y") + int(said[1].replace(",", "") if said else 0) == length
-
-    def test_an_error_is_in_the_heading(self) -> None:
-        assert section(1, tool("x", status="error"), NOON_NS).startswith("## 1 · tool grep · 12:34:31 · error\n")
 
 
 class TestTitle:

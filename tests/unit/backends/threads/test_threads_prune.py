@@ -162,8 +162,7 @@ def test_what_stays_of_any_history_reads_as_before_and_goes_on(lasting: Bench, d
     assert goes_on(graph, name) == goes_on(graph, twin)
 
 
-STORIES = [threadcases.plain, threadcases.snapshots, threadcases.old, threadcases.a_subagent,
-           threadcases.waiting_for_approval]  # fmt: skip
+STORIES = [threadcases.plain, threadcases.old, threadcases.a_subagent, threadcases.waiting_for_approval]
 
 
 def unaccounted(b: Bench, name: str) -> int:
@@ -180,7 +179,11 @@ def unaccounted(b: Bench, name: str) -> int:
     return sum(size for thread_id, _, size in base.weigh("step") if thread_id == name) - own - sum(beside.values())
 
 
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize(
+    ("b", "story"),
+    [*itertools.product(["sqlite"], [*STORIES, threadcases.snapshots]), *itertools.product(["postgres"], STORIES)],
+    indirect=["b"],
+)
 def test_stories_of_deepagents_stay_as_they_are(b: Bench, story: Any) -> None:
     agent, name = story(b.saver), story.__name__
     every = {checkpoint: seen(agent, name, checkpoint) for checkpoint in graphs.checkpoint_ids(agent, thread(name))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import os
 import stat
@@ -227,20 +226,6 @@ def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
         b.tree(directory)
     assert {path: node_at(volume, path) for path in held} == held
     volume.forget(held.values())
-
-
-@one_database
-def test_what_nobody_holds_is_let_go_of(b: Bench) -> None:
-    threadcases.snapshots(b.saver)
-    for directory in b.history("/snapshots"):
-        b.tree(directory)
-    for number in range(80):
-        put_files(b.saver, f"other{number}", {"/f.txt": record("f")})
-    b.backend.volume.follow()
-    for number in range(80):
-        b.tree(f"/other{number}/head")
-    gc.collect()
-    assert len(b.backend.volume._tree.nodes) < 2000
 
 
 # -- searches ----------------------------------------------------------------------------------------------------------
