@@ -368,14 +368,12 @@ class HistoryFile:
             self._open.add(number)
         return number
 
-    def note_call(self, kind: CallKind, title: str, actor: Actor) -> int:
-        """Keep a call that changes no file, and ends at once; returns its number. `calls` has it if it is asked for
-        those of such kinds."""
+    def note_call(self, kind: CallKind, title: str, actor: Actor) -> None:
+        """Keep a call that changes no file, and ends at once. `calls` has it if it is asked for those of such kinds."""
         number = self.open_call(kind, title, actor)
         with self._guard:
             self._begin(number)
         self.end_call(number)
-        return number
 
     def end_call(self, number: int) -> None:
         """End a call. Twice is once."""

@@ -259,10 +259,11 @@ class Steps:
         title = f"{name} {named[0] if named else ''}{f' and {len(named) - 1} more' if len(named) > 1 else ''}"
         if verb == "move":
             title = f"{name} {' '.join(named)}"
-        with self._recorder.calls.inside("verb", title) as call, self._locks.held(self._outer(named)):
+        outer = _normalised(named)
+        with self._recorder.calls.inside("verb", title) as call, self._locks.held(outer):
             before: list[_Before] = []
             with self._recording(title, call):
-                for path, how in self._ways(verb, named):
+                for path, how in self._ways(verb, outer):
                     found = self._before(call, how, path)
                     if found is not None:
                         before.append(found)
@@ -281,22 +282,14 @@ class Steps:
                 self._under_way.remove(new)
             return result
 
-    def _ways(self, verb: Verb, named: Sequence[str]) -> list[tuple[AgentPath, How]]:
+    def _ways(self, verb: Verb, outer: Sequence[AgentPath]) -> list[tuple[AgentPath, How]]:
         """Return what a verb does with each path."""
-        outer = self._outer(named)
         if verb != "move":
             return [(path, verb) for path in outer]
         if len(outer) != 2:
             return []
         within = self._route(outer[0]) is self._route(outer[1])
         return [(outer[0], "rename" if within else "remove"), (outer[1], "remove")]
-
-    def _outer(self, named: Sequence[str]) -> list[AgentPath]:
-        found = []
-        for path in named:
-            with contextlib.suppress(PathError):
-                found.append(normalise(path))
-        return list(dict.fromkeys(found))
 
     def _route(self, path: AgentPath) -> Route | None:
         route = self._tree.route_of(path)
@@ -396,6 +389,15 @@ class Steps:
             yield
         except Exception as error:
             self._recorder.failed(error, f"a change was not recorded ({what})", call)
+
+
+def _normalised(named: Sequence[str]) -> list[AgentPath]:
+    """Return the paths that a verb names, each once, without those that it will refuse."""
+    found = []
+    for path in named:
+        with contextlib.suppress(PathError):
+            found.append(normalise(path))
+    return list(dict.fromkeys(found))
 
 
 def _keeper(found: _Before) -> Volume:

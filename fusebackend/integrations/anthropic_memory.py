@@ -27,6 +27,7 @@ from anthropic.types import beta
 
 from fusebackend.base.awaiting import aside
 from fusebackend.base.errors import IS_DIRECTORY
+from fusebackend.base.paths import is_below
 from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.base.sizes import short_size
 from fusebackend.integrations.deepagents import adopt
@@ -146,10 +147,10 @@ class MemoryTool(BetaAbstractMemoryTool):
 
     def _path(self, given: str, verb: str = "") -> str:
         """The path in the backend. `ToolError` for one outside of `/memories`; with a verb, for `/memories` as well."""
-        if given != MEMORIES and not given.startswith(MEMORIES + "/"):
+        if not is_below(given, MEMORIES):
             raise ToolError(f"Path must start with {MEMORIES}, got: {given}")
         path = posixpath.normpath(name_meant(given))
-        if path != MEMORIES and not path.startswith(MEMORIES + "/"):
+        if not is_below(path, MEMORIES):
             raise ToolError(f"Path {given} would escape {MEMORIES} directory")
         if verb and path == MEMORIES:
             raise ToolError(f"Cannot {verb} the {MEMORIES} directory itself")

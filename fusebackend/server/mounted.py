@@ -190,7 +190,7 @@ class MountedBackend(MountProtocol):
         self._restores: Restores = cast("Any", self._branches)
         self._checkouts: Checkouts = cast("Any", self._branches)
         self._moves: MoveJournal = cast("Any", self._branches)
-        volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
+        volumes = filesystem.tree.volume_at
         self._states = States(
             volumes,
             parts.branches,
@@ -956,7 +956,7 @@ class MountedBackend(MountProtocol):
     def weigh_threads(self, *paths: str, by: Literal["channel", "step", "namespace"] | None = None) -> list[ThreadSize]:
         from fusebackend.server import threads
 
-        return threads.weigh_threads(self._volumes(), paths, by)
+        return threads.weigh_threads(self.filesystem.tree.volume_at, paths, by)
 
     def prune_threads(
         self,
@@ -971,7 +971,7 @@ class MountedBackend(MountProtocol):
         from fusebackend.server import threads
 
         return threads.prune_threads(
-            self._volumes(),
+            self.filesystem.tree.volume_at,
             self._recorder if self._recording.is_open else None,
             paths,
             keep,
@@ -981,9 +981,6 @@ class MountedBackend(MountProtocol):
             vacuum=vacuum,
             on_progress=on_progress or (lambda thread, done, total: None),
         )
-
-    def _volumes(self) -> dict[AgentPath, Volume]:
-        return {route.prefix: route.volume for route in self.filesystem.tree.routes}
 
     def restore(
         self,
@@ -1017,7 +1014,7 @@ class MountedBackend(MountProtocol):
         tree = self.filesystem.tree
         if not dry_run:
             self._asking.approvals.forget(map(normalise, paths), self._decider())
-        found = Forgetting(self._volumes(), self._recorder, self._branches).forget(paths, dry_run=dry_run)
+        found = Forgetting(tree.volume_at, self._recorder, self._branches).forget(paths, dry_run=dry_run)
         if not dry_run:
             for route in tree.attached[len(tree.routes) :]:
                 if isinstance(route.volume, NativeVolume):  # snapshots and branches

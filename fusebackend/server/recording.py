@@ -143,8 +143,7 @@ class Recording:
         routes = filesystem.tree.routes
         self.recorder.follow(routes)
         with contextlib.suppress(OSError):  # a volume that does not answer: an undo names what it finds
-            volumes = {route.prefix: route.volume for route in routes}
-            drop_unmade(self.history, self.recorder.images, volumes, self.recorder.logged)
+            drop_unmade(self.history, self.recorder.images, filesystem.tree.volume_at, self.recorder.logged)
         self.recorder.stamp_interrupted()
         filesystem.record(self.recorder.listener, self.calls.author, self)
         for route in routes:

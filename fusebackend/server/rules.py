@@ -203,7 +203,7 @@ class Views:
             path = paths.normalise(path)
         for name in self.by_name:
             root = f"{self.path}/{name}"
-            if path == root or path.startswith(root + "/"):
+            if is_below(path, root):
                 return name, path[len(root) :] or ROOT
         return None, path
 

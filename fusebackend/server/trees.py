@@ -58,7 +58,7 @@ def fill(filesystem: FileSystem, status: Callable[[], Mapping[str, Any]]) -> Non
 def attach_snapshots(filesystem: FileSystem) -> Snapshots | None:
     """Return the snapshots of a mount, which from now on are in its trees directory. None if it has none, or without a
     route that keeps snapshots. Before the mount."""
-    volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
+    volumes = filesystem.tree.volume_at
     snapshots = Snapshots(volumes)
     if filesystem.tree.trees_path is None or not snapshots.volumes:
         return None
@@ -86,7 +86,7 @@ def attach_branches(filesystem: FileSystem, snapshots: Snapshots | None, directo
     """
     if filesystem.tree.trees_path is None:
         return None
-    volumes = {route.prefix: route.volume for route in filesystem.tree.routes}
+    volumes = filesystem.tree.volume_at
     return Branches(directory, volumes, snapshots or Snapshots(volumes), filesystem.add_directory(BRANCHES))
 
 

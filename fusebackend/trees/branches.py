@@ -79,7 +79,7 @@ class Shown(Protocol):
     def path(self) -> AgentPath:
         """The path of the directory, below the mount point."""
 
-    def attach(self, name: str, volume: NativeVolume) -> object:
+    def attach(self, name: str, volume: NativeVolume) -> None:
         """Show a volume."""
 
     def detach(self, name: str) -> None:

@@ -393,6 +393,11 @@ class MountTree:
         self.private = self.add_directory(PRIVATE_NAME, 0o700, listed=False)
         """The directory for `PRIVATE_NAME`; its children are trees."""
 
+    @property
+    def volume_at(self) -> dict[AgentPath, Volume]:
+        """The volumes of the main tree, by the prefixes of their routes."""
+        return {route.prefix: route.volume for route in self.routes}
+
     def grow(self, routes: Sequence[Route], pinned: Collection[bytes] = ()) -> Junction:
         """A new tree, of routes as for the constructor; returns its root.
 

@@ -603,11 +603,8 @@ class FileSystem:
             tree.private.children = {**tree.private.children, at: root}
         return join(tree.private.path, name)
 
-    def add_view(self, view: View) -> AgentPath:
+    def add_view(self, view: View) -> None:
         """Add the main tree through a view, as a directory of the trees directory, until the mount ends. Any thread.
-
-        Returns:
-            The path of its root, below the mount point.
 
         Raises:
             ValueError: there is a view of that name.
@@ -618,7 +615,6 @@ class FileSystem:
             if at in above.children:
                 raise ValueError(f"there is a view '{view.name}' already")
             above.children = {**above.children, at: self._grow(tree.routes, (), view)}
-        return join(above.path, view.name)
 
     def _grow(self, routes: list[Route], pinned: tuple[bytes, ...], view: View | None) -> Junction:
         """Return the root of a new tree with twins of these routes. What a view hides is not in it."""
@@ -737,8 +733,8 @@ class RoutesDirectory:
         """The path of the directory, below the mount point."""
         return self._directory.path
 
-    def attach(self, name: str, volume: NativeVolume) -> AgentPath:
-        """Attach a volume, which reports every change to `subscribe`; returns the path of its root.
+    def attach(self, name: str, volume: NativeVolume) -> None:
+        """Attach a volume, which reports every change to `subscribe`.
 
         Raises:
             ValueError: there is a directory of that name.
@@ -755,7 +751,6 @@ class RoutesDirectory:
             filesystem.invalidation.follow()
             self._unguard[route.prefix] = volume.guard(partial(filesystem.write_barrier.begin, [route]))
         filesystem.invalidation.drop((self._directory.inode, to_name(name)))
-        return route.prefix
 
     def detach(self, name: str) -> None:
         """Detach a volume: from now on every call into it is ESTALE."""
