@@ -236,6 +236,17 @@ class TestLimits:
             two.send(b'"}}\n')
             assert len(two.line()["result"]) == 900_000
 
+    def test_a_message_that_waited_in_vain_takes_no_place(self, monkeypatch):
+        monkeypatch.setattr(limiter.ARRIVING, "patience_s", 0.01)
+        every = limiter.Limiter()
+        every.left[limiter.ARRIVING] = 1
+        first, late, new = (limiter.Place(every, limiter.LimitedClient(n), limiter.ARRIVING) for n in range(3))
+        every.take(first)
+        with pytest.raises(limits.NoRoom):
+            every.take(late)
+        every.leave(first)
+        every.take(new)
+
     def test_what_a_call_may_hold_is_bounded(self, server, raw, files):
         files.upload_files([("/large", b"0123456789abcde\n" * (1 << 20)), ("/small", b"a" * 100_000)])
         server.memory.size = 4 << 20
