@@ -104,13 +104,13 @@ class Snapshots:
         self._listeners.append(callback)
 
     def all(self) -> list[Parts]:
-        """Return all snapshots, the oldest first."""
+        """Return all snapshots, the oldest first; of one time, as they were taken (a clock may have been set back)."""
         found: dict[str, dict[AgentPath, Snapshot]] = {}
         for prefix, volume in self.volumes.items():
             for part in volume.snapshots():
                 found.setdefault(part.name, {})[prefix] = part
         taken = [Parts(name, parts) for name, parts in found.items()]
-        return sorted(taken, key=lambda each: (each.info.time_ns, each.name))
+        return sorted(taken, key=lambda each: each.info.time_ns)
 
     def find(self, name: str) -> Parts | None:
         """Return the snapshot of a name."""

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from together import together
 
+from fusebackend.backends import memory
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath
@@ -212,7 +213,8 @@ def test_a_name_that_one_route_has_is_taken() -> None:
     assert not other.snapshots()
 
 
-def test_deleting_is_of_all_names_or_of_none() -> None:
+def test_deleting_is_of_all_names_or_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "now_ns", lambda: 10**18)  # as where the clock is set back
     snapshots = Snapshots({ROOT: InMemoryVolume()})
     for name in ("one", "two", "three"):
         snapshots.create(name)

@@ -296,5 +296,6 @@ def test_a_kernel_that_never_hears_of_it_keeps_nobody_for_ever(
     assert len(late.told) == told + 1, "nobody waits for it a second time"
     inodes.reference(7, ROOT_INODE, b"file", Attr(7, 0o100644))
     late.times = told + 3
+    monkeypatch.setattr(notifiers, "PATIENCE_S", 60.0)
     tell(notifier, 7, False)
     assert len(late.told) == told + 4

@@ -124,10 +124,10 @@ def test_a_full_server_makes_operations_wait_for_a_connection_of_their_own(small
             thread = threading.Thread(target=lambda: errors.append(backend.write("/file.txt", "x").error))
             with backend.volume.viewing():  # it has the only connection
                 thread.start()
-                eventually(lambda: backend.volume.trouble is not None, LIMIT_S)
+                eventually(lambda: backend.volume.trouble, LIMIT_S)
+                trouble = backend.volume.trouble
             thread.join()
             assert errors == [None]
-            trouble = backend.volume.trouble
         assert trouble is not None
         assert "too many clients" in trouble[1]
         assert "\n" not in trouble[1]
