@@ -35,7 +35,7 @@ def test_names_steer_no_terminal(name):
 
 def test_names_are_escaped_as_ls_does():
     assert shown("\u202etxt\u2066.exe\u202c ‏עברית") == "\\u202etxt\\u2066.exe\\u202c \\u200fעברית"
-    assert shown("a\n\t\x1b[31m\udcff ä😀") == "a\\n\\t\\033[31m\\377 ä😀"
+    assert shown("a\n\t\x1b[31m\udc80\udcff ä😀") == "a\\n\\t\\033[31m\\200\\377 ä😀"
 
 
 def test_errors_are_one_line():
