@@ -82,6 +82,7 @@ def test_snapshots(command: Command, files: Client) -> None:
 
 
 def test_branches(command: Command, files: Client) -> None:
+    assert command("branch", "list").stderr == "fusebackend: no branches\n"
     made = command("branch", "create", "work")
     assert made.stdout == f"{BRANCHES}/work\n" == command.ok("branch", "path", "work")
     assert "live, for they keep no snapshots: /live/" in made.stderr

@@ -72,6 +72,7 @@ def test_a_missing_extra_is_said_in_one_line(monkeypatch):
         ("s3://b?endpoint=ftp://x", "must be a URL such as"),
         ("s3://b?ttl=soon", "must be a number of seconds"),
         ("s3://b?ttl=later", "must be a number of seconds"),
+        ("az://b", "Account must be specified"),
         ("s3://b?cache_mb=0", "must be a whole number above 0"),
     ],
 )
