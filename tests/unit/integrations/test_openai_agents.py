@@ -335,6 +335,8 @@ def test_commands(tmp_path: Path) -> None:
     assert "none.txt" in failed["output"][0]["stderr"] and failed["output"][0]["outcome"]["exit_code"] == 1
     assert [each["outcome"]["type"] for each in slow["output"]] == ["timeout"]
     assert "begun" in slow["output"][0]["stdout"] and not (tmp_path / "never.txt").exists()
+    (there,) = answers([shell_tool(backend, root=f"{tmp_path}/sub dir")], commanded("pwd"))
+    assert there["output"][0]["stdout"] == f"{tmp_path}/sub dir\n"
     assert long["output"][0]["stdout"] == "0123" and long["max_output_length"] == 4
 
 
