@@ -466,7 +466,7 @@ def test_unconfined(tmp_path: Path) -> None:
         assert shell.run(f"sleep {LONG} & {leaving}sleep {LONG}", timeout=0.5)["exit_code"] == 124
         assert processes_with(LONG) == []
         shell.run(f"sleep {LONG} & {leaving}sleep {LONG} &")
-        assert processes_with(LONG) == []
+        eventually(lambda: processes_with(LONG) == [])  # killed ones take a moment to end
         assert names(shell) == {"memories"}
 
 

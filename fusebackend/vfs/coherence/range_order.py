@@ -160,7 +160,7 @@ write if that was not in the cache, which the kernel keeps locked until the writ
 the notice has dropped those before it."""
 
 BRIEF_S = 0.002
-"""The same on volumes that answer at once."""
+"""The same on volumes that answer at once, where the last page of the write may be such a one."""
 
 MAX_RANGES = 64
 """Ranges of a file that are remembered apart. More become one range, with what lies between them."""
@@ -247,7 +247,8 @@ class RereadPages:
         settling += old
         try:
             written = await self._write(handle, write, offset, data)
-            await self._notify(inode, PATIENCE_S if handle.route.executor.blocking else BRIEF_S)
+            is_whole = mine[1] % PAGE_BYTES == 0
+            await self._notify(inode, PATIENCE_S if is_whole or handle.route.executor.blocking else BRIEF_S)
         finally:
             for part in old:
                 settling.remove(part)
