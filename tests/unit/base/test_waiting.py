@@ -16,13 +16,15 @@ from together import together
 from fusebackend.base.deadline import is_readable
 from fusebackend.base.waiting import Lock, Turns, WouldWait, at_once, will_wait
 from fusebackend.protocol import Features, Volume
+from fusebackend.remote import parallel
 from fusebackend.vfs.calls.executor import RouteExecutor
 
 
 def test_only_an_attempt_may_not_wait() -> None:
     will_wait()
-    with pytest.raises(WouldWait):
-        at_once(will_wait)
+    for waits in (will_wait, lambda: parallel.each(str, [1])):
+        with pytest.raises(WouldWait):
+            at_once(waits)
     will_wait()
     assert at_once(lambda: 5) == 5
     with pytest.raises(ZeroDivisionError):
