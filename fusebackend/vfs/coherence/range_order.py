@@ -160,7 +160,8 @@ write if that was not in the cache, which the kernel keeps locked until the writ
 the notice has dropped those before it."""
 
 BRIEF_S = 0.002
-"""The same on volumes that answer at once, where the last page of the write may be such a one."""
+"""The same on volumes that answer at once, where the last page of the write may be such a one: each write would take
+`PATIENCE_S`. On a busy machine the notice may come after the answer then."""
 
 MAX_RANGES = 64
 """Ranges of a file that are remembered apart. More become one range, with what lies between them."""
