@@ -52,7 +52,8 @@ class Host(PostgresVolume):
         return self.ear.until(wanted, LIMIT_S)
 
     def rest(self) -> list[Change]:
-        """Return what it has been told, after one more reading of the rows."""
+        """Return what it has been told, after one more reading of the rows. One under way may have begun before."""
+        self.read_rows()
         self.read_rows()
         self._feed._published.join()
         return self.ear.take()
