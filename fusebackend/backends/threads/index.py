@@ -280,7 +280,7 @@ def _side(data: bytes | None) -> Side | None:
 
 def _field(text: str) -> str:
     """Text without line ends and control characters: a header has one line for each field."""
-    return "".join(char if char.isprintable() or char == " " else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _changed(before: Files, after: Files) -> set[str]:

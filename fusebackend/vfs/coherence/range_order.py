@@ -258,9 +258,9 @@ class RereadPages:
         return written
 
     async def _write(self, handle: FileHandle, write: Write, offset: int, data: bytes) -> int:
-        call = partial(handle.route.call, write, offset, data)
         if not handle.route.executor.blocking:
-            return await call()
+            return await handle.route.call(write, offset, data)
+        call = partial(handle.route.call, write, offset, data)
         return await self._order.write(handle.inode, offset, len(data), call)
 
     async def _notify(self, inode: int, patience_s: float) -> None:
