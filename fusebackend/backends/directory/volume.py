@@ -124,6 +124,11 @@ class DirectoryVolume(NativeVolume):
         with self.lock:
             return self._lookup(*self._places.directory_of_name(parent), name)
 
+    def way_to(self, directory: int) -> bytes | None:
+        with self.lock:
+            _, at = self._places.directory_of_name(directory)
+            return dirfd.names_between(self._places.root, at) if at.is_exact else None
+
     def _lookup(self, directory: Node, at: Descriptor, name: bytes, *, is_listed: bool = False) -> Attr:
         status = self._status(directory, at, name, is_listed)
         return attr_of(self._nodes.seen(directory, name, status), status)
