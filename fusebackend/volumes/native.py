@@ -76,9 +76,6 @@ class NativeVolume(ObservableVolume):
 
         None where they can't be told for less than looking each of them up. A directory that was removed may be told
         at any names.
-
-        Raises:
-            OSError: ESTALE for a directory that is not known (any more).
         """
         return None
 

@@ -125,9 +125,11 @@ class DirectoryVolume(NativeVolume):
             return self._lookup(*self._places.directory_of_name(parent), name)
 
     def way_to(self, directory: int) -> bytes | None:
-        with self.lock:
+        with self.lock, contextlib.suppress(OSError):
             _, at = self._places.directory_of_name(directory)
-            return dirfd.names_between(self._places.root, at) if at.is_exact else None
+            if at.is_exact:
+                return dirfd.names_between(self._places.root, at)
+        return None
 
     def _lookup(self, directory: Node, at: Descriptor, name: bytes, *, is_listed: bool = False) -> Attr:
         status = self._status(directory, at, name, is_listed)
