@@ -18,7 +18,7 @@ from mounts import Serve
 
 import fusebackend
 from fusebackend.base import acl
-from fusebackend.testing.posix.case import as_user, fails, umask
+from fusebackend.testing.posix.case import as_user, refused, umask
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a moment"),
@@ -154,8 +154,7 @@ def refused_but_working(path: Path) -> None:
     file.write_text("x")
     file.chmod(0o640)
     assert not may(file, os.O_RDONLY) and may(file, os.O_RDONLY, group=0)
-    with fails(errno.ENOTSUP):
-        os.setxattr(file, os.fsdecode(acl.ACCESS), acl.inherited(_default(), 0o660)[0] or b"")
+    refused(errno.ENOTSUP, os.setxattr, file, os.fsdecode(acl.ACCESS), acl.inherited(_default(), 0o660)[0] or b"")
     with umask(0o027):
         (path / "new").touch(mode=0o666)
         (path / "directory").mkdir()

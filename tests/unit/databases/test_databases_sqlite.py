@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusebackend.databases.sqlite import DatabaseFile, bound, open_file, open_read_only, transaction, translate_errors
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import fails, refused
 
 
 @pytest.fixture
@@ -57,8 +57,7 @@ def test_a_read_only_connection_cant_write(db: sqlite3.Connection, path: str) ->
 def test_what_is_no_database_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database at all" * 100)
     for name, number in (("absent", errno.ENOENT), (".", errno.EINVAL), ("text", errno.EINVAL)):
-        with fails(number):
-            open_read_only(str(tmp_path / name))
+        refused(number, open_read_only, str(tmp_path / name))
 
 
 def test_a_wal_that_can_not_be_read_here_is_the_reason(

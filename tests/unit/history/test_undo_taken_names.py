@@ -25,7 +25,7 @@ from fusebackend.protocol import Change, SnapshotVolume
 from fusebackend.remote.agent_verbs import FileVerbs
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import fails, refused
 from fusebackend.urls import open_backend
 
 NAMES = [f"/repo/{number:02}" for number in range(30)]
@@ -131,8 +131,7 @@ def test_a_name_that_is_taken_right_before_a_rename(place: Place, monkeypatch: p
             place.files.make(change)
     rename = place.volume.rename
     monkeypatch.setattr(place.volume, "rename", lambda *names: (place.write("/one", THEIRS), rename(*names)))
-    with fails(errno.EEXIST):
-        place.undo()
+    refused(errno.EEXIST, place.undo)
     assert place.names() == {"/one": THEIRS, "/two": b"1"}
 
 

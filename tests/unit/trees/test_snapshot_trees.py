@@ -22,7 +22,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Volume
 from fusebackend.server.trees import TreesFace, attach_snapshots
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
 from fusebackend.testing.snapshots import copy_of
 from fusebackend.trees import snapshot_trees as module
 from fusebackend.trees.snapshot_trees import SnapshotTrees
@@ -98,8 +98,7 @@ def test_ways_that_no_route_has_are_synthesised() -> None:
     for path in ("bare/a", "bare/a/b"):
         node = at(trees, path).node
         assert trees.getattr(node).node == node and list(trees.listxattr(node)) == []
-        with fails(errno.ENODATA):
-            trees.getxattr(node, b"user.x")
+        refused(errno.ENODATA, trees.getxattr, node, b"user.x")
 
 
 def test_a_page_that_is_not_full_ends_the_listing() -> None:
@@ -134,8 +133,7 @@ def test_a_route_without_the_snapshot_is_an_empty_directory(tmp_path: Any) -> No
     assert listing(trees, at(trees, "mine").node) == listing(trees, at(trees, "theirs").node) == [b"dir", b"late"]
     for path in ("mine/dir", "mine/late", "both/dir", "theirs/dir"):
         assert listing(trees, at(trees, path).node) == []
-        with fails(errno.ENOENT):
-            at(trees, f"{path}/live")
+        refused(errno.ENOENT, at, trees, f"{path}/live")
     assert stat.filemode(at(trees, "theirs/late").mode) == "drwxr-xr-x"
 
 
@@ -225,8 +223,7 @@ def test_what_does_not_fit_is_numbered(bound: str, monkeypatch: pytest.MonkeyPat
     assert text(trees, "two/c/link") == text(trees, "one/a/b/d/file") == "content"
     gone = at(trees, "one/c/link").node
     snapshots.delete(["one"])
-    with fails(errno.ESTALE):
-        trees.getattr(gone)
+    refused(errno.ESTALE, trees.getattr, gone)
     snapshots.delete(["two"])
     assert not trees._numbered
     snapshots.create("one")
@@ -271,20 +268,15 @@ def test_below_a_deleted_snapshot_all_is_estale() -> None:
     trees.open(kept[2], os.O_RDONLY)
     snapshots.delete(["one"])
     for node in kept:
-        with fails(errno.ESTALE):
-            trees.getattr(node)
-        with fails(errno.ESTALE):
-            trees.lookup(node, b"x")
-        with fails(errno.ESTALE):
-            trees.readdir(node, b"", 1)
-    with fails(errno.ESTALE):
-        trees.read(kept[2], 0, 1)
+        refused(errno.ESTALE, trees.getattr, node)
+        refused(errno.ESTALE, trees.lookup, node, b"x")
+        refused(errno.ESTALE, trees.readdir, node, b"", 1)
+    refused(errno.ESTALE, trees.read, kept[2], 0, 1)
     trees.release(kept[2], os.O_RDONLY)
     trees.forget(kept)
     snapshots.create("one")
     assert not {at(trees, path).node for path in ("one", "one/d", "one/d/file")} & set(kept)
-    with fails(errno.ESTALE):
-        trees.getattr(kept[0])
+    refused(errno.ESTALE, trees.getattr, kept[0])
 
 
 def test_a_snapshot_taken_and_deleted_by_the_volume_itself_is_noticed() -> None:
@@ -310,8 +302,7 @@ def test_one_that_is_deleted_while_it_is_listed_is_not_there(monkeypatch: pytest
     monkeypatch.setattr(snapshots, "all", lambda: everything)
     monkeypatch.setattr(snapshots, "find", lambda name: one)
     assert [name for name, _ in trees.readdir(ROOT_NODE, b"", 10)] == [b"two"]
-    with fails(errno.ENOENT):
-        trees.lookup(ROOT_NODE, b"one")
+    refused(errno.ENOENT, trees.lookup, ROOT_NODE, b"one")
 
 
 # -- in a mounted tree -----------------------------------------------------------------------------------------------
@@ -344,20 +335,15 @@ def test_it_is_in_the_trees_directory_and_costs_the_others_nothing() -> None:
         filesystem.open(file.inode, os.O_RDWR),
         filesystem.rmdir(top.inode, b"one"),
     ):
-        with fails(errno.EROFS):
-            run(change)
-    with fails(errno.EBUSY):
-        run(filesystem.rmdir(walk(filesystem, ".fusebackend").inode, b"snapshots"))
-    with fails(errno.EXDEV):
-        run(filesystem.link(file.inode, ROOT_INODE, b"linked"))
-    with fails(errno.EROFS):
-        run(filesystem.rename(top.inode, b"one", ROOT_INODE, b"moved", 0))
+        refused(errno.EROFS, run, change)
+    refused(errno.EBUSY, run, filesystem.rmdir(walk(filesystem, ".fusebackend").inode, b"snapshots"))
+    refused(errno.EXDEV, run, filesystem.link(file.inode, ROOT_INODE, b"linked"))
+    refused(errno.EROFS, run, filesystem.rename(top.inode, b"one", ROOT_INODE, b"moved", 0))
     assert run(filesystem.listxattr(file.inode)) == []
     kernel.take()
     snapshots.delete(["one"])
     assert kernel.take() == [(top.inode, b"one")]
-    with fails(errno.ESTALE):
-        run(filesystem.getattr(file.inode))
+    refused(errno.ESTALE, run, filesystem.getattr(file.inode))
     known = dict(filesystem.inodes.items())
     run(filesystem.forget([(file.inode, known[file.inode])]))
     filesystem.detach()

@@ -25,7 +25,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.config import MountSettings
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features
 from fusebackend.rules.view import View
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
 from fusebackend.vfs.coherence import entry_cache
 from fusebackend.vfs.coherence import invalidation as twins
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Entry, node_of, route_index
@@ -155,8 +155,7 @@ def test_a_route_below_a_pinned_name(filesystem: FileSystem, root: int) -> None:
     assert node_of(below.inode) == 1 and below.inode != walk(filesystem, "tmp", "x").inode
     assert set(listed(filesystem, tmp.inode)) == {b"x"}
     for name, number in ((b"x", errno.EBUSY), (b"new", errno.EPERM)):
-        with fails(number):
-            run(filesystem.mkdir(tmp.inode, name, 0o755, ME))
+        refused(number, run, filesystem.mkdir(tmp.inode, name, 0o755, ME))
 
 
 def test_a_route_of_a_pinned_name() -> None:
@@ -214,8 +213,7 @@ def test_the_trees_directory(filesystem: FileSystem, root: int) -> None:
         (private.inode, b"new", errno.EPERM),
     ):
         assert refusals(filesystem, parent, name) == {number}, name
-    with fails(errno.EROFS):
-        run(filesystem.setattr(own.inode, AttrChanges(mode=0o777)))
+    refused(errno.EROFS, run, filesystem.setattr(own.inode, AttrChanges(mode=0o777)))
 
 
 def test_its_files_count_as_no_other_tree(filesystem: FileSystem) -> None:

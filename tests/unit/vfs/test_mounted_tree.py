@@ -16,7 +16,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Volume
-from fusebackend.testing.posix.case import fails, refused
+from fusebackend.testing.posix.case import refused
 from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN
 from fusebackend.vfs.coherence.entry_cache import COHERENT_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import ROOT_INODE, InodeTable, inode_number, node_of, route_index
@@ -72,8 +72,7 @@ class TestInodes:
         run(tree.unlink(ROOT_INODE, b"f"))
         assert run(tree.getattr(entry.inode)).attr.nlink == 0  # type: ignore[union-attr]
         run(tree.forget([(entry.inode, 1)]))
-        with fails(errno.ESTALE):
-            run(tree.getattr(entry.inode))
+        refused(errno.ESTALE, run, tree.getattr(entry.inode))
 
 
 class Blocking(InMemoryVolume):
@@ -92,8 +91,7 @@ async def test_what_the_kernel_gives_back_while_a_route_is_down_is_given_back() 
     assert health.down and volume.getattr(node_of(entry.inode)).nlink == 0
     await tree.release(opened.number)
     await tree.forget([(entry.inode, 1)])
-    with fails(errno.ESTALE):
-        volume.getattr(node_of(entry.inode))
+    refused(errno.ESTALE, volume.getattr, node_of(entry.inode))
 
 
 class TestJunctions:
@@ -123,8 +121,7 @@ class TestJunctions:
             lambda: tree.rename(parent, name, ROOT_INODE, b"z", 0),
             lambda: tree.rename(ROOT_INODE, b"other", parent, name, 0),
         ):
-            with fails(errno.EBUSY):
-                run(change())
+            refused(errno.EBUSY, run, change())
 
     def test_from_route_to_route_is_another_device(self, tree: FileSystem) -> None:
         file = run(tree.mknod(ROOT_INODE, b"f", 0o100644, 0, ME))
@@ -133,8 +130,7 @@ class TestJunctions:
             lambda: tree.rename(ROOT_INODE, b"f", inside, b"f", 0),
             lambda: tree.link(file.inode, inside, b"f"),
         ):
-            with fails(errno.EXDEV):
-                run(change())
+            refused(errno.EXDEV, run, change())
 
     def test_a_synthesised_directory_becomes_real_when_it_is_needed(self, tree: FileSystem) -> None:
         default = tree.tree.routes[0].volume
@@ -148,8 +144,7 @@ class TestJunctions:
     def test_reading_one_makes_nothing_real(self, tree: FileSystem) -> None:
         way = walk(tree, "a").inode
         assert run(tree.listxattr(way)) == []
-        with fails(errno.ENODATA):
-            run(tree.getxattr(way, b"user.x"))
+        refused(errno.ENODATA, run, tree.getxattr(way, b"user.x"))
         refused(errno.ENOENT, tree.tree.routes[0].volume.lookup, 1, b"a")
 
     def test_composites_in_composites_are_one_tree(self) -> None:
@@ -231,8 +226,7 @@ class TestPolicies:
             lambda: filesystem.setattr(ROOT_INODE, AttrChanges(mode=0o700)),
             lambda: filesystem.setxattr(ROOT_INODE, b"user.x", b""),
         ):
-            with fails(errno.EROFS):
-                run(change())
+            refused(errno.EROFS, run, change())
 
 
 class TestAppends:

@@ -21,7 +21,7 @@ from fusebackend.base.paths import ROOT
 from fusebackend.mount import notifier as notifiers
 from fusebackend.mount.notifier import Notifier
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Change
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
 from fusebackend.vfs import switches
 from fusebackend.vfs.coherence.entry_cache import COHERENT_TIMEOUT_S
 from fusebackend.vfs.coherence.page_cache import DirectIO
@@ -140,8 +140,7 @@ def test_what_else_was_made_meanwhile_is_left_to_the_kernel(filesystem: FileSyst
         made = run(filesystem.mknod(ROOT_INODE, b"new", 0o10644, 0, ME))
     else:
         made = run(filesystem.mkdir(ROOT_INODE, b"new", 0o755, ME))
-    with fails(errno.ESTALE):
-        run(filesystem.create(ROOT_INODE, b"new", 0o644, flags | os.O_CREAT, ME))
+    refused(errno.ESTALE, run, filesystem.create(ROOT_INODE, b"new", 0o644, flags | os.O_CREAT, ME))
     assert dict(filesystem.inodes.items())[made.inode] == 1 and len(filesystem.files) == 0
     if kind == "link":
         assert run(filesystem.readlink(made.inode)) == b"file"
@@ -152,8 +151,7 @@ def test_a_name_that_is_gone_again_is_left_to_the_kernel(
 ) -> None:
 
     monkeypatch.setattr(volume, "create", raising(FileExistsError(errno.EEXIST, "it was there just now")))
-    with fails(errno.ESTALE):
-        run(filesystem.create(ROOT_INODE, b"nothing", 0o644, os.O_WRONLY | os.O_CREAT, ME))
+    refused(errno.ESTALE, run, filesystem.create(ROOT_INODE, b"nothing", 0o644, os.O_WRONLY | os.O_CREAT, ME))
 
 
 @pytest.mark.fails_without("crossed_renames")

@@ -14,7 +14,7 @@ from together import together
 
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE, AttrChanges, unsupported
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
 from fusebackend.volumes import agent_face as volume
 from fusebackend.volumes import contents, walk
 from fusebackend.volumes.damage import Damage
@@ -332,5 +332,4 @@ def test_a_damaged_inode_is_left_out(error: OSError) -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT])
 def test_a_disk_or_a_lower_tree_that_does_not_answer_fails_the_listing(number: int) -> None:
     """Without that name in it `rsync --delete` would delete the file elsewhere."""
-    with fails(number):
-        listed(oserror(number))
+    refused(number, listed, oserror(number))

@@ -23,7 +23,7 @@ from fusebackend.backends.directory.dirfd import Descriptor
 from fusebackend.backends.directory.search import LocalWalk
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import refused
 
 SECRET = "the secret of somebody else\n"
 ROUNDS = 400
@@ -203,8 +203,7 @@ def test_a_held_directory_that_is_replaced_by_a_link(scene):
         lambda: volume.unlink(directory, b"file"),
         lambda: volume.rename(directory, b"file", ROOT_NODE, b"stolen"),
     ):
-        with fails(errno.ESTALE):
-            call()
+        refused(errno.ESTALE, call)
     volume.close()
     scene.unharmed()
 
@@ -231,8 +230,7 @@ def test_what_was_just_made_and_is_swapped_keeps_its_owner(scene, monkeypatch):
 
     monkeypatch.setattr(os, "mknod", swap_for_hard_link)
     before = (scene.root / "top").stat().st_mode
-    with fails(errno.ESTALE):
-        volume.mknod(ROOT_NODE, b"fifo", 0o010777, 0, ME)
+    refused(errno.ESTALE, volume.mknod, ROOT_NODE, b"fifo", 0o010777, 0, ME)
     assert (scene.root / "top").stat().st_mode == before
     volume.close()
     scene.unharmed()
@@ -246,8 +244,7 @@ def test_a_file_that_is_swapped_after_the_walk_saw_it(scene):
         (scene.root / "dir" / "file").unlink()
         os.mkfifo(scene.root / "dir" / "file")
         for path, number in (("top", errno.ELOOP), ("dir/file", errno.ENOENT)):
-            with fails(number):
-                seen[path].open()
+            refused(number, seen[path].open)
         opened = seen["dir/sub/file"].open()
         assert os.read(opened.fd, 100) == b"harmless\n"
 

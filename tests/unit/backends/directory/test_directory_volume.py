@@ -23,7 +23,7 @@ from fusebackend.protocol import (
     AttrChanges,
 )
 from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import fails, refused
 
 
 @pytest.fixture
@@ -77,14 +77,10 @@ def test_a_root_that_was_removed_is_an_error_and_looks_like_no_empty_directory(v
     assert volume.trouble is None
     shutil.rmtree(disk)
     disk.mkdir()
-    with fails(errno.EIO):
-        volume.lookup(ROOT_NODE, b"f")
-    with fails(errno.EIO):
-        volume.lookup(ROOT_NODE, b"absent")
-    with fails(errno.EIO):
-        names(volume)
-    with fails(errno.EIO):
-        put(volume, b"new")
+    refused(errno.EIO, volume.lookup, ROOT_NODE, b"f")
+    refused(errno.EIO, volume.lookup, ROOT_NODE, b"absent")
+    refused(errno.EIO, names, volume)
+    refused(errno.EIO, put, volume, b"new")
     assert os.listdir(disk) == []
     assert volume.trouble is not None and f"its directory {disk} was moved or deleted" in volume.trouble[1]
     assert caplog.text.count("was moved or deleted") == 1
@@ -124,8 +120,7 @@ def test_a_name_that_would_lead_elsewhere_is_refused(volume, name):
         lambda: volume.rename(ROOT_NODE, name, ROOT_NODE, b"new"),
         lambda: volume.rename(ROOT_NODE, b"file", ROOT_NODE, name),
     ):
-        with fails(errno.EINVAL):
-            call()
+        refused(errno.EINVAL, call)
 
 
 def test_a_link_is_never_followed(volume, disk):
@@ -151,8 +146,7 @@ def test_a_link_is_never_followed(volume, disk):
 def test_flags_of_a_rename_that_are_not_known(volume):
     put(volume, b"two")
     for flags in (4, RENAME_NOREPLACE | RENAME_EXCHANGE, 99):
-        with fails(errno.EINVAL):
-            volume.rename(ROOT_NODE, b"two", ROOT_NODE, b"x", flags)
+        refused(errno.EINVAL, volume.rename, ROOT_NODE, b"two", ROOT_NODE, b"x", flags)
 
 
 # -- data ------------------------------------------------------------------------------------------------------------
@@ -163,8 +157,7 @@ def test_handles_for_reading_and_writing_are_counted_apart(volume):
     cold(volume)
     before = open_descriptors()
     volume.open(node, os.O_RDONLY)
-    with fails(errno.EBADF):
-        volume.write(node, 0, b"x")
+    refused(errno.EBADF, volume.write, node, 0, b"x")
     volume.open(node, os.O_WRONLY)
     volume.open(node, os.O_RDWR | os.O_APPEND | os.O_DIRECT | os.O_TRUNC | os.O_EXCL | os.O_CREAT)
     assert volume.read(node, 0, 3) == b"abc"
@@ -172,14 +165,11 @@ def test_handles_for_reading_and_writing_are_counted_apart(volume):
     volume.release(node, os.O_WRONLY)
     volume.write(node, 2, b"Y")
     volume.release(node, os.O_RDWR)
-    with fails(errno.EBADF):
-        volume.write(node, 0, b"x")
+    refused(errno.EBADF, volume.write, node, 0, b"x")
     assert volume.read(node, 0, 3) == b"aXY"
     volume.release(node, os.O_RDONLY)
-    with fails(errno.EBADF):
-        volume.read(node, 0, 3)
-    with fails(errno.EBADF):
-        volume.release(node, os.O_RDONLY)
+    refused(errno.EBADF, volume.read, node, 0, 3)
+    refused(errno.EBADF, volume.release, node, os.O_RDONLY)
     cold(volume)
     assert open_descriptors() == before
 
@@ -262,8 +252,7 @@ def test_a_failed_fsync_is_told_and_tried_again(volume, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with fails(errno.EIO):
-            volume.fsync(node)
+        refused(errno.EIO, volume.fsync, node)
     monkeypatch.setattr(os, "fsync", calls.append)
     calls.clear()
     volume.fsync(node)
@@ -350,10 +339,8 @@ def test_what_others_take_away_is_stale_and_then_missing(volume, disk):
         lambda: volume.getattr(below),
         lambda: volume.lookup(inner, b"below"),
     ):
-        with fails(errno.ESTALE):
-            call()
-    with fails(errno.ENOENT):
-        volume.lookup(ROOT_NODE, b"file")
+        refused(errno.ESTALE, call)
+    refused(errno.ENOENT, volume.lookup, ROOT_NODE, b"file")
     again = volume.lookup(ROOT_NODE, b"elsewhere").node
     assert again == inner, "the same directory, found again under its new name"
     assert whole(volume, below) == b"y"
@@ -364,8 +351,7 @@ def test_what_others_put_in_its_place_is_another_node(volume, disk):
     volume.hold(node)
     (disk / "new").write_bytes(b"new")
     (disk / "new").rename(disk / "file")
-    with fails(errno.ESTALE):
-        volume.setattr(node, AttrChanges(size=0))
+    refused(errno.ESTALE, volume.setattr, node, AttrChanges(size=0))
     other = volume.lookup(ROOT_NODE, b"file").node
     assert other != node
     assert whole(volume, other) == b"new"
@@ -383,8 +369,7 @@ def test_an_inode_number_that_the_system_uses_again_is_another_node(volume, disk
         number = (disk / old).stat().st_ino
         (disk / old).rmdir()
         if asked:
-            with fails(errno.ESTALE):
-                volume.getattr(before)
+            refused(errno.ESTALE, volume.getattr, before)
         name = _directory_with(disk, number, [old] if asked else [], attempt)  # ext4 gives a freed number out at once
         if name is not None:
             break
@@ -392,8 +377,7 @@ def test_an_inode_number_that_the_system_uses_again_is_another_node(volume, disk
         pytest.skip("this file system gives no inode number again soon")
     after = volume.lookup(ROOT_NODE, name.encode()).node
     assert after != before
-    with fails(errno.ESTALE):
-        volume.getattr(before)
+    refused(errno.ESTALE, volume.getattr, before)
     assert volume.lookup(ROOT_NODE, name.encode()).node == volume.getattr(after).node == after
 
 
@@ -418,8 +402,7 @@ def test_an_inode_number_that_comes_back_as_a_file_and_a_directory_in_turn_is_an
         other = volume.lookup(ROOT_NODE, b"x")
         assert other.node != attr.node
         assert not volume.getattr(other.node).is_dir
-        with fails(errno.ESTALE):
-            volume.getattr(attr.node)
+        refused(errno.ESTALE, volume.getattr, attr.node)
         (disk / "x").unlink()
         held.add(attr.node)
     assert len(held) == 20, "no number twice"
@@ -441,8 +424,7 @@ def test_the_birth_time_tells_a_moved_file_from_another_one_with_its_number(
         (disk / "x").rename(disk / "y")
         (disk / "y").rename(disk / "x")
     (disk / "x").rename(disk / "y")
-    with fails(errno.ESTALE):
-        volume.getattr(node)
+    refused(errno.ESTALE, volume.getattr, node)
     born_ns = None if younger_ns is None else seen_ns + younger_ns
     monkeypatch.setattr(dirfd, "born_ns", lambda directory, name: born_ns)
     found = volume.lookup(ROOT_NODE, b"y").node
@@ -479,8 +461,7 @@ def test_the_birth_time_of_a_file_is_read_where_there_is_one(disk, monkeypatch):
     if born_ns is None:
         pytest.skip("this file system has no birth times")
     assert 0 <= (disk / "x").stat().st_ctime_ns - born_ns < 60 * 10**9
-    with fails(errno.ENOENT):
-        dirfd.born_ns(root, b"absent")
+    refused(errno.ENOENT, dirfd.born_ns, root, b"absent")
     monkeypatch.setattr(dirfd, "_STATX_BTIME", 0)
     assert dirfd.born_ns(root, b"x") is None
 
@@ -517,8 +498,7 @@ def test_a_node_that_is_not_known_is_stale(volume):
         lambda: volume.open(999, os.O_RDONLY),
         lambda: volume.link(999, ROOT_NODE, b"x"),
     ):
-        with fails(errno.ESTALE):
-            call()
+        refused(errno.ESTALE, call)
     volume.hold(999)
     volume.forget([999, ROOT_NODE])
     assert volume.getattr(ROOT_NODE).is_dir
@@ -558,5 +538,4 @@ def test_closing_gives_every_descriptor_back(tmp_path):
     volume.close()
     volume.close()
     assert open_descriptors() == before
-    with fails(errno.EBADF):
-        volume.lookup(ROOT_NODE, b"d1")
+    refused(errno.EBADF, volume.lookup, ROOT_NODE, b"d1")

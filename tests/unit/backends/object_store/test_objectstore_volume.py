@@ -206,8 +206,7 @@ def lost(monkeypatch, volume, store, caplog):
 
     monkeypatch.setattr(volume_module, "put", put)
     node = unsaved(volume, b"a", b"first\n")
-    with pytest.raises(TimeoutError):
-        volume.flush(node)
+    refused(errno.ETIMEDOUT, volume.flush, node)
     volume.release(node, os.O_RDWR)
     assert "closed unsaved" in caplog.text
     assert keys(store) == ["a"]

@@ -22,7 +22,7 @@ from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.base import acl
 from fusebackend.databases import pipeline
 from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
-from fusebackend.testing.posix.case import fails
+from fusebackend.testing.posix.case import fails, refused
 
 LIMIT_S = 30.0
 LONG_AGO_NS = 10**18
@@ -109,8 +109,7 @@ def test_a_directorys_attributes_are_those_of_the_last_change_that_was_told(
 
 def test_the_name_is_there_at_once_and_the_bytes_after_the_close(one: PostgresVolume, two: PostgresVolume) -> None:
     node = draft(one)
-    with pytest.raises(FileExistsError):
-        two.create(ROOT_NODE, b"file", 0o600, os.O_RDWR, ME)
+    refused(errno.EEXIST, two.create, ROOT_NODE, b"file", 0o600, os.O_RDWR, ME)
     assert two.lookup(ROOT_NODE, b"file").size == 0
     one.flush(node)
     assert two.read(node, 0, 100) == b"draft"

@@ -5,6 +5,7 @@ One that is alone waits for its lease now and then, and answers from memory. All
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import uuid
@@ -22,6 +23,7 @@ from services.postgres import Postgres
 from fusebackend.backends.postgres import feed, lease
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.testing.posix.case import refused
 
 ME = Caller(0, 0)
 MOST = 3
@@ -105,8 +107,7 @@ class Hosts(RuleBasedStateMachine):
     def _sees(self, host: PostgresVolume, path: Path) -> None:
         parent = self._node(host, path[:-1])
         if path not in self.tree:
-            with pytest.raises(FileNotFoundError):
-                host.lookup(parent, path[-1])
+            refused(errno.ENOENT, host.lookup, parent, path[-1])
             return
         attr = host.lookup(parent, path[-1])
         content = self.tree[path]

@@ -22,7 +22,7 @@ from fusebackend.backends.sqlite.schema import connect_again
 from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.testing.by_path import Shown, shown
-from fusebackend.testing.posix.case import fails, refused
+from fusebackend.testing.posix.case import refused
 
 ME = Caller(0, 0)
 
@@ -78,13 +78,11 @@ def test_a_full_disk_is_enospc_and_nothing_is_lost(
     put(volume, b"waits", b"w" * 100_000)
     volume.unlink(ROOT_NODE, b"before")
     for _ in range(3):
-        with fails(errno.ENOSPC):
-            volume.sync()
+        refused(errno.ENOSPC, volume.sync)
     assert get(volume, b"waits") == b"w" * 100_000, "what waits can be read"
 
     attempts = disk.attempts
-    with fails(errno.ENOSPC):
-        put(volume, b"refused", b"r")
+    refused(errno.ENOSPC, put, volume, b"refused", b"r")
     assert disk.attempts == attempts, "a disk that was full a moment ago is not asked for every write"
     with pytest.raises(OSError):
         volume.lookup(ROOT_NODE, b"refused")
@@ -173,8 +171,7 @@ def test_closing_a_full_volume_is_an_error_and_keeps_what_was_synced(
     put(volume, b"lost", b"l")
     with monkeypatch.context() as patch:
         FullDisk(patch).full = True
-        with fails(errno.ENOSPC):
-            volume.close()
+        refused(errno.ENOSPC, volume.close)
     assert check(path) == []
     assert set(contents(path)) == {b"synced"}
 
