@@ -56,7 +56,7 @@ def host(server: Server) -> Iterator[Callable[..., PostgresVolume]]:
             assert "lost changes" in str(error) or "server closed the connection" in str(error), error
 
 
-@pytest.fixture(params=["copied while it was stopped", "base backup"])
+@pytest.fixture(params=[pytest.param("copied while it was stopped", marks=pytest.mark.night), "base backup"])
 def set_back(server: Server, request: pytest.FixtureRequest) -> Callable[[], Callable[[], None]]:
     """A function that keeps the state of the server, and returns one that brings it back."""
     kept = server.directory / "kept"

@@ -234,9 +234,9 @@ def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
 LEFT_OUT = "history/, messages/, changes/ and the pages of threads are searched only where path or pattern name one"
 
 
-@pytest.fixture
-def threads(tmp_path: Path) -> Iterator[ThreadsBackend]:
-    path = tmp_path / "threads.db"
+@pytest.fixture(scope="module")
+def threads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadsBackend]:
+    path = tmp_path_factory.mktemp("threads") / "threads.db"
     with graphs.sqlite_saver(path) as saver:
         for name in ("one", "two"):
             script = [use(write("/a.md", "old needle")), use(edit("/a.md", "old", "new")), use(write("/b.md", name))]
