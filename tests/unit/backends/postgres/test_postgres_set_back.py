@@ -27,7 +27,6 @@ from fusebackend.trees.lower_tree import NODE_BITS
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(120)]
 
-LIMIT_S = 60.0
 
 AWAY_S = 6.0
 """How old the state is. Small numbers go on by one a second (`schema.SKIP_NUMBERS`), and a test takes a few."""
@@ -92,7 +91,7 @@ def made(volume: PostgresVolume, name: bytes, data: bytes) -> int:
 
 def wait_for(volume: PostgresVolume) -> None:
     """Wait until a host has its connection again."""
-    eventually(lambda: volume._feed.live and not volume._feed._is_back, LIMIT_S)
+    eventually(lambda: volume._feed.live and not volume._feed._is_back)
 
 
 # -- what lives on: each begins, does something in the state that will be lost, and meets the server that is back -----
@@ -144,7 +143,7 @@ def a_volume_that_is_lost_is_not_taken_for_a_new_one(host: Host) -> Iterator[Non
     lost.subscribe(changes.append)
     yield
     wait_for(lost)
-    eventually(lambda: Change() in changes, LIMIT_S)
+    eventually(lambda: Change() in changes)
     assert told == []
     another = host("another")
     made(another, b"secret", b"of another agent")
@@ -236,10 +235,10 @@ def test_a_standby_answers_nothing_until_it_is_promoted(
     assert whole(either, file) == b"later"
     ((at,),) = sql(primary.dsn(), "SELECT pg_current_wal_flush_lsn()")
     received = f"SELECT pg_last_wal_receive_lsn() >= '{at}'"
-    eventually(lambda: sql(standby.dsn(), received) == [(True,)], LIMIT_S)
+    eventually(lambda: sql(standby.dsn(), received) == [(True,)])
     primary.stop()
     standby.execute("SELECT pg_promote()")
-    eventually(lambda: either._feed.live, LIMIT_S)
+    eventually(lambda: either._feed.live)
     assert whole(either, file) == b"later"
     assert put(either, b"new", b"new") != file
     assert whole(either, either.lookup(ROOT_NODE, b"new").node) == b"new"

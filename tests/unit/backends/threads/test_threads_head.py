@@ -30,11 +30,8 @@ from together import beside
 
 from fusebackend import text
 from fusebackend.backends.threads import ThreadsBackend
-from fusebackend.protocol import Caller
 from fusebackend.testing.conformance import BackendConformance, Probe
 from fusebackend.testing.posix.case import refused
-
-ME = Caller(0, 0)
 
 
 @pytest.fixture(params=KINDS)
