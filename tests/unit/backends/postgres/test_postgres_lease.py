@@ -19,7 +19,6 @@ from nodes import ME, names, put, whole
 from postgres_hosts import cut_feed, sql
 from raising import raising
 from round_trips import Trips
-from services.postgres import Postgres
 from together import together
 
 from fusebackend.backends.postgres import feed, host_session, lease
@@ -30,9 +29,8 @@ from fusebackend.testing.posix.case import fails
 
 
 @pytest.fixture
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
+def database(postgres_dsn: str) -> str:
+    return postgres_dsn
 
 
 @pytest.fixture(autouse=True)

@@ -191,52 +191,46 @@ def test_numbers_stay_small_enough_for_branches(server: Server, host: Callable[.
 
 
 @pytest.fixture
-def primary() -> Iterator[Server]:
-    with running(durable=True) as server:
-        yield server
-
-
-@pytest.fixture
-def standby(primary: Server) -> Iterator[Server]:
+def standby(server: Server) -> Iterator[Server]:
     """It applies what it gets three seconds later, as a standby does that is behind."""
-    server = Server(durable=True)
+    standby = Server(durable=True)
     try:
-        primary.base_backup(server.data)
-        (server.data / "standby.signal").touch()
-        with (server.data / "postgresql.auto.conf").open("a") as settings:
-            settings.write(f"primary_conninfo = 'host={primary.directory} port={PORT} user=postgres'\n")
+        server.base_backup(standby.data)
+        (standby.data / "standby.signal").touch()
+        with (standby.data / "postgresql.auto.conf").open("a") as settings:
+            settings.write(f"primary_conninfo = 'host={server.directory} port={PORT} user=postgres'\n")
             settings.write("recovery_min_apply_delay = '3s'\n")
             settings.write("wal_retrieve_retry_interval = '100ms'\n")
-        server.start()
-        yield server
+        standby.start()
+        yield standby
     finally:
-        server.remove()
+        standby.remove()
 
 
 def test_a_standby_answers_nothing_until_it_is_promoted(
-    primary: Server, standby: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, standby: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres, "PATIENCE_S", 0.5)
-    alone = PostgresVolume(primary.dsn(), "v")
+    alone = PostgresVolume(server.dsn(), "v")
     either = PostgresVolume(
-        f"host={primary.directory},{standby.directory} port={PORT} user=postgres dbname=postgres", "v"
+        f"host={server.directory},{standby.directory} port={PORT} user=postgres dbname=postgres", "v"
     )
     file = put(alone, b"file", b"first")
     alone.fsync(file)
     assert whole(either, file) == b"first"
-    primary.stop()
+    server.stop()
     with pytest.raises(OSError, match="can't be reached"):
         whole(either, file)
-    primary.start()
+    server.start()
     alone.fsync(put(alone, b"other", b"x"))
     alone.open(file, os.O_RDWR)
     alone.write(file, 0, b"later")
     alone.fsync(file)
     assert whole(either, file) == b"later"
-    ((at,),) = sql(primary.dsn(), "SELECT pg_current_wal_flush_lsn()")
+    ((at,),) = sql(server.dsn(), "SELECT pg_current_wal_flush_lsn()")
     received = f"SELECT pg_last_wal_receive_lsn() >= '{at}'"
     eventually(lambda: sql(standby.dsn(), received) == [(True,)])
-    primary.stop()
+    server.stop()
     standby.execute("SELECT pg_promote()")
     eventually(lambda: either._feed.live)
     assert whole(either, file) == b"later"
