@@ -108,9 +108,12 @@ class Postgres:
 
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
-        """Create an empty database and yield its DSN; drop it at the end and end its connections. Takes some 40 ms."""
+        """Create an empty database and yield its DSN; drop it at the end and end its connections.
+
+        It takes 40 ms of a processor. Block by block, as is the default, the creation alone takes 54 in place of 26.
+        """
         name = f"test_{uuid.uuid4().hex[:12]}"
-        self.execute(f"CREATE DATABASE {name}")
+        self.execute(f"CREATE DATABASE {name} STRATEGY = FILE_COPY")
         try:
             yield self.dsn(name)
         finally:

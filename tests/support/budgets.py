@@ -34,13 +34,11 @@ LONGER: dict[str, int] = {
     "tests/mounted/test_undo.py": 35,  # a session of everything, and an example over real services
     "tests/mounted/test_views.py": 50,  # 120 tests on two kinds of volumes
     "tests/repository/test_readme.py": 80,  # each snippet of the documents, with its services
-    "tests/services/test_merge_killed.py": 30,  # a kill at some writes of a merge
     "tests/unit/backends/object_store/test_objectstore_throttling.py": 45,  # the client library's own waits
     "tests/unit/backends/postgres/test_postgres_lease.py": 45,  # hosts that are silent for seconds
-    "tests/unit/backends/postgres/test_postgres_set_back.py": 45,  # a server for each of three restored states
+    "tests/unit/backends/postgres/test_postgres_set_back.py": 30,  # a state that must be seconds old, and a standby
     "tests/unit/backends/threads/test_threads_head.py": 30,  # agents that run, and a suite on heads in three forms
-    "tests/unit/backends/threads/test_threads_model.py": 30,  # LangGraph's own answer at each of 1,000 checkpoints
-    "tests/unit/backends/threads/test_threads_prune.py": 35,  # random histories and their twins, and 300 checkpoints
+    "tests/unit/backends/threads/test_threads_prune.py": 30,  # random histories and their twins, and 120 checkpoints
     "tests/unit/integrations/test_fsspec_filesystem.py": 30,  # fsspec's own suite
 }
 

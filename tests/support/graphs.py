@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sqlite3
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -103,11 +104,27 @@ def thread(thread_id: str, **configurable: Any) -> Config:
 # -- agents ------------------------------------------------------------------------------------------------------
 
 
+_compiled: list[tuple[Any, ScriptedModel]] = []
+"""Agents without options, and their models, that nobody has any more."""
+
+
 def deep_agent(saver: Any, script: Sequence[AIMessage] = (), **options: Any) -> Any:
-    """Make a deepagents agent with files in its state. Its model is `agent.model`."""
-    model = ScriptedModel(script=list(script))
-    agent = create_deep_agent(model=model, checkpointer=saver, **options)
+    """Make a deepagents agent with files in its state. Its model is `agent.model`.
+
+    To compile one, and to make the schemas of its tools, takes as long as all that most tests do with it: so the graph
+    of an agent without options serves another one when the first has been collected.
+    """
+    if options or not _compiled:
+        model = ScriptedModel(script=[])
+        compiled = create_deep_agent(model=model, **options), model
+    else:
+        compiled = _compiled.pop()
+    graph, model = compiled
+    model.script, model.seen = list(script), []
+    agent = graph.copy({"checkpointer": saver})
     agent.model = model
+    if not options:
+        weakref.finalize(agent, _compiled.append, compiled)
     return agent
 
 

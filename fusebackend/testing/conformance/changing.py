@@ -159,7 +159,7 @@ class MovingCases(Case):
 
     @needs("supports_delete")
     def test_delete_a_wide_and_deep_tree(self, b: Probe) -> None:
-        b.upload_files([(f"/tree/{number % 7}/{number}.txt", b"") for number in range(250)])
+        b.upload_files([(f"/tree/{number % 7}/{number}.txt", b"") for number in range(100)])
         b.put("/tree/" + "d/" * 60 + "deep.txt")
         assert b.delete("/tree/").error is None
         assert b.names() == []

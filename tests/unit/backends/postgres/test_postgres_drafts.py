@@ -24,7 +24,6 @@ from fusebackend.databases import pipeline
 from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
 from fusebackend.testing.posix.case import fails, refused
 
-LIMIT_S = 30.0
 LONG_AGO_NS = 10**18
 
 
@@ -103,7 +102,7 @@ def test_a_directorys_attributes_are_those_of_the_last_change_that_was_told(
     assert one.getattr(directory).nlink == 3
     one.subscribe(lambda change: modes.append(one.getattr(directory).mode))
     two.setattr(directory, AttrChanges(mode=0o700))
-    eventually(lambda: 0o40700 in modes, LIMIT_S)
+    eventually(lambda: 0o40700 in modes)
     assert set(modes) == {0o40700}
 
 
@@ -217,7 +216,7 @@ def test_what_nobody_closes_is_stored_in_time(
     monkeypatch.setattr(drafts, "DRAFT_S", 0.01)
     nodes = [draft(one, b"%d" % number) for number in range(3)]
     for node in nodes:
-        eventually(lambda node=node: two.read(node, 0, 100) == b"draft", LIMIT_S)
+        eventually(lambda node=node: two.read(node, 0, 100) == b"draft")
     one.write(nodes[0], 5, b", more")
     assert two.read(nodes[0], 0, 100) == b"draft, more", "the file is no draft any more"
 
@@ -265,18 +264,18 @@ def test_another_hosts_change_of_the_file_stays(
     two.open(node, os.O_RDWR)
     CHANGES[change](two, node)
     if told:
-        eventually(lambda: bool(events), LIMIT_S)
+        eventually(lambda: bool(events))
     one.setattr(node, AttrChanges(mtime_ns=LONG_AGO_NS))
     one.flush(node)
     content = {"write": b"draft, theirs", "append": b"drafts, long"}.get(change, b"draft")
     for volume in (one, two):
         assert volume.read(node, 0, 100) == content
-        eventually(lambda volume=volume: volume.getattr(node).mtime_ns == LONG_AGO_NS, LIMIT_S)
+        eventually(lambda volume=volume: volume.getattr(node).mtime_ns == LONG_AGO_NS)
         attr = volume.getattr(node)
         assert attr.mode == (0o100444 if change == "chmod" else 0o100600)
         assert attr.nlink == (change != "unlink")
         expected = [b"user.theirs"] if change == "setxattr" else []
-        eventually(lambda volume=volume, expected=expected: volume.listxattr(node) == expected, LIMIT_S)
+        eventually(lambda volume=volume, expected=expected: volume.listxattr(node) == expected)
 
 
 def test_this_host_answers_with_another_hosts_change_once_it_has_been_told(
@@ -287,7 +286,7 @@ def test_this_host_answers_with_another_hosts_change_once_it_has_been_told(
     node = draft(one)
     one.subscribe(lambda change: modes.append(one.getattr(node).mode))
     two.setattr(node, AttrChanges(mode=0o444))
-    eventually(lambda: bool(modes), LIMIT_S)
+    eventually(lambda: bool(modes))
     assert set(modes) == {0o100444}
 
 
@@ -305,7 +304,7 @@ def test_an_error_is_that_of_each_close_and_fsync_until_the_file_is_closed(
         patch.setattr(drafts, "DRAFT_S", 0.0 if when == "before" else drafts.DRAFT_S)
         one.write(node, 0, b"draft")
         if when == "before":
-            eventually(lambda: "can't be stored" in caplog.text, LIMIT_S)
+            eventually(lambda: "can't be stored" in caplog.text)
         else:
             with pytest.raises(OSError, match="no space"):
                 getattr(one, when)(node)

@@ -15,27 +15,22 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from eventually import eventually
-from nodes import names, put, whole
+from nodes import ME, names, put, whole
 from postgres_hosts import cut_feed, sql
 from raising import raising
 from round_trips import Trips
-from services.postgres import Postgres
 from together import together
 
 from fusebackend.backends.postgres import feed, host_session, lease
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases import pipeline
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Link
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Link
 from fusebackend.testing.posix.case import refused
-
-ME = Caller(0, 0)
-LIMIT_S = 30.0
 
 
 @pytest.fixture
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
+def database(postgres_dsn: str) -> str:
+    return postgres_dsn
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +60,7 @@ def is_held(volume: PostgresVolume) -> bool:
 
 
 def has_lease(volume: PostgresVolume) -> None:
-    eventually(lambda: is_held(volume), LIMIT_S)
+    eventually(lambda: is_held(volume))
 
 
 def rewrite(volume: PostgresVolume, node: int, content: bytes) -> None:
@@ -126,7 +121,7 @@ def test_it_ends_with_its_connection(one: PostgresVolume, database: str) -> None
     node = put(one, b"file", b"0")
     has_lease(one)
     cut_feed(one)
-    eventually(lambda: not one._lease._has_lock or one._lease._since == lease.NEVER, LIMIT_S)
+    eventually(lambda: not one._lease._has_lock or one._lease._since == lease.NEVER)
     assert whole(one, node) == b"0"
     has_lease(one)  # of the next connection
 
@@ -134,7 +129,7 @@ def test_it_ends_with_its_connection(one: PostgresVolume, database: str) -> None
 def test_it_ends_by_itself_where_the_server_is_silent(one: PostgresVolume, monkeypatch: pytest.MonkeyPatch) -> None:
     has_lease(one)
     monkeypatch.setattr(one._feed, "turn", lambda ask: 1000.0)  # nothing is asked any more
-    eventually(lambda: not is_held(one), lease.LEASE_S + LIMIT_S)
+    eventually(lambda: not is_held(one))
 
 
 STOPPED = """
@@ -189,7 +184,7 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
     connect = one._session._host._connect
     monkeypatch.setattr(one._session._host, "_connect", raising(psycopg.OperationalError("refused by the test")))
     cut_feed(one)
-    eventually(lambda: not one._feed.live, LIMIT_S)
+    eventually(lambda: not one._feed.live)
     with opened(database) as two:
         assert whole(two, node) == b"0"
         sql(database, "DELETE FROM fusebackend.session WHERE id = %s", int(one.session))
@@ -198,7 +193,7 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
         assert not is_held(two)
         assert whole(two, node) == b"1"
         monkeypatch.setattr(one._session._host, "_connect", connect)
-        eventually(lambda: one._feed.live, LIMIT_S)
+        eventually(lambda: one._feed.live)
 
 
 def test_a_session_that_does_not_know_that_it_was_taken_for_dead_comes_back(
@@ -331,7 +326,7 @@ def test_a_change_that_comes_about_after_its_connection_is_lost(
         assert not is_held(one)
         assert one.lookup(ROOT_NODE, b"file").node == node
         assert names(one) == [b"file"]
-    eventually(lambda: sql(database, "SELECT 1 FROM fusebackend.dentry WHERE name = 'moved'"), LIMIT_S)
+    eventually(lambda: sql(database, "SELECT 1 FROM fusebackend.dentry WHERE name = 'moved'"))
     has_lease(one)
     assert is_absent(one, b"file")
     assert one.lookup(ROOT_NODE, b"moved").node == node

@@ -27,7 +27,6 @@ from fusebackend.testing.posix.case import refused
 
 ME = Caller(0, 0)
 MOST = 3
-LIMIT_S = 30.0
 NAMES = st.sampled_from([b"a", b"b", b"c", b"d"])
 DIRECTORIES = st.sampled_from([(), (b"dir",), (b"dir", b"inner"), (b"other",)])
 Path = tuple[bytes, ...]
@@ -85,7 +84,7 @@ class Hosts(RuleBasedStateMachine):
     @precondition(lambda self: len(self.hosts) == 1)
     @rule()
     def has_lease(self) -> None:
-        eventually(lambda: self.hosts[0].all_at_once, LIMIT_S)
+        eventually(lambda: self.hosts[0].all_at_once)
 
     # -- changes -----------------------------------------------------------------------------------------------
 

@@ -26,8 +26,6 @@ from fusebackend.testing.posix.case import fails, refused
 
 pytestmark = pytest.mark.services
 
-LIMIT_S = 60.0
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
@@ -46,7 +44,7 @@ def hold_back(server: Server) -> None:
         (position,) = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone() or ("",)
         connection.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 100000))")
         flushed = "SELECT pg_current_wal_flush_lsn() - %s::pg_lsn > 90000"
-        eventually(lambda: connection.execute(flushed, [position]).fetchone() == (True,), LIMIT_S)
+        eventually(lambda: connection.execute(flushed, [position]).fetchone() == (True,))
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def crash(server: Server, volume: PostgresVolume) -> None:
     server.crash()
     server.start()
     hold_back(server)
-    eventually(lambda: works(volume.getattr, ROOT_NODE), LIMIT_S, "the volume does not work again")
+    eventually(lambda: works(volume.getattr, ROOT_NODE), what="the volume does not work again")
 
 
 def works(call: Callable[..., object], *arguments: object) -> bool:
@@ -260,7 +258,7 @@ def test_nothing_that_was_fsynced_is_lost_and_every_loss_is_told(
             assert error.errno in (errno.EIO, errno.ETIMEDOUT), error
             losses[number] += 1
             works(host.release, node, os.O_RDWR)  # opened anew, it has not been told of anything
-            eventually(lambda: works(host.open, node, os.O_RDWR), LIMIT_S)
+            eventually(lambda: works(host.open, node, os.O_RDWR))
 
     def has(node: int, least: int) -> None:
         assert int(hosts[0].read(node, 0, 8)) >= least
@@ -274,7 +272,7 @@ def test_nothing_that_was_fsynced_is_lost_and_every_loss_is_told(
             confirmed = list(synced)
             server.start()
             for node, least in zip(nodes, confirmed, strict=True):
-                eventually(partial(works, has, node, least), LIMIT_S)
+                eventually(partial(works, has, node, least))
     assert sum(losses) > 0
     for host in hosts:
         with contextlib.suppress(OSError):

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from agentface import get
 from eventually import eventually
-from services import docker as docker_service
 
 from fusebackend.backends import DockerBackend
 from fusebackend.backends.sandbox import docker_container as owner
@@ -63,9 +62,15 @@ def test_it_goes_when_nobody_has_the_backend_any_more(engine):
     eventually(lambda: engine.containers() == [])
 
 
-def test_its_labels_say_whose_it_is_and_its_init_collects_processes(engine):
+def test_its_labels_say_whose_it_is_and_a_child_of_the_process_does_not_remove_it(engine):
     with started(engine) as backend, contextlib.closing(engine.client()) as client:
         backend.execute("true")
+        pid = os.fork()
+        if pid == 0:
+            backend.container.close()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert engine.containers() == [backend.container.id]
         found = client.containers.get(backend.container.id)
         assert found.labels == owner.labels()
         assert found.attrs["HostConfig"]["AutoRemove"] and found.attrs["HostConfig"]["Init"]
@@ -126,22 +131,12 @@ def test_one_that_is_killed_in_the_middle_of_a_command(engine):
 # -- somebody else's ---------------------------------------------------------------------------------------------------
 
 
-def test_somebody_elses_container_is_left_alone(engine):
-    with engine.container() as container:
-        first = DockerBackend(container=container.name, base_url=engine.url)
-        second = DockerBackend(container=container.id, base_url=engine.url)
-        assert first.write("/shared.txt", "x").error is None
-        assert "x" in second.read("/shared.txt")
-        first.close()
-        assert second.execute("cat /shared.txt").output == "x"
-        second.close()
-        container.reload()
-        assert container.status == "running"
-
-
-def test_it_may_stop_and_start_again(engine):
+def test_somebody_elses_container_is_left_alone_and_may_stop_and_start_again(engine):
     with engine.container() as container, DockerBackend(container=container.name, base_url=engine.url) as backend:
-        backend.write("/a.txt", "kept")
+        with DockerBackend(container=container.id, base_url=engine.url) as other:
+            assert other.write("/a.txt", "kept").error is None
+            assert "kept" in backend.read("/a.txt")
+        assert backend.execute("cat /a.txt").output == "kept", "who has closed it has not ended it"
         container.stop(timeout=0)
         assert backend.read("/a.txt").error == f"File '/a.txt': Container '{container.name}' does not run any more"
         error = f"Container '{container.name}' does not run; start it with 'docker start {container.name}'"
@@ -204,15 +199,16 @@ def test_no_such_image_and_no_such_container(engine, monkeypatch):
 
 # The SDK leaves a socket open that it could not connect.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.services
-def test_an_engine_that_ends_and_is_there_again(tmp_path):
-    with docker_service.running() as engine, started(engine) as backend:
+def test_an_engine_that_ends_and_is_there_again(engine):
+    with started(engine) as backend:
         backend.execute("true")
         engine.stop()
-        response = backend.execute("true")
+        try:
+            response = backend.execute("true")
+        finally:
+            engine.start()
         assert response.exit_code == 1
         assert "Docker engine" in response.output or "container" in response.output.lower()
-        engine.start()
         eventually(lambda: backend.execute("echo on").output == "on\n")
     gc.collect()  # here, where it is expected, and not in some test that follows
 
@@ -306,18 +302,6 @@ def test_it_goes_at_the_end_of_the_process(engine):
         assert container
         assert process.wait(60) == 0
         assert engine.containers() == []
-
-
-def test_a_child_of_the_process_does_not_remove_it(engine):
-    with started(engine) as backend:
-        backend.execute("true")
-        pid = os.fork()
-        if pid == 0:
-            backend.container.close()
-            os._exit(0)
-        os.waitpid(pid, 0)
-        assert engine.containers() == [backend.container.id]
-        assert backend.execute("echo on").output == "on\n"
 
 
 def test_whose_a_container_is():

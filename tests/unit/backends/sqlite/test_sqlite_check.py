@@ -10,15 +10,14 @@ import stat
 from pathlib import Path
 
 import pytest
-from nodes import put
+from nodes import ME, put
 
 from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import RULES, check
 from fusebackend.backends.sqlite.schema import VolumeFileError
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.protocol import ROOT_NODE, AttrChanges
 
-ME = Caller(0, 0)
 DIRECTORY, BELOW, FILE, LINK, FIFO, EMPTY = 2, 3, 4, 5, 6, 7
 """The nodes of `volume_file`."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes import put
+from nodes import ME, put
 
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher
@@ -20,11 +20,9 @@ from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.schema import connect_again
 from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
-from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.by_path import Shown, shown
 from fusebackend.testing.posix.case import refused
-
-ME = Caller(0, 0)
 
 
 @pytest.fixture

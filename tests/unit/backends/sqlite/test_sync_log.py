@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from for_each import for_each
-from nodes import put
+from nodes import ME, put
 
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher, redo, sync_log
@@ -20,10 +20,8 @@ from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.repair import repair
 from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.backends.sqlite.sync_log import SyncLog, log_path, pending
-from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.protocol import ROOT_NODE
 from fusebackend.volumes.chunks import CHUNK_BYTES
-
-ME = Caller(0, 0)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import conversations
 import pytest
 from agentface import names
 from graphs import say, thread, use, user, write
+from test_threads_model import deltas
 from threadview import View
 
 from fusebackend.backends.threads import ThreadsBackend
@@ -213,6 +214,18 @@ class Reads:
             return whole(database, place, checkpoint)
 
         monkeypatch.setattr(SaverTables, "saved", saved)
+
+
+def test_the_head_of_a_long_thread_is_listed_without_its_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = str(tmp_path / "threads.db")
+    with conversations.opened("sqlite", database) as saver:
+        deltas(saver, "t", steps=60)
+    reads = Reads(monkeypatch)
+    with ThreadsBackend.from_sqlite(database) as backend:
+        assert len(names(backend, "/t/head")) == 60
+        assert reads.count <= 2
 
 
 @pytest.mark.parametrize("story", ["artist", "chat", "clearing", "forks", "old_files"])

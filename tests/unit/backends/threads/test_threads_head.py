@@ -7,7 +7,6 @@ import errno
 import os
 import sqlite3
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,11 +30,8 @@ from together import beside
 
 from fusebackend import text
 from fusebackend.backends.threads import ThreadsBackend
-from fusebackend.protocol import Caller
 from fusebackend.testing.conformance import BackendConformance, Probe
 from fusebackend.testing.posix.case import refused
-
-ME = Caller(0, 0)
 
 
 @pytest.fixture(params=KINDS)
@@ -115,18 +111,6 @@ def test_each_of_many_uploads_has_its_own_outcome(desk: Bench) -> None:
     assert (found["/a.txt"], found["/a%2Eb"]) == (b"replaced", b"as it is")
     assert desk.get("/plain/head/many/15.txt") == b"15"
     assert desk.get("/old/head/elsewhere.txt") == b"x"
-
-
-@pytest.mark.alone
-@one_database
-def test_files_one_by_one_do_not_get_slower_and_slower(desk: Bench) -> None:
-    threadcases.plain(desk.saver)
-    took = []
-    for number in range(200):
-        start = time.perf_counter()
-        desk.put(f"/plain/head/n{number}.txt", "x")
-        took.append(time.perf_counter() - start)
-    assert sum(took[150:]) < 5 * sum(took[:50]) + 1, (took[:50], took[150:])
 
 
 @one_database

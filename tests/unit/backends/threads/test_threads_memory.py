@@ -22,7 +22,7 @@ from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.volumes.contents import opened
 
-THREADS = 30
+THREADS = 16
 CHECKPOINTS = 12
 FILES = 20
 

@@ -51,10 +51,10 @@ def delta_graph(saver: Any, frequency: int) -> Any:
     )
 
 
-def deltas(saver: Any, name: str = "deltas") -> Any:
+def deltas(saver: Any, name: str = "deltas", steps: int = 8) -> Any:
     """Few checkpoints with a delta channel, whose value is stored at every third."""
     graph = delta_graph(saver, 3)
-    for number in range(8):
+    for number in range(steps):
         graph.update_state(thread(name), {"files": {f"/{number}": record("x")}, "todo": []}, as_node="next")
     return graph
 

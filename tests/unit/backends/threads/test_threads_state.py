@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from pathlib import Path
 
 import graphs
 import pytest
@@ -12,10 +10,8 @@ import threadcases
 from for_each import for_each
 from graphs import thread
 from nodes import node_at
-from test_threads_model import delta_graph
-from threadcases import STORIES, Bench, check_history, check_next, record
+from threadcases import STORIES, Bench, check_history, check_next
 
-from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.protocol import Attr
 
 
@@ -31,24 +27,6 @@ def test_every_checkpoint_is_as_langgraph_finds_it(b: Bench, story: str) -> None
         (found.type, found.content, found.id, getattr(found, "tool_calls", []))
         for found in graphs.state_at(agent, thread(story), newest).get("messages", [])
     ]
-
-
-@pytest.mark.alone
-def test_opening_a_thread_of_400_checkpoints_takes_no_time(tmp_path: Path) -> None:
-    path = str(tmp_path / "threads.db")
-    with graphs.sqlite_saver(path) as saver:
-        graph = delta_graph(saver, 50)
-        for number in range(400):
-            update = {"files": {f"/work/{number % 30}": record(str(number))}, "todo": []}
-            graph.update_state(thread("long"), update, as_node="next")
-        took = []
-        for _ in range(5):
-            start = time.perf_counter()
-            with ThreadsBackend.from_sqlite(path) as backend:
-                assert len(backend.ls("/long").entries or []) == 10
-                assert backend.ls("/long/head/work").entries
-            took.append(time.perf_counter() - start)
-    assert min(took) < 0.5, took  # 17 to 30 ms where nothing else runs
 
 
 def test_what_did_not_change_is_the_same_inode_with_the_same_times(b: Bench) -> None:

@@ -234,9 +234,9 @@ def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
 LEFT_OUT = "history/, messages/, changes/ and the pages of threads are searched only where path or pattern name one"
 
 
-@pytest.fixture
-def threads(tmp_path: Path) -> Iterator[ThreadsBackend]:
-    path = tmp_path / "threads.db"
+@pytest.fixture(scope="module")
+def threads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadsBackend]:
+    path = tmp_path_factory.mktemp("threads") / "threads.db"
     with graphs.sqlite_saver(path) as saver:
         for name in ("one", "two"):
             script = [use(write("/a.md", "old needle")), use(edit("/a.md", "old", "new")), use(write("/b.md", name))]
@@ -335,7 +335,7 @@ def test_histories_of_subagents_are_left_out_as_well(tmp_path: Path) -> None:
 
 def test_a_search_of_many_threads_reads_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "threads.db"
-    bigthreads.make(path, threads=60, checkpoints=20, files=20)
+    bigthreads.make(path, threads=20, checkpoints=20, files=20)
     with ThreadsBackend.from_sqlite(str(path)) as backend:
         asked: list[Any] = []
         newest: list[Any] = []
@@ -343,6 +343,6 @@ def test_a_search_of_many_threads_reads_no_history(tmp_path: Path, monkeypatch: 
         saved, links = database.saved, database.links
         monkeypatch.setattr(database, "saved", lambda *arguments: newest.append(arguments) or saved(*arguments))
         monkeypatch.setattr(database, "links", lambda *arguments: asked.extend(arguments[1]) or links(*arguments))
-        assert len(found(backend.grep("version", glob="*.md"))) == 60 * 20
-        assert len(asked) <= 60 * 2 * 2  # of two channels, the newest checkpoint and the one before
-        assert len(newest) <= 60
+        assert len(found(backend.grep("version", glob="*.md"))) == 20 * 20
+        assert len(asked) <= 20 * 2 * 2  # of two channels, the newest checkpoint and the one before
+        assert len(newest) <= 20
