@@ -16,7 +16,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Self, TypeVar, Unpack
+from typing import IO, Self, TypeAlias, TypeVar, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, errors, paths
@@ -85,6 +85,9 @@ OPENED_ANEW = 20
 that there is none."""
 
 EDIT_ATTEMPTS = 3
+
+_Edited: TypeAlias = tuple[object, bytes, tuple[bytes, int] | str]
+"""What a file was known by, its bytes, and the new ones with the number of occurrences; or why it can't be edited."""
 
 
 def _meant(error: Exception) -> Exception:
@@ -373,57 +376,47 @@ class VolumeBackend(BackendProtocol):
         *,
         if_version: str | None = None,
     ) -> EditResult:
-        outcome = self._edit(file_path, old_string, new_string, replace_all, Condition.of(if_version))
-        if isinstance(outcome, str):
-            return EditResult(error=outcome)
-        return EditResult(path=paths.normalise(file_path), occurrences=outcome)
+        """The new contents of a large file take long: they are made with the lock free, as long as the file does not
+        change meanwhile."""
+        condition = Condition.of(if_version)
+        ahead: _Edited | None = None
 
-    def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
-        """With the lock free while the new contents are made, as long as the file does not change meanwhile: which
-        takes long for a large one."""
-        for _ in range(EDIT_ATTEMPTS):
-            attr = resolve(self.volume, path).found
-            if attr.size <= EDITED_LOCKED_BYTES:
-                break
+        def made(attr: Attr) -> _Edited:
             seen = attr.node, attr.fingerprint
             before = read_all(self.volume, attr, self.max_file_bytes)
             self._require(condition, attr, functools.partial(bytes, before))
-            edited = self._edited(before, old, new, replace_all)
-            store = functools.partial(self._store_unless_changed, path, seen, before, edited)
-            outcome = self._rewrite(path, store)
-            if outcome is not None:
-                return outcome
+            content = before.decode("utf-8")
+            budget.current().hold(2 * sys.getsizeof(content) + len(before))  # itself, replaced, and that as bytes
+            outcome = text.replace_string(content, old_string, new_string, replace_all)
+            if isinstance(outcome, str):
+                return seen, before, outcome
+            return seen, before, (outcome[0].encode("utf-8"), outcome[1])
 
-        def edit(changes: Changes) -> int | str:
-            place = resolve(self.volume, path)
-            before = read_all(self.volume, place.found, self.max_file_bytes)
-            self._require(condition, place.found, functools.partial(bytes, before))
-            edited = self._edited(before, old, new, replace_all)
-            return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
+        def store(changes: Changes) -> EditResult | None:
+            place = resolve(self.volume, file_path)
+            attr = place.found
+            node = attr.node
+            if ahead is not None and (node, attr.fingerprint) != ahead[0]:
+                return None
+            _, before, after = ahead or made(attr)
+            if isinstance(after, str):
+                return EditResult(error=after)
+            changes.append(Change(node=node, kind="modified", path=place.path))
+            rewrite(self.volume, node, before, after[0])
+            return EditResult(path=paths.normalise(file_path), occurrences=after[1])
 
-        return self._rewrite(path, edit)
-
-    def _edited(self, before: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int] | str:
-        content = before.decode("utf-8")
-        budget.current().hold(2 * sys.getsizeof(content) + len(before))  # itself, replaced, and that as bytes
-        outcome = text.replace_string(content, old, new, replace_all)
-        if isinstance(outcome, str):
-            return outcome
-        return outcome[0].encode("utf-8"), outcome[1]
-
-    def _store_unless_changed(
-        self, path: str, seen: object, before: bytes, edited: tuple[bytes, int] | str, changes: Changes
-    ) -> int | str | None:
-        place = resolve(self.volume, path)
-        if (place.found.node, place.found.fingerprint) != seen:
-            return None
-        return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
-
-    def _store(self, place: Place, before: bytes, after: bytes, occurrences: int, changes: Changes) -> int:
-        node = place.found.node
-        changes.append(Change(node=node, kind="modified", path=place.path))
-        rewrite(self.volume, node, before, after)
-        return occurrences
+        for _ in range(EDIT_ATTEMPTS):
+            attr = resolve(self.volume, file_path).found
+            if attr.size <= EDITED_LOCKED_BYTES:
+                break
+            ahead = made(attr)
+            result = self._rewrite(file_path, store)
+            if result is not None:
+                return result
+        ahead = None
+        result = self._rewrite(file_path, store)
+        assert result is not None, "it is made of what is there"
+        return result
 
     def _rewrite(self, path: str, work: Callable[[Changes], R]) -> R:
         """`change_as_one` of the contents of a file, after open handles of it (`rewriting`)."""

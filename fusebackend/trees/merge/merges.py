@@ -85,22 +85,18 @@ class Merges:
         before = partial(keep_sources, branch)
         return Merge(name, self._volumes, plan, journal, written, recording, branch.follow, before)
 
-    def tidy(self) -> None:
+    def tidy(self, names: Collection[str] | None = None) -> None:
         """Remove what killed merges have left in the routes, and give what they have parked its names again. The same
-        merge still does the rest."""
-        for name, branch in self._branches.opened.items():
-            with self._guard:
-                self._merge(branch, name, MergePlan).tidy()
+        merge still does the rest.
 
-    def end(self, names: Sequence[str]) -> None:
-        """Do what `tidy` does for branches that are about to be deleted: nobody else would.
+        Args:
+            names: of branches that are about to be deleted: nobody else would; those of all when None.
 
         Raises:
             OSError: something that a merge has left in a route can't be removed. Its text names the branch.
         """
-        for name in names:
-            branch = self._branches.opened.get(name)
-            if branch is None:
+        for name, branch in self._branches.opened.items():
+            if names is not None and name not in names:
                 continue
             with self._guard:
                 try:
