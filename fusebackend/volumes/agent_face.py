@@ -376,47 +376,55 @@ class VolumeBackend(BackendProtocol):
         *,
         if_version: str | None = None,
     ) -> EditResult:
-        """The new contents of a large file take long: they are made with the lock free, as long as the file does not
-        change meanwhile."""
-        condition = Condition.of(if_version)
+        outcome = self._edit(file_path, old_string, new_string, replace_all, Condition.of(if_version))
+        if isinstance(outcome, str):
+            return EditResult(error=outcome)
+        return EditResult(path=paths.normalise(file_path), occurrences=outcome)
+
+    def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
+        """Edit a file. The new contents of a large one take long: they are made with the lock free, as long as it does
+        not change meanwhile. Overridden where files are stored whole."""
         ahead: _Edited | None = None
 
         def made(attr: Attr) -> _Edited:
             seen = attr.node, attr.fingerprint
             before = read_all(self.volume, attr, self.max_file_bytes)
             self._require(condition, attr, functools.partial(bytes, before))
-            content = before.decode("utf-8")
-            budget.current().hold(2 * sys.getsizeof(content) + len(before))  # itself, replaced, and that as bytes
-            outcome = text.replace_string(content, old_string, new_string, replace_all)
-            if isinstance(outcome, str):
-                return seen, before, outcome
-            return seen, before, (outcome[0].encode("utf-8"), outcome[1])
+            return seen, before, self._edited(before, old, new, replace_all)
 
-        def store(changes: Changes) -> EditResult | None:
-            place = resolve(self.volume, file_path)
+        def store(changes: Changes) -> int | str | None:
+            place = resolve(self.volume, path)
             attr = place.found
             node = attr.node
             if ahead is not None and (node, attr.fingerprint) != ahead[0]:
                 return None
             _, before, after = ahead or made(attr)
             if isinstance(after, str):
-                return EditResult(error=after)
+                return after
             changes.append(Change(node=node, kind="modified", path=place.path))
             rewrite(self.volume, node, before, after[0])
-            return EditResult(path=paths.normalise(file_path), occurrences=after[1])
+            return after[1]
 
         for _ in range(EDIT_ATTEMPTS):
-            attr = resolve(self.volume, file_path).found
+            attr = resolve(self.volume, path).found
             if attr.size <= EDITED_LOCKED_BYTES:
                 break
             ahead = made(attr)
-            result = self._rewrite(file_path, store)
-            if result is not None:
-                return result
+            outcome = self._rewrite(path, store)
+            if outcome is not None:
+                return outcome
         ahead = None
-        result = self._rewrite(file_path, store)
-        assert result is not None, "it is made of what is there"
-        return result
+        outcome = self._rewrite(path, store)
+        assert outcome is not None, "it is made of what is there"
+        return outcome
+
+    def _edited(self, before: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int] | str:
+        content = before.decode("utf-8")
+        budget.current().hold(2 * sys.getsizeof(content) + len(before))  # itself, replaced, and that as bytes
+        outcome = text.replace_string(content, old, new, replace_all)
+        if isinstance(outcome, str):
+            return outcome
+        return outcome[0].encode("utf-8"), outcome[1]
 
     def _rewrite(self, path: str, work: Callable[[Changes], R]) -> R:
         """`change_as_one` of the contents of a file, after open handles of it (`rewriting`)."""
