@@ -790,7 +790,7 @@ class MountedBackend(MountProtocol):
         self._checkouts.take_in(name)
 
     def delete_branches(self, *names: str) -> None:
-        self._merges.tidy(names)
+        self._merges.end(names)
         self._branches.delete(names)
         self._checkouts.forget(names)
 

@@ -85,18 +85,19 @@ class Merges:
         before = partial(keep_sources, branch)
         return Merge(name, self._volumes, plan, journal, written, recording, branch.follow, before)
 
-    def tidy(self, names: Collection[str] | None = None) -> None:
+    def tidy(self) -> None:
         """Remove what killed merges have left in the routes, and give what they have parked its names again. The same
-        merge still does the rest.
+        merge still does the rest. OSError: as `end`."""
+        self.end(self._branches.opened)
 
-        Args:
-            names: of branches that are about to be deleted: nobody else would; those of all when None.
+    def end(self, names: Collection[str]) -> None:
+        """Do what `tidy` does for branches that are about to be deleted: nobody else would.
 
         Raises:
             OSError: something that a merge has left in a route can't be removed. Its text names the branch.
         """
         for name, branch in self._branches.opened.items():
-            if names is not None and name not in names:
+            if name not in names:
                 continue
             with self._guard:
                 try:
