@@ -71,6 +71,14 @@ class NativeVolume(ObservableVolume):
     def _new_lock(self) -> AbstractContextManager[Any]:
         return threading.RLock()
 
+    def way_to(self, directory: int) -> bytes | None:
+        """Return the names from the root to a directory, with `/` between them, as they are at this moment.
+
+        None where they can't be told for less than looking each of them up. A directory that was removed may be told
+        at any names.
+        """
+        return None
+
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         return listening(self._subscribers, callback)
 

@@ -153,14 +153,3 @@ def own_groups(server_pid: int) -> set[Path]:
             Path(directory, name) for name in names if re.fullmatch(rf"fusebackend-\d+-{server_pid}-\d+-\d+", name)
         }
     return {path for path in found if not path.name.endswith("-0")}  # -0 is the server's probe for permission
-
-
-def processes_with(marker: str) -> list[int]:
-    """Return the processes with a word on their command line."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                if marker in (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0"):
-                    found.append(int(entry.name))
-    return found

@@ -79,7 +79,7 @@ for number in range(count):
 @pytest.mark.parametrize("journal", ["wal", "delete"])
 def test_two_writers_on_one_sqlite_database(server: tuple[Path, Kind], journal: str) -> None:
     path, _ = server
-    rows = 80
+    rows = 30
     database = path / f"{journal}.db"
     with sqlite3.connect(database) as db:
         assert db.execute(f"PRAGMA journal_mode = {journal}").fetchone() == (journal,)
@@ -121,10 +121,10 @@ def test_a_large_file_in_bounded_memory(serve: Serve, tmp_path: Path, name: str)
             digest.update(part)
             assert file.write(part) == len(part)
         os.fsync(file.fileno())
+    _drop_pages(server.path / "large")
     trees.run("cp", server.path / "large", server.path / "copy")
-    for name_of_it in ("copy", "large"):
-        _drop_pages(server.path / name_of_it)
-        assert trees.sha256(server.path / name_of_it) == digest.hexdigest()
+    _drop_pages(server.path / "copy")
+    assert trees.sha256(server.path / "copy") == digest.hexdigest()
     assert server.memory_kib("VmHWM") < BOUND_MIB * 1024
 
 

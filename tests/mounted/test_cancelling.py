@@ -11,7 +11,7 @@ import anyio
 import mounts
 import pytest
 from eventually import eventually
-from programs import python, runs
+from programs import processes_with, python
 
 import fusebackend
 from fusebackend.vfs.watch.async_watch import AsyncWatch
@@ -56,7 +56,7 @@ def test_a_process_can_exit_after_cancelling(mountpoint, library):
     done = python(SCRIPT, mountpoint, library, argument)
     assert (done.returncode, done.stderr) == (0, "")
     assert time.monotonic() - began < 20
-    eventually(lambda: not runs("sleep", argument), LIMIT_S)
+    eventually(lambda: not processes_with("sleep", argument), LIMIT_S)
 
 
 @both
@@ -157,4 +157,4 @@ def test_a_mount_of_this_process(tmp_path, library):
     argument = f"86411.{time.monotonic_ns()}"
     done = python(OWN, tmp_path / "own", library, argument)
     assert (done.returncode, done.stderr) == (0, "")
-    assert not runs("sleep", argument)
+    assert not processes_with("sleep", argument)

@@ -15,7 +15,7 @@ import programs
 import pytest
 from eventually import eventually
 from mounts import Serve
-from programs import Beside, on_a_terminal, refused, runs
+from programs import Beside, on_a_terminal, processes_with, refused
 
 from fusebackend.testing.each import each
 
@@ -217,9 +217,9 @@ class TestExec:
         seconds = f"6{number}.25"
         with Beside("exec", "--mount", mnt, "--", f"echo once; sleep {seconds}") as command:
             assert command.line() == "once"
-            eventually(lambda: runs("sleep", seconds), LIMIT_S)
+            eventually(lambda: processes_with("sleep", seconds), LIMIT_S)
             assert command.end(number) == (status, "")
-        eventually(lambda: not runs("sleep", seconds), LIMIT_S)
+        eventually(lambda: not processes_with("sleep", seconds), LIMIT_S)
 
 
 def test_a_watch_says_that_the_mount_has_ended(serve):

@@ -21,6 +21,7 @@ import pytest
 from controlled import Raw
 from eventually import eventually
 from mounts import ROOT, Serve
+from profiles import amount
 
 import fusebackend
 from fusebackend.control import limits, rendezvous, wire
@@ -518,7 +519,7 @@ def test_every_error_code_and_limit_is_documented():
 # --------------------------------------------------------------------------------------------------------------
 
 ANSWER_LIMIT_S = 20.0
-ROUNDS = 150
+ROUNDS = amount("FUSEBACKEND_KILLED_CLIENTS", day=50, night=150)
 
 BUSY = """
 import os, sys, threading

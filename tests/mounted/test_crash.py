@@ -26,7 +26,7 @@ from profiles import amount
 
 from fusebackend.backends.sqlite import check as sqlite_check
 
-ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", day=12, night=200)
+ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", day=8, night=200)
 WRITERS = 3
 KEPT = 3
 """Files of each round and writer that stay until the end; the others go once they have been compared."""

@@ -15,8 +15,8 @@ import executing
 import guests
 import pytest
 from eventually import eventually
-from executing import Commands, commands, processes_with
-from programs import command
+from executing import Commands, commands
+from programs import command, processes_with
 
 import fusebackend
 from fusebackend.backends import FilesystemBackend, InMemoryBackend, LocalShellBackend

@@ -22,11 +22,14 @@ import executing
 import pytest
 import races
 import skips
-from executing import Commands, commands, processes_with
+from executing import Commands, commands
+from programs import processes_with
 
 LONG = str(2_000_000_000 + os.getpid())
 MEMORY_BYTES = 128 << 20
 PROCESSES = 64
+LOOK_S = 0.02
+"""Between two looks at a mount: without a pause the looks, and not the bomb, would take a processor all the time."""
 QUOTAS = ("cpu.max", "cpu.cfs_quota_us")
 """Files of a control group: microseconds of each 100 ms, in version 2 and 1."""
 
@@ -444,6 +447,7 @@ def while_it_runs(shell: Commands, command: str, timeout: float) -> tuple[dict[s
     slowest = 0.0
     while not pending.is_answered:
         slowest = max(slowest, answers(shell))
+        time.sleep(LOOK_S)
     return pending.result(), slowest
 
 
@@ -463,6 +467,7 @@ def test_a_fork_bomb(shell: Commands, bomb: str) -> None:
         begin, most, slowest, looks = time.monotonic(), 0, 0.0, 20  # once it has grown
         while looks and time.monotonic() - begin < (60 if is_limited else 2):
             slowest = max(slowest, answers(shell))
+            time.sleep(LOOK_S)
             for path in executing.groups(shell.mounted.pid):
                 with contextlib.suppress(OSError):
                     most = max(most, int((path / "pids.current").read_text()), refused_at(path))
@@ -502,6 +507,7 @@ def test_many_commands_at_once(tmp_path: Path) -> None:
         pending = [shell.start(f"{hold}; echo ended", timeout=600) for _ in range(6)]
         while sum(one.is_answered for one in pending) < 2:  # the kernel ends what does not fit
             assert answers(shell) < 10
+            time.sleep(LOOK_S)
         common = {path.parent for path in executing.groups(shell.mounted.pid)}
         peaks = [int(file.read_text()) for path in common for file in path.glob("memory.*peak")]
         peaks += [int(file.read_text()) for path in common for file in path.glob("memory.max_usage_in_bytes")]
@@ -597,7 +603,7 @@ def test_root_without_a_user_namespace(tmp_path: Path) -> None:
 # Races of two commands, or of a command and the mount
 # --------------------------------------------------------------------------------------------------------------
 
-SECONDS = pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.night)])
+SECONDS = pytest.mark.parametrize("seconds", [0.5, pytest.param(60.0, marks=pytest.mark.night)])
 """Of a race. By night each takes a minute."""
 
 RACES = [

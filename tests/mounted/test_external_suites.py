@@ -148,7 +148,7 @@ def _run(*command: str, failing: list[str] | None = None) -> str:
 #     FUSEBACKEND_FSX_SEED=7 pytest …                                               takes the steps of that seed
 # --------------------------------------------------------------------------------------------------------------
 
-STEPS = amount("FUSEBACKEND_FSX_STEPS", day=1500, night=20_000)
+STEPS = amount("FUSEBACKEND_FSX_STEPS", day=800, night=20_000)
 EXERCISED_S = 60 + STEPS / 20
 SEED = int(os.environ.get("FUSEBACKEND_FSX_SEED", random.SystemRandom().randrange(1 << 32)))
 WORKERS = 4

@@ -28,7 +28,7 @@ from fusebackend.control import rendezvous
 STAT_LIMIT_S = 5.0
 NEWCOMER_LIMIT_S = 10.0
 GROWTH_KIB = 256 << 10
-SECONDS = amount("FUSEBACKEND_ATTACK_MS", day=800, night=5_000) / 1000
+SECONDS = amount("FUSEBACKEND_ATTACK_MS", day=500, night=5_000) / 1000
 
 
 def message(method, id=1, **params):

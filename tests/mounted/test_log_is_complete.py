@@ -31,8 +31,8 @@ from fusebackend.protocol import ChangeInfo
 
 pytestmark = pytest.mark.timeout(3600)
 
-STEPS = amount("FUSEBACKEND_ACTORS_STEPS", day=300, night=20_000)
-KILLS = amount("FUSEBACKEND_LOG_KILLS", day=4, night=200)
+STEPS = amount("FUSEBACKEND_ACTORS_STEPS", day=200, night=20_000)
+KILLS = amount("FUSEBACKEND_LOG_KILLS", day=3, night=200)
 ACTORS = 10
 SHARED = [f"/shared/{number}" for number in range(4)]
 

@@ -22,7 +22,7 @@ import warm
 from click.testing import CliRunner
 from eventually import eventually
 from mounts import Mounted, Serve
-from programs import command, runs
+from programs import command, processes_with
 
 import fusebackend
 
@@ -296,7 +296,7 @@ async def test_a_call_that_is_cancelled_ends_and_one_that_takes_long_says_so(mou
         with anyio.move_on_after(2.5):
             await client.call_tool("execute", {"command": "sleep 77.77"}, progress_callback=progress)
         assert told and told == sorted(told)
-        while "sleep 77.77" in command("status", "--json", mount.path).stdout or runs("sleep", "77.77"):
+        while "sleep 77.77" in command("status", "--json", mount.path).stdout or processes_with("sleep", "77.77"):
             await anyio.sleep(0.05)
 
 

@@ -54,8 +54,8 @@ def truth(served: Path) -> Iterator[OneTruth]:
 @pytest.mark.parametrize(
     ("url", "steps"),
     [
-        pytest.param("memory:", amount("FUSEBACKEND_TRUTH_STEPS", day=500, night=10_000), marks=pytest.mark.night),
-        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", day=500, night=50_000)),
+        pytest.param("memory:", amount("FUSEBACKEND_TRUTH_STEPS", day=250, night=10_000), marks=pytest.mark.night),
+        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", day=250, night=50_000)),
     ],
     ids=["memory", "sqlite"],
 )
@@ -99,7 +99,7 @@ def test_a_reader_sees_the_old_bytes_or_the_new(truth: OneTruth, sizes: tuple[in
     truth.agent.write("/file", versions[0])
     command = [sys.executable, "-c", READER, str(truth.path / "file"), *map(str, sizes)]
     readers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
-    for number in range(150):
+    for number in range(75):
         old, new = versions[number % 2], versions[(number + 1) % 2]
         if number % 3:
             assert truth.agent.edit("/file", old, new).error is None
@@ -170,7 +170,7 @@ def at_once(path: Path, *acts: Callable[[Client], object]) -> list[object]:
 
 
 def test_of_two_edits_at_once_one_is_told_or_both_are_in(truth: OneTruth) -> None:
-    for number in range(40):
+    for number in range(20):
         path = f"/file{number}"
         truth.agent.write(path, "one two three")
         same = at_once(

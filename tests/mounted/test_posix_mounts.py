@@ -21,10 +21,10 @@ from fusebackend.testing.posix import Limits, PosixCases
 OPTIONS = ("allow_other",) if os.geteuid() == 0 else ()
 """Other users have access where root runs the tests; only there do cases with other users run."""
 
-ENTRIES = amount("FUSEBACKEND_POSIX_ENTRIES", day=300, night=3000)
+ENTRIES = amount("FUSEBACKEND_POSIX_ENTRIES", day=220, night=3000)
 """Of a directory that is read while it changes: two requests by day, for the kernel asks for some 200 at a time."""
 
-FEWER = amount("FUSEBACKEND_POSIX_ENTRIES", day=300, night=500)
+FEWER = amount("FUSEBACKEND_POSIX_ENTRIES", day=220, night=500)
 """Where each change is several round trips, or a listing."""
 
 

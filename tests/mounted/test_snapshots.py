@@ -32,7 +32,7 @@ KINDS = [MEMORY, "sqlite:{tmp}/volume.db", POSTGRES]
 MANUAL = ["snapshots=manual"]
 """So that no other snapshots than those of a test are there."""
 
-ROUNDS = amount("FUSEBACKEND_SNAPSHOT_ROUNDS", day=3, night=100)
+ROUNDS = amount("FUSEBACKEND_SNAPSHOT_ROUNDS", day=2, night=100)
 
 SCENE = r"""
 umask 022
@@ -188,7 +188,7 @@ def test_readers_while_snapshots_come_and_go(mounted: Mounted) -> None:
 
     with over_and_over(read, threads=3), fusebackend.connect(path) as client:
         names: list[str] = []
-        for number in range(60):
+        for number in range(25):
             names.append(f"s{number % 7}-{number}")
             for file in ("first", "second"):
                 (path / "d" / file).write_text(f"{names[-1]}\n" * 3000)

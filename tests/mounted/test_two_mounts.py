@@ -32,6 +32,7 @@ from together import together
 
 import fusebackend
 from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres.lease import PAUSE_S
 from fusebackend.testing.posix.case import fails, opened, refused
 
 STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", day=120, night=2_000)
@@ -434,6 +435,7 @@ def test_a_host_that_was_stopped_with_its_lease_opens_what_another_closed(postgr
         until = time.monotonic() + LEASED_S
         while time.monotonic() < until:
             assert file.read_text() == (f"{number - 1}" if number else "none")
+            time.sleep(PAUSE_S / 2)  # busy enough for a lease
         os.kill(host.pid, signal.SIGSTOP)
         try:
             with psycopg.connect(postgres_dsn, autocommit=True) as connection:

@@ -7,17 +7,18 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mounts
 import pytest
+import warm
 from eventually import eventually
 from kinds import MEMORY, NATIVE_BY_DAY
 from mounts import Mounted, Serve
-from programs import command, ok, session
+from programs import command, ok, python, session
 from services.s3 import Bucket
 from trees import snapshot
 
@@ -162,12 +163,19 @@ MOST_S = 5.0
 """In which four calls over four kinds of storage are to be taken back."""
 
 
+FORKED = """
+import runpy, sys
+_, sys.executable, *sys.argv = sys.argv
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a program whose thirty commands are forked, too."""
+
+
 def demonstrated(tmp_path: Path, *words: str) -> str:
     (tmp_path / "mount").mkdir()
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples/undo_everything.py", tmp_path / "mount", tmp_path / "kept", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
+    warm.command(tmp_path / "python", mounts.module_environment())
+    program = ROOT / "examples/undo_everything.py"
+    done = python(FORKED, tmp_path / "python", program, tmp_path / "mount", tmp_path / "kept", *words, limit_s=LIMIT_S)
     assert done.returncode == 0, done
     return done.stdout
 

@@ -22,6 +22,8 @@ from fusebackend.control.client.client import Client
 from fusebackend.protocol import FileEvent
 
 WAIT_S = 20.0
+PAIRS = 80
+"""Of files whose events are looked at, one by a process and one by an agent."""
 
 VIM = """
 echo > 4913 && rm 4913
@@ -143,19 +145,19 @@ def test_an_event_can_be_seen_by_whoever_gets_it(watched: Watched) -> None:
     (watched.path / "here").mkdir()
     with beside(look, limit_s=WAIT_S) as looking:
         assert ready.wait(WAIT_S)
-        for number in range(200):
+        for number in range(PAIRS):
             mine, theirs = watched.path / "here" / f"mine-{number}", watched.path / "here" / f"theirs-{number}"
             assert not mine.exists() and not theirs.exists(), "their absence is cached now"
             mine.write_text(str(number))
             watched.agent.write(f"/here/{theirs.name}", str(number))
             assert theirs.read_text() == str(number)
-        eventually(lambda: len(seen) >= 600 or looking.done())  # before they go
-        for number in range(200):
+        eventually(lambda: len(seen) >= 3 * PAIRS or looking.done())  # before they go
+        for number in range(PAIRS):
             (watched.path / "here" / f"mine-{number}").unlink()
             watched.agent.delete(f"/here/theirs-{number}")
         watched.agent.write("/here/end", "")
     assert wrong == []
-    assert (seen.count("created"), seen.count("modified"), seen.count("deleted")) == (400, 200, 400)
+    assert (seen.count("created"), seen.count("modified"), seen.count("deleted")) == (2 * PAIRS, PAIRS, 2 * PAIRS)
 
 
 # -- a lot of work, followed by a model ------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def test_both_faces_at_once_are_followed(watched: Watched) -> None:
         "os.chdir(sys.argv[1])\n"
         "chance = random.Random(int(sys.argv[2]))\n"
         "names = ['a', 'b', 'd', 'd/a', 'd/b', 'e']\n"
-        "for _ in range(400):\n"
+        "for _ in range(200):\n"
         "    name, other = chance.sample(names, 2)\n"
         "    try:\n"
         "        verb = chance.randrange(6)\n"
@@ -214,7 +216,7 @@ def test_both_faces_at_once_are_followed(watched: Watched) -> None:
     def act(seed: int) -> None:
         chance = random.Random(seed)
         with fusebackend.connect(watched.path) as agent:
-            for _ in range(400):
+            for _ in range(200):
                 name, other = chance.sample(["/a", "/b", "/d", "/d/a", "/d/b", "/e"], 2)
                 verb = chance.randrange(3)
                 if verb == 0:

@@ -7,17 +7,14 @@ without end, does not come to its end within the limit, and the race fails.
 from __future__ import annotations
 
 import contextlib
-import subprocess
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-if __name__ == "__main__":  # a test's own path is pytest's matter
-    from pathlib import Path
-
-    sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
-
+import mounts
+import warm
 from together import together
 
 FILE = "/n"
@@ -100,27 +97,29 @@ def count(way: OfVerbs | OverMcp, threads: int, counts: int, limit_s: float) -> 
 @contextlib.contextmanager
 def others(address: str, processes: int, threads: int, counts: int, limit_s: float) -> Iterator[list[str]]:
     """Count up in processes of their own for the length of a block; the list has at its end what each of them said."""
-    command = [sys.executable, __file__, address, *map(str, (threads, counts, limit_s))]
-    running = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for _ in range(processes)
-    ]
+    code = "import counting_up, sys; counting_up.main(*sys.argv[1:])"
+    command = ["-c", code, address, *map(str, (threads, counts, limit_s))]
     said: list[str] = []
-    try:
-        for each in running:
-            assert each.stdout is not None
-            assert each.stdout.readline() == "ready\n", each.communicate()
-        for each in running:
-            assert each.stdin is not None
-            each.stdin.write("go\n")
-            each.stdin.flush()
+    with contextlib.ExitStack() as opened:
+        running, streams = [], []
+        for _ in range(processes):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                each = warm.start(command, mounts.module_environment(), (theirs.fileno(),) * 3)
+            opened.callback(each.wait)
+            opened.callback(each.kill)
+            ours.settimeout(2 * limit_s)
+            running.append(each)
+            streams.append(opened.enter_context(opened.enter_context(ours).makefile("rw")))
+        for stream in streams:
+            ready = stream.readline()
+            assert ready == "ready\n", ready + stream.read()
+        for stream in streams:
+            stream.write("go\n")
+            stream.flush()
         yield said
-        said += [each.communicate(timeout=2 * limit_s)[0] for each in running]
-        assert [each.returncode for each in running] == [0] * processes, said
-    finally:
-        for each in running:
-            each.kill()
-            each.communicate()
+        said += [stream.read() for stream in streams]
+        assert [each.wait(limit_s) for each in running] == [0] * processes, said
 
 
 def main(address: str, threads: str, counts: str, limit_s: str) -> None:
@@ -128,7 +127,3 @@ def main(address: str, threads: str, counts: str, limit_s: str) -> None:
         print("ready", flush=True)
         sys.stdin.readline()
         print(count(way, int(threads), int(counts), float(limit_s)))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

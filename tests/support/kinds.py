@@ -11,7 +11,7 @@ from profiles import amount
 
 from fusebackend.protocol import Features
 
-SOURCES = amount("FUSEBACKEND_SOURCES", day=150, night=1000)
+SOURCES = amount("FUSEBACKEND_SOURCES", day=120, night=1000)
 """Files in the repository that is cloned."""
 
 

@@ -20,7 +20,7 @@ from deepagents.backends import StateBackend as TheirState
 from graphs import call, deep_agent, edit, say, use, user, write
 from live import live
 
-from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend
+from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 from fusebackend.integrations.approving import approving
 from fusebackend.integrations.deepagents import export
 
@@ -66,8 +66,6 @@ def kinds(directory: Path) -> Iterator[dict[str, tuple[Any, str, Any]]]:
     with contextlib.ExitStack() as stack:
         for name in ("memory", "memory, awaited"):
             made[name] = ((files := memory()), "", files)
-        files = stack.enter_context(SqliteBackend(directory / "files.db"))
-        made["sqlite"] = (copied(fresh(), files), "", files)
         made["dir"] = ((files := FilesystemBackend(fresh())), "", files)
         made["exported"] = (export(files := memory()), "", files)
         made["composite"] = (CompositeBackend(InMemoryBackend(), {"/m/": (files := memory())}), "/m", files)
@@ -105,8 +103,11 @@ def said(backend: Any, prefix: str, mode: str, *, awaited: bool = False) -> list
         edit(f"{prefix}/w/k", "SECRET", "gone"),
     ], [
         call("delete", file_path=f"{prefix}/x/k"),  # no two changes of a path in one turn
+        write(f"{prefix}/y/f", "more"),
+    ], [
+        write(f"{prefix}/open/f", "open\n"),
         call("delete", file_path=f"{prefix}/y/f"),
-    ], [write(f"{prefix}/y/f", "more")], [write(f"{prefix}/open/f", "open\n")]]  # fmt: skip
+    ]]  # fmt: skip
     rules = [FilesystemPermission(operations=["read", "write"], paths=[f"{prefix}/secrets/**"], mode=mode)]
     agent = deep_agent(None, [*(use(*calls) for calls in turns), say("done")], backend=backend, permissions=rules)
     state = asyncio.run(agent.ainvoke(user("go"))) if awaited else agent.invoke(user("go"))

@@ -146,14 +146,15 @@ def on_a_terminal(*words: object, cwd: Path | None = None, typed: str = "") -> t
     return status, os.fsdecode(shown).replace("\r\n", "\n")
 
 
-def runs(*words: str) -> bool:
-    """Return whether a process has these words in its command line."""
-    wanted = "\0".join(words).encode()
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
+def processes_with(*words: str) -> list[int]:
+    """Return the processes that have these words, one after the other, in their command line."""
+    wanted = b"\0%b\0" % "\0".join(words).encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
-            if wanted in process.read_bytes():
-                return True
-    return False
+            if wanted in b"\0" + (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
 
 
 def has_ended(pid: int) -> bool:

@@ -42,8 +42,12 @@ def beside(call: Callable[[], T], *, limit_s: float = LIMIT_S) -> Iterator[Futur
 
 
 @contextlib.contextmanager
-def over_and_over(step: Callable[[], Any], *, threads: int = 1, pause_s: float = 0.0) -> Iterator[None]:
-    """Take a step again and again in threads of their own, to the end of the block. Each must succeed."""
+def over_and_over(step: Callable[[], Any], *, threads: int = 1, pause_s: float = 0.001) -> Iterator[None]:
+    """Take a step again and again in threads of their own, to the end of the block. Each must succeed.
+
+    Args:
+        pause_s: between two steps; without one the threads take a processor from what they are to watch.
+    """
     ended = threading.Event()
 
     def run() -> None:

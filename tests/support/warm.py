@@ -39,6 +39,8 @@ READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "LANG", "LC_", "TZ")
 MOST_DESCRIPTORS = 8
 SERVER = ["-m", "fusebackend.cli.serve"]
 """How the command line of a server in the background begins."""
+MODULE = ["-m", "fusebackend"]
+"""How that of a command may begin: what is forked stands for the interpreter of a program (`sys.executable`)."""
 PROGRAM = "a program"
 """The first word where the others are a file with a program in Python, and its arguments."""
 
@@ -279,6 +281,8 @@ def _main() -> None:
         sys.argv = ["-c", *arguments[2:]]
         exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
         return
+    if arguments[:2] == MODULE:
+        arguments = arguments[2:]
     if arguments[:2] == SERVER:
         os.setsid()
         sys.argv, command = arguments[1:], server.main

@@ -127,6 +127,18 @@ def open_names(directory: Descriptor) -> Descriptor:
     return Descriptor(os.open(".", LIST_FLAGS, dir_fd=directory.fd))
 
 
+def names_between(above: Descriptor, below: Descriptor) -> bytes | None:
+    """Return the names on the way from a directory to one below it, with `/` between them, as they are at this moment.
+    None if it is not below.
+
+    Raises:
+        OSError: ENAMETOOLONG for a way that is longer than the kernel tells.
+    """
+    start = os.readlink(os.fsencode(above.path)).rstrip(b"/") + b"/"
+    end = os.readlink(os.fsencode(below.path))
+    return end[len(start) :] if end.startswith(start) else None
+
+
 def _is_exact(directory: Descriptor) -> bool:
     import ctypes
 

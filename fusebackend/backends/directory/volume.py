@@ -124,6 +124,13 @@ class DirectoryVolume(NativeVolume):
         with self.lock:
             return self._lookup(*self._places.directory_of_name(parent), name)
 
+    def way_to(self, directory: int) -> bytes | None:
+        with self.lock, contextlib.suppress(OSError):
+            _, at = self._places.directory_of_name(directory)
+            if at.is_exact:
+                return dirfd.names_between(self._places.root, at)
+        return None
+
     def _lookup(self, directory: Node, at: Descriptor, name: bytes, *, is_listed: bool = False) -> Attr:
         status = self._status(directory, at, name, is_listed)
         return attr_of(self._nodes.seen(directory, name, status), status)

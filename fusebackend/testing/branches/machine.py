@@ -8,11 +8,13 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis.stateful import precondition, rule
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
 
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import SnapshotVolume, Volume
 from fusebackend.testing.model import VolumeMachine
+from fusebackend.testing.model.values import contents, offsets
 from fusebackend.testing.snapshots.copy import Copied, but_atimes, copy_of, read_once
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.composed import Places
@@ -46,6 +48,16 @@ class BranchMachine(VolumeMachine):
     _copy: dict[bytes, Copied]
     _directory: str
 
+    @initialize(data=st.data(), files=st.lists(contents, max_size=3), branches=st.booleans())
+    def begin(self, data: st.DataObject, files: list[bytes], branches: bool) -> None:
+        """Make files, and in half of the examples the branch over them. By chance alone it comes late: in 40 examples
+        a file below was written to once."""
+        for content in files:
+            self.create(data, 0o644)
+            self.write(data, 0, content)
+        if branches:
+            self.branch()
+
     @precondition(lambda self: self.below is None and len(self.tree.nodes()) > 4)
     @rule()
     def branch(self) -> None:
@@ -78,6 +90,14 @@ class BranchMachine(VolumeMachine):
         for node in self.tree.nodes():
             node.number = 0
         self.tree.root.number = 1
+
+    @precondition(lambda self: self.below is not None)
+    @rule(data=st.data(), offset=offsets, content=contents)
+    def open_and_write(self, data: st.DataObject, offset: int, content: bytes) -> None:
+        """Write to a file that mostly nobody has open since the branch began: its first change copies it up."""
+        self.open(data)
+        if self.handles:
+            self.write(data, offset, content)
 
     @precondition(lambda self: self.below is not None)
     @rule()

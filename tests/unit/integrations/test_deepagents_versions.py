@@ -64,9 +64,9 @@ def expected(prefix, listed, lines):
         ["write_file", denied("write", "/new", "/secrets/made")],
         ["edit_file", denied("write", "/w/k", "/secrets/k")],
         ["delete", denied("write", "/x/k", "/secrets/k")],
-        ["delete", f"Error: {prefix}/y/f goes through a symbolic link: delete {prefix}/open/f"],
         ["write_file", f"Updated file {prefix}/y/f"],
         ["write_file", f"Updated file {prefix}/open/f"],
+        ["delete", f"Error: {prefix}/y/f goes through a symbolic link: delete {prefix}/open/f"],
     ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from for_each import for_each
+from profiles import amount
 
 from fusebackend.rules.rule import Rule, RuleError, within
 from fusebackend.rules.view import View
@@ -112,7 +113,7 @@ def rules_of(chance: random.Random) -> list[tuple[tuple[str, ...], tuple[str, ..
     return made
 
 
-@for_each("seed", range(5))
+@for_each("seed", range(amount("FUSEBACKEND_VIEW_SEEDS", day=2, night=20)))
 def test_random_decisions_are_those_of_the_reference(seed):
     chance = random.Random(seed)
     for _ in range(25):
