@@ -251,25 +251,22 @@ class CompositeBackend(BackendProtocol):
             record.files_update = (record.files_update and self._merged(routed, record.files_update)) or None
         return answer
 
+    @verbs.MOVE.answers()
     def move(
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> MoveResult:
         """Rename; atomic inside a route if its backend has `move`. Across routes, or without one: `transfer.py`."""
-        try:
-            old, new = self._routing.route(source), self._routing.route(destination)
-            if self._table.pinned(old.outer) or self._table.pinned(new.outer):
-                raise errors.oserror(verbs.MOVE.pinned)
-            if paths.is_below(new.outer, old.outer) and new.outer != old.outer:
-                raise OSError(errno.EINVAL, "A directory can't be moved into itself")
-        except (PathError, OSError) as error:
-            return verbs.MOVE.refused(error, source, destination)
+        old, new = self._routing.route(source), self._routing.route(destination)
+        if self._table.pinned(old.outer) or self._table.pinned(new.outer):
+            raise errors.oserror(verbs.MOVE.pinned)
+        if paths.is_below(new.outer, old.outer) and new.outer != old.outer:
+            raise OSError(errno.EINVAL, "A directory can't be moved into itself")
         for face in (old.face, new.face):
             if face.refusal is not None or face.lacks("ls", "ls_info"):
-                why = face.refusal or f"{face.name} does not support ls"
-                return verbs.MOVE.refused(OSError(errno.ENOTSUP, why), source, destination)
+                raise OSError(errno.ENOTSUP, face.refusal or f"{face.name} does not support ls")
         when = Conditions(if_version=if_version, if_absent=if_absent)
         if old.face.backend is not new.face.backend or old.face.lacks("move"):
-            return self._transfer(old, new, source, destination, when)
+            return self._transfer(old, new, when)
         result = old.face.move(old.inner, new.inner, **when)
         update = result.files_update or {}
         removed = {path: record for path, record in update.items() if record is None}
@@ -278,9 +275,7 @@ class CompositeBackend(BackendProtocol):
         moved.version = result.version
         return moved
 
-    def _transfer(
-        self, old: RoutedPath, new: RoutedPath, source: str, destination: str, when: Conditions
-    ) -> MoveResult:
+    def _transfer(self, old: RoutedPath, new: RoutedPath, when: Conditions) -> MoveResult:
         """Conditions are compared before the first copy; what comes later is a conflict of the copy (`transfer.py`)."""
         from fusebackend.composite.transfer import HiddenNames, transfer
 
@@ -288,20 +283,14 @@ class CompositeBackend(BackendProtocol):
             given = ((old.prefix, names.source), (new.prefix, names.target))
             return self.note_hidden([AgentPath((prefix or "") + path) for prefix, path in given if path is not None])
 
-        removed: dict[str, Any] = {}
-        stored: dict[str, Any] = {}
-        refused: MoveResult | None = None
+        old.face.require(old.inner, Condition.of(when.get("if_version")))
         try:
-            old.face.require(old.inner, Condition.of(when.get("if_version")))
             removed, stored = transfer(old.face, old.inner, new.face, new.inner, note)
-        except FileExistsError as failure:
-            lost = Changed(None, is_there=True, of_target=True)
-            refused = verbs.MOVE.refused(lost if when.get("if_absent") else failure, source, destination)
-        except (OSError, PathError) as failure:
-            refused = verbs.MOVE.refused(failure, source, destination)
-        moved = self._moved(old, new, removed, stored, refused.error if refused is not None else None)
-        moved.version = refused.version if refused is not None else None
-        return moved
+        except FileExistsError:
+            if when.get("if_absent"):
+                raise Changed(None, is_there=True, of_target=True) from None
+            raise
+        return self._moved(old, new, removed, stored)
 
     def remove_hidden(self, path: str) -> str | None:
         """Remove what a killed move has left under a hidden name, which `note_hidden` was given. Returns why it is
@@ -316,7 +305,12 @@ class CompositeBackend(BackendProtocol):
         return routed.words(remove_hidden(routed.face, routed.inner))
 
     def _moved(
-        self, old: RoutedPath, new: RoutedPath, removed: dict[str, Any], stored: dict[str, Any], error: str | None
+        self,
+        old: RoutedPath,
+        new: RoutedPath,
+        removed: dict[str, Any],
+        stored: dict[str, Any],
+        error: str | None = None,
     ) -> MoveResult:
         update = {**self._merged(old, removed), **self._merged(new, stored)}
         return MoveResult(error=error, path=new.outer if error is None else None, files_update=update or None)

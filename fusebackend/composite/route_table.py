@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusebackend.base.paths import ROOT, AgentPath, PathError, is_below, join, normalise_prefix, parent_and_name
+from fusebackend.base.paths import ROOT, AgentPath, PathError, is_below, normalise_prefix, parent_and_name
 
 
 class PrefixTable:
@@ -75,10 +75,3 @@ class PrefixTable:
     def covers(self, prefix: AgentPath | None, path: AgentPath) -> bool:
         """Return True if a route hides the file at `path` of the backend of `prefix`. `path` is the outer one."""
         return path in self._names or self.route(path)[0] != prefix
-
-    @staticmethod
-    def outer(prefix: AgentPath | None, inner: AgentPath) -> AgentPath:
-        """The path an agent sees for a path inside a route's backend: the inverse of `route`."""
-        if prefix is None:
-            return inner
-        return prefix if inner == ROOT else join(prefix, inner[1:])

@@ -383,7 +383,8 @@ class AgentFace:
             options = {name: [when.get(name) for when in conditions] for name in ("if_version", "if_absent")}
         elif conditions:
             return [
-                self._upload_if_met(file, Condition.of(**when)) for file, when in zip(files, conditions, strict=True)
+                self._upload_if_met(path, content, Condition.of(**when))
+                for (path, content), when in zip(files, conditions, strict=True)
             ]
         try:
             answers = self._batch("upload_files", files, **options)
@@ -401,12 +402,10 @@ class AgentFace:
             for (path, _), answer in zip(files, answers, strict=True)
         ]
 
-    def _upload_if_met(self, file: tuple[AgentPath, bytes], condition: Condition) -> FileUploadResponse:
-        try:
-            self.require(file[0], condition)
-        except OSError as error:
-            return verbs.UPLOAD_FILES.refused(error, file[0])
-        return self.upload_files([file])[0]
+    @verbs.UPLOAD_FILES.answers()
+    def _upload_if_met(self, path: AgentPath, content: bytes, condition: Condition) -> FileUploadResponse:
+        self.require(path, condition)
+        return self.upload_files([(path, content)])[0]
 
     def download_files(self, wanted: list[AgentPath]) -> list[FileDownloadResponse]:
         try:

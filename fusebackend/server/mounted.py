@@ -367,31 +367,44 @@ class MountedBackend(MountProtocol):
         named = [path for path, _ in files]
         where = self._asking.where(self._view_name, named)
         if where is not None:
-            return self._uploaded(where, files, conditions)
+            backend = self._for(*named)
+
+            def upload_one(index: int) -> FileUploadResponse:
+                when = conditions[index]
+                versions, absent = [when.get("if_version")], [when.get("if_absent", False)]
+                return backend.upload_files([files[index]], if_version=versions, if_absent=absent)[0]
+
+            return self._uploaded(where, named, conditions, upload_one, lambda index: bytes(files[index][1]))
         upload = partial(self._for(*named).upload_files, files, if_version=if_version, if_absent=if_absent)
         return self._recorded("upload_files", named, upload)
 
     def _uploaded(
         self,
         where: tuple[str, list[AgentPath]],
-        files: Sequence[tuple[str, bytes]],
+        given: Sequence[str],
         conditions: Sequence[Conditions],
+        upload: Callable[[int], FileUploadResponse],
+        contents: Callable[[int], bytes],
     ) -> list[FileUploadResponse]:
-        """`upload_files` in a view that interrupts: what is interrupted of it is one request."""
-        paths_given = [path for path, _ in files]
-        backend, found = self._for(*paths_given), list[met.Met]()
+        """Upload files in a view that interrupts: what is interrupted of it is one request.
+
+        Args:
+            where: the view, and the paths there.
+            given: the paths as the caller has them.
+            upload: uploads one of them, by its place.
+            contents: returns its contents, for a request.
+        """
+        found: list[met.Met] = []
 
         def one_by_one() -> list[FileUploadResponse]:
-            answers: list[FileUploadResponse] = []
-            for item, when in zip(files, conditions, strict=True):
+            answers = []
+            for index in range(len(given)):
                 with met.meeting() as each:
-                    answers += backend.upload_files(
-                        [item], if_version=[when.get("if_version")], if_absent=[when.get("if_absent", False)]
-                    )
+                    answers.append(upload(index))
                 found.append(each)
             return answers
 
-        answers = self._recorded("upload_files", paths_given, one_by_one)
+        answers = self._recorded("upload_files", given, one_by_one)
         view, named = where
         left = [
             index
@@ -401,7 +414,7 @@ class MountedBackend(MountProtocol):
         if not left:
             return answers
         change = Change(
-            contents=[bytes(files[index][1]) for index in left],
+            contents=[contents(index) for index in left],
             if_version=[conditions[index].get("if_version") for index in left],
             if_absent=[conditions[index].get("if_absent", False) for index in left],
         )
@@ -409,7 +422,7 @@ class MountedBackend(MountProtocol):
         for place, index in enumerate(left):
             error = why if made is None else made[place].error
             if made is not None or why is not None:
-                answers[index] = FileUploadResponse(files[index][0], error)
+                answers[index] = FileUploadResponse(given[index], error)
         return answers
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
@@ -441,15 +454,12 @@ class MountedBackend(MountProtocol):
         where = self._asking.where(self._view_name, [path])
         if where is None or not file.seekable():
             return self._recorded("upload_files", [path], upload)
-        with met.meeting() as found:
-            answer = self._recorded("upload_files", [path], upload)
-        if not found.is_interrupted or answer.error is None:
-            return answer
-        file.seek(0)
-        change = Change(**_listed(contents=[file.read(MAX_CHANGE_BYTES + 1)], **when))
-        made, why = self._asking.ask(where[0], "upload_files", where[1], change)
-        error = why if made is None else made[0].error
-        return answer if made is None and why is None else FileUploadResponse(path, error)
+
+        def contents(_: int) -> bytes:
+            file.seek(0)
+            return file.read(MAX_CHANGE_BYTES + 1)
+
+        return self._uploaded(where, [path], [when], lambda _: upload(), contents)[0]
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, see `CompositeBackend.download_to`."""

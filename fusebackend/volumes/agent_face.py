@@ -16,7 +16,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Self, TypeVar, Unpack
+from typing import IO, Self, TypeAlias, TypeVar, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, errors, paths
@@ -85,6 +85,9 @@ OPENED_ANEW = 20
 that there is none."""
 
 EDIT_ATTEMPTS = 3
+
+_Edited: TypeAlias = tuple[object, bytes, tuple[bytes, int] | str]
+"""What a file was known by, its bytes, and the new ones with the number of occurrences; or why it can't be edited."""
 
 
 def _meant(error: Exception) -> Exception:
@@ -379,29 +382,41 @@ class VolumeBackend(BackendProtocol):
         return EditResult(path=paths.normalise(file_path), occurrences=outcome)
 
     def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
-        """With the lock free while the new contents are made, as long as the file does not change meanwhile: which
-        takes long for a large one."""
+        """Edit a file. The new contents of a large one take long: they are made with the lock free, as long as it does
+        not change meanwhile. Overridden where files are stored whole."""
+        ahead: _Edited | None = None
+
+        def made(attr: Attr) -> _Edited:
+            seen = attr.node, attr.fingerprint
+            before = read_all(self.volume, attr, self.max_file_bytes)
+            self._require(condition, attr, functools.partial(bytes, before))
+            return seen, before, self._edited(before, old, new, replace_all)
+
+        def store(changes: Changes) -> int | str | None:
+            place = resolve(self.volume, path)
+            attr = place.found
+            node = attr.node
+            if ahead is not None and (node, attr.fingerprint) != ahead[0]:
+                return None
+            _, before, after = ahead or made(attr)
+            if isinstance(after, str):
+                return after
+            changes.append(Change(node=node, kind="modified", path=place.path))
+            rewrite(self.volume, node, before, after[0])
+            return after[1]
+
         for _ in range(EDIT_ATTEMPTS):
             attr = resolve(self.volume, path).found
             if attr.size <= EDITED_LOCKED_BYTES:
                 break
-            seen = attr.node, attr.fingerprint
-            before = read_all(self.volume, attr, self.max_file_bytes)
-            self._require(condition, attr, functools.partial(bytes, before))
-            edited = self._edited(before, old, new, replace_all)
-            store = functools.partial(self._store_unless_changed, path, seen, before, edited)
+            ahead = made(attr)
             outcome = self._rewrite(path, store)
             if outcome is not None:
                 return outcome
-
-        def edit(changes: Changes) -> int | str:
-            place = resolve(self.volume, path)
-            before = read_all(self.volume, place.found, self.max_file_bytes)
-            self._require(condition, place.found, functools.partial(bytes, before))
-            edited = self._edited(before, old, new, replace_all)
-            return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
-
-        return self._rewrite(path, edit)
+        ahead = None
+        outcome = self._rewrite(path, store)
+        assert outcome is not None, "it is made of what is there"
+        return outcome
 
     def _edited(self, before: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int] | str:
         content = before.decode("utf-8")
@@ -410,20 +425,6 @@ class VolumeBackend(BackendProtocol):
         if isinstance(outcome, str):
             return outcome
         return outcome[0].encode("utf-8"), outcome[1]
-
-    def _store_unless_changed(
-        self, path: str, seen: object, before: bytes, edited: tuple[bytes, int] | str, changes: Changes
-    ) -> int | str | None:
-        place = resolve(self.volume, path)
-        if (place.found.node, place.found.fingerprint) != seen:
-            return None
-        return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
-
-    def _store(self, place: Place, before: bytes, after: bytes, occurrences: int, changes: Changes) -> int:
-        node = place.found.node
-        changes.append(Change(node=node, kind="modified", path=place.path))
-        rewrite(self.volume, node, before, after)
-        return occurrences
 
     def _rewrite(self, path: str, work: Callable[[Changes], R]) -> R:
         """`change_as_one` of the contents of a file, after open handles of it (`rewriting`)."""

@@ -362,11 +362,9 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
                 answers += [verbs.DOWNLOAD_FILES.refused(error, path) for path in batch]
         return answers
 
+    @verbs.DOWNLOAD_FILES.answers()
     def _answer(self, path: str, piece: Piece) -> FileDownloadResponse:
-        try:
-            return FileDownloadResponse(path=path, content=self.whole(path, piece))
-        except OSError as error:
-            return verbs.DOWNLOAD_FILES.refused(error, path)
+        return FileDownloadResponse(path=path, content=self.whole(path, piece))
 
     # -- asking ------------------------------------------------------------------------------------------------
 

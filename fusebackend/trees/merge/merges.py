@@ -87,20 +87,17 @@ class Merges:
 
     def tidy(self) -> None:
         """Remove what killed merges have left in the routes, and give what they have parked its names again. The same
-        merge still does the rest."""
-        for name, branch in self._branches.opened.items():
-            with self._guard:
-                self._merge(branch, name, MergePlan).tidy()
+        merge still does the rest. OSError: as `end`."""
+        self.end(self._branches.opened)
 
-    def end(self, names: Sequence[str]) -> None:
+    def end(self, names: Collection[str]) -> None:
         """Do what `tidy` does for branches that are about to be deleted: nobody else would.
 
         Raises:
             OSError: something that a merge has left in a route can't be removed. Its text names the branch.
         """
-        for name in names:
-            branch = self._branches.opened.get(name)
-            if branch is None:
+        for name, branch in self._branches.opened.items():
+            if name not in names:
                 continue
             with self._guard:
                 try:

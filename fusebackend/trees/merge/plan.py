@@ -145,21 +145,16 @@ class Fields(NamedTuple):
     """0 where it is not carried over."""
 
 
-@dataclass
-class _Move:
-    item: Item
-    parent: Callable[[], Item | None]
-    name: bytes
+class _Placing(NamedTuple):
+    """Main gets a file or directory at the place that it has in the branch."""
 
+    branch: Item
+    moved: Item | None = None
+    """Of main, the same one at another place; None for one that is made."""
 
-@dataclass
-class _Make:
-    item: Item
-    """Of the branch."""
-    parent: Callable[[], Item | None]
-    name: bytes
-    over: Item | None = None
-    """Of main: a file that it replaces."""
+    @property
+    def item(self) -> Item:
+        return self.branch if self.moved is None else self.moved
 
 
 @dataclass
@@ -201,8 +196,8 @@ class Planner:
         self._dropped: set[Item] = set()  # of the branch: main keeps what is there instead
         self._doomed: dict[Item, None] = {}  # of main
         self._stay: set[Item] = set()  # of main: it must not be removed, nor what is above it
-        self._makes: list[_Make] = []
-        self._moves: list[_Move] = []
+        self._makes: list[_Placing] = []
+        self._moves: list[_Placing] = []
         self._moving: set[Item] = set()
         self._changed: set[Item] = set()  # of main, by a step
         self._updates: list[FileUpdate] = []
@@ -466,7 +461,7 @@ class Planner:
             if self._conflict(main, words, branch) != "branch":
                 return
         if not self._is_read_only(main) and self._vacates(branch, main):
-            self._moves.append(_Move(main, lambda: self._home(branch), branch.name))
+            self._moves.append(_Placing(branch, main))
             self._moving.add(main)
 
     def _decide_created(self, branch: Item, *, is_decided: bool = False) -> None:
@@ -493,7 +488,7 @@ class Planner:
         if not self._can_hold(branch):
             self._dropped.add(branch)
         elif self._vacates(branch, None):
-            self._makes.append(_Make(branch, lambda: self._home(branch), branch.name))
+            self._makes.append(_Placing(branch))
             self._made.setdefault(branch, self._future(branch))
 
     def _base_of_link(self, branch: Item, there: Item) -> Item | None:
@@ -613,10 +608,10 @@ class Planner:
         """Put the changes into an order, and move the items of main as they will be moved."""
         for update in self._updates:  # before other names are made that link to them
             self._emit_update(update)
-        waiting: list[_Make | _Move] = [*self._makes, *self._moves]
+        waiting = [*self._makes, *self._moves]
         waiting.sort(key=lambda change: change.item.path.count(b"/"))
         # Renames come last: a bucket copies files for one, and a merge that is resumed would take them for changed.
-        waiting = [change for change in waiting if isinstance(change, _Move) or not self._try(change)]
+        waiting = [change for change in waiting if change.moved is not None or not self._try(change)]
         self._remove_some()
         while waiting:
             left = [change for change in waiting if not self._try(change)]
@@ -630,12 +625,12 @@ class Planner:
             if item.is_dir:
                 self._conflict(item, "deleted in the branch, and main has files in it", whole=True)
 
-    def _decide_stuck(self, left: Iterable[_Make | _Move]) -> None:
+    def _decide_stuck(self, left: Iterable[_Placing]) -> None:
         """Note what can't be made. Where other changes wait for it, or something was parked for it, nothing decides."""
         alone = True
         for change in left:
-            parent = change.parent()
-            is_own = isinstance(change, _Move) and parent is not None and parent.is_below(change.item)
+            parent = self._home(change.branch)
+            is_own = change.moved is not None and parent is not None and parent.is_below(change.moved)
             alone = alone and is_own and not self._parked_at.get(change.item)
         for change in left:
             words = "renamed into itself by both"
@@ -645,32 +640,30 @@ class Planner:
                 shown = self._parked_at.get(change.item, change.item.shown)
                 self.result.conflicts.append(UndoConflict(shown, words))
 
-    def _try(self, change: _Make | _Move) -> bool:
+    def _try(self, change: _Placing) -> bool:
         """Make a change if it can be made now."""
-        parent = change.parent()
+        parent, name, item = self._home(change.branch), change.branch.name, change.moved
         if parent is None or not self._is_placed(parent):
             return False
-        there = parent.child(change.name)
-        item = change.item if isinstance(change, _Move) else None
+        there = parent.child(name)
         if item is not None and parent.is_below(item):
             return False
         over = None
         if there is not None:
             if there is item:
                 return True
-            new = change.item
-            if there not in self._doomed or there.is_dir or new.is_dir:
+            if there not in self._doomed or there.is_dir or change.item.is_dir:
                 return False
             over = there
-        if isinstance(change, _Move):
+        if item is not None:
             if over is not None:
                 self._remove(over)
-            self._step("move", change.item, to=(parent, change.name))
-            change.item.detach()
-            change.item.attach(parent, change.name)
-            self._moving.discard(change.item)
+            self._step("move", item, to=(parent, name))
+            item.detach()
+            item.attach(parent, name)
+            self._moving.discard(item)
         else:
-            self._emit_make(change.item, parent, change.name, over)
+            self._emit_make(change.branch, parent, name, over)
         return True
 
     def _is_placed(self, item: Item) -> bool:
@@ -762,18 +755,18 @@ class Planner:
         item.detach()
         del self._doomed[item]
 
-    def _park(self, waiting: Iterable[_Make | _Move]) -> bool:
+    def _park(self, waiting: Iterable[_Placing]) -> bool:
         """Get something out of the way that other changes wait for, and that waits itself."""
         for change in waiting:
-            parent = change.parent()
-            there = parent.child(change.name) if parent is not None else None
+            parent = self._home(change.branch)
+            there = parent.child(change.branch.name) if parent is not None else None
             if parent is None or there is None:
                 continue
             item = there
-            if there in self._doomed and isinstance(change, _Move) and change.item.is_below(there):
-                item = change.item  # it takes the place of the directory that it is in
-            mover = next((each for each in waiting if isinstance(each, _Move) and each.item is item), None)
-            if mover is not None and item not in self._parked_at and not parent.is_below(mover.item):
+            if there in self._doomed and change.moved is not None and change.moved.is_below(there):
+                item = change.moved  # it takes the place of the directory that it is in
+            is_moving = any(each.moved is item for each in waiting)
+            if is_moving and item not in self._parked_at and not parent.is_below(item):
                 self._parked_at[item] = item.shown
                 name = b"%d" % len(self._parked_at)
                 self._step("park", item, to=(self._main.root, name))
