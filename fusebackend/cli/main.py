@@ -77,6 +77,10 @@ _COMMANDS = {name: entry for commands in _SECTIONS.values() for name, entry in c
 
 
 class _Commands(click.Group):
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        show.open_streams()
+        return super().main(*args, **kwargs)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 

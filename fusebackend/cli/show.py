@@ -218,6 +218,17 @@ def encode(text: str) -> bytes:
         return text.encode("utf-8", "backslashreplace")
 
 
+def open_streams() -> None:
+    """Open the null device for each standard stream that the command was started without, as some cron daemons and
+    `<&-` do. Python has none for it then, and the next file that anything opens would get the number that libraries
+    print to."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115 (until the process ends)
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 def flush() -> None:
     """Flush the output, so that a closed pipe is noticed while it can still be handled."""
     sys.stdout.flush()

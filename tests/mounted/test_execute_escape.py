@@ -30,6 +30,9 @@ PROCESSES = 64
 QUOTAS = ("cpu.max", "cpu.cfs_quota_us")
 """Files of a control group: microseconds of each 100 ms, in version 2 and 1."""
 
+SANDBOX_PIDS = 20
+"""More than a sandbox's own processes get: in it, a lower number is one of these."""
+
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
@@ -42,8 +45,12 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process of the same user, outside of the sandbox."""
+    """Start a process of the same user, outside of the sandbox, with a number that none of the sandbox's has."""
     process = subprocess.Popen(["sleep", LONG])
+    while process.pid <= SANDBOX_PIDS:
+        process.kill()
+        process.wait()
+        process = subprocess.Popen(["sleep", LONG])
     yield process
     process.kill()
     process.wait()
@@ -328,7 +335,8 @@ def test_killing_processes_outside(shell: Commands, victim: subprocess.Popen[byt
 
 
 def test_tracing_processes_outside(shell: Commands, victim: subprocess.Popen[bytes]) -> None:
-    for pid in (victim.pid, shell.mounted.pid, os.getpid()):
+    outside = [pid for pid in (victim.pid, shell.mounted.pid, os.getpid()) if pid > SANDBOX_PIDS]
+    for pid in outside:
         program = f"import ctypes; raise SystemExit(ctypes.CDLL(None).ptrace(16, {pid}, 0, 0) == 0)"
         assert shell.run(python(program))["exit_code"] == 0, "PTRACE_ATTACH"
         refused(shell, *(f"ls /proc/{pid}/{file}" for file in ("mem", "maps", "environ", "cmdline", "root", "fd")))

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import re
-import socket
 import stat
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import mounts
 import pytest
+from controlled import Raw
 from eventually import eventually
 from kinds import MEMORY
 from mounts import Mounted, Serve
@@ -587,17 +587,10 @@ class TestVerbs:
         for name in ("", "open", "none"):
             with pytest.raises(fusebackend.MountError, match=r"through (a )?view.*for good"):
                 fusebackend.connect(address, view=name)
-        with socket.socket(socket.AF_UNIX) as plain:
-            plain.connect(address)
-            lines = plain.makefile("rwb")
-            for number, params in enumerate(({"view": ""}, {"view": "open"}, {"view": "reviewer"}, {"actor": {}}, {})):
-                lines.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": "hello", "params": params}).encode())
-                lines.write(b"\n")
-                read = {"file_path": "/secrets/key"}
-                lines.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": "read", "params": read}).encode())
-                lines.write(b"\n")
-            lines.flush()
-            answers = [json.loads(lines.readline()) for _ in range(10)]
+        with Raw(address) as plain:
+            answers = []
+            for params in ({"view": ""}, {"view": "open"}, {"view": "reviewer"}, {"actor": {}}, {}):
+                answers += [plain.ask("hello", **params), plain.ask("read", file_path="/secrets/key")]
         assert [answer["error"]["data"]["errno"] for answer in answers[:4:2]] == [errno.EPERM, errno.EPERM]
         assert all("Permission denied" in answer["result"]["error"] for answer in answers[1::2])
         with fusebackend.connect(address) as files:

@@ -69,6 +69,24 @@ for words in [[], *([name] for name in {COMMANDS[4:]})]:
     assert done.returncode == 0, done.stderr
 
 
+@for_each("entry", ["main.main", "mount_helper.mount_main"])
+def test_streams_that_are_closed_are_empty_ones(entry, tmp_path):
+    """And nothing that is opened later gets their numbers, to which libraries print."""
+    script = f"""
+import atexit, os, sys
+from fusebackend.cli import main, mount_helper
+def look():
+    with open({str(tmp_path / "said")!r}, "w") as file:
+        print(repr(sys.stdin.read()), file.fileno() > 2, os.get_inheritable(1), file=file)
+atexit.register(look)
+sys.argv[1:] = ["--help"]
+{entry}()
+"""
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", script], timeout=60)
+    assert done.returncode == 0
+    assert (tmp_path / "said").read_text() == "'' True True\n"
+
+
 def test_a_bug_is_no_error_of_the_user(command, monkeypatch):
     def broken(*words):
         raise KeyError("bug")
