@@ -606,9 +606,7 @@ class HistoryListener(ChangeListener):
             return path
         if change.name:
             raise LookupError(f"the path of {os.fsdecode(change.name)!r} is not known")
-        if node in self._moved:
-            return self._moved[node]
-        last = change.door.names.last(change.door.route, node)
+        last = self._moved.get(node) or change.door.names.last(change.door.route, node)
         if last is None:
             raise LookupError(f"the path of node {node} is not known")
         return last
