@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from fusebackend.base.recent import Recent
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.processes import Process, Processes, ancestors, read
 from fusebackend.history.records import CallKind
@@ -101,7 +102,7 @@ class Calls:
         self._by_namespace: dict[int, OpenCall] = {}
         self._by_session: dict[int, OpenCall] = {}
         self._named: dict[tuple[int, int], list[OpenCall]] = {}  # (pid, began) → calls named for it, the newest last
-        self._found: dict[tuple[int, int], OpenCall | None] = {}  # process → the named call it belongs to, cached
+        self._found: Recent[tuple[int, int], OpenCall | None] = Recent(MOST_NAMED)  # process → its named call
         self._late: list[OpenCall] = []  # with a first change after their end
         self._running: Counter[OpenCall] = Counter()  # blocks of `inside` that have not ended, but for commands
         self.opened = threading.Event()
@@ -155,8 +156,6 @@ class Calls:
             if key in self._found:
                 return self._found[key]
             above = next((self._named[each] for each in ancestors(process) if each in self._named), None)
-            if len(self._found) > MOST_NAMED:
-                self._found.clear()
             found = self._found[key] = above[-1] if above else None
             return found
 

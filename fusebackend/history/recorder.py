@@ -23,7 +23,6 @@ import os
 import stat
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +80,7 @@ class Kept(NamedTuple):
     """None for what has no bytes, and for bytes that an earlier record of the same call leads to."""
     ctime_ns: int
     identity: bytes | None = None
-    """See `Recorder.identity`."""
+    """See `VolumeRecords.identity`."""
 
     @property
     def is_linked(self) -> bool:
@@ -94,11 +93,17 @@ class Kept(NamedTuple):
 
 
 class VolumeRecords:
-    """The files of one volume that calls have changed, for all routes and trees that show it."""
+    """The files of one volume that calls have changed, for all routes and trees that show it.
 
-    __slots__ = ("last", "moved")
+    Args:
+        images: takes the bytes of files before a change.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_images", "_volume", "last", "moved")
+
+    def __init__(self, volume: Volume, images: Images) -> None:
+        self._volume = volume
+        self._images = images
         self.moved: dict[int, bytes] = {}
         """Node → the path that this host has given it last."""
         self.last: dict[int, OpenCall] = {}
@@ -122,15 +127,42 @@ class VolumeRecords:
         """Return True if a record of the call leads to the bytes before it, and no other has changed the file since."""
         return self.last.get(node) is call and bool(self.how(call, node) & (CONTENT | MADE | AGAIN))
 
-    def part(self, call: OpenCall, node: int) -> None:
-        """Note that a file which a call has changed has lost one of its names in it."""
-        if self.is_last(call, node):
-            self.own(call, node, PARTED)
+    def part(self, call: OpenCall, kept: Kept) -> bool:
+        """Note that a file loses a name by a call, which may have changed it before; returns whether it has others."""
+        if kept.is_linked and self.is_last(call, kept.node):
+            self.own(call, kept.node, PARTED)
+        return kept.is_linked
 
     def disown(self, call: OpenCall, node: int) -> None:
         """The change was not made."""
         self._forget(call, node)
         call.files.get(self, {}).pop(node, None)
+
+    def keep(self, call: OpenCall, attr: Attr, kind: RecordKind = "remove", *, replaced: bool = False) -> Kept:
+        """Keep a file as it is, before a change.
+
+        Args:
+            kind: of the change. One of attributes leaves the bytes.
+            replaced: a rename removes it. The record's node is that of the renamed file, so the image says which one
+                this is, or else the identity.
+        """
+        node, is_file = attr.node, stat.S_ISREG(attr.mode)
+        before = state_of(self._volume, attr)
+        image, identity = None, self.identity(attr)
+        if kind != "attributes":
+            is_parted = replaced and self.how(call, node) & PARTED
+            if is_file and (attr.nlink > 1 or is_parted or not self.has_bytes(call, node)):
+                image = self._images.keep(self._volume, attr)
+            if identity is None and replaced and image is None:
+                identity = b"%d" % node
+        return Kept(node, before, image, attr.ctime_ns, identity)
+
+    def identity(self, attr: Attr) -> bytes | None:
+        """Return what names a file for longer than its node, see `Volume.lasting`; None if nothing does."""
+        try:
+            return None if attr.is_dir else self._volume.lasting(attr.node)
+        except OSError:
+            return None
 
     def end(self, call: OpenCall) -> None:
         """A call has ended."""
@@ -162,11 +194,12 @@ class Recorder:
         self.pending: set[_PendingChange] = set()
         """Changes of the kernel's whose record comes when they are made."""
         self._routes: dict[AgentPath, Route] = {}
-        self._volumes: defaultdict[int, VolumeRecords] = defaultdict(VolumeRecords)
+        self._volumes: dict[int, VolumeRecords] = {}
 
     def of(self, volume: Volume) -> VolumeRecords:
         """Return what is recorded of a volume."""
-        return self._volumes[id(volume)]
+        found = self._volumes.get(id(volume))
+        return found or self._volumes.setdefault(id(volume), VolumeRecords(volume, self.images))
 
     def follow(self, routes: list[Route]) -> None:
         """Record the changes of these routes."""
@@ -198,37 +231,6 @@ class Recorder:
         return HistoryListener(route, self)
 
     # -- before and after a change ---------------------------------------------------------------------------------
-
-    def keep(
-        self, call: OpenCall, volume: Volume, attr: Attr, kind: RecordKind = "remove", *, replaced: bool = False
-    ) -> Kept:
-        """Keep a file as it is, before a change.
-
-        Args:
-            kind: of the change. One of attributes leaves the bytes.
-            replaced: a rename removes it. The record's node is that of the renamed file, so the image says which one
-                this is, or else the identity.
-        """
-        node, is_file, ctime_ns = attr.node, stat.S_ISREG(attr.mode), attr.ctime_ns
-        records = self.of(volume)
-        before = state_of(volume, attr)
-        if kind == "attributes":
-            return Kept(node, before, None, ctime_ns, self.identity(volume, attr))
-        image = None
-        is_parted = replaced and records.how(call, node) & PARTED
-        if is_file and (attr.nlink > 1 or is_parted or not records.has_bytes(call, node)):
-            image = self.images.keep(volume, attr)
-        identity = self.identity(volume, attr)
-        if identity is None and replaced and image is None:
-            identity = b"%d" % node
-        return Kept(node, before, image, ctime_ns, identity)
-
-    def identity(self, volume: Volume, attr: Attr) -> bytes | None:
-        """Return what names a file for longer than its node, see `Volume.lasting`; None if nothing does."""
-        try:
-            return None if attr.is_dir else volume.lasting(attr.node)
-        except OSError:
-            return None
 
     def drop(self, kept: Kept | None) -> None:
         """Forget what was kept for a change that was not made."""
@@ -264,7 +266,7 @@ class Recorder:
             before: of a file that goes, or whose bytes or attributes are changed in place.
             gone: how many of the file's names are only set aside, and removed when all is done.
         """
-        kept = None if before is None else self.keep(call, volume, before, kind)
+        kept = None if before is None else self.of(volume).keep(call, before, kind)
         if kind == "remove" and kept is not None:
             kept, fields["linked"] = kept.less(gone), kept.is_linked
         if kind in _OWN:
@@ -474,7 +476,6 @@ class HistoryListener(ChangeListener):
     def __init__(self, route: Route, recorder: Recorder) -> None:
         volume = route.volume
         self.prefix = route.prefix
-        self._volume = volume
         self.recorder = recorder
         self.records = recorder.of(volume)
         self._last = self.records.last
@@ -552,8 +553,8 @@ class HistoryListener(ChangeListener):
                 attr = change.attr
                 if change.ending is not None:
                     self._take(change.ending, attr)
-                kept = self.recorder.keep(call, self._volume, attr)
-                linked = self._part(call, kept)
+                kept = self.records.keep(call, attr)
+                linked = self.records.part(call, kept)
                 return _PendingChange(self, change, call, "remove", kept, node=kept.node, linked=linked)
             case "rename":
                 return self._renaming(call, change)
@@ -573,16 +574,9 @@ class HistoryListener(ChangeListener):
         if replaced is not None and change.flags & RENAME_EXCHANGE:
             pending.kind = "exchange"
         elif replaced is not None:
-            pending.kept = self.recorder.keep(call, self._volume, replaced, replaced=True)
-            pending.linked = self._part(call, pending.kept)
+            pending.kept = self.records.keep(call, replaced, replaced=True)
+            pending.linked = self.records.part(call, pending.kept)
         return pending
-
-    def _part(self, call: OpenCall, kept: Kept) -> bool:
-        """Note that a file loses a name; returns whether it has others."""
-        is_linked = kept.is_linked
-        if is_linked:
-            self.records.part(call, kept.node)
-        return is_linked
 
     def _first(self, call: OpenCall, change: DoorChange) -> _PendingChange | None:
         """Return the record of the first change of a file by a call, or of the first one after another call's."""
@@ -599,7 +593,7 @@ class HistoryListener(ChangeListener):
             return None  # no name leads to it, so nothing can be taken back
         path = self.path(change)
         kind: RecordKind = "attributes" if how == ATTRIBUTES else "content"
-        kept = self.recorder.keep(call, self._volume, attr, kind)
+        kept = self.records.keep(call, attr, kind)
         is_lost = change.path is None and node not in self._moved
         return _PendingChange(self, change, call, kind, kept, how, node, is_lost, path)
 
@@ -612,9 +606,7 @@ class HistoryListener(ChangeListener):
             return path
         if change.name:
             raise LookupError(f"the path of {os.fsdecode(change.name)!r} is not known")
-        if node in self._moved:
-            return self._moved[node]
-        last = change.door.names.last(change.door.route, node)
+        last = self._moved.get(node) or change.door.names.last(change.door.route, node)
         if last is None:
             raise LookupError(f"the path of node {node} is not known")
         return last

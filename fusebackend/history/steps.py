@@ -346,13 +346,13 @@ class Steps:
         return found
 
     def _keep(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr, gone: int = 0) -> None:
-        recorder, volume, prefix, how = self._recorder, found.route.volume, found.route.prefix, found.how
-        node = attr.node
-        if how == "put" and (not stat.S_ISREG(attr.mode) or recorder.of(volume).has_bytes(call, node)):
+        recorder, prefix, how, node = self._recorder, found.route.prefix, found.how, attr.node
+        records = recorder.of(found.route.volume)
+        if how == "put" and (not stat.S_ISREG(attr.mode) or records.has_bytes(call, node)):
             return
-        kept = recorder.keep(call, volume, attr)
+        kept = records.keep(call, attr)
         if how == "put":
-            recorder.of(volume).own(call, node, CONTENT)
+            records.own(call, node, CONTENT)
         linked = how != "put" and kept.is_linked
         if gone:
             kept = kept.less(gone)

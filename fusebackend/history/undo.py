@@ -459,7 +459,7 @@ class _Making:
         elif after is not None and not is_link:
             self._recorder.history.set_after({record: after})
         if step.file:
-            now = self._recorder.identity(volume, attr) or b"%d" % attr.node
+            now = self._recorder.of(volume).identity(attr) or b"%d" % attr.node
             self._recorder.history.note_return(record, step.file, now)
 
     def _not_made(self, number: int, step: Step, error: OSError) -> OSError:

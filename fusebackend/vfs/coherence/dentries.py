@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeAlias, TypeVar
 
 import trio
 
+from fusebackend.base.recent import Recent
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, Link, WrongLinks
 from fusebackend.vfs.calls import request
 from fusebackend.vfs.coherence.page_cache import KernelCache
@@ -182,7 +183,7 @@ class Revalidation:
         self._dentries = dentries
         self._kernel = kernel
         self._on = on
-        self.walks: dict[int, tuple[int, frozenset[int], float]] = {}
+        self.walks: Recent[int, tuple[int, frozenset[int], float]] = Recent(MAX_WALKS)
         """Thread on its second walk → the inode that it was refused, those that it has looked up since, and when."""
 
     async def call(self, route: Route, inode: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -234,8 +235,6 @@ class Revalidation:
         try:
             return await way(partial(route.volume.through, list(names), function, absent=absent))
         except WrongLinks as error:
-            if len(self.walks) >= MAX_WALKS:
-                self.walks.pop(next(iter(self.walks)))
             self.walks[request.current().thread] = inode, frozenset(), time.monotonic()
             for link in error.links:
                 for name in names[link]:

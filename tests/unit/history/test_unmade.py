@@ -124,7 +124,7 @@ def test_what_a_verb_was_about_to_do_is_no_change_though_a_later_one_was_made(sc
     history, recorder = place.history, place.recorder
     with recorder.calls.inside("verb", "delete /removed and 2 more", Actor(agent="one")) as call:
         for name, kind in ((b"removed", "remove"), (b"stays", "remove"), (b"changed", "content")):
-            kept = recorder.keep(call, scene.volume, scene.volume.lookup(1, name))
+            kept = recorder.of(scene.volume).keep(call, scene.volume.lookup(1, name))
             recorder.add(call, ROOT, kind, b"/" + name, kept)
         scene.volume.unlink(1, b"removed")
         with place.by("two"):
@@ -142,7 +142,7 @@ def test_what_a_verb_was_about_to_do_at_a_commit_is_no_change(scene: Scene) -> N
     scene.files.make(("write", "/removed", b"removed"), ("write", "/other", b"other"))
     place.recorder.calls.close()
     with place.recorder.calls.inside("verb", "delete /removed") as call:
-        kept = place.recorder.keep(call, scene.volume, scene.volume.lookup(1, b"removed"))
+        kept = place.recorder.of(scene.volume).keep(call, scene.volume.lookup(1, b"removed"))
         place.recorder.add(call, ROOT, "remove", b"/removed", kept)
         with place.by("two"):
             scene.files.remove("/other")

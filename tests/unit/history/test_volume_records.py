@@ -5,21 +5,29 @@ from __future__ import annotations
 import random
 import sys
 from functools import partial
+from pathlib import Path
 
+import pytest
 from together import together
 
+from fusebackend.backends import InMemoryBackend
 from fusebackend.history.calls import OpenCall
+from fusebackend.history.images import Images
 from fusebackend.history.recorder import ATTRIBUTES, CONTENT, MADE, VolumeRecords
 from fusebackend.protocol import Actor
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> VolumeRecords:
+    return VolumeRecords(InMemoryBackend().volume, Images(str(tmp_path)))
 
 
 def opened() -> OpenCall:
     return OpenCall("verb", "a call", Actor())
 
 
-def test_calls_in_turn_as_in_a_model() -> None:
+def test_calls_in_turn_as_in_a_model(records: VolumeRecords) -> None:
     rng = random.Random(1)
-    records = VolumeRecords()
     calls = [opened() for _ in range(4)]
     last: dict[int, OpenCall] = {}
     how: dict[OpenCall, dict[int, int]] = {call: {} for call in calls}
@@ -45,8 +53,8 @@ def test_calls_in_turn_as_in_a_model() -> None:
             assert [records.is_last(one, each) for one in calls] == [last.get(each) is one for one in calls]
 
 
-def test_nothing_is_kept_of_calls_that_have_ended() -> None:
-    records, large = VolumeRecords(), opened()
+def test_nothing_is_kept_of_calls_that_have_ended(records: VolumeRecords) -> None:
+    large = opened()
     for node in range(100):
         records.own(large, node, MADE)
     for node in range(1000, 3000):
@@ -58,9 +66,8 @@ def test_nothing_is_kept_of_calls_that_have_ended() -> None:
     assert records.last == {} and large.files == {}
 
 
-def test_calls_that_end_at_once() -> None:
+def test_calls_that_end_at_once(records: VolumeRecords) -> None:
     """As those of a `postgres:` volume, which locks no calls out. Each raised a KeyError for what another one took."""
-    records = VolumeRecords()
 
     def work(first: int) -> None:
         for turn in range(300):
