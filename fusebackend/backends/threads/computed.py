@@ -202,12 +202,12 @@ class ComputedDirectory(DirectoryNode):
             self._made.pop(name, None)
             if node is not None:
                 node.nlink = 0
-                difference.deleted(self, name, node)
+                difference.of_name("deleted", self, name, node)
             else:
                 difference.forgotten(self, name)
         for name, item in self._shown.items():
             if name not in before:
-                difference.created(self, name, self._node(name, item))
+                difference.of_name("created", self, name, self._node(name, item))
             elif everything or item != before[name]:
                 node = self._alive(name)
                 if node is not None:
@@ -240,4 +240,4 @@ class ComputedDirectory(DirectoryNode):
     def _changed(self, name: bytes, node: Node, item: Item, difference: TreeDifference) -> None:
         """An item has changed whose node is held."""
         del self._made[name]
-        difference.replaced(self, name, self._node(name, item))
+        difference.of_name("modified", self, name, self._node(name, item))

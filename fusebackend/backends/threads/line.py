@@ -537,7 +537,7 @@ class FilesDirectory(DirectoryNode):
             gone = entries.pop(name)
             gone.nlink = 0
             directory.date(self.mtime_ns)
-            difference.deleted(directory, name, gone)
+            difference.of_name("deleted", directory, name, gone)
         for name, item in target.items():
             node = entries.get(name)
             if isinstance(item, dict):
@@ -555,7 +555,7 @@ class FilesDirectory(DirectoryNode):
     ) -> None:
         entries[name] = node
         directory.date(self.mtime_ns)
-        difference.created(directory, name, node)
+        difference.of_name("created", directory, name, node)
 
     def _file(self, item: Record) -> FileNode:
         return item
@@ -567,7 +567,7 @@ class FilesDirectory(DirectoryNode):
         """A file takes the place of a file."""
         if node is not item:
             entries[name] = item
-            difference.replaced(directory, name, item)
+            difference.of_name("modified", directory, name, item)
 
 
 def _same_kind(node: Node, item: Wanted | Record | None) -> bool:

@@ -440,15 +440,11 @@ class TreeDifference:
     def __bool__(self) -> bool:
         return bool(self.changes)
 
-    def created(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
-        self._entry("created", parent, name, node)
-
-    def deleted(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
-        self._entry("deleted", parent, name, node)
-
-    def replaced(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
-        """A name leads to another node with other contents."""
-        self._entry("modified", parent, name, node)
+    def of_name(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None:
+        """A name has come or gone, or, for `modified`, leads to another node with other contents."""
+        path = _path(parent, name, node)
+        self.changes.append(Change(node.node, parent.node, name, kind, path, source="elsewhere"))
+        self.changes.append(Change(node=parent.node))
 
     def modified(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
         """The bytes of a file have changed."""
@@ -467,11 +463,6 @@ class TreeDifference:
         """Attributes or pages have changed."""
         self.changes.append(Change(node=node.node))
 
-    def _entry(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None:
-        path = _path(parent, name, node)
-        self.changes.append(Change(node.node, parent.node, name, kind, path, source="elsewhere"))
-        self.changes.append(Change(node=parent.node))
-
 
 def _path(parent: DirectoryNode, name: bytes, node: Node) -> str:
     path = paths.join(parent.path(), paths.to_text(name))
@@ -482,7 +473,7 @@ class UntoldDifference(TreeDifference):
     """Drops changes: of a part of the tree that is shown for the first time nothing is cached. Recording them all the
     same took a sixth of a search through all heads."""
 
-    def _entry(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None: ...
+    def of_name(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None: ...
 
 
 UNTOLD: Final = UntoldDifference()

@@ -237,9 +237,8 @@ class Subgraphs(ComputedDirectory):
         self.refresh(self._tree.found, everything=False)
         self.stale = False
         if bool(self._shown) != before:
-            tell = self._tree.found.deleted if before else self._tree.found.created
             assert self.parent is not None
-            tell(self.parent, self.name, self)
+            self._tree.found.of_name("deleted" if before else "created", self.parent, self.name, self)
 
     def _namespaces(self) -> Names:
         return {name_of(space): (space,) for space in self._tree.database.namespaces(self._thread) if space}
@@ -386,14 +385,14 @@ class Root(DirectoryNode):
     def _add(self, name: bytes, thread: str, checkpoint: str | None, difference: TreeDifference) -> ThreadDirectory:
         time_ns = (time_ns_of(checkpoint) if checkpoint is not None else None) or 0
         node = self._entries[name] = ThreadDirectory(self._tree, self, name, thread, time_ns)
-        difference.created(self, name, node)
+        difference.of_name("created", self, name, node)
         return node
 
     def _remove(self, name: bytes, difference: TreeDifference) -> None:
         node = self._entries.pop(name)
         node.gone = True
         node.nlink = 0
-        difference.deleted(self, name, node)
+        difference.of_name("deleted", self, name, node)
 
 
 def _name_of(thread: str) -> bytes:

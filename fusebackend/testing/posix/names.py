@@ -9,7 +9,7 @@ import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
 from fusebackend.testing.each import each, needs
@@ -307,6 +307,32 @@ class LinkCases(Case):
 # -- rename(2) and renameat2(2): over targets of each kind, into itself, and while files are open ----------------
 
 
+class Rename(NamedTuple):
+    """What is in a directory, the two names of a rename in it, and what is there then; as `make` and `tree` have it."""
+
+    before: dict[str, bytes | None]
+    old: str
+    new: str
+    after: dict[str, bytes | None]
+
+
+RENAMES = {
+    "a directory with all below": Rename(
+        {"old/a/b/file": b"deep"}, "old", "new",
+        {"new": None, "new/a": None, "new/a/b": None, "new/a/b/file": b"deep"},
+    ),
+    "into another directory": Rename(
+        {"from/file": b"data", "to": None}, "from/file", "to/file", {"from": None, "to": None, "to/file": b"data"},
+    ),
+    "over a file": Rename(
+        {"old": b"new content", "target": b"x" * 10_000}, "old", "target", {"target": b"new content"},
+    ),
+    "over an empty directory": Rename(
+        {"old/file": b"x", "target": None}, "old", "target", {"target": None, "target/file": b"x"},
+    ),
+}  # fmt: skip
+
+
 class RenameCases(Case):
     def test_rename_a_file(self, d: Path) -> None:
         make(d, {"old": b"data"})
@@ -315,27 +341,19 @@ class RenameCases(Case):
         assert tree(d) == {"new": b"data"}
         assert (d / "new").stat().st_ino == inode or not self.features.rename
 
-    def test_rename_a_directory_with_all_below(self, d: Path) -> None:
-        make(d, {"old/a/b/file": b"deep"})
-        os.rename(d / "old", d / "new")
-        assert tree(d) == {"new": None, "new/a": None, "new/a/b": None, "new/a/b/file": b"deep"}
-        assert not (d / "old" / "a" / "b" / "file").exists()
-
-    def test_rename_into_another_directory(self, d: Path) -> None:
-        make(d, {"from/file": b"data", "to": None})
-        os.rename(d / "from" / "file", d / "to" / "file")
-        assert tree(d) == {"from": None, "to": None, "to/file": b"data"}
+    def test_a_renamed_name_takes_all_along(self, d: Path) -> None:
+        for case in each(RENAMES):
+            with case as (before, old, new, after), fresh(d) as own:
+                make(own, before)
+                os.rename(own / old, own / new)
+                assert tree(own) == after
+                assert not (own / old).exists()
 
     def test_a_moved_directory_knows_its_new_parent(self, d: Path) -> None:
         make(d, {"from/dir": None, "to": None})
         with opened(d / "from" / "dir", os.O_RDONLY | os.O_DIRECTORY) as fd:
             os.rename(d / "from" / "dir", d / "to" / "dir")
             assert os.stat("..", dir_fd=fd).st_ino == (d / "to").stat().st_ino
-
-    def test_rename_over_a_file(self, d: Path) -> None:
-        make(d, {"old": b"new content", "target": b"x" * 10_000})
-        os.rename(d / "old", d / "target")
-        assert tree(d) == {"target": b"new content"}
 
     def test_rename_over_an_open_file_keeps_the_old_data_for_its_handle(self, d: Path) -> None:
         make(d, {"source": b"new", "target": b"old"})
@@ -352,11 +370,6 @@ class RenameCases(Case):
             os.rename(d / "old", d / "new")
             os.write(fd, b"after")
         assert (d / "new").read_bytes() == b"before after"
-
-    def test_rename_over_an_empty_directory(self, d: Path) -> None:
-        make(d, {"old/file": b"x", "target": None})
-        os.rename(d / "old", d / "target")
-        assert tree(d) == {"target": None, "target/file": b"x"}
 
     def test_rename_over_a_directory_that_is_not_empty(self, d: Path) -> None:
         make(d, {"old": None, "target/file": b"kept"})
