@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar, Unpack
 
 from fusebackend.base import budget, caller, errors, paths
-from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.composite.route_table import PrefixTable
 from fusebackend.composite.router import RoutedPath, Routing, face_of
@@ -324,28 +323,22 @@ class CompositeBackend(BackendProtocol):
 
     # -- directories and searches ------------------------------------------------------------------------------
 
+    @verbs.LS.answers()
     def ls(self, path: str) -> LsResult:
-        try:
-            return self._tree.ls(self._routing.route(path))
-        except PathError as error:
-            return verbs.LS.refused(error)
+        return self._tree.ls(self._routing.route(path))
 
+    @verbs.GREP.answers()
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
         limit = None if max_count is None else max(0, max_count)
-        try:
-            with budget.granted():
-                return self._tree.grep(self._routing.scope(path), pattern, glob, limit)
-        except (PathError, GlobError) as error:
-            return verbs.GREP.refused(error)
+        with budget.granted():
+            return self._tree.grep(self._routing.scope(path), pattern, glob, limit)
 
+    @verbs.GLOB.answers()
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        try:
-            with budget.granted():
-                return self._tree.glob(self._routing.scope(path), pattern)
-        except (PathError, GlobError) as error:
-            return verbs.GLOB.refused(error)
+        with budget.granted():
+            return self._tree.glob(self._routing.scope(path), pattern)
 
     # -- batches -----------------------------------------------------------------------------------------------
 

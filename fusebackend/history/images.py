@@ -136,7 +136,7 @@ class Images:
         node, size, ctime_ns = attr.node, attr.size, attr.ctime_ns
         try:
             if size == 0:
-                return Image("file", "", data=b"")
+                return Image("file", "", node, b"")
             if isinstance(volume, SnapshotVolume):
                 below = volume.kept_below(node)
                 if below is not None:
@@ -146,16 +146,17 @@ class Images:
                     return found
             room = self._why_no_room()
             if room:
-                return Image("lost", room)
+                return Image("lost", room, node)
             if size > MAX_FILE_BYTES:
-                return self._cloned(volume, node, size) or Image("lost", f"larger than {MAX_FILE_BYTES >> 20} MiB")
+                why = f"larger than {MAX_FILE_BYTES >> 20} MiB"
+                return self._cloned(volume, node, size) or Image("lost", why, node)
             data = self._read(volume, node) if size <= RECORD_BYTES else None
             if data is None:
                 return self._copied(volume, node, size)
             self.size_bytes += len(data)
-            return Image("file", "", data=data)
+            return Image("file", "", node, data)
         except OSError as error:
-            return Image("lost", error.strerror or str(error))
+            return Image("lost", error.strerror or str(error), node)
 
     @staticmethod
     def _read(volume: Volume, node: int) -> bytes | None:
@@ -181,7 +182,7 @@ class Images:
         if self._why_no_room(size):  # though the bytes are shared for now
             return None
         will_wait()  # for what of it is not on the disk yet
-        image = Image("file", str(next(self._numbers)))
+        image = Image("file", str(next(self._numbers)), node)
         with self._new_file(image) as descriptor:
             if volume.clone_to(node, descriptor):
                 return image
@@ -191,7 +192,7 @@ class Images:
     def _copied(self, volume: Volume, node: int, size: int) -> Image:
         if size > AT_ONCE_BYTES:
             will_wait()
-        image = Image("file", str(next(self._numbers)))
+        image = Image("file", str(next(self._numbers)), node)
         with self._new_file(image) as descriptor:
             end = written = 0
             give_up_at_s = time.monotonic() + PATIENCE_S

@@ -13,10 +13,10 @@ import contextlib
 import os
 import select
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from fusebackend.base.recent import Recent
 from fusebackend.linux import proc
 
 MOST_KEPT: Final = 64
@@ -50,7 +50,7 @@ class Process(NamedTuple):
 
 
 class _Kept:
-    """A process with the descriptor of the thread that was asked for."""
+    """A process with the descriptor of the thread that was asked for, which it closes when it goes."""
 
     __slots__ = ("_descriptor", "_poll", "process")
 
@@ -64,7 +64,7 @@ class _Kept:
     def has_ended(self) -> bool:
         return bool(self._poll.poll(0))
 
-    def close(self) -> None:
+    def __del__(self) -> None:
         os.close(self._descriptor)
 
 
@@ -72,7 +72,7 @@ class Processes:
     """See the module's docstring."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._kept: Recent[int, _Kept] = Recent(MOST_KEPT)
         self._guard = threading.Lock()
         self.namespace = _namespace(os.getpid())
         """The inode of the server's pid namespace."""
@@ -87,7 +87,6 @@ class Processes:
                 if not kept.has_ended:
                     return kept.process
                 del self._kept[thread]
-                kept.close()
             descriptor = _open(thread)
             process = read(thread)
             if descriptor is None:
@@ -97,17 +96,13 @@ class Processes:
                 return None
             kept = _Kept(process, descriptor)
             if kept.has_ended:  # /proc may have shown another thread
-                kept.close()
                 return None
             self._kept[thread] = kept
-            if len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)[1].close()
             return process
 
     def close(self) -> None:
         with self._guard:
-            while self._kept:
-                self._kept.popitem()[1].close()
+            self._kept.clear()
 
 
 def read(thread: int) -> Process | None:

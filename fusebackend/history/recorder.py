@@ -217,8 +217,7 @@ class Recorder:
         image = None
         is_parted = replaced and records.how(call, node) & PARTED
         if is_file and (attr.nlink > 1 or is_parted or not records.has_bytes(call, node)):
-            # Its node says which file a name led to that comes back as a link.
-            image = self.images.keep(volume, attr)._replace(node=node)
+            image = self.images.keep(volume, attr)
         identity = self.identity(volume, attr)
         if identity is None and replaced and image is None:
             identity = b"%d" % node

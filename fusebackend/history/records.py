@@ -90,6 +90,7 @@ class Image(NamedTuple):
     name: str
     """Empty until a record with `data` is read again (`HistoryFile.image_data`)."""
     node: int = 0
+    """Of the file: says which one a name led to that comes back as a link."""
     data: bytes | None = None
     """The bytes of a small file, for its record."""
 

@@ -54,6 +54,18 @@ class _Before(NamedTuple):
     """The records that were made of what is there, by their numbers: path and state."""
 
 
+_Key: TypeAlias = tuple[RecordKind, Route, AgentPath]
+"""Kind, route and path of a record."""
+
+
+class _Noted(NamedTuple):
+    """A record of what a verb makes or renames."""
+
+    entry: Entry
+    state: Literal["pending", "doubted", "made"]
+    """`pending` while the transaction with its change goes on, `doubted` if that had no answer, else `made`."""
+
+
 class _Made:
     """The records of what a verb makes and renames: in the transactions that do it where a route keeps a log, else
     after it, or before a commit that has it. What it replaces and removes is recorded before.
@@ -78,23 +90,21 @@ class _Made:
         self._before = before
         self._is_rename = len(before) == 2 and before[0].how == "rename"
         self._recording = recording
-        self._pending: dict[tuple[RecordKind, AgentPath, AgentPath], tuple[Volume, Entry]] = {}  # kind, route and path
-        self._doubted = self._pending  # … whose commit had no answer
-        self._made: dict[tuple[RecordKind, AgentPath, AgentPath], tuple[Volume, Entry]] = {}  # what is recorded
+        self._noted: dict[_Key, _Noted] = {}
         self.early: list[Route] = []  # where some of it was recorded before a commit
         self._guard = threading.Lock()
 
     def rows(self, volume: Volume) -> Sequence[LogRow]:
-        for _, entry in self._pending.values():
-            self._recorder.history.release(entry)
-        self._pending = {}
+        for key, noted in self._pending():
+            self._recorder.history.release(noted.entry)
+            del self._noted[key]
         with self._recording():
             for found in self._before:
                 if found.route.prefix in self._recorder.logged and _keeper(found) is volume:
                     self.created(found)
                     if found is self._before[-1]:
                         self.renamed()
-        return [entry.said for _, entry in self._pending.values()]
+        return [noted.entry.said for _, noted in self._pending()]
 
     def before_commit(self, volume: Volume) -> None:
         """Record what the verb has made in a volume so far: it is about to be durable. With the volume's lock held."""
@@ -111,12 +121,12 @@ class _Made:
         """Drop the records of names that a commit has had, and that the verb has taken back since, as it failed."""
         history = self._recorder.history
         with self._guard:
-            made = tuple(self._made.items())
-        for (kind, prefix, path), (volume, entry) in made:
-            if kind == "create" and prefix == route.prefix and _is_gone(volume, entry.node):
-                newest = history.newest_at(prefix, to_name(path), 1 << 62)
-                if newest is not None and newest.number == entry.number:
-                    history.drop([entry.number])
+            noted = tuple(self._noted.items())
+        for (kind, of, path), each in noted:
+            if (kind, of, each.state) == ("create", route, "made") and _is_gone(route.volume, each.entry.node):
+                newest = history.newest_at(route.prefix, to_name(path), 1 << 62)
+                if newest is not None and newest.number == each.entry.number:
+                    history.drop([newest.number])
 
     def created(self, found: _Before, *, is_made: bool = True, early: bool = False) -> None:
         """Note the names that are there, where there was none before: directories on the way, and all names below.
@@ -128,10 +138,10 @@ class _Made:
                 with the path: nobody looks whether each name of a large tree is recorded, while the volume is locked.
         """
         volume, call, length = found.route.volume, self._call, len(found.place.path)
-        if early and ("create", found.route.prefix, found.place.path) in self._made:
+        if early and self._is_made("create", found, found.place.path):
             return  # at an earlier commit, and with all that is on the way and below
         for path, node in _created(found, self._is_rename) if found.place.attr is None else ():
-            if ("create", found.route.prefix, path) in self._made:
+            if self._is_made("create", found, path):
                 continue
             if (not is_made or (early and len(path) <= length)) and self._is_others(found, path, node):
                 if early and path == found.place.path:
@@ -151,7 +161,7 @@ class _Made:
         if not self._is_rename:
             return
         old, new = self._before
-        if ("rename", old.route.prefix, old.place.path) in self._made:
+        if self._is_made("rename", old, old.place.path):
             return
         was, now = old.place.attr, find(new.route.volume, new.place.path)
         if was is None or now is None or old.place.path == new.place.path:
@@ -173,30 +183,39 @@ class _Made:
         return last.kind == "create" or last.to_path == name
 
     def _note(self, found: _Before, kind: RecordKind, path: AgentPath, **fields: Any) -> None:
-        key = kind, found.route.prefix, path
+        key = kind, found.route, path
         history, call = self._recorder.history, self._recorder.calls.number(self._call)
         with self._guard:
-            if key in self._doubted and self._doubted[key][1].node == fields["node"]:
-                self._pending[key] = self._doubted[key]  # it was made
-            if key in self._made or key in self._pending:
+            there = self._noted.get(key)
+            if there is not None and there.state == "doubted" and there.entry.node == fields["node"]:
+                self._noted[key] = there = _Noted(there.entry, "pending")  # it was made
+            if there is not None and there.state != "doubted":
                 return
             entry = history.entry(call, found.route.prefix, kind, to_name(path), **fields)
             if found.route.prefix in self._recorder.logged:
-                self._pending[key] = found.route.volume, history.reserve(entry)
+                self._noted[key] = _Noted(history.reserve(entry), "pending")
             else:
                 history.put(entry)
-                self._confirmed(key, found.route.volume, entry)
+                self._confirmed(key, entry)
 
     def committed(self) -> None:
-        for key, (volume, entry) in self._pending.items():
-            self._confirmed(key, volume, entry)
-            self._recorder.history.confirm(entry)
-        self._pending = {}
+        for key, noted in self._pending():
+            self._confirmed(key, noted.entry)
+            self._recorder.history.confirm(noted.entry)
 
-    def _confirmed(self, key: tuple[RecordKind, AgentPath, AgentPath], volume: Volume, entry: Entry) -> None:
-        self._made[key] = volume, entry
-        if key[0] == "create":
-            self._recorder.of(volume).own(self._call, entry.node, MADE)
+    def _confirmed(self, key: _Key, entry: Entry) -> None:
+        self._noted[key] = _Noted(entry, "made")
+        kind, route, _ = key
+        if kind == "create":
+            self._recorder.of(route.volume).own(self._call, entry.node, MADE)
+
+    def _is_made(self, kind: RecordKind, found: _Before, path: AgentPath) -> bool:
+        noted = self._noted.get((kind, found.route, path))
+        return noted is not None and noted.state == "made"
+
+    def _pending(self) -> list[tuple[_Key, _Noted]]:
+        with self._guard:
+            return [(key, noted) for key, noted in self._noted.items() if noted.state == "pending"]
 
     def __enter__(self) -> Self:
         self._token = STEP.set(self)
@@ -204,9 +223,9 @@ class _Made:
 
     def __exit__(self, *error: object) -> None:
         STEP.reset(self._token)
-        self._doubted, self._pending = self._pending, {}
-        for _, entry in self._doubted.values():
-            self._recorder.history.doubt(entry)
+        for key, noted in self._pending():
+            self._noted[key] = _Noted(noted.entry, "doubted")
+            self._recorder.history.doubt(noted.entry)
 
 
 class PathLocks:

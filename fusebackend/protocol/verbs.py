@@ -7,11 +7,15 @@ this table, so that every backend says the same of the same failure.
 from __future__ import annotations
 
 import errno
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from fusebackend.base import errors
+from fusebackend.base.globs import GlobError
+from fusebackend.base.paths import ROOT, PathError
 from fusebackend.protocol.records import (
     DeleteResult,
     EditResult,
@@ -28,10 +32,17 @@ from fusebackend.protocol.versions import Changed
 
 __all__ = [
     "AGENT_VERBS", "DELETE", "DOWNLOAD_FILES", "EDIT", "GLOB", "GREP", "LS", "MOVE", "READ", "READING", "SEED_VERBS",
-    "UPLOAD_FILES", "VERBS", "WRITE", "Verb", "not_bytes",
+    "UPLOAD_FILES", "VERBS", "WRITE", "Refusal", "Verb", "not_bytes",
 ]  # fmt: skip
 
 R = TypeVar("R")
+P = ParamSpec("P")
+
+Refusal = (OSError, PathError, GlobError, UnicodeError)
+"""Exceptions that become errors of a record."""
+
+_PATHS = frozenset({"path", "file_path", "source", "destination"})
+"""Parameters that are a path of the call, which its error names."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,30 @@ class Verb(Generic[R]):
     streams: bool = False
     staged: Mapping[str, str] = field(default_factory=dict)
     within: tuple[str, ...] = ()
+
+    def answers(
+        self, meant: Callable[[Exception], Exception] = lambda error: error
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorate a method that answers with this verb's record: what it refuses (`Refusal`) is the record's error.
+
+        Args:
+            meant: returns the error to tell for one that was raised.
+        """
+
+        def decorated(method: Callable[P, R]) -> Callable[P, R]:
+            @functools.wraps(method)
+            def answered(*args: P.args, **options: P.kwargs) -> R:
+                try:
+                    return method(*args, **options)
+                except Refusal as error:
+                    given = inspect.signature(method).bind(*args, **options)
+                    given.apply_defaults()
+                    paths = [value for name, value in given.arguments.items() if name in _PATHS]
+                    return self.refused(meant(error), *(ROOT if path is None else path for path in paths))
+
+            return answered
+
+        return decorated
 
     def refused(self, error: Exception, *paths: str) -> R:
         """Return the record for an error.

@@ -16,8 +16,8 @@ from fusebackend import text
 from fusebackend.base import budget, paths
 from fusebackend.base.budget import Spent
 from fusebackend.base.errors import VANISHED, oserror
-from fusebackend.base.globs import GlobError, Matcher, compile_glob
-from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.base.globs import Matcher, compile_glob
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import (
     ANY,
     READ_LIMIT_LINES,
@@ -45,9 +45,6 @@ from fusebackend.protocol import (
     version_of_bytes,
 )
 from fusebackend.volumes.walk import names_of
-
-Refusal = (PathError, GlobError, OSError, UnicodeError)
-"""Exceptions that become errors of a record."""
 
 FilesUpdate: TypeAlias = dict[str, Any] | None
 """The change of `runtime.state["files"]`, for a state's caller to merge; None of any other backend."""
@@ -147,19 +144,14 @@ class FileVerbs(BackendProtocol):
 
     # -- reading -----------------------------------------------------------------------------------------------
 
+    @verbs.LS.answers()
     def ls(self, path: str) -> LsResult:
-        try:
-            entries = self._list(checked(path))
-        except Refusal as error:
-            return verbs.LS.refused(error, path)
-        return LsResult(entries=sorted(entries, key=itemgetter("path")))
+        return LsResult(entries=sorted(self._list(checked(path)), key=itemgetter("path")))
 
+    @verbs.READ.answers()
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        try:
-            path = checked(file_path)
-            loaded = self._load(path)
-        except Refusal as error:
-            return verbs.READ.refused(error, file_path)
+        path = checked(file_path)
+        loaded = self._load(path)
         result = text.read_bytes(path, loaded.data, offset, limit)
         if result.file_data is not None:
             if loaded.created_at:
@@ -170,6 +162,7 @@ class FileVerbs(BackendProtocol):
             result.version = version_of_bytes(loaded.data)
         return result
 
+    @verbs.GREP.answers()
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
@@ -188,11 +181,10 @@ class FileVerbs(BackendProtocol):
                     matches += [GrepMatch(path=found, line=number, text=line) for number, line in lines]
         except (Spent, Unreadable):
             truncated = True
-        except Refusal as error:
-            return verbs.GREP.refused(error, path or ROOT)
         cut = limit is not None and len(matches) > limit
         return GrepResult(matches=matches[:limit], truncated=truncated or cut)
 
+    @verbs.GLOB.answers()
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         matches: list[FileInfo] = []
         try:
@@ -206,8 +198,6 @@ class FileVerbs(BackendProtocol):
             return GlobResult(matches=matches, truncated=True, truncation_reason="budget")
         except Unreadable:
             return GlobResult(matches=matches, truncated=True, truncation_reason="unreadable")
-        except Refusal as error:
-            return verbs.GLOB.refused(error, path or ROOT)
         return GlobResult(matches=matches)
 
     def _moment(self) -> FileVerbs:
@@ -221,25 +211,19 @@ class FileVerbs(BackendProtocol):
             return [FileDownloadResponse(path=path, error=error.strerror) for path in paths]
         return [view._download(path) for path in paths]
 
+    @verbs.DOWNLOAD_FILES.answers()
     def _download(self, path: str) -> FileDownloadResponse:
-        try:
-            data = self._load(checked(path)).data
-            return FileDownloadResponse(path=path, content=data, version=version_of_bytes(data))
-        except Refusal as error:
-            return verbs.DOWNLOAD_FILES.refused(error, path)
+        data = self._load(checked(path)).data
+        return FileDownloadResponse(path=path, content=data, version=version_of_bytes(data))
 
     # -- writing -----------------------------------------------------------------------------------------------
 
+    @verbs.WRITE.answers()
     def write(
         self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> WriteResult:
-        try:
-            path = checked(file_path)
-            update = self._store_if(
-                path, content.encode("utf-8"), Condition.of(if_version, if_absent), self.on_exists == "replace"
-            )
-        except Refusal as error:
-            return verbs.WRITE.refused(error, file_path)
+        path, condition = checked(file_path), Condition.of(if_version, if_absent)
+        update = self._store_if(path, content.encode("utf-8"), condition, self.on_exists == "replace")
         return WriteResult(path=path, files_update=update)
 
     def upload_files(
@@ -252,13 +236,11 @@ class FileVerbs(BackendProtocol):
         conditions = conditions_of(len(files), if_version, if_absent)
         return [self._upload(path, content, **when) for (path, content), when in zip(files, conditions, strict=True)]
 
+    @verbs.UPLOAD_FILES.answers()
     def _upload(self, path: str, content: bytes, **when: Unpack[Conditions]) -> FileUploadResponse:
         if (refusal := not_bytes(path, content)) is not None:
             return refusal
-        try:
-            update = self._store_if(checked(path), bytes(content), Condition.of(**when), True)
-        except Refusal as error:
-            return verbs.UPLOAD_FILES.refused(error, path)
+        update = self._store_if(checked(path), bytes(content), Condition.of(**when), True)
         return FileUploadResponse(path=path, files_update=update)
 
     def _store_if(self, path: AgentPath, data: bytes, condition: Condition, replace: bool) -> FilesUpdate:
@@ -302,6 +284,7 @@ class FileVerbs(BackendProtocol):
         except OSError:
             return None
 
+    @verbs.EDIT.answers()
     def edit(
         self,
         file_path: str,
@@ -321,48 +304,41 @@ class FileVerbs(BackendProtocol):
             content, occurrences = outcome
             return content.encode("utf-8")
 
+        path, condition = checked(file_path), Condition.of(if_version)
+        self._require_conditional(condition)
         try:
-            path, condition = checked(file_path), Condition.of(if_version)
-            self._require_conditional(condition)
             update = self._rewrite_if(path, change, condition)
         except Unchanged as refused:
             return EditResult(error=str(refused))
-        except Refusal as error:
-            return verbs.EDIT.refused(error, file_path)
         return EditResult(path=path, occurrences=occurrences, files_update=update)
 
+    @verbs.DELETE.answers()
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
-        try:
-            path = checked(file_path)
-            if path == ROOT:
-                raise OSError(errno.EBUSY, "The root can't be deleted")
-            if file_path.endswith("/"):
-                self._list(path)  # ENOTDIR
-            self._require(path, Condition.of(if_version))
-            update = self._remove(path)
-        except Refusal as error:
-            return verbs.DELETE.refused(error, file_path)
-        return DeleteResult(path=path, files_update=update)
+        path = checked(file_path)
+        if path == ROOT:
+            raise OSError(errno.EBUSY, "The root can't be deleted")
+        if file_path.endswith("/"):
+            self._list(path)  # ENOTDIR
+        self._require(path, Condition.of(if_version))
+        return DeleteResult(path=path, files_update=self._remove(path))
 
+    @verbs.MOVE.answers()
     def move(
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> MoveResult:
+        old, new = checked(source), checked(destination)
+        if old == ROOT:
+            raise OSError(errno.EBUSY, "The root can't be moved")
+        if old != new and paths.is_below(new, old):
+            raise OSError(errno.EINVAL, "A directory can't be moved into itself")
+        self._require(old, Condition.of(if_version))
+        self._require_conditional(Condition(absent=if_absent))
         try:
-            old, new = checked(source), checked(destination)
-            if old == ROOT:
-                raise OSError(errno.EBUSY, "The root can't be moved")
-            if old != new and paths.is_below(new, old):
-                raise OSError(errno.EINVAL, "A directory can't be moved into itself")
-            self._require(old, Condition.of(if_version))
-            self._require_conditional(Condition(absent=if_absent))
             update = self._rename(old, new)
-        except FileExistsError as error:
-            if not if_absent:
-                return verbs.MOVE.refused(error, source, destination)
-            lost = Changed(self._version_at(new), is_there=True, of_target=True)
-            return verbs.MOVE.refused(lost, source, destination)
-        except Refusal as error:
-            return verbs.MOVE.refused(error, source, destination)
+        except FileExistsError:
+            if if_absent:
+                raise Changed(self._version_at(new), is_there=True, of_target=True) from None
+            raise
         return MoveResult(path=new, files_update=update)
 
 

@@ -367,9 +367,9 @@ class MountTree:
         self._by_prefix = {route.prefix: route for route in self.routes}
         options = trees or TreesOptions()
         self.files = PseudoFiles()
+        """The files of the trees directory."""
         self.on_interrupt: Callable[[Route, View, AgentPath | None, int, Operation], None] | None = None
         """Told of a change in a view that is refused, and that an approval could allow a verb; see `RuledVolume`."""
-        """The files of the trees directory."""
         self.trees_path: AgentPath | None = None if options.shown == "off" else join(ROOT, options.name)
         """Where the trees directory is for users and agents, if it is."""
         # Without one, the root of commands still has to be somewhere: below a random name.

@@ -20,8 +20,7 @@ from typing import IO, Self, TypeVar, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, errors, paths
-from fusebackend.base.globs import GlobError
-from fusebackend.base.paths import AgentPath, PathError
+from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import (
     ANY,
     READ_LIMIT_LINES,
@@ -48,7 +47,7 @@ from fusebackend.protocol import (
     MoveResult,
     OnExists,
     ReadResult,
-    Verb,
+    Refusal,
     WriteResult,
     checked_on_exists,
     conditions_of,
@@ -76,9 +75,6 @@ from fusebackend.volumes.walk import Needs, Place, entries, resolve, resolve_fro
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 
-Refusal = (OSError, PathError, GlobError, UnicodeError)
-"""Exceptions that become errors of a record."""
-
 R = TypeVar("R")
 
 EDITED_LOCKED_BYTES = 256 << 10
@@ -89,6 +85,12 @@ OPENED_ANEW = 20
 that there is none."""
 
 EDIT_ATTEMPTS = 3
+
+
+def _meant(error: Exception) -> Exception:
+    """ESTALE says of a volume's node that its file was deleted meanwhile."""
+    is_gone = isinstance(error, OSError) and error.errno == errno.ESTALE
+    return errors.oserror(errno.ENOENT) if is_gone else error
 
 
 class VolumeBackend(BackendProtocol):
@@ -126,18 +128,16 @@ class VolumeBackend(BackendProtocol):
 
     # -- reading -----------------------------------------------------------------------------------------------
 
+    @verbs.LS.answers(_meant)
     def ls(self, path: str) -> LsResult:
-        try:
-            place = resolve(self.volume, path, needs="type")
-            directory = place.found
-            if not directory.is_dir:
-                raise errors.oserror(errno.ENOTDIR)
-            trail = (*place.trail, directory.node)
-            base = paths.normalise(path)
-            found = budget.current().kept(entries(self.volume, directory.node, is_brief=True), _size_of)
-            infos = [self._info(base, trail, name, attr) for name, attr in found]
-        except Refusal as error:
-            return refused(verbs.LS, error, path)
+        place = resolve(self.volume, path, needs="type")
+        directory = place.found
+        if not directory.is_dir:
+            raise errors.oserror(errno.ENOTDIR)
+        trail = (*place.trail, directory.node)
+        base = paths.normalise(path)
+        found = budget.current().kept(entries(self.volume, directory.node, is_brief=True), _size_of)
+        infos = [self._info(base, trail, name, attr) for name, attr in found]
         return LsResult(entries=sorted(infos, key=lambda info: info["path"]))
 
     def _info(self, base: AgentPath, trail: tuple[int, ...], name: bytes, attr: Attr) -> FileInfo:
@@ -152,6 +152,7 @@ class VolumeBackend(BackendProtocol):
             info["version"] = version
         return info
 
+    @verbs.READ.answers(_meant)
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         def read(place: Place) -> ReadResult:
             attr = place.found
@@ -161,10 +162,7 @@ class VolumeBackend(BackendProtocol):
                 result.file_data["modified_at"] = text.iso_time(attr.mtime_ns if is_brief else mtime_ns)
             return result
 
-        try:
-            return self._opening(file_path, read)
-        except Refusal as error:
-            return refused(verbs.READ, error, file_path)
+        return self._opening(file_path, read)
 
     def _opening(self, path: str, work: Callable[[Place], R]) -> R:
         """Return the result of `work` for the file at a path, which it opens: once more for a link that looked like a
@@ -217,16 +215,13 @@ class VolumeBackend(BackendProtocol):
 
         return read_with(self.volume, attr, self.max_file_bytes, passed, seen), version
 
+    @verbs.GREP.answers(_meant)
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
-        path = "/" if path is None else path
-        try:
-            with budget.granted():
-                limit = min(self.max_search_bytes, self.max_file_bytes)
-                return self._grep_files(pattern, path, glob, max_count, limit)
-        except Refusal as error:
-            return refused(verbs.GREP, error, path)
+        limit = min(self.max_search_bytes, self.max_file_bytes)
+        with budget.granted():
+            return self._grep_files(pattern, "/" if path is None else path, glob, max_count, limit)
 
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
@@ -234,13 +229,10 @@ class VolumeBackend(BackendProtocol):
         """Overridden by a faster `grep`: see `search.grep_files`, which it has to agree with."""
         return grep_files(self.volume, pattern, path, glob, max_count, max_bytes)
 
+    @verbs.GLOB.answers(_meant)
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        path = "/" if path is None else path
-        try:
-            with budget.granted():
-                return self._glob_files(pattern, path)
-        except Refusal as error:
-            return refused(verbs.GLOB, error, path)
+        with budget.granted():
+            return self._glob_files(pattern, "/" if path is None else path)
 
     def _glob_files(self, pattern: str, path: str) -> GlobResult:
         """Overridden by a faster `glob`: see `search.glob_files`."""
@@ -249,14 +241,13 @@ class VolumeBackend(BackendProtocol):
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return [self.download(path) for path in paths]
 
+    @verbs.DOWNLOAD_FILES.answers(_meant)
     def download(self, path: str) -> FileDownloadResponse:
         """`download_files` of one file."""
-        try:
-            content, version = self._opening(path, lambda place: self._versioned(place.found, joined))
-        except Refusal as error:
-            return refused(verbs.DOWNLOAD_FILES, error, path)
+        content, version = self._opening(path, lambda place: self._versioned(place.found, joined))
         return FileDownloadResponse(path=path, content=content, version=version)
 
+    @verbs.DOWNLOAD_FILES.answers(_meant)
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
 
@@ -266,10 +257,7 @@ class VolumeBackend(BackendProtocol):
             for piece in pieces:
                 file.write(piece)
 
-        try:
-            _, version = self._opening(path, lambda place: self._versioned(place.found, take))
-        except Refusal as error:
-            return refused(verbs.DOWNLOAD_FILES, error, path)
+        _, version = self._opening(path, lambda place: self._versioned(place.found, take))
         return FileDownloadResponse(path=path, version=version)
 
     def _require(self, condition: Condition, attr: Attr | None, read: Callable[[], bytes] | None = None) -> None:
@@ -303,15 +291,13 @@ class VolumeBackend(BackendProtocol):
 
     # -- writing -----------------------------------------------------------------------------------------------
 
+    @verbs.WRITE.answers(_meant)
     def write(
         self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> WriteResult:
-        try:
-            condition = Condition.of(if_version, if_absent)
-            replace = self.on_exists == "replace" or condition.version is not None
-            self._put(file_path, content.encode("utf-8"), replace=replace, condition=condition)
-        except Refusal as error:
-            return refused(verbs.WRITE, error, file_path)
+        condition = Condition.of(if_version, if_absent)
+        replace = self.on_exists == "replace" or condition.version is not None
+        self._put(file_path, content.encode("utf-8"), replace=replace, condition=condition)
         return WriteResult(path=paths.normalise(file_path))
 
     def upload_files(
@@ -324,22 +310,18 @@ class VolumeBackend(BackendProtocol):
         conditions = conditions_of(len(files), if_version, if_absent)
         return [self.upload(path, content, **when) for (path, content), when in zip(files, conditions, strict=True)]
 
+    @verbs.UPLOAD_FILES.answers(_meant)
     def upload(self, path: str, content: bytes, **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file."""
         if (refusal := not_bytes(path, content)) is not None:
             return refusal
-        try:
-            self._put(path, bytes(content), replace=True, condition=Condition.of(**when))
-        except Refusal as error:
-            return refused(verbs.UPLOAD_FILES, error, path)
+        self._put(path, bytes(content), replace=True, condition=Condition.of(**when))
         return FileUploadResponse(path=path)
 
+    @verbs.UPLOAD_FILES.answers(_meant)
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, piece by piece."""
-        try:
-            self._put(path, FileContents(file), replace=True, condition=Condition.of(**when))
-        except Refusal as error:
-            return refused(verbs.UPLOAD_FILES, error, path)
+        self._put(path, FileContents(file), replace=True, condition=Condition.of(**when))
         return FileUploadResponse(path=path)
 
     def _put(self, path: str, data: bytes | FileContents, *, replace: bool, condition: Condition = ANY) -> None:
@@ -381,6 +363,7 @@ class VolumeBackend(BackendProtocol):
                 raise
         changes.append(Change(node, parent, place.name, "created", place.path))
 
+    @verbs.EDIT.answers(_meant)
     def edit(
         self,
         file_path: str,
@@ -390,10 +373,7 @@ class VolumeBackend(BackendProtocol):
         *,
         if_version: str | None = None,
     ) -> EditResult:
-        try:
-            outcome = self._edit(file_path, old_string, new_string, replace_all, Condition.of(if_version))
-        except Refusal as error:
-            return refused(verbs.EDIT, error, file_path)
+        outcome = self._edit(file_path, old_string, new_string, replace_all, Condition.of(if_version))
         if isinstance(outcome, str):
             return EditResult(error=outcome)
         return EditResult(path=paths.normalise(file_path), occurrences=outcome)
@@ -543,16 +523,12 @@ class VolumeBackend(BackendProtocol):
 
     # -- names -------------------------------------------------------------------------------------------------
 
+    @verbs.MOVE.answers(_meant)
     def move(
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> MoveResult:
-        try:
-            self._move(source, destination, Condition.of(if_version), is_absent=if_absent)
-        except Refusal as error:
-            return refused(verbs.MOVE, error, source, destination)
-        return MoveResult(path=paths.normalise(destination))
+        condition = Condition.of(if_version)
 
-    def _move(self, source: str, destination: str, condition: Condition, *, is_absent: bool) -> None:
         def move(changes: Changes) -> None:
             old = resolve(self.volume, source, follow=False, needs="name")
             moved = old.found
@@ -561,7 +537,7 @@ class VolumeBackend(BackendProtocol):
                 raise OSError(errno.EBUSY, "The root can't be moved")
             self._require(condition, moved)
             if new.attr is not None:
-                raise Changed(None, is_there=True, of_target=True) if is_absent else errors.oserror(errno.EEXIST)
+                raise Changed(None, is_there=True, of_target=True) if if_absent else errors.oserror(errno.EEXIST)
             if moved.node in new.trail:
                 raise OSError(errno.EINVAL, "A directory can't be moved into itself")
             self.volume.require_rename(old.path, new.path)
@@ -572,24 +548,21 @@ class VolumeBackend(BackendProtocol):
             changes.append(Change(moved.node, parent, new.name, "moved", after, before))
 
         self.volume.change_as_one(move, source, destination, removes=True)
+        return MoveResult(path=paths.normalise(destination))
 
+    @verbs.DELETE.answers(_meant)
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
-        try:
-            self._delete(file_path, Condition.of(if_version))
-        except Refusal as error:
-            return refused(verbs.DELETE, error, file_path)
-        return DeleteResult(path=paths.normalise(file_path))
+        condition = Condition.of(if_version)
 
-    def _delete(self, path: str, condition: Condition = ANY) -> None:
         def delete(changes: Changes) -> Doomed | None:
             """Returns a directory, which is left to be deleted."""
-            needs: Needs = "attributes" if path.endswith("/") else "name"
-            place = resolve(self.volume, path, follow=False, needs=needs)
+            needs: Needs = "attributes" if file_path.endswith("/") else "name"
+            place = resolve(self.volume, file_path, follow=False, needs=needs)
             node = place.found.node
             if node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
             # A link to a directory has a slash in listings, too; it is the link that goes, wherever it leads by now.
-            if path.endswith("/") and not (place.found.is_dir or stat.S_ISLNK(place.found.mode)):
+            if file_path.endswith("/") and not (place.found.is_dir or stat.S_ISLNK(place.found.mode)):
                 raise errors.oserror(errno.ENOTDIR)
             self._require(condition, place.found)
             changes.append(Change(node=place.parent))
@@ -599,10 +572,11 @@ class VolumeBackend(BackendProtocol):
             changes.append(Change(node, place.parent, place.name, "deleted", place.path))
             return None
 
-        doomed = self.volume.change_as_one(delete, path, removes=True)
+        doomed = self.volume.change_as_one(delete, file_path, removes=True)
         if doomed is not None:
             self.volume.require_removable(doomed.path)
             remove_tree(self.volume, doomed)
+        return DeleteResult(path=paths.normalise(file_path))
 
     @contextlib.contextmanager
     def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
@@ -642,9 +616,3 @@ def _size_of(entry: tuple[bytes, Attr]) -> int:
 def caller() -> Caller:
     """The owner of files that an agent makes: the server's own user."""
     return Caller(os.geteuid(), os.getegid(), os.getpid())
-
-
-def refused(verb: Verb[R], error: Exception, *given: str) -> R:
-    """Return the record of a verb that failed. ESTALE says of a volume's node that its file was deleted meanwhile."""
-    stale = isinstance(error, OSError) and error.errno == errno.ESTALE
-    return verb.refused(errors.oserror(errno.ENOENT) if stale else error, *given)

@@ -33,7 +33,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # One environment for both: `build` makes two otherwise, and asks the index of packages twice.
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     tools = tmp_path_factory.mktemp("tools")
-    run(sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), *wanted)
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(tools), *wanted)
     words = ["--no-isolation", "--skip-dependency-check", "--outdir", str(dist), str(clone)]
     run(sys.executable, "-m", "build", *words, env={**os.environ, "PYTHONPATH": str(tools)})
     return dist

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
 
 
-AGENTS = ("graphs", "deepagents", "langgraph.checkpoint.sqlite", "langgraph.store.sqlite")
+AGENTS = ("graphs", "deepagents", "langgraph.checkpoint.sqlite", "langgraph.store.sqlite", "agents", "anthropic")
 """What the process imports that the programs are forked from (`warm.python`)."""
 
 

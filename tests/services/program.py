@@ -75,7 +75,7 @@ class Program:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.end(signal.SIGKILL)
                 pytest.fail(f"{self.name} did not start:\n{self.log_text[-2000:]}", pytrace=False)
-            time.sleep(0.01)
+            time.sleep(0.02)
 
     def end(self, number: signal.Signals, limit_s: float = 30.0) -> None:
         process, self._process = self._process, None

@@ -14,7 +14,7 @@ from profiles import amount
 from services.s3 import Bucket
 
 SCRIPT = Path(__file__).parents[1] / "unit" / "trees" / "merge" / "merge_killed.py"
-EVERY = amount("FUSEBACKEND_MERGE_KILLS_EVERY", day=10, night=1)
+EVERY = amount("FUSEBACKEND_MERGE_KILLS_EVERY", day=16, night=1)
 """Each write of so many is a kill: 1 takes several minutes."""
 
 pytestmark = pytest.mark.timeout(2400)

@@ -140,7 +140,7 @@ def failed(saver: Any, name: str = "failed") -> Any:
 STORIES = {
     story.__name__: story
     for story in (
-        plain, snapshots, old, a_subagent, waiting_for_approval, one_tool_done_and_one_waiting, time_travel, failed,
+        plain, old, a_subagent, waiting_for_approval, one_tool_done_and_one_waiting, time_travel, failed,
     )
 }  # fmt: skip
 

@@ -259,14 +259,12 @@ class FilesystemBackend(BackendProtocol):
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         return self._asked(verbs.DELETE, file_path, if_version=if_version)
 
+    @verbs.MOVE.answers()
     def move(
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> MoveResult:
-        try:
-            inner = self._path(destination)
-            return self._asked(verbs.MOVE, source, inner, if_version=if_version, if_absent=if_absent)
-        except PathError as error:
-            return verbs.MOVE.refused(error)
+        inner = self._path(destination)
+        return self._asked(verbs.MOVE, source, inner, if_version=if_version, if_absent=if_absent)
 
     def upload_files(
         self,
@@ -299,6 +297,7 @@ class FilesystemBackend(BackendProtocol):
         except PathError as error:
             return verb.refused(error, path)
 
+    @verbs.GREP.answers()
     def grep(
         self,
         pattern: str,
@@ -311,10 +310,7 @@ class FilesystemBackend(BackendProtocol):
         """As for every backend, and with `context_lines` lines before and after each match (deepagents')."""
         if context_lines < 0:
             return GrepResult(error=f"context_lines must not be negative, and is {context_lines}")
-        try:
-            result = self._face.grep(pattern, self._start(path), glob, max_count=max_count)
-        except PathError as error:
-            return verbs.GREP.refused(error)
+        result = self._face.grep(pattern, self._start(path), glob, max_count=max_count)
         if context_lines and result.matches:
             self._add_context(result, pattern, context_lines)
         return result
@@ -349,12 +345,10 @@ class FilesystemBackend(BackendProtocol):
         except PathError:
             return None
 
+    @verbs.GLOB.answers()
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         """With `virtual_mode=False`, the path `/` means `root_dir`, as in the seeds: it is their default."""
-        try:
-            return self._face.glob(pattern, self._start(None if path == "/" else path))
-        except PathError as error:
-            return verbs.GLOB.refused(error)
+        return self._face.glob(pattern, self._start(None if path == "/" else path))
 
 
 def _lines_without(pattern: str, lines: list[str], numbers: range) -> list[ContextLine]:

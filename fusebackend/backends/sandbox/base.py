@@ -79,12 +79,13 @@ from fusebackend.protocol import (
     FileInfo,
     FileUploadResponse,
     OnExists,
+    Refusal,
     SandboxBackendProtocol,
     Verb,
     not_bytes,
     verbs,
 )
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Unreadable, checked
 
 PATH_MAX_BYTES = 4095
 """Longest path that a command can name."""

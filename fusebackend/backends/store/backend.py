@@ -62,9 +62,10 @@ from fusebackend.protocol import (
     FileInfo,
     FileUploadResponse,
     OnExists,
+    Refusal,
 )
 from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
 from fusebackend.remote.keyed import ROOT_NODE, Keyed, is_path, is_text, may_be_shown_as
 
 FileFormat: TypeAlias = Literal["v1", "v2"]

@@ -255,14 +255,17 @@ def test_an_id_that_is_given_again_is_another_process(processes, monkeypatch):
     assert processes.of(child.pid) is not first  # it is asked for again, not taken from what was kept
 
 
-def test_what_is_kept_costs_a_bounded_number_of_descriptors(processes, monkeypatch):
+def test_what_is_kept_costs_a_bounded_number_of_descriptors(monkeypatch):
     monkeypatch.setattr(module, "MOST_KEPT", 3)
+    processes = Processes()
     children = [sleeping() for _ in range(6)]
     try:
         before = len(os.listdir("/proc/self/fd"))
         for child in children:
             assert processes.of(child.pid).pid == child.pid
         assert len(os.listdir("/proc/self/fd")) <= before + 3
+        processes.close()
+        assert len(os.listdir("/proc/self/fd")) == before
     finally:
         for child in children:
             end(child)

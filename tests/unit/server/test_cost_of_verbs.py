@@ -25,7 +25,7 @@ from fusebackend.testing.each import each
 LEVELS = {"sqlite": 1_100, "dir": 300}
 """Directories of a path. Python's stack has 1,000 levels."""
 
-DEPTHS = {"sqlite": (200, 600), "dir": (100, 300)}
+DEPTHS = {"sqlite": (100, 300), "dir": (70, 200)}
 """Of two paths whose costs are compared."""
 
 RULES = [

@@ -163,7 +163,7 @@ def test_busy_hosts_take_turns_at_a_full_server(small: Server, monkeypatch: pyte
     done = [0] * hosts
 
     def work(number: int, pool: databases.Connections) -> None:
-        pool.query("SELECT pg_sleep(0.01)", ())
+        pool.query("SELECT pg_sleep(0.05)", ())
         done[number] += 1
 
     with contextlib.ExitStack() as working:

@@ -347,7 +347,7 @@ def test_a_full_disk_loses_nothing(small_database: str, disk: Path) -> None:
 # -- connections that are cut at any moment ----------------------------------------------------------------------------
 
 
-STEPS = amount("FUSEBACKEND_CUT_STEPS", day=50, night=200)
+STEPS = amount("FUSEBACKEND_CUT_STEPS", day=25, night=200)
 """Of each worker."""
 
 CUTS_LIMIT_S = 120.0

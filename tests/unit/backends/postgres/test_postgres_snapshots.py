@@ -400,7 +400,7 @@ def machines_database(database: str) -> None:
 
 TestAnySteps = PostgresMachine.TestCase
 TestAnySteps.settings = hypothesis.settings(
-    max_examples=examples(12), stateful_step_count=40, deadline=None, database=None
+    max_examples=examples(7), stateful_step_count=40, deadline=None, database=None
 )
 
 

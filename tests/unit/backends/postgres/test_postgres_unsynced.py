@@ -269,7 +269,7 @@ def test_nothing_that_was_fsynced_is_lost_and_every_loss_is_told(
     with contextlib.ExitStack() as counting:
         for number in range(4):
             counting.enter_context(over_and_over(partial(count, number)))
-        for _ in range(amount("CRASHES", day=5, night=100)):
+        for _ in range(amount("CRASHES", day=3, night=100)):
             time.sleep(0.3)
             server.crash()
             confirmed = list(synced)

@@ -237,7 +237,7 @@ class SqliteSnapshotMachine(SnapshotMachine, SqliteMachine):
 
 TestAnySteps = SqliteSnapshotMachine.TestCase
 TestAnySteps.settings = hypothesis.settings(
-    max_examples=examples(30), stateful_step_count=60, deadline=None, database=None
+    max_examples=examples(15), stateful_step_count=60, deadline=None, database=None
 )
 
 

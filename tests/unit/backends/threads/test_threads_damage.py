@@ -26,6 +26,7 @@ from for_each import for_each
 from graphs import say, thread, use, user, write
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from nodes import node_at
+from test_threads_model import deltas
 
 from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.threads.database import values
@@ -585,11 +586,11 @@ def test_a_server_without_the_tables_or_not_there(postgres_dsn: str) -> None:
 
 def test_a_snapshot_whose_blob_is_gone_is_told(postgres_dsn: str) -> None:
     with graphs.postgres_saver(postgres_dsn) as saver:
-        threadcases.snapshots(saver)
+        deltas(saver)
     with psycopg.connect(postgres_dsn) as connection:
         connection.execute("DELETE FROM checkpoint_blobs WHERE channel = 'files'")
     with ThreadsBackend.from_postgres(postgres_dsn) as backend:
-        assert "'files' is no mapping but bool" in text(backend, "/snapshots/head/ERROR.txt")
+        assert "'files' is no mapping but bool" in text(backend, "/deltas/head/ERROR.txt")
 
 
 def test_what_is_closed_is_not_connected_to_again(postgres_dsn: str) -> None:

@@ -397,6 +397,7 @@ def place(request, tmp_path_factory):
 
 class HeadConformance(BackendConformance):
     big_file_bytes = (1 << 20) + 5  # one record, whatever its size
+    many_entries = 100  # each is a pending write, and is added to all of the head
 
     def test_a_name_may_be_bytes_that_are_no_text(self, b: Probe) -> None:
         """Keys are texts."""

@@ -51,6 +51,14 @@ def delta_graph(saver: Any, frequency: int) -> Any:
     )
 
 
+def deltas(saver: Any, name: str = "deltas") -> Any:
+    """Few checkpoints with a delta channel, whose value is stored at every third."""
+    graph = delta_graph(saver, 3)
+    for number in range(8):
+        graph.update_state(thread(name), {"files": {f"/{number}": record("x")}, "todo": []}, as_node="next")
+    return graph
+
+
 def compiled(files: Any, saver: Any) -> Any:
     """A step takes the next thing to do: writes, at once in several tasks, or a question, or a failure. Some of it is
     done by a sub-graph with checkpoints of each run, or by one that goes on from its last run."""

@@ -27,7 +27,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from live import live
 from nodes import node_at
 from profiles import amount
-from test_threads_model import DEEDS, after_each, delta_graph, lasting
+from test_threads_model import DEEDS, after_each, deltas, lasting
 from threadcases import Bench, bench
 from together import beside
 
@@ -139,7 +139,7 @@ def check_kept(before: Any, after: Any, whole: set[tuple[str, str]]) -> int:
 
 
 @pytest.mark.parametrize("lasting", threadcases.KINDS, indirect=True)  # a saver of its own has no rows
-@settings(max_examples=amount("FUSEBACKEND_PRUNED_HISTORIES", day=10, night=300))
+@settings(max_examples=amount("FUSEBACKEND_PRUNED_HISTORIES", day=6, night=300))
 @given(deeds=DEEDS, keep=st.integers(1, 4))
 def test_what_stays_of_any_history_reads_as_before_and_goes_on(lasting: Bench, deeds: list[Any], keep: int) -> None:
     b, name, twin = lasting, uuid.uuid4().hex, uuid.uuid4().hex
@@ -181,7 +181,10 @@ def unaccounted(b: Bench, name: str) -> int:
 
 @pytest.mark.parametrize(
     ("b", "story"),
-    [*itertools.product(["sqlite"], [*STORIES, threadcases.snapshots]), *itertools.product(["postgres"], STORIES)],
+    [
+        *itertools.product(["sqlite", "postgres"], STORIES),
+        pytest.param("sqlite", threadcases.snapshots, marks=pytest.mark.night),  # by day random histories have some
+    ],
     indirect=["b"],
 )
 def test_stories_of_deepagents_stay_as_they_are(b: Bench, story: Any) -> None:
@@ -321,14 +324,6 @@ def test_blobs_go_with_the_last_checkpoint_that_has_them() -> None:
     ]
 
 
-def deltas(saver: Any, name: str = "deltas") -> Any:
-    """Few checkpoints with a delta channel, whose value is stored at every third."""
-    graph = delta_graph(saver, 3)
-    for number in range(8):
-        graph.update_state(thread(name), {"files": {f"/{number}": threadcases.record("x")}, "todo": []}, as_node="next")
-    return graph
-
-
 @pytest.mark.parametrize("kind", threadcases.KINDS)
 def test_sizes_are_exact_where_links_lose_channels_and_nothing_goes(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
@@ -454,16 +449,16 @@ def busy(saver: Any) -> None:
 
 
 def whole_values(saver: Any) -> None:
-    """300 checkpoints as of deepagents up to 0.5: each has all."""
+    """120 checkpoints as of deepagents up to 0.5: each has all."""
     agent = graphs.old_agent(saver)
-    for number in range(100):
+    for number in range(40):
         written = graphs.old_record("some words of a file\n" * 20 + str(number))
         agent.invoke(user(f"go {number}", updates=[{f"/{number % 30}.txt": written}]), thread("long"))
 
 
 @pytest.mark.parametrize(
     ("make", "share"),
-    [(large_files, 1 / 2), pytest.param(busy, 1 / 6, marks=pytest.mark.night), (whole_values, 1 / 15)],
+    [(large_files, 1 / 2), pytest.param(busy, 1 / 6, marks=pytest.mark.night), (whole_values, 1 / 6)],
 )
 def test_the_disk_has_its_space_back_after_a_vacuum(tmp_path: Path, make: Any, share: float) -> None:
     path = tmp_path / "threads.db"
