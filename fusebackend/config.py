@@ -407,7 +407,7 @@ def read_file(path: str) -> ConfigFile:
             data = tomllib.load(file)
     except OSError as error:
         raise UnreadableConfigError(f"cannot read '{path}': {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"'{path}' is no TOML: {error}") from None
     base = os.path.dirname(os.path.abspath(path))
     with named(path):

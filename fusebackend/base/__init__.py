@@ -2,6 +2,7 @@
 
 paths.py         agent paths: normalised at the door
 relative_paths.py  paths in a tree, relative and of bytes
+here.py          paths from a current directory that may have been removed
 at_path.py       what is open, and the path that it was opened by
 durable.py       files replaced so that a loss of power leaves them whole
 globs.py         glob patterns

@@ -11,6 +11,7 @@ table of a file, and names the place of what is wrong.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,10 @@ def duration_s(value: float | str) -> float:
     match = _QUANTITY.fullmatch(str(value).strip().lower())
     if match is None or match[2] not in _UNIT_S:
         raise ConfigError(f"'{value}' is no length of time; write seconds, or for example '500 ms', '1 s', '2 min'")
-    return float(match[1]) * _UNIT_S[match[2]]
+    seconds = float(match[1]) * _UNIT_S[match[2]]
+    if seconds == math.inf:
+        raise ConfigError(f"'{value}' is too long")
+    return seconds
 
 
 class Unit(NamedTuple):

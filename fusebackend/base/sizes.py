@@ -17,12 +17,15 @@ def size_bytes(value: int | str) -> int:
     """Parse a size into bytes: a number, or text such as `64 MiB`, `1.5 GiB`, `1 GB`.
 
     Raises:
-        ValueError: `value` is none of these.
+        ValueError: `value` is none of these, or more than Linux counts.
     """
     match = _QUANTITY.fullmatch(str(value).strip().lower())
     if match is None or match[2] not in _UNIT_BYTES:
         raise ValueError(f"'{value}' is no size; write {EXAMPLES}")
-    return round(float(match[1]) * _UNIT_BYTES[match[2]])
+    size = float(match[1]) * _UNIT_BYTES[match[2]]
+    if size >= 1 << 63:
+        raise ValueError(f"'{value}' is too large; write less than 8 EiB")
+    return round(size)
 
 
 def short_size(size_bytes: int) -> str:

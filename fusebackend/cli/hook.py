@@ -228,7 +228,7 @@ def install(path: Path, wanted: Mapping[str, Any]) -> bool:
 def _parsed(path: Path, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text) if text.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Failed(f"'{path}' is no JSON, and was left as it is: {error}") from None
     if not isinstance(found, dict):
         raise Failed(f"'{path}' is no JSON object, and was left as it is")

@@ -135,7 +135,7 @@ def _told() -> Mapping[str, Any]:
     """Return what the agent says."""
     try:
         told = json.loads(sys.stdin.buffer.read(MAX_INPUT_BYTES))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Failed(f"the hook's input is no JSON: {error}") from None
     if not isinstance(told, dict):
         raise Failed("the hook's input is no JSON object")

@@ -190,7 +190,7 @@ class _Place:
                 arguments = begin | json.loads(given or "{}")
                 with self.acting(context.tool_call_id):
                     return await tool.answer(self.files, arguments, self.path)
-            except (Refused, json.JSONDecodeError, TypeError) as error:
+            except (Refused, ValueError, TypeError) as error:
                 return f"error: {error}"
 
         return agents.FunctionTool(tool.name, tool.text, tool.schema, call, strict_json_schema=False)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+from fusebackend.base.here import from_here
 from fusebackend.base.lines import split_lines
 from fusebackend.linux import proc
 
@@ -137,7 +138,7 @@ def resolve(path: str | os.PathLike[str]) -> str:
     Only the directories above it are looked at, unless the path ends in a symbolic link: the server of a mount may
     hang, and then a stat of its root hangs, too.
     """
-    text = os.path.join(os.getcwd(), os.fspath(path)).rstrip("/") or "/"
+    text = from_here(os.fspath(path)).rstrip("/") or "/"
     parent, name = os.path.split(text)
     if name in ("", ".", ".."):
         return os.path.realpath(text)

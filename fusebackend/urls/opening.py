@@ -18,6 +18,7 @@ import re
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
+from fusebackend.base.here import from_here
 from fusebackend.protocol.scheme import LIMITS, Scheme, Url, UrlError, hide, mask
 from fusebackend.urls.registry import SCHEMES
 
@@ -132,7 +133,7 @@ def _absolute(path: str, text: str, base: str | None) -> str:
     if path.startswith("//") and not path.startswith("///"):
         raise UrlError(f"'{mask(text)}' names a host; write a path directly after the colon")
     expanded = os.path.expanduser(path)
-    return os.path.normpath("/" + os.path.join(base or os.getcwd(), expanded).lstrip("/"))
+    return os.path.normpath("/" + from_here(os.path.join(base or "", expanded)).lstrip("/"))
 
 
 _ALSO_CALLED = {

@@ -167,7 +167,7 @@ WRONG = (
     ("[execute]\ntimeout = 0", "[execute]: timeout must be above 0 seconds, but is 0"),
     ("[execute]\ntimeout = '2 h'", "[execute]: timeout is 7200 seconds, but max_timeout is 3600"),
     ("[execute]\nmax_timeout = 0", "[execute]: max_timeout must be above 0 seconds and finite, but is 0"),
-    (f"[execute]\nmax_timeout = '{'9' * 400}'", "[execute]: max_timeout must be above 0 seconds and finite, but is i"),
+    (f"[execute]\nmax_timeout = '{'9' * 400}'", "' is too long"),
     ("[execute]\ntimeout = 'soon'", "'execute.timeout': 'soon' is no length of time"),
     ("[execute]\nmemory = 'lots'", "'execute.memory': 'lots' is no size; write bytes, or for example '512 MiB', "),
     ("[execute]\nmemory = '1 MiB'", "[execute]: memory must be at least 16 MiB, but is 1048576 bytes"),
@@ -210,6 +210,11 @@ WRONG = (
     ("[metrics]\nlisten = 'example.org:9464'", "[metrics]: listen = 'example.org:9464': give an address and a port"),
     ("[metrics]\nlisten = '9464'", "[metrics]: listen = '9464': give an address and a port"),
     ("[metrics]\nlisten = '127.0.0.1:'", "[metrics]: listen = '127.0.0.1:': '' is no port"),
+    ("ttl = '" + "9" * 400 + "'", "' is too long"),
+    ("[execute]\nmemory = 1" + "0" * 400, "' is too large; write less than 8 EiB"),
+    ("[execute]\nmemory = '8388608 TiB'", "'execute.memory': '8388608 TiB' is too large; write less than 8 EiB"),
+    ("[execute]\nmemory = " + "9" * 5000, "is no TOML: "),
+    ("options = " + "[" * 5000, "is no TOML: "),
     ("[metrics]\nlisten = '127.0.0.1:65536'", "[metrics]: listen = '127.0.0.1:65536': '65536' is no port"),
 )  # fmt: skip
 

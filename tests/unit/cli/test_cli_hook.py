@@ -130,6 +130,7 @@ def test_install_replaces_hooks_of_another_version(home: Path) -> None:
     ("text", "why"),
     [
         ("{nonsense", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         ("[]", "is no JSON object"),
         ('{"hooks": []}', "have a form that is not known here"),
         ('{"hooks": {"PreToolUse": {}}}', "have a form that is not known here"),

@@ -300,6 +300,7 @@ def test_arguments_that_a_model_gets_wrong() -> None:
         "[]": ("ls", "error: "),
         "{}": ("read", "error: Wrong arguments of read: Object missing required field `path`$"),
         '{"path": 3}': ("read", "error: "),
+        '{"path": ' + "9" * 5000 + "}": ("read", "error: "),
         '{"lines": 3}': ("ls", "error: Wrong arguments of ls: Object contains unknown field `lines`$"),
     }
     steps = [called(name).model_copy(update={"arguments": text}) for text, (name, _) in given.items()]
