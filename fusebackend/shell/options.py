@@ -130,6 +130,9 @@ class ShellOptions(Table, frozen=True):
         if together.processes < self.max_processes:
             least = f"processes, {self.max_processes}"
             raise ValueError(f"total_processes must be at least {least}, but is {together.processes}")
+        if together.processes > MOST_PROCESSES:
+            most = f"{MOST_PROCESSES}, all that Linux has"
+            raise ValueError(f"total_processes (or four times processes) can be {most}, at most; it is {together.processes}")
         if not LEAST_CPUS <= together.cpus < math.inf:
             raise ValueError(f"total_cpus must be at least {LEAST_CPUS} and finite, but is {together.cpus}")
         force_setattr(self, "trees", tuple(self.trees))  # a list, of JSON or TOML
@@ -153,6 +156,9 @@ class ShellOptions(Table, frozen=True):
 
 TOGETHER = 4
 """So many commands may have all the processes that each may have."""
+
+MOST_PROCESSES = 4_194_304
+"""`pids.max` takes no more (PID_MAX_LIMIT, include/linux/threads.h)."""
 
 LEAST_CPUS = 0.01
 """The kernel takes no less than a millisecond of each tenth of a second."""

@@ -173,6 +173,10 @@ WRONG = (
     ("[execute]\nmemory = '1 MiB'", "[execute]: memory must be at least 16 MiB, but is 1048576 bytes"),
     ("[execute]\ntrees = ['views']", "[execute]: trees may have 'snapshots' and 'branches', but has 'views'"),
     ("[execute]\nprocesses = 0", "[execute]: processes must be at least 1, but is 0"),
+    (
+        "[execute]\nprocesses = 2000000",
+        "[execute]: total_processes (or four times processes) can be 4194304, all that Linux has, at most; it is 8000000",
+    ),
     ("[execute]\ntotal_memory = '1 GiB'\nmemory = '2 GiB'",
      "[execute]: total_memory must be at least memory, 2147483648 bytes, but is 1073741824"),
     ("[execute]\ntotal_processes = 9", "[execute]: total_processes must be at least processes, 256, but is 9"),
