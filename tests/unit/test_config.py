@@ -175,7 +175,8 @@ WRONG = (
     ("[execute]\nprocesses = 0", "[execute]: processes must be at least 1, but is 0"),
     (
         "[execute]\nprocesses = 2000000",
-        "[execute]: total_processes (or four times processes) can be 4194304, all that Linux has, at most; it is 8000000",
+        "[execute]: total_processes (or four times processes) can be 4194304, all that Linux has, at most; it is "
+        "8000000",
     ),
     ("[execute]\ntotal_memory = '1 GiB'\nmemory = '2 GiB'",
      "[execute]: total_memory must be at least memory, 2147483648 bytes, but is 1073741824"),
