@@ -132,7 +132,9 @@ class ShellOptions(Table, frozen=True):
             raise ValueError(f"total_processes must be at least {least}, but is {together.processes}")
         if together.processes > MOST_PROCESSES:
             most = f"{MOST_PROCESSES}, all that Linux has"
-            raise ValueError(f"total_processes (or four times processes) can be {most}, at most; it is {together.processes}")
+            raise ValueError(
+                f"total_processes (or four times processes) can be {most}, at most; it is {together.processes}"
+            )
         if not LEAST_CPUS <= together.cpus < math.inf:
             raise ValueError(f"total_cpus must be at least {LEAST_CPUS} and finite, but is {together.cpus}")
         force_setattr(self, "trees", tuple(self.trees))  # a list, of JSON or TOML
