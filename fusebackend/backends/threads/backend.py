@@ -14,12 +14,12 @@ from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.line import HEAD, REPEATING
 from fusebackend.backends.threads.nodes import FileNode
 from fusebackend.backends.threads.volume import ThreadsVolume, WritableThreadsVolume
-from fusebackend.base import asked
+from fusebackend.base import asked, errors
 from fusebackend.base.errors import oserror
 from fusebackend.base.globs import compile_glob
-from fusebackend.base.paths import PathError
+from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
-from fusebackend.protocol import Attr, DeleteResult, GlobResult, GrepResult, OnExists, Volume
+from fusebackend.protocol import Attr, DeleteResult, FileUploadResponse, GlobResult, GrepResult, OnExists, Volume
 from fusebackend.protocol.scheme import ON_EXISTS, Parameter, Scheme, Url, auto_or_off, one_of, seconds
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, read_with
@@ -177,6 +177,49 @@ class ThreadsBackend(VolumeBackend):
                 why = os.strerror(errno.EROFS)
                 return DeleteResult(error=f"Error deleting '{file_path}': {why}")
         return super().delete(file_path, if_version=if_version)
+
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+        *,
+        if_version: Sequence[str | None] | None = None,
+        if_absent: Sequence[bool] | None = None,
+    ) -> list[FileUploadResponse]:
+        """The uploads for the head of one thread become one pending write, which is quicker, and all or nothing."""
+        if if_version or if_absent:
+            return super().upload_files(files, if_version=if_version, if_absent=if_absent)
+        responses: dict[int, FileUploadResponse] = {}
+        if isinstance(self.volume, WritableThreadsVolume) and len(files) > 1:
+            for thread, group in _by_head(files).items():
+                items = [(path, bytes(files[index][1])) for index, path in group.items()]
+                try:
+                    found = self.volume.store(thread, items)
+                except OSError as error:
+                    found = [errors.code_of(error)] * len(items)
+                responses |= {
+                    index: FileUploadResponse(path=files[index][0], error=error)
+                    for index, error in zip(group, found, strict=True)
+                }
+        rest = [index for index in range(len(files)) if index not in responses]
+        responses |= zip(rest, super().upload_files([files[index] for index in rest]), strict=True)
+        return [responses[index] for index in range(len(files))]
+
+
+def _by_head(files: list[tuple[str, bytes]]) -> dict[bytes, dict[int, AgentPath]]:
+    """Thread → the uploads for its head, by their place in the list, with their paths there.
+
+    Without invalid ones, whose errors come from the single upload.
+    """
+    found: dict[bytes, dict[int, AgentPath]] = {}
+    for index, (path, content) in enumerate(files):
+        try:
+            names = names_of(path)
+            below = AgentPath("/" + b"/".join(names[2:]).decode("utf-8"))
+        except (OSError, ValueError):
+            continue
+        if _is_below_head(names) and isinstance(content, (bytes, bytearray, memoryview)):
+            found.setdefault(names[0], {})[index] = below
+    return found
 
 
 def _is_below_head(names: Sequence[bytes]) -> bool:

@@ -108,13 +108,34 @@ class HeadFiles(Remote):
         if (there is not None) if create else (over is not None and (there is None or there.etag != over)):
             raise errors.oserror(errno.ESTALE, key)
         content = data.read(0, data.size)
-        path, tree = _path(key), self._look()
-        record = tree.key(path)
-        if record is None:
-            tree.require_place(path)
-            record = str(path)
-        self._put({record: _encoded(content, self._seen.get(record), self._usual_format())})
+        (failed,) = self.store([(_path(key), content)])
+        if failed is not None:
+            raise failed
         return digest_of(content)
+
+    def store(self, files: Sequence[tuple[AgentPath, bytes]]) -> list[OSError | None]:
+        """Put files, whatever is there: those that can be become one pending write. An error for each, or None."""
+        tree, usual = self._look().copy(), self._usual_format()
+        update: dict[str, Any] = {}
+        found: list[OSError | None] = []
+        for path, data in files:
+            try:
+                key = tree.key(path)
+                if key is None:
+                    tree.require_place(path)
+            except OSError as error:
+                found.append(error)
+                continue
+            if key is None:
+                key = str(path)
+                tree.add(key)
+            update[key] = _encoded(data, self._seen.get(key), usual)
+            found.append(None)
+        try:
+            self._put(update)
+        except OSError as error:
+            return [refused or error for refused in found]
+        return found
 
     def delete(self, key: str) -> None:
         there = self._look().key(_path(key))
@@ -150,6 +171,8 @@ class HeadFiles(Remote):
 
     def _put(self, update: dict[str, Any]) -> None:
         """Make these changes, unless one of the files has changed since `_look`."""
+        if not update:
+            return
         before = {key: self._seen.get(key) for key in update}
         with _undamaged(), self._database.exclusive() as append:
             self._poll()

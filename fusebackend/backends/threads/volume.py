@@ -27,13 +27,14 @@ from fusebackend.backends.threads.database.activity import QUIET_S, RunWatch
 from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.head import HeadFiles
-from fusebackend.backends.threads.line import Checkpoint, Head, Line
+from fusebackend.backends.threads.line import HEAD, Checkpoint, Head, Line
 from fusebackend.backends.threads.nodes import blocks_of
 from fusebackend.backends.threads.prune import remove
 from fusebackend.backends.threads.tree import LineDirectory, ThreadDirectory, Tree
-from fusebackend.base import heap, waiting
+from fusebackend.base import errors, heap, paths, waiting
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import MAX_NODE, Attr, AttrChanges, Caller, Change, Features, Observer, StatFs
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Observer, StatFs
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.volumes.native import NativeVolume
 
@@ -356,6 +357,16 @@ class WritableHead:
         self.files = HeadFiles(volume.database, self.line, RunWatch(quiet_s), volume.poll)
         self.tree = RemoteVolume(self.files, first_node=self.root)
 
+    def written(self, changed: Sequence[AgentPath]) -> list[Change]:
+        """Update the tree after writes to these paths that bypassed it; returns the changes for caches."""
+        found: list[Change] = []
+        end = self.tree.subscribe(found.append)
+        try:
+            self.tree.told(*changed)
+        finally:
+            end()
+        return found
+
     def line(self) -> Line:
         return self._volume.line(self._directory)
 
@@ -519,6 +530,26 @@ class WritableThreadsVolume(ThreadsVolume):
         with self._asked:
             self._writable(node)
             raise oserror(errno.ENODATA, name)
+
+    # -- many at once ------------------------------------------------------------------------------------------
+
+    def store(self, thread: bytes, files: Sequence[tuple[AgentPath, bytes]]) -> list[str | None]:
+        """Store files, by their paths below the head of a thread, as one pending write. An error for each, or None.
+
+        Raises:
+            OSError: ENOENT where there is no such thread, EBUSY, ENOTSUP.
+        """
+        with self.changing() as changes, self._asked:
+            root = self.lookup(self.lookup(ROOT_NODE, thread).node, HEAD)
+            head = self._writable(root.node)
+            replaced = {path for path, _ in files if head.files.has(path[1:])}
+            found = head.files.store(files)
+            changes += head.written([path for path, _ in files])
+            above = paths.join(paths.join(ROOT, paths.to_text(thread)), paths.to_text(HEAD))
+            for (path, _), error in zip(files, found, strict=True):
+                if error is None:
+                    changes.append(Change(kind="modified" if path in replaced else "created", path=above + path))
+            return [None if error is None else errors.code_of(error) for error in found]
 
     # -- data --------------------------------------------------------------------------------------------------
 

@@ -89,27 +89,29 @@ def test_langgraphs_own_pending_writes_and_ours_get_along(desk: Bench) -> None:
     assert (found["/one.txt"], found["/two.txt"], found["/three.txt"]) == (b"1", b"2", b"3")
 
 
-def test_each_of_many_uploads_has_its_own_outcome(desk: Bench) -> None:
+def test_many_uploads_are_one_pending_write(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     threadcases.old(desk.saver)
-    files = [(f"/plain/head/many/{number}.txt", str(number).encode()) for number in range(20)]
+    before = len(desk.saver.get_tuple(thread("plain")).pending_writes)
+    files = [(f"/plain/head/many/{number}.txt", str(number).encode()) for number in range(300)]
     files[7:7] = [("/old/head/elsewhere.txt", b"x"), ("/nobody/head/x.txt", b""), ("/plain/head/a.txt/below", b"")]
     files += [("/plain/head/a.txt", b"replaced"), ("/plain/head/many", b""), ("/plain/state.json", b"")]
     files += [("/plain/head/a%2Eb", b"as it is"), ("/plain/head/\udcff", b""), ("/plain/head/last.txt", "text")]
     responses = desk.backend.upload_files(files)
     assert [response.path for response in responses] == [path for path, _ in files]
     assert {response.path: response.error for response in responses if response.error is not None} == {
-        "/nobody/head/x.txt": "permission_denied",
+        "/nobody/head/x.txt": "file_not_found",
         "/plain/head/a.txt/below": "invalid_path",
         "/plain/head/many": "is_directory",
         "/plain/state.json": "permission_denied",
         "/plain/head/\udcff": "Invalid or incomplete multibyte or wide character",
         "/plain/head/last.txt": "content must be bytes, not str",
     }
+    assert len(desk.saver.get_tuple(thread("plain")).pending_writes) == before + 1
     found = state(agent, "plain")
-    assert found["/many/19.txt"] == b"19"
+    assert found["/many/299.txt"] == b"299"
     assert (found["/a.txt"], found["/a%2Eb"]) == (b"replaced", b"as it is")
-    assert desk.get("/plain/head/many/15.txt") == b"15"
+    assert desk.get("/plain/head/many/150.txt") == b"150"
     assert desk.get("/old/head/elsewhere.txt") == b"x"
 
 
@@ -381,7 +383,6 @@ def place(request, tmp_path_factory):
 
 class HeadConformance(BackendConformance):
     big_file_bytes = (1 << 20) + 5  # one record, whatever its size
-    many_entries = 100  # each is a pending write, and is added to all of the head
 
     def test_a_name_may_be_bytes_that_are_no_text(self, b: Probe) -> None:
         """Keys are texts."""
