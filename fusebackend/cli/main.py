@@ -7,6 +7,7 @@ table has their descriptions.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -80,6 +81,14 @@ class _Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         show.open_streams()
         return super().main(*args, **kwargs)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except OSError as error:  # of the output of `--help`
+            if error.errno == errno.EPIPE:
+                raise  # click ends quietly
+            raise click.ClickException(one_line(error)) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
