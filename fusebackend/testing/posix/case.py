@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import pickle
 import re
@@ -33,6 +34,8 @@ NOBODY = 65534
 """The other user (and group) of cases that need one; the kernel's overflow uid, which owns nothing."""
 
 AT_FDCWD = -100
+
+_NUMBERS = itertools.count(1)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -157,8 +160,11 @@ def opened(path: Path | bytes | str, flags: int, mode: int = 0o644, *, dir_fd: i
 
 @contextlib.contextmanager
 def fresh(d: Path) -> Iterator[Path]:
-    """Make an empty directory below `d` for the length of a block, in which one case of a loop works."""
-    directory = d / "own"
+    """Make an empty directory below `d` for the length of a block, in which one case of a loop works.
+
+    Each has a name of its own: SeaweedFS goes on listing directories that were below an earlier one.
+    """
+    directory = d / f"own{next(_NUMBERS)}"
     directory.mkdir()
     try:
         yield directory
