@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import errno
 import importlib
-import os
 import signal
-import sys
 from typing import Any
 
 import click
@@ -80,7 +78,10 @@ _COMMANDS = {name: entry for commands in _SECTIONS.values() for name, entry in c
 class _Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         show.open_streams()
-        return super().main(*args, **kwargs)
+        try:
+            return super().main(*args, **kwargs)
+        finally:
+            show.end_output()
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         try:
@@ -112,7 +113,6 @@ class _Commands(click.Group):
             finally:
                 show.flush()
         except BrokenPipeError:  # the reader of the output has ended; end quietly, as SIGPIPE ends other programs
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that is not flushed yet
             ctx.exit(128 + signal.SIGPIPE)
         except KeyboardInterrupt:
             ctx.exit(show.INTERRUPTED)

@@ -229,6 +229,14 @@ def open_streams() -> None:
             setattr(sys, name, stream)
 
 
+def end_output() -> None:
+    """Drop what is left of an output that can't be written: this was said, and Python would end with status 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def flush() -> None:
     """Flush the output, so that a closed pipe is noticed while it can still be handled."""
     sys.stdout.flush()

@@ -220,15 +220,15 @@ def test_whoever_is_killed_is_let_go(patient: Mounted, stall: Control, number: s
 def test_who_is_killed_while_it_reads_is_let_go(patient: Mounted, stall: Control) -> None:
     """READ does not name the waiting process, so the call is attributed to the process that opened the file."""
     command = [sys.executable, "-S", "-c", READER, patient.path / "hung" / "file"]
-    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert reader.stdout is not None and reader.stdin is not None and reader.stdout.readline() == b"open\n"
-    mounts.drop_caches(1)
-    stall.hang()
-    reader.stdin.write(b"\n")
-    reader.stdin.flush()
-    eventually(lambda: health(patient)["running"] >= 1)
-    reader.kill()
-    reader.communicate(timeout=SLACK_S)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None and reader.stdin is not None and reader.stdout.readline() == b"open\n"
+        mounts.drop_caches(1)
+        stall.hang()
+        reader.stdin.write(b"\n")
+        reader.stdin.flush()
+        eventually(lambda: health(patient)["running"] >= 1)
+        reader.kill()
+        reader.communicate(timeout=SLACK_S)
     assert reader.returncode == -signal.SIGKILL
 
 

@@ -44,7 +44,7 @@ printf '#!/bin/sh\necho run\n' > repo/run; chmod 755 repo/run; touch -d 2011-01-
 for n in $(seq 30); do echo "file $n" > repo/sub/deep/$n; done
 python3 -c 'import os; os.setxattr("repo/run", "user.colour", b"red")'
 git init -q -b main git && cd git
-git config user.name t; git config user.email t@t; git config gc.auto 0
+git config user.name t; git config user.email t@t; git config maintenance.auto false
 mkdir a c; for n in 1 2 3 4; do seq $n 200 > a/f$n; echo $n > c/g$n; done; ln c/g1 c/hard
 git add -A; git commit -qm one
 """

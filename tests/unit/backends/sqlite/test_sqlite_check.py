@@ -64,7 +64,7 @@ DAMAGE = [
     ("UPDATE inode SET mtime_ns = 'noon' WHERE node = 6", "inode 6 has a field that is not a number"),
     (
         "UPDATE inode SET uid = -1 WHERE node = 6",
-        "inode 6 has owner -1, group 0 and device 0, of which one is out of range",
+        f"inode 6 has owner -1, group {ME.gid} and device 0, of which one is out of range",
     ),
     (
         "UPDATE chunk SET data = x'' WHERE node = 5; UPDATE inode SET size = 0 WHERE node = 5",
