@@ -77,11 +77,8 @@ _COMMANDS = {name: entry for commands in _SECTIONS.values() for name, entry in c
 
 class _Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        show.open_streams()
-        try:
+        with show.standard_streams():
             return super().main(*args, **kwargs)
-        finally:
-            show.end_output()
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         try:

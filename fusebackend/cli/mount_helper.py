@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from fusebackend.base.settings import ConfigError
 from fusebackend.cli.mount import MountLine, announce_mounted, make_ready, plan_of, start_server
-from fusebackend.cli.show import announce, one_line, open_streams
+from fusebackend.cli.show import announce, one_line, standard_streams
 from fusebackend.cli.umount import DEFAULT_TIMEOUT_S, end_mount, show_holders
 from fusebackend.config import words_known
 from fusebackend.linux import mount_table as table
@@ -56,9 +56,9 @@ def umount_main() -> NoReturn:
     _run(umount_helper, "umount.fusebackend")
 
 
+@standard_streams()
 def _run(command: click.Command, name: str) -> NoReturn:
     """Run a helper; an error that a user can cause is a line on standard error, and a status of mount(8)."""
-    open_streams()
     os.environ.setdefault("PATH", PATH)
     try:
         status: object = command.main(prog_name=name, standalone_mode=False)

@@ -15,7 +15,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
@@ -218,23 +218,26 @@ def encode(text: str) -> bytes:
         return text.encode("utf-8", "backslashreplace")
 
 
-def open_streams() -> None:
-    """Open the null device for each standard stream that the command was started without, as some cron daemons and
-    `<&-` do. Python has none for it then, and the next file that anything opens would get the number that libraries
-    print to."""
+@contextlib.contextmanager
+def standard_streams() -> Iterator[None]:
+    """Run a command with standard streams, whatever it was started with.
+
+    The null device takes the place of one that it was started without, as by some cron daemons and `<&-`: Python has
+    none for it then, and the next file that anything opens would get the number that libraries print to. What is left
+    of an output that can't be written is dropped: this was said, and Python would end with status 120.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode)  # noqa: SIM115 (until the process ends)
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
-
-
-def end_output() -> None:
-    """Drop what is left of an output that can't be written: this was said, and Python would end with status 120."""
     try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def flush() -> None:

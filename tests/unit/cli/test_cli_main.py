@@ -87,12 +87,20 @@ sys.argv[1:] = ["--help"]
     assert (tmp_path / "said").read_text() == "'' True True\n"
 
 
-@for_each("words", [["--help"], ["ls", "--help"], ["backends"]])
-def test_an_output_that_takes_nothing_is_one_line(words):
-    script = "from fusebackend.cli.main import main; main()"
+@for_each(
+    ("entry", "words", "status", "name"),
+    [
+        ("main.main", ["--help"], 1, b"Error"),
+        ("main.main", ["ls", "--help"], 1, b"Error"),
+        ("main.main", ["backends"], 1, b"Error"),
+        ("mount_helper.mount_main", ["--help"], 32, b"mount.fusebackend"),
+    ],
+)
+def test_an_output_that_takes_nothing_is_one_line(entry, words, status, name):
+    script = f"from fusebackend.cli import main, mount_helper; {entry}()"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", script, *words], stdout=full, stderr=subprocess.PIPE, timeout=60)
-    assert (done.returncode, done.stderr) == (1, b"Error: No space left on device\n")
+    assert (done.returncode, done.stderr) == (status, name + b": No space left on device\n")
 
 
 def test_a_bug_is_no_error_of_the_user(command, monkeypatch):
