@@ -246,13 +246,9 @@ def test_a_langgraph_tool_is_a_call(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def logging(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
+def test_calls_are_lines_of_files(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return serve(f"sqlite:{tmp_path}/volume.db")
-
-
-def test_calls_are_lines_of_files(logging: Mounted) -> None:
+    logging = serve(f"sqlite:{tmp_path}/volume.db")
     directory = logging.path / ".fusebackend/log"
     day = f"{date.today().isoformat()}.jsonl"
     assert sorted(os.listdir(directory)) == [day, "calls.tsv", "today.jsonl"]
@@ -279,16 +275,13 @@ def test_calls_are_lines_of_files(logging: Mounted) -> None:
             os.open(directory / "calls.tsv", flags)
     with pytest.raises(OSError, match=r"Read-only|Permission"):
         (directory / "new").write_text("x")
-
-
-def test_what_agents_say_steers_no_terminal(logging: Mounted) -> None:
-    directory = logging.path / ".fusebackend/log"
+    # What agents say steers no terminal.
     with fusebackend.connect(logging.path, actor=Actor(agent="eve\x1b]0;x\x07\nc9\u2028")) as files:
         files.write("/\x1b[2J\x9b\udcff", "1")
     for name in ("calls.tsv", "today.jsonl"):
         text = (directory / name).read_text(encoding="utf-8")
         assert not {"\x1b", "\x07", "\x9b"} & set(text), name
-    (row,) = csv.DictReader((directory / "calls.tsv").read_text().splitlines(), dialect="excel-tab")
+    *_, row = csv.DictReader((directory / "calls.tsv").read_text().splitlines(), dialect="excel-tab")
     assert (row["agent"], row["title"]) == ("eve\\033]0;x\\007\\nc9\\u2028", "write /\\033[2J\\u009b\\377")
 
 

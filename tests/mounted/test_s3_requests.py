@@ -16,6 +16,7 @@ from services.s3 import Bucket, Service
 
 import fusebackend
 from fusebackend.backends import S3Backend
+from fusebackend.testing.each import each
 
 OFF = {"attributes": "off"}
 MANY = 400
@@ -27,11 +28,11 @@ def _run(*words: str | Path) -> int:
     return len(subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines())
 
 
-def _verb(call: Callable[[Any], Any]) -> Callable[[Path, Any], Any]:
-    """A row's `work` with the client of the mount."""
+def _verb(call: Callable[[Any, str], Any]) -> Callable[[Path, Any], Any]:
+    """A row's `work` with the client of the mount, and the route's prefix."""
 
     def work(path: Path, client: Any) -> Any:
-        answer = call(client)
+        answer = call(client, f"/{path.name}")
         assert answer.error is None, answer.error
         return len(getattr(answer, "entries", None) or getattr(answer, "matches", None) or ())
 
@@ -45,20 +46,20 @@ ROWS: dict[str, tuple[Callable[[Path, Any], Any], Any, int, dict[str, str]]] = {
     "ls -l, no attributes": (lambda path, _: _run("ls", "-l", path / "many"), MANY + 1, 3, OFF),
     "grep -r, no attributes": (lambda path, _: _run("grep", "-rl", "needle", path / "hundred"), 100, 103, OFF),
     "one file, no attributes": (lambda path, _: len((path / "many/f200").read_bytes()), 1024, 3, OFF),
-    "verb ls": (_verb(lambda client: client.ls("/many")), MANY, 3, {}),
-    "verb glob": (_verb(lambda client: client.glob("many/f*")), MANY, 3, {}),
-    "verb grep": (_verb(lambda client: client.grep("needle", "/hundred")), 100, 103, {}),
-    "verb read": (_verb(lambda client: client.read("/many/f200")), 0, 2, {}),
-    "verb write": (_verb(lambda client: client.write("/hundred/new", "new")), 0, 2, {}),
-    "verb edit": (_verb(lambda client: client.edit("/many/f201", "needle", "pin")), 0, 3, {}),
+    "verb ls": (_verb(lambda client, at: client.ls(f"{at}/many")), MANY, 3, {}),
+    "verb glob": (_verb(lambda client, at: client.glob("many/f*", at)), MANY, 3, {}),
+    "verb grep": (_verb(lambda client, at: client.grep("needle", f"{at}/hundred")), 100, 103, {}),
+    "verb read": (_verb(lambda client, at: client.read(f"{at}/many/f200")), 0, 2, {}),
+    "verb write": (_verb(lambda client, at: client.write(f"{at}/hundred/new", "new")), 0, 2, {}),
+    "verb edit": (_verb(lambda client, at: client.edit(f"{at}/many/f201", "needle", "pin")), 0, 3, {}),
     "find in a tree": (lambda path, _: _run("find", path / "tree", "-name", "f"), 20, 3 + 20 + 1, {}),
     "find in a tree, no attributes": (lambda path, _: _run("find", path / "tree", "-name", "f"), 20, 3 + 20, OFF),
-    "verb glob in a tree": (_verb(lambda client: client.glob("tree/**/f")), 20, 3 + 20, {}),
+    "verb glob in a tree": (_verb(lambda client, at: client.glob("tree/**/f", at)), 20, 3 + 20, {}),
     "mv of a directory of 9 files": (lambda path, _: os.rename(path / "9a", path / "a"), None, 13, {}),  # 1: its mode
     "mv of 9 files, no attributes": (lambda path, _: os.rename(path / "9b", path / "b"), None, 12, OFF),
-    "verb move of 9 files": (_verb(lambda client: client.move("/9c", "/c")), 0, 12, {}),
+    "verb move of 9 files": (_verb(lambda client, at: client.move(f"{at}/9c", f"{at}/c")), 0, 12, {}),
 }
-"""What is done on a cold mount, the answer, the most requests that it may take, and parameters of the route."""
+"""What is done on a cold route, the answer, the most requests that it may take, and parameters of the route."""
 
 
 @pytest.fixture(scope="module")
@@ -74,18 +75,18 @@ def place(seaweedfs: Service) -> Iterator[tuple[FailingProxy, Bucket]]:
         yield proxy, bucket
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_requests_on_a_cold_mount(place: tuple[FailingProxy, Bucket], row: str, tmp_path: Path) -> None:
-    work, expected, limit, parameters = ROWS[row]
+def test_requests_on_a_cold_route(place: tuple[FailingProxy, Bucket], tmp_path: Path) -> None:
     proxy, bucket = place
-    url = bucket.url(ttl="60", **parameters)
+    routes = {f"/{number}": bucket.url(ttl="60", **row[3]) for number, row in enumerate(ROWS.values())}
     options = ["history=off"]  # which would look at what is changed, and keep it
     with (
-        mounts.mounted(tmp_path / "mnt", url, options=options) as server,
+        mounts.mounted(tmp_path / "mnt", "memory:", routes=routes, options=options) as server,
         fusebackend.connect(server.path) as client,
     ):
-        proxy.requests.clear()
-        found = work(server.path, client)
-        requests = Counter(proxy.requests)
-    assert found == expected
-    assert requests.total() <= limit, requests
+        for number, case in enumerate(each(ROWS)):
+            with case as (work, expected, limit, _):
+                assert not (server.path / str(number) / ".fusebackend").exists()  # asked of a default at its start
+                proxy.requests.clear()
+                assert work(server.path / str(number), client) == expected
+                requests = Counter(proxy.requests)
+                assert requests.total() <= limit, requests

@@ -281,14 +281,22 @@ def status_of(mounted: Mounted, name: str = OWN) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(params=["hidden", "visible"])
+@pytest.fixture(scope="module", params=["hidden", "visible"])
 def shown(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="module")
+def own_mount(shown: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    point = tmp_path_factory.mktemp("own") / "mnt"
+    with mounts.mounted(point, "memory:", routes={"/memories": "memory:"}, options=[f"trees={shown}"]) as mounted:
+        yield mounted
+
+
 @pytest.fixture
-def mounted(serve: Serve, shown: str) -> Mounted:
-    return serve("memory:", routes={"/memories": "memory:"}, options=[f"trees={shown}"])
+def mounted(own_mount: Mounted) -> Iterator[Mounted]:
+    yield own_mount
+    sh("rm -rf d file .git", own_mount.path)
 
 
 # -- its files -------------------------------------------------------------------------------------------------------
@@ -420,12 +428,11 @@ def test_a_route_that_has_the_name_is_refused(serve: Serve, tmp_path: Path) -> N
     assert os.listdir(mounted.path / OWN) == ["x"]
 
 
-def test_a_mount_of_a_mount_is_not_refused(serve: Serve, shown: str) -> None:
-    below = serve("memory:", options=[f"trees={shown}"])
-    (below.path / "file").write_text("x")
-    above = serve(f"dir:{below.path}")
+def test_a_mount_of_a_mount_is_not_refused(mounted: Mounted, serve: Serve) -> None:
+    (mounted.path / "file").write_text("x")
+    above = serve(f"dir:{mounted.path}")
     assert (above.path / "file").read_text() == "x"
-    assert status_of(above)["pid"] == above.pid and status_of(below)["pid"] == below.pid
+    assert status_of(above)["pid"] == above.pid and status_of(mounted)["pid"] == mounted.pid
     above.stop()
 
 

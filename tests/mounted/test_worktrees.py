@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import mounts
 import pytest
-from mounts import Serve
 from programs import ok, sh
 
+import fusebackend
 from fusebackend.testing.each import each
 
 REPOSITORY = """
@@ -18,13 +20,22 @@ git add . && git commit -qm one; echo kept > ignored
 """
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with mounts.mounted(tmp_path_factory.mktemp("worktrees") / "mnt", "memory:", options=["history=on"]) as server:
+        yield server.path
+
+
 @pytest.fixture
-def repository(serve: Serve) -> Path:
+def repository(served: Path) -> Iterator[Path]:
     """A repository in a directory of a mount."""
-    found = serve("memory:", options=["history=on"]).path / "project"
+    found = served / "project"
     found.mkdir()
     sh(REPOSITORY, cwd=found)
-    return found
+    yield found
+    with fusebackend.connect(served) as files:
+        files.delete_branches(*(each.name for each in files.branches()))
+    mounts.empty(served)
 
 
 def hook(repository: Path, event: str, *words: str, **told: str) -> str:
@@ -125,7 +136,7 @@ def test_settings_of_a_repository_start_no_program(repository: Path, tmp_path: P
     assert not mark.exists()
 
 
-def test_what_can_not_be(repository: Path, serve: Serve) -> None:
+def test_what_can_not_be(repository: Path) -> None:
     for case in each([
         ("no 'name' of a worktree", {"name": ""}),
         ("no 'name' of a worktree", {"name": "../.."}),
