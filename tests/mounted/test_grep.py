@@ -1,4 +1,6 @@
-"""`grep` of the API and `rg -F` and `grep -F` on the mount: the same files, the same lines."""
+"""`grep` of the API and `rg -F` and `grep -F` on the mount: the same files, the same lines.
+
+Every other kind of volume finds what this one does (`unit/testing/test_search_matrix.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from typing import Any
 
 import mounts
 import pytest
-from kinds import KINDS, KINDS_BY_DAY
 from search_corpus import PATTERNS, PLAIN
 from trees import run
 
@@ -17,11 +18,11 @@ import fusebackend
 Found = list[tuple[str, int, str]]
 
 
-@pytest.fixture(scope="module", params=KINDS_BY_DAY)
-def mount(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
+@pytest.fixture(scope="module")
+def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
     """Serve a mount with the corpus, written through the kernel; half of it below a route."""
-    url, routes = KINDS[request.param].url, {"/data": "memory:"}
-    with mounts.of_kind(request, tmp_path_factory, url, routes=routes) as server:
+    tmp = tmp_path_factory.mktemp("grep")
+    with mounts.mounted(tmp / "mnt", f"sqlite:{tmp}/volume.db", routes={"/data": "memory:"}) as server:
         for path, content in PLAIN.items():
             file = server.path / path[1:]
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -330,18 +330,15 @@ def test_no_byte_of_it_is_left(forgetting: Mounted, tmp_path: Path) -> None:
         assert check(tmp_path / "volume.db") == []
         put(root / "secret", b"goes on")
         assert files.grep("goes on", "/").matches
-
-
-def test_errors_are_one_line(forgetting: Mounted) -> None:
-    done = command("forget", "/tmp", cwd=forgetting.path)
+    done = command("forget", "/tmp", cwd=root)
     assert done.returncode != 0
     assert "Error: '/tmp' lies in no mount" in done.stderr
     assert "Traceback" not in done.stderr
-    done = command("forget", "--yes", "gone", cwd=forgetting.path)
+    done = command("forget", "--yes", "gone", cwd=root)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         1, "Error: no file, snapshot, branch or call has 'gone': is that how it was written?",
     )  # fmt: skip
-    (forgetting.path / "directory").mkdir()
-    (forgetting.path / "directory/file").write_text("x")
-    within = command("forget", "--yes", "directory", "directory/file", cwd=forgetting.path)
+    (root / "directory").mkdir()
+    (root / "directory/file").write_text("x")
+    within = command("forget", "--yes", "directory", "directory/file", cwd=root)
     assert within.returncode == 0, within.stderr
