@@ -45,15 +45,6 @@ def paths_of(infos):
 # -- composite -------------------------------------------------------------------------------------------------
 
 
-def test_composite_3_temporary_files_in_state_and_memories_elsewhere(runtime):
-    memories, cache = StateBackend(), StateBackend()
-    composite = CompositeBackend(default=StateBackend(runtime), routes={"/memories/": memories, "/cache/": cache})
-    assert composite.write("/temp.txt", "ephemeral data").error is None
-    assert composite.write("/memories/note.md", "persistent data").error is None
-    assert "ephemeral data" in runtime.state["files"]["/temp.txt"]["content"]
-    assert "persistent data" in memories.read("/note.md")
-
-
 def test_composite_4_attributes_of_the_class():
     default, route = InMemoryBackend(), InMemoryBackend()
     composite = CompositeBackend(default=default, routes={"/a/": route, "/a/longer/": route})
@@ -117,18 +108,6 @@ def test_composite_7_execute_needs_a_default_that_can(tmp_path):
         assert composite.execute("echo hello").output.strip() == "hello"
         for library in ("asyncio", "trio"):
             assert anyio.run(execute, composite, backend=library).exit_code == 0
-
-
-def test_composite_9_1_classes_as_factories_get_their_runtime_from_the_agent(runtime):
-    backend = CompositeBackend(
-        default=StateBackend,
-        routes={"/memories/": StateBackend, "/skills/": StateBackend, "/conversation_history/": StateBackend},
-    )
-    assert callable(backend)  # `create_deep_agent` calls what it can call, with the runtime of a tool call
-    made = backend(runtime)
-    assert made.write("/skills/s.md", "x").error is None
-    assert paths_of(made.ls_info("/")) == ["/conversation_history/", "/memories/", "/skills/"]
-    assert "needs a runtime" in backend.write("/skills/s.md", "x").error
 
 
 def test_composite_9_3_a_shell_with_memories_beside_it(tmp_path):
@@ -292,14 +271,6 @@ def test_cmdc_a_state_by_name_is_a_table_that_all_of_its_name_share():
         StateBackend.named("")
 
 
-def test_cmdc_one_session_with_a_sandbox_memories_and_history(tmp_path):
-    with LocalShellBackend(tmp_path) as sandbox:
-        backend = CompositeBackend(sandbox, {"/memory/": InMemoryBackend(), "/history/": StateBackend()})
-        for path in ("/f", "/memory/f", "/history/f"):
-            assert backend.write(path, path).path == path
-        assert paths_of(backend.ls("/").entries) == ["/f", "/history/", "/memory/"]
-
-
 # -- state, store, checkpointer, memory ------------------------------------------------------------------------
 
 
@@ -322,12 +293,3 @@ def test_state_3_write_returns_the_update_for_the_graph(runtime):
     runtime.state["files"].update(result.files_update)
     assert runtime.state["files"] == before
     assert "x" in StateBackend(runtime).read("/f")
-
-
-def test_state_6_mixed_storage_without_runtimes():
-    backend = CompositeBackend(
-        default=StateBackend(), routes={"/memories/": InMemoryBackend(), "/knowledge/": InMemoryBackend()}
-    )
-    for path in ("/tmp/file.txt", "/memories/AGENTS.md", "/knowledge/docs.md"):
-        assert backend.write(path, path).error is None
-    assert list(backend.default.runtime.state["files"]) == ["/tmp/file.txt"]
