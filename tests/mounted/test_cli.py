@@ -137,21 +137,6 @@ class TestMount:
         shell.ok("mount", point)
         assert (point / "notes/a.txt").read_text() == "kept"
 
-    def test_routes(self, shell: Shell, point: Path) -> None:
-        (shell.home / "project").mkdir()
-        (shell.home / "project/README").write_text("read me")
-        said = shell.ok(
-            "mount", point, "--default", "memory:", "--route", "/project/=dir:project", "--route", "deep/notes=memory:"
-        )
-        routes = ["  /  memory:", "  /deep/notes/  memory:", f"  /project/  dir:{shell.home}/project"]
-        assert said.splitlines()[-3:] == routes
-        assert sorted(os.listdir(point)) == ["deep", "project"]
-        assert (point / "project/README").read_text() == "read me"
-        (point / "project/new").write_text("from the mount")
-        assert (shell.home / "project/new").read_text() == "from the mount"
-        (point / "deep/notes/x").write_text("x")
-        assert [route["prefix"] for route in shell.status(point)["routes"]] == ["/", "/deep/notes/", "/project/"]
-
     def test_a_config_file(self, shell: Shell, point: Path) -> None:
         place = shell.home / "etc"
         (place / "notes").mkdir(parents=True)
@@ -500,7 +485,11 @@ class TestStatus:
     def test_for_programs_and_in_words(self, shell: Shell, point: Path) -> None:
         (shell.home / "project").mkdir()
         routes = ("--route", "notes=memory:", "--route", "project=dir:project")
-        shell.ok("mount", point, "--default", "sqlite:x.db", *routes, "-o", "ttl=2 s")
+        said = shell.ok("mount", point, "--default", "sqlite:x.db", *routes, "-o", "ttl=2 s")
+        shown = [f"  /  sqlite:{shell.home}/x.db", "  /notes/  memory:", f"  /project/  dir:{shell.home}/project"]
+        assert said.splitlines()[-3:] == shown
+        (point / "project/new").write_text("from the mount")
+        assert (shell.home / "project/new").read_text() == "from the mount"
         everything = json.loads(shell.ok("status", "--json"))
         (mine,) = [one for one in everything if one["mountpoint"] == str(point)]
         assert mine["state"] == "alive"

@@ -105,21 +105,6 @@ class TestPaths:
         assert (mnt / "memories/a").exists()
         assert "lies in no mount" in refused("rm", "-r", tmp_path / "outside")
 
-    def test_names_of_any_bytes(self, mnt):
-        name = b"\xff\n\x1b[31m '\"\\"
-        (mnt / "dir").mkdir()
-        path = os.path.join(os.fsencode(mnt), b"dir", name)
-        ok("write", path, "--text", "needle\n")
-        assert os.listdir(os.fsencode(mnt / "dir")) == [name]
-        assert ok("ls", mnt / "dir") == name + b"\n"
-        assert ok("glob", "-0", "*", mnt / "dir") == path + b"\0"
-        assert ok("grep", "-l0", "needle", mnt) == path + b"\0"
-        assert ok("read", path) == b"needle\n"
-        assert json.loads(ok("ls", "--json", mnt / "dir"))[0]["path"] == os.fsdecode(path)
-        refused("read", os.fsdecode(path + b"x"))
-        ok("rm", path)
-        assert os.listdir(mnt / "dir") == []
-
 
 def test_on_a_terminal_nothing_steers_it_and_a_bar_shows_how_far_it_is(mnt, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
