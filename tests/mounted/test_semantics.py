@@ -224,7 +224,8 @@ ELSEWHERE = {
         "mounted/test_faults.py::test_each_defect_is_logged_once_with_its_traceback",
     ),
     "Names are bytes": (
-        "mounted/test_cli_verbs.py::test_names_of_any_bytes",
+        "unit/cli/test_cli_listing.py::test_names_of_any_bytes",
+        "mounted/test_cli_verbs.py::test_on_a_terminal_nothing_steers_it_and_a_bar_shows_how_far_it_is",
         "../fusebackend/testing/conformance/naming.py::test_a_name_may_be_bytes_that_are_no_text",
         "unit/integrations/test_odd_names.py::test_tools_show_each_name_and_take_it_back",
     ),
