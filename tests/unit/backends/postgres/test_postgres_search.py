@@ -209,17 +209,6 @@ def test_what_means_something_to_like_is_itself(backend: PostgresBackend, patter
     assert backend.grep(pattern).matches == [GrepMatch(**line) for line in lines if pattern in line["text"]]  # type: ignore[typeddict-item]
 
 
-def test_another_volume_is_not_searched(database: str, backend: PostgresBackend, sql: Sql) -> None:
-    node = put(backend, "/file.txt", b"needle\n")
-    with opened(database) as other:
-        put(other, "/file.txt", b"needle of another volume\n")
-        assert len(backend.grep("needle").matches or []) == len(other.grep("needle").matches or []) == 1
-        index_all(other)
-        assert nodes_in(sql, "unindexed", backend) == {node}
-        index_all(backend)
-        assert len(backend.grep("needle").matches or []) == len(other.grep("needle").matches or []) == 1
-
-
 def test_what_another_host_has_closed_is_found(database: str, backend: PostgresBackend, sql: Sql) -> None:
     with opened(database, backend.volume.name) as other:
         put(other, "/file.txt", b"first\n")
