@@ -214,20 +214,6 @@ def test_without_the_extra_the_command_line_says_what_is_missing(tmp_path: Path)
     assert ["pip install 'fusebackend[langgraph]'" in line for line in done.stdout.splitlines()] == [True] * 2
 
 
-@one_database
-def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
-    threadcases.snapshots(b.saver, turns=12)
-    volume, first = b.backend.volume, b.history("/snapshots")[10]
-    paths = (f"{first}/work", f"{first}/work/part0", "/snapshots/head/work", "/snapshots")
-    held = {path: node_at(volume, path) for path in paths}
-    for node in held.values():
-        volume.hold(node)
-    for directory in b.history("/snapshots")[::5]:
-        b.tree(directory)
-    assert {path: node_at(volume, path) for path in held} == held
-    volume.forget(held.values())
-
-
 # -- searches ----------------------------------------------------------------------------------------------------------
 
 
