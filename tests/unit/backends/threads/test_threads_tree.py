@@ -63,12 +63,6 @@ def test_what_a_thread_shows(b: Bench) -> None:
     assert names(b.backend, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
 
 
-def test_an_empty_database_has_an_empty_root(b: Bench) -> None:
-    assert names(b.backend, "/") == []
-    assert b.backend.ls("/none").error == "Path '/none': path_not_found"
-    assert b.backend.glob("**").matches == []
-
-
 def test_a_single_thread_is_found_without_listing_all(b: Bench) -> None:
     for thread_id in ("one", "t/1", "x" * 300):
         put_files(b.saver, thread_id, {"/f.txt": record("x")})
