@@ -129,6 +129,13 @@ def postgres_dsn(postgres: Postgres) -> Iterator[str]:
         yield dsn
 
 
+@pytest.fixture(scope="module")
+def shared_dsn(postgres: Postgres) -> Iterator[str]:
+    """The DSN of a database that the tests of a module share."""
+    with postgres.database() as dsn:
+        yield dsn
+
+
 @pytest.fixture(scope="session")
 def seaweedfs(run_directory: Path) -> Iterator[Service]:
     """A real object store for the run; `with seaweedfs.bucket() as bucket:` gives an empty bucket in it."""

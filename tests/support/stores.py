@@ -75,6 +75,8 @@ def before_its_change(backend: StoreBackend, other: Callable[[], Any]) -> Iterat
 
 @contextlib.contextmanager
 def of_request(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[Any]:
-    """Open a store for a test, in its own database where the kind is `postgres`."""
-    with opened(kind, tmp_path, request.getfixturevalue("postgres_dsn") if kind == "postgres" else None) as store:
+    """Open an empty store for a test, in the database of its module where the kind is `postgres`."""
+    with opened(kind, tmp_path, request.getfixturevalue("shared_dsn") if kind == "postgres" else None) as store:
+        if kind == "postgres":
+            store.conn.execute("TRUNCATE store")
         yield store

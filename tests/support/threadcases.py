@@ -151,9 +151,13 @@ KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
 
 
 def where_of(request: pytest.FixtureRequest, kind: str, directory: Path) -> str:
-    """Return the path or DSN of an empty database for a test."""
+    """Return the path or DSN of a database without threads for a test. PostgreSQL's is the module's: to make one takes
+    longer than most tests."""
     if kind == "postgres":
-        return str(request.getfixturevalue("postgres_dsn"))
+        dsn = str(request.getfixturevalue("shared_dsn"))
+        with graphs.postgres_saver(dsn) as saver:
+            saver.conn.execute("TRUNCATE checkpoints, checkpoint_blobs, checkpoint_writes")
+        return dsn
     return str(directory / "threads.db")
 
 

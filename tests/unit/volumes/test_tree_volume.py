@@ -12,7 +12,6 @@ import pytest
 from clocks import MULTIGRAIN
 from nodes import names, put
 from raising import raising
-from services.postgres import Postgres
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.postgres import volume as postgres_volume
@@ -37,12 +36,6 @@ from fusebackend.volumes.posix import TreeVolume
 ME = Caller(1000, 1000)
 
 
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
-
-
 @pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)])
 def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TreeVolume]:
     made: TreeVolume
@@ -51,7 +44,7 @@ def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TreeVolum
     elif request.param == "sqlite":
         made = SqliteVolume(tmp_path / "volume.db")
     else:
-        made = PostgresVolume(request.getfixturevalue("database"), request.node.name)
+        made = PostgresVolume(request.getfixturevalue("shared_dsn"), request.node.name)
     yield made
     made.close()
 

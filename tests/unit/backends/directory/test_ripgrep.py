@@ -103,19 +103,6 @@ def test_any_tree_is_searched_alike(tree, pattern, glob, path, max_count):
         assert answer.error is None
 
 
-def test_what_ripgrep_would_leave_out_is_found(tmp_path):
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".gitignore").write_text("ignored\nneedle\n")
-    (tmp_path / ".git" / "config").write_text("needle\n")
-    (tmp_path / "ignored").write_text("needle\n")
-    (tmp_path / "bom").write_bytes(b"\xef\xbb\xbfneedle\n")
-    (tmp_path / "huge").write_text("x" * 5_000_000 + "needle")
-    with FilesystemBackend(tmp_path) as backend:
-        found = three_ways(backend, "needle").matches
-    assert [match["path"] for match in found] == ["/.git/config", "/.gitignore", "/bom", "/huge", "/ignored"]
-    assert found[2]["text"] == "\ufeffneedle"
-
-
 def test_the_configuration_of_the_user_is_not_asked(tmp_path, monkeypatch):
     config = tmp_path / "ripgreprc"
     config.write_text("--ignore-case\n--glob=!*.txt\n--max-count=0\n--files\n")

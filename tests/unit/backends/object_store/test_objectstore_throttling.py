@@ -13,8 +13,6 @@ import obstore
 import pytest
 import services.s3
 from for_each import for_each
-from hypothesis import given
-from hypothesis import strategies as st
 from nodes import whole
 from obstore.exceptions import GenericError
 from raising import raising
@@ -64,19 +62,6 @@ def test_the_waits_grow_and_end_within_the_deadline_of_a_route() -> None:
     limits = [min(FIRST_S * 2**number, MOST_S) for number in range(len(clock.waits))]
     assert all(limit / 2 <= wait <= limit for wait, limit in zip(clock.waits, limits, strict=True))
     assert PATIENCE_S - MOST_S <= sum(clock.waits) <= PATIENCE_S < DEFAULT_DEADLINE_S
-
-
-@given(st.integers(0, 4))
-def test_a_request_is_sent_until_it_is_answered(refusals: int) -> None:
-    clock, left = Clock(), iter(range(refusals))
-
-    def request() -> str:
-        if next(left, None) is not None:
-            refused()
-        return "answer"
-
-    assert patiently(request, clock=clock, sleep=clock.sleep) == "answer"
-    assert len(clock.waits) == refusals
 
 
 @pytest.mark.parametrize(

@@ -100,15 +100,6 @@ def test_of_two_who_make_a_file_one_is_told(store, volume, other, caplog):
     assert [content(store, key) for key in keys(store) if ".conflict-" in key] == [b"two"]
 
 
-def test_what_was_only_appended_goes_to_the_end_of_what_is_there(store, volume, other):
-    node = put(volume, b"log", b"0\n")
-    with opened(volume, node, APPEND), opened(other, node_at(other, "/log"), APPEND) as theirs:
-        assert (volume.append(node, b"ours\n"), other.append(theirs, b"theirs\n")) == (5, 7)
-        other.flush(theirs)
-        volume.flush(node)
-        assert content(store, "log") == volume.read(node, 0, 100) == b"0\ntheirs\nours\n"
-
-
 def test_a_put_whose_answer_was_lost_is_no_conflict(store, volume):
     node = put(volume, b"f", b"before")
     with opened(volume, node, RW):

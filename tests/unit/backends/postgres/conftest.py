@@ -8,13 +8,11 @@ from collections.abc import Iterator
 import pytest
 from postgres_hosts import Host
 from round_trips import Trips, counted
-from services.postgres import Postgres
 
 
 @pytest.fixture(scope="module")
-def database(postgres: Postgres) -> Iterator[str]:
-    with postgres.database() as dsn:
-        yield dsn
+def database(shared_dsn: str) -> str:
+    return shared_dsn
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-import stat
 
-import pytest
 from eventually import eventually
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -25,7 +23,7 @@ from fusebackend.backends.postgres.known_inodes import (
     KnownInodes,
 )
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Link, WrongLinks
+from fusebackend.protocol import ROOT_NODE, AttrChanges
 
 NODE = 7
 
@@ -285,26 +283,3 @@ def test_a_listing_of_few_names_is_one_round_trip_until_there_are_others(one: Ho
     names(two)
     one.mkdir(directory, b"6", 0o755, ME)
     eventually(lambda: [name for name, _ in two.readdir(directory, b"5", 3)] == [b"6"])
-
-
-def test_the_names_above_are_compared_with_the_change(
-    one: Host, two: Host, trips: Trips, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(KnownInodes, "changed", lambda self, node: None)
-    directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
-    inner = one.mkdir(directory, b"e", 0o755, ME).node
-    links = [Link(ROOT_NODE, b"d", directory), Link(directory, b"e", inner)]
-
-    def chmod(mode: int) -> object:
-        return one.through(links, lambda: one.setattr(inner, AttrChanges(mode=mode)))
-
-    assert trips(lambda: chmod(0o700)) == 1
-    two.rename(directory, b"e", directory, b"f")
-    for _ in range(2):
-        with pytest.raises(WrongLinks) as wrong:
-            chmod(0o500)
-        assert wrong.value.links == links[1:]
-    assert stat.S_IMODE(two.getattr(inner).mode) == 0o700
-    links[1] = Link(directory, b"f", inner)
-    chmod(0o500)
-    assert stat.S_IMODE(one.getattr(inner).mode) == 0o500

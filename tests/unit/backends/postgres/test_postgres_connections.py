@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,23 +28,6 @@ from fusebackend.urls import open_backend
 pytestmark = pytest.mark.services
 
 LIMIT_S = 60.0
-
-IDLE = """
-import os, sys
-from fusebackend.backends import PostgresBackend
-from fusebackend.databases import postgres
-
-postgres.IDLE_S = 0.2
-backends = {f"/{os.getpid()}-{number}": PostgresBackend(sys.argv[1], name) for number, name in enumerate(sys.argv[2:])}
-for path, backend in backends.items():
-    assert backend.write(path, "here").error is None
-print("open", flush=True)
-sys.stdin.readline()
-for path, backend in backends.items():
-    assert backend.download_files([path])[0].content == b"here"
-    backend.close()
-print("closed", flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -77,32 +57,11 @@ def all_taken(dsn: str) -> Iterator[list[psycopg.Connection[object]]]:
             connection.close()
 
 
-def test_an_idle_volume_has_one_connection(small: Server) -> None:
-    """So 64 of them fit a server with default settings, which takes 100."""
-    with contextlib.ExitStack() as ends:
-        hosts = []
-        for number in range(2):
-            names = [f"volume {number}-{each}" if each % 2 else "shared" for each in range(2)]
-            command = [sys.executable, "-c", IDLE, small.dsn(), *names]
-            hosts.append(
-                ends.enter_context(
-                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
-                )
-            )
-        for host in hosts:
-            assert host.stdout is not None
-            assert host.stdout.readline() == "open\n"
-        eventually(lambda: clients(small.dsn()) == 4, LIMIT_S)
-        for host in hosts:
-            out, _ = host.communicate("\n", timeout=LIMIT_S)
-            assert out == "closed\n"
-            assert host.returncode == 0
-
-
 def test_connections_are_opened_as_needed_and_given_back(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle host has one, so 64 of them fit a server with default settings, which takes 100."""
     monkeypatch.setattr(databases, "IDLE_S", 0.2)
-    with PostgresBackend(small.dsn(), "idle", connections=4) as backend:
-        eventually(lambda: clients(small.dsn()) == 1, LIMIT_S)
+    with PostgresBackend(small.dsn(), "idle"), PostgresBackend(small.dsn(), "idle", connections=4) as backend:
+        eventually(lambda: clients(small.dsn()) == 2, LIMIT_S)
         barrier = threading.Barrier(3)
 
         def work() -> None:
@@ -111,7 +70,7 @@ def test_connections_are_opened_as_needed_and_given_back(small: Server, monkeypa
                 backend.volume.getattr(ROOT_NODE)
 
         together(*[work] * 3)
-        eventually(lambda: clients(small.dsn()) == 1, LIMIT_S)
+        eventually(lambda: clients(small.dsn()) == 2, LIMIT_S)
         assert backend.write("/again.txt", "x").error is None
     eventually(lambda: clients(small.dsn()) == 0, LIMIT_S)
 

@@ -21,7 +21,7 @@ from fusebackend.backends.postgres import drafts
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.base import acl
 from fusebackend.databases import pipeline
-from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
+from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller, Change
 from fusebackend.testing.posix.case import fails, refused
 
 LONG_AGO_NS = 10**18
@@ -241,30 +241,32 @@ def test_the_times_that_are_shown_stay(one: PostgresVolume, two: PostgresVolume)
     assert fields(two.getattr(node)) == shown
 
 
-CHANGES: dict[str, Callable[[PostgresVolume, int], object]] = {
-    "chmod": lambda volume, node: volume.setattr(node, AttrChanges(mode=0o444)),
-    "write": lambda volume, node: volume.write(node, 5, b", theirs"),
-    "append": lambda volume, node: volume.append(node, b"theirs, long"),
-    "rename": lambda volume, node: volume.rename(ROOT_NODE, b"file", ROOT_NODE, b"moved"),
-    "unlink": lambda volume, node: volume.unlink(ROOT_NODE, b"file"),
-    "setxattr": lambda volume, node: volume.setxattr(node, b"user.theirs", b"x"),
+CHANGES: dict[str, Callable[[PostgresVolume, bytes, int], object]] = {
+    "chmod": lambda volume, name, node: volume.setattr(node, AttrChanges(mode=0o444)),
+    "write": lambda volume, name, node: volume.write(node, 5, b", theirs"),
+    "append": lambda volume, name, node: volume.append(node, b"theirs, long"),
+    "rename": lambda volume, name, node: volume.rename(ROOT_NODE, name, ROOT_NODE, b"moved"),
+    "unlink": lambda volume, name, node: volume.unlink(ROOT_NODE, name),
+    "setxattr": lambda volume, name, node: volume.setxattr(node, b"user.theirs", b"x"),
 }
 
 
-@pytest.mark.parametrize("told", [False, True])
-@pytest.mark.parametrize("change", CHANGES)
+@for_each("told", [False, True])
+@for_each("change", CHANGES)
 def test_another_hosts_change_of_the_file_stays(
     one: PostgresVolume, two: PostgresVolume, monkeypatch: pytest.MonkeyPatch, change: str, told: bool
 ) -> None:
-    events: list[object] = []
-    one.subscribe(events.append)
+    events: list[Change] = []
     if not told:
         monkeypatch.setattr(drafts.Drafts, "doubt", lambda self, node: None)
-    node = draft(one)
+    name = f"{change} {told}".encode()
+    node = draft(one, name)
+    end = one.subscribe(events.append)
     two.open(node, os.O_RDWR)
-    CHANGES[change](two, node)
+    CHANGES[change](two, name, node)
     if told:
-        eventually(lambda: bool(events))
+        eventually(lambda: any(each.node == node or each.name == name for each in events))
+    end()
     one.setattr(node, AttrChanges(mtime_ns=LONG_AGO_NS))
     one.flush(node)
     content = {"write": b"draft, theirs", "append": b"drafts, long"}.get(change, b"draft")

@@ -18,7 +18,7 @@ import pytest
 from ears import Ear
 from eventually import eventually
 from for_each import for_each
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nodes import ME
 from postgres_hosts import cut_feed, sql
@@ -39,9 +39,9 @@ LIMIT_S = 30.0
 class Host(PostgresVolume):
     """A volume that records what it is told of."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, name: str) -> None:
         self.ear: Ear[Change] = Ear()
-        super().__init__(dsn, "v")
+        super().__init__(dsn, name)
         self.subscribe(self.ear)
 
     def make(self, name: bytes) -> int:
@@ -66,31 +66,37 @@ class Host(PostgresVolume):
 
 
 @pytest.fixture
-def here(postgres_dsn: str) -> Iterator[Host]:
-    with contextlib.closing(Host(postgres_dsn)) as host:
+def here(database: str, request: pytest.FixtureRequest) -> Iterator[Host]:
+    with contextlib.closing(Host(database, request.node.name)) as host:
         yield host
 
 
 @pytest.fixture
-def there(here: Host, postgres_dsn: str) -> Iterator[Host]:
+def there(here: Host) -> Iterator[Host]:
     """Another host, which `here` knows of."""
-    yield from joined(here, postgres_dsn, 1)
+    yield from joined(here, 1)
 
 
-def joined(known: Host, dsn: str, others: int) -> Iterator[Host]:
+def joined(known: Host, others: int) -> Iterator[Host]:
     """One more host, once the other one has counted it."""
     began = time.monotonic()
-    host = Host(dsn)
+    host = Host(known.conninfo, known.name)
     eventually(lambda: known._feed._others == others and known._feed._surveyed_at > began, LIMIT_S)
     with contextlib.closing(host):
         yield host
 
 
+def rows_of(volume: PostgresVolume) -> int:
+    """How many rows the feed of a volume has."""
+    ((count,),) = sql(volume.conninfo, "SELECT count(*) FROM fusebackend.change WHERE volume = %s", volume.id)
+    return int(count)
+
+
 class Writer:
     """A transaction of another session that has added a row and is not over."""
 
-    def __init__(self, dsn: str, volume: PostgresVolume, node: int, session: int = 999_999) -> None:
-        self.connection = psycopg.connect(dsn)
+    def __init__(self, volume: PostgresVolume, node: int, session: int = 999_999) -> None:
+        self.connection = psycopg.connect(volume.conninfo)
         self.node = node
         query, parameters = feed.row(volume.id, session, feed.encode([Change(node)]))
         self.connection.execute(query, parameters)  # type: ignore[call-overload]
@@ -111,17 +117,17 @@ def test_a_lost_connection_is_told_and_so_is_the_next_one(here: Host, there: Hos
 
 
 def test_a_server_that_says_nothing_is_as_good_as_lost(
-    postgres_dsn: str, here: Host, monkeypatch: pytest.MonkeyPatch
+    database: str, here: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "PING_S", 0.2)
-    words = psycopg.conninfo.conninfo_to_dict(postgres_dsn)
+    words = psycopg.conninfo.conninfo_to_dict(database)
     port = f".s.PGSQL.{words['port']}"
     with (
         tempfile.TemporaryDirectory(prefix="fusebackend-") as directory,  # the path of a socket may have 107 bytes
         Stall(f"{words['host']}/{port}", f"{directory}/{port}") as network,
     ):
-        dsn = psycopg.conninfo.make_conninfo(postgres_dsn, host=directory)
-        with contextlib.closing(Host(dsn)) as volume:
+        dsn = psycopg.conninfo.make_conninfo(database, host=directory)
+        with contextlib.closing(Host(dsn, here.name)) as volume:
             here.make(b"a")
             volume.wait(Change(ROOT_NODE))
             network.stall()
@@ -139,9 +145,9 @@ NONSENSE = (
 
 
 @for_each("words", NONSENSE)
-def test_a_wake_up_that_makes_no_sense_is_one(here: Host, there: Host, postgres_dsn: str, words: str) -> None:
+def test_a_wake_up_that_makes_no_sense_is_one(here: Host, there: Host, database: str, words: str) -> None:
     """Whoever may connect to the database may send one."""
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+    with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("SELECT pg_notify(%s, %s)", [feed.channel(here.id), words])
     node = there.make(words.encode())
     here.wait(Change(node, ROOT_NODE, words.encode()))
@@ -163,17 +169,8 @@ def test_links_that_are_not_there_are_found_out(here: Host, there: Host) -> None
     assert here.wrong_links([wrong[0], right, *wrong[1:]]) == wrong
 
 
-def test_a_commit_that_comes_late_is_not_skipped(here: Host, there: Host, postgres_dsn: str) -> None:
-    late = Writer(postgres_dsn, here, 1001)
-    node = there.make(b"early")
-    here.wait(Change(node, ROOT_NODE, b"early"))
-    assert here.rest() == []
-    late.end()
-    here.wait(Change(late.node))
-
-
-def test_a_transaction_that_is_open_for_long_stalls_nobody(here: Host, there: Host, postgres_dsn: str) -> None:
-    with psycopg.connect(postgres_dsn) as dump, psycopg.connect(postgres_dsn) as load:
+def test_a_transaction_that_is_open_for_long_stalls_nobody(here: Host, there: Host, database: str) -> None:
+    with psycopg.connect(database) as dump, psycopg.connect(database) as load:
         dump.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         dump.execute("SELECT count(*) FROM fusebackend.inode")
         load.execute("SELECT pg_current_xact_id()")
@@ -184,11 +181,9 @@ def test_a_transaction_that_is_open_for_long_stalls_nobody(here: Host, there: Ho
         assert here.rest() == [], "no row is read twice"
 
 
-def test_a_host_that_dies_before_its_wake_up_is_heard_within_a_second(
-    here: Host, there: Host, postgres_dsn: str
-) -> None:
+def test_a_host_that_dies_before_its_wake_up_is_heard_within_a_second(here: Host, there: Host, database: str) -> None:
     here.read_rows()
-    writer = Writer(postgres_dsn, here, 1002)
+    writer = Writer(here, 1002)
     writer.end()
     begun = time.monotonic()
     here.wait(Change(1002))
@@ -196,10 +191,11 @@ def test_a_host_that_dies_before_its_wake_up_is_heard_within_a_second(
 
 
 @settings(max_examples=examples(30))
+@example(steps=[(0, "begin"), (1, "begin"), (1, "commit"), (0, "look"), (0, "commit")])
 @given(steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["begin", "commit", "abort", "look", "cut"]))))
-def test_every_commit_is_told_once_whatever_the_order(postgres_volume: tuple[str, Host], steps: list) -> None:
+def test_every_commit_is_told_once_whatever_the_order(postgres_volume: Host, steps: list) -> None:
     """Four transactions begin, commit and abort in any order, and the feed reads and loses its connection between."""
-    dsn, host = postgres_volume
+    host = postgres_volume
     host.rest()
     host._feed._surveyed_at = -feed.SURVEY_S
     host.read_rows()
@@ -210,7 +206,7 @@ def test_every_commit_is_told_once_whatever_the_order(postgres_volume: tuple[str
     for number, step in steps:
         if step == "begin" and number not in writers:
             following += 1
-            writers[number] = Writer(dsn, host, following)
+            writers[number] = Writer(host, following)
         elif step in ("commit", "abort") and number in writers:
             writer = writers.pop(number)
             writer.end(commits=step == "commit")
@@ -230,15 +226,15 @@ def test_every_commit_is_told_once_whatever_the_order(postgres_volume: tuple[str
 
 
 @pytest.fixture(scope="module")
-def postgres_volume(postgres) -> Iterator[tuple[str, Host]]:  # type: ignore[no-untyped-def]
-    with postgres.database() as dsn, pytest.MonkeyPatch.context() as patch:
+def postgres_volume(database: str) -> Iterator[Host]:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listener, "RETRY_S", (0.0,))  # its connections are cut often
-        with contextlib.closing(Host(dsn)) as host:
-            yield dsn, host
+        with contextlib.closing(Host(database, "any order")) as host:
+            yield host
 
 
 def test_a_reader_that_was_away_for_too_long_invalidates_everything(
-    here: Host, there: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+    here: Host, there: Host, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows were deleted meanwhile. Time is that of the snapshots: `there` deletes what it saw long ago."""
     monkeypatch.setattr(here._feed, "turn", lambda ask: 0.1)  # as when its process is stopped
@@ -246,9 +242,9 @@ def test_a_reader_that_was_away_for_too_long_invalidates_everything(
     there.read_rows()
     there._feed._past.clear()
     there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
-    sql(postgres_dsn, "UPDATE fusebackend.change_kept SET at = at - interval '1 minute'")
+    sql(database, "UPDATE fusebackend.change_kept SET at = at - interval '1 minute' WHERE volume = %s", here.id)
     there._session.run(there._feed.sweep)
-    assert sql(postgres_dsn, "SELECT count(*) FROM fusebackend.change") == [(0,)]
+    assert rows_of(here) == 0
     monkeypatch.undo()
     here._feed.wake()
     assert Change(node) not in here.wait(Change())
@@ -257,63 +253,69 @@ def test_a_reader_that_was_away_for_too_long_invalidates_everything(
 
 
 def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
-    here: Host, there: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+    here: Host, there: Host, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = Writer(postgres_dsn, here, 1003)
+    late = Writer(here, 1003)
     rows = feed.SWEPT_AT_ONCE + 500
     plant = "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 9999, %s FROM generate_series(1, %s)"
-    sql(postgres_dsn, plant, here.id, feed.encode([Change(7)]), rows)
-    count = "SELECT count(*) FROM fusebackend.change"
+    sql(database, plant, here.id, feed.encode([Change(7)]), rows)
     there.read_rows()
     here.read_rows()
     there._feed._past.clear()
     there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
     there.make(b"new")
     assert there._session.run(there._feed.sweep) is False, "another host has just done so"
-    sql(postgres_dsn, "UPDATE fusebackend.change_kept SET at = at - interval '1 minute'")
+    sql(database, "UPDATE fusebackend.change_kept SET at = at - interval '1 minute' WHERE volume = %s", here.id)
     assert there._session.run(there._feed.sweep) is True
-    assert sql(postgres_dsn, count) == [(501,)]
+    assert rows_of(here) == 501
     assert there._session.run(there._feed.sweep) is False
-    assert sql(postgres_dsn, count) == [(1,)]
+    assert rows_of(here) == 1
     late.end()
     here.wait(Change(1003))
-    assert sql(postgres_dsn, count) == [(2,)]
+    assert rows_of(here) == 2
 
 
-def test_rows_of_another_server_are_passed_over(here: Host, there: Host, postgres_dsn: str) -> None:
+def test_rows_of_another_server_are_passed_over(here: Host, there: Host, database: str) -> None:
     """A dump that was restored has rows and a floor with numbers that this server has not reached."""
-    sql(postgres_dsn, "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '[[1004,null,null]]')", here.id)
-    sql(postgres_dsn, "UPDATE fusebackend.change_kept SET floor = '99999999:99999999:', done = floor")
+    sql(database, "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '[[1004,null,null]]')", here.id)
+    sql(
+        database,
+        "UPDATE fusebackend.change_kept SET floor = '99999999:99999999:', done = floor WHERE volume = %s",
+        here.id,
+    )
     assert set(here.rest()) <= {Change()}
     node = there.make(b"f")
     assert Change(1004) not in here.wait(Change(node, ROOT_NODE, b"f"))
-    Host(postgres_dsn).close()
+    Host(database, here.name).close()
     floor = "SELECT floor::text FROM fusebackend.change_kept WHERE volume = %s"
-    assert sql(postgres_dsn, floor, here.id) == [("1:1:",)]
+    assert sql(database, floor, here.id) == [("1:1:",)]
 
 
-def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host, postgres_dsn: str) -> None:
+def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host, database: str) -> None:
     here.make(b"a")
     eventually(lambda: not here._feed._pending, LIMIT_S)
     assert here._feed._others == 0
-    with contextlib.closing(Host(postgres_dsn)) as there:
+    with contextlib.closing(Host(database, here.name)) as there:
         node = here.make(b"b")
         there.ear.until(Change(node, ROOT_NODE, b"b"), feed.LOOK_S * 5)
         assert here._feed._others == 1
 
 
 @pytest.fixture
-def third(there: Host, postgres_dsn: str) -> Iterator[Host]:
-    yield from joined(there, postgres_dsn, 2)
+def third(there: Host) -> Iterator[Host]:
+    yield from joined(there, 2)
 
 
 def test_five_busy_hosts_hear_of_every_change_by_wake_ups(
-    here: Host, there: Host, third: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+    here: Host, there: Host, third: Host, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
     monkeypatch.setattr(feed, "IDLE_S", 1000.0)
     changes = amount("FEED_CHANGES", day=200, night=3_000)
-    with contextlib.closing(Host(postgres_dsn)) as fourth, contextlib.closing(Host(postgres_dsn)) as fifth:
+    with (
+        contextlib.closing(Host(database, here.name)) as fourth,
+        contextlib.closing(Host(database, here.name)) as fifth,
+    ):
         hosts = [here, there, third, fourth, fifth]
         for host in hosts:
             host.read_rows()
@@ -362,21 +364,21 @@ def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
 
 
 def test_a_newcomer_reads_what_nobody_tells(
-    here: Host, there: Host, third: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+    here: Host, there: Host, third: Host, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others may be reading by themselves."""
     monkeypatch.setattr(feed, "LOOK_S", 1000.0)
     monkeypatch.setattr(feed, "IDLE_S", 1000.0)
     monkeypatch.setattr(feed.VolumeFeed, "_tell", lambda self, ask: None)
-    with contextlib.closing(Host(postgres_dsn)) as fourth:
+    with contextlib.closing(Host(database, here.name)) as fourth:
         node = here.make(b"news")
         fourth.wait(Change(node, ROOT_NODE, b"news"))
 
 
 def test_more_changes_than_can_be_read_are_everything(
-    here: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+    here: Host, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+    with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '[[7,null,null]]'"
             " FROM generate_series(1, %s)",

@@ -407,15 +407,16 @@ def test_a_read_compares_the_way_in_its_round_trip(hosts: Hosts, top: int, quest
     assert not one._uses.is_open(node)
 
 
-def test_a_change_on_a_wrong_way_is_not_made(hosts: Hosts, top: int) -> None:
+def test_a_change_on_a_wrong_way_is_not_made(hosts: Hosts, top: int, trips: Trips) -> None:
     one, two = hosts
     here, _ = tree(one, top)
     right, wrong = Link(top, b"here", here), Link(top, b"there", here)
     node = one.lookup(here, b"file").node
-    with pytest.raises(WrongLinks):
-        one.through([wrong], lambda: one.setattr(node, AttrChanges(mode=0o600)))
-    assert two.lookup(here, b"file").mode == 0o100644
-    one.through([right], lambda: one.setattr(node, AttrChanges(mode=0o600)))
+    assert trips(lambda: one.through([right], lambda: one.setattr(node, AttrChanges(mode=0o600)))) == 1
+    assert two.lookup(here, b"file").mode == 0o100600
+    with pytest.raises(WrongLinks) as raised:
+        one.through([right, wrong], lambda: one.setattr(node, AttrChanges(mode=0o640)))
+    assert raised.value.links == [wrong]
     assert two.lookup(here, b"file").mode == 0o100600
     with pytest.raises(WrongLinks):
         one.through([wrong], lambda: None)

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 
 import psycopg
 import pytest
 from eventually import eventually
 from nodes import ME, names, put, whole
-from postgres_hosts import cut_feed, sql
+from postgres_hosts import Host, cut_feed, sql
 from raising import raising
 from round_trips import Trips
 from together import together
@@ -28,11 +27,6 @@ from fusebackend.protocol import ROOT_NODE, AttrChanges, Link
 from fusebackend.testing.posix.case import refused
 
 
-@pytest.fixture
-def database(postgres_dsn: str) -> str:
-    return postgres_dsn
-
-
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "SETTLED_S", 0.01)
@@ -40,19 +34,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "IDLE_S", 0.1)
 
 
-@pytest.fixture
-def one(database: str) -> Iterator[PostgresVolume]:
-    with opened(database) as volume:
-        yield volume
-
-
-@contextlib.contextmanager
-def opened(database: str) -> Iterator[PostgresVolume]:
-    volume = PostgresVolume(database, "v")
-    try:
-        yield volume
-    finally:
-        volume.close()
+def joined(one: Host) -> contextlib.closing[Host]:
+    """Another host with its volume."""
+    return contextlib.closing(Host(one.conninfo, one.name))
 
 
 def is_held(volume: PostgresVolume) -> bool:
@@ -80,7 +64,7 @@ def is_absent(volume: PostgresVolume, name: bytes, directory: int = ROOT_NODE) -
     return False
 
 
-def test_a_host_alone_asks_for_small_files_together_and_then_nothing(one: PostgresVolume, trips: Trips) -> None:
+def test_a_host_alone_asks_for_small_files_together_and_then_nothing(one: Host, trips: Trips) -> None:
     nodes = {b"%02d" % number: put(one, b"%02d" % number, b"content %d" % number) for number in range(20)}
     has_lease(one)
     assert names(one) == sorted(nodes)
@@ -103,12 +87,12 @@ def test_a_host_alone_asks_for_small_files_together_and_then_nothing(one: Postgr
     assert names(one) == sorted({*nodes, b"new", b"moved"} - {b"01", b"02"})
 
 
-def test_many_newcomers_at_once(database: str, one: PostgresVolume) -> None:
+def test_many_newcomers_at_once(database: str, one: Host) -> None:
     node = put(one, b"file", b"0")
     has_lease(one)
 
     def come() -> None:
-        with opened(database) as volume:
+        with joined(one) as volume:
             assert not is_held(one)
             assert whole(volume, node) == b"0"
             assert not is_held(volume)
@@ -117,7 +101,7 @@ def test_many_newcomers_at_once(database: str, one: PostgresVolume) -> None:
     has_lease(one)
 
 
-def test_it_ends_with_its_connection(one: PostgresVolume, database: str) -> None:
+def test_it_ends_with_its_connection(one: Host, database: str) -> None:
     node = put(one, b"file", b"0")
     has_lease(one)
     cut_feed(one)
@@ -126,7 +110,7 @@ def test_it_ends_with_its_connection(one: PostgresVolume, database: str) -> None
     has_lease(one)  # of the next connection
 
 
-def test_it_ends_by_itself_where_the_server_is_silent(one: PostgresVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_by_itself_where_the_server_is_silent(one: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     has_lease(one)
     monkeypatch.setattr(one._feed, "turn", lambda ask: 1000.0)  # nothing is asked any more
     eventually(lambda: not is_held(one))
@@ -135,8 +119,8 @@ def test_it_ends_by_itself_where_the_server_is_silent(one: PostgresVolume, monke
 STOPPED = """
 import os, signal, sys, time
 from fusebackend.backends.postgres.volume import PostgresVolume
-volume = PostgresVolume(sys.argv[1], "v")
-node = int(sys.argv[2])
+volume = PostgresVolume(*sys.argv[1:3])
+node = int(sys.argv[3])
 def whole():
     volume.open(node, os.O_RDONLY)
     try:
@@ -153,19 +137,22 @@ while sys.stdin.readline():
 
 
 def test_a_host_that_does_not_answer_is_cut_off(
-    database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    database: str, one: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = put(one, b"file", b"before")
     one.close()
     monkeypatch.setattr(host_session, "LOCK_S", lease.LEASE_S + 1)
     with subprocess.Popen(
-        [sys.executable, "-c", STOPPED, database, str(node)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", STOPPED, database, one.name, str(node)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as host:
         assert host.stdin is not None and host.stdout is not None
         try:
             assert host.stdout.readline() == "before\n"
             host.send_signal(signal.SIGSTOP)
-            with opened(database) as two:
+            with joined(one) as two:
                 assert "does not answer" in caplog.text
                 rewrite(two, node, b"after")
                 host.send_signal(signal.SIGCONT)
@@ -176,7 +163,7 @@ def test_a_host_that_does_not_answer_is_cut_off(
 
 
 def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything(
-    database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+    database: str, one: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection is lost, and its row: another host has the lease, and loses it by the change."""
     monkeypatch.setattr(host_session, "REJOIN_S", 0.0)
@@ -185,7 +172,7 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
     monkeypatch.setattr(one._session._host, "_connect", raising(psycopg.OperationalError("refused by the test")))
     cut_feed(one)
     eventually(lambda: not one._feed.live)
-    with opened(database) as two:
+    with joined(one) as two:
         assert whole(two, node) == b"0"
         sql(database, "DELETE FROM fusebackend.session WHERE id = %s", int(one.session))
         has_lease(two)
@@ -197,13 +184,13 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
 
 
 def test_a_session_that_does_not_know_that_it_was_taken_for_dead_comes_back(
-    database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+    database: str, one: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A computer has slept: its feed still seems to be live when the first change is made."""
     monkeypatch.setattr(host_session, "REJOIN_S", 0.3)
     node = put(one, b"file", b"0")
     monkeypatch.setattr(one._feed, "turn", lambda ask: 1000.0)
-    with opened(database) as two:
+    with joined(one) as two:
         assert whole(two, node) == b"0"
         sql(database, "DELETE FROM fusebackend.session WHERE id = %s", int(one.session))
         has_lease(two)
@@ -213,7 +200,7 @@ def test_a_session_that_does_not_know_that_it_was_taken_for_dead_comes_back(
         assert whole(two, node) == b"1"
 
 
-def test_a_view_says_nothing_of_what_came_later(one: PostgresVolume) -> None:
+def test_a_view_says_nothing_of_what_came_later(one: Host) -> None:
     """A thread that sees an earlier state looks a name up: others are not answered with that."""
     put(one, b"old", b"0")
     has_lease(one)
@@ -228,7 +215,7 @@ def test_a_view_says_nothing_of_what_came_later(one: PostgresVolume) -> None:
     assert one.lookup(ROOT_NODE, b"new").nlink == 1
 
 
-def test_it_ends_when_another_session_is_counted_before_it_says_hello(one: PostgresVolume, database: str) -> None:
+def test_it_ends_when_another_session_is_counted_before_it_says_hello(one: Host, database: str) -> None:
     has_lease(one)
     with psycopg.connect(database, autocommit=True) as connection:
         add = "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, 'h', 1)"
@@ -239,16 +226,16 @@ def test_it_ends_when_another_session_is_counted_before_it_says_hello(one: Postg
         assert not is_held(one)
 
 
-def test_a_sibling_that_is_damaged_or_gone_keeps_no_file_from_being_opened(one: PostgresVolume, database: str) -> None:
+def test_a_sibling_that_is_damaged_or_gone_keeps_no_file_from_being_opened(one: Host, database: str) -> None:
     sound, damaged, gone = (put(one, name, b"content") for name in (b"1", b"2", b"3"))
     has_lease(one)
     names(one)
-    sql(database, "UPDATE fusebackend.inode SET uid = -5 WHERE node = %s", damaged)
-    sql(database, "UPDATE fusebackend.inode SET nlink = 0 WHERE node = %s", gone)
+    sql(database, "UPDATE fusebackend.inode SET uid = -5 WHERE volume = %s AND node = %s", one.id, damaged)
+    sql(database, "UPDATE fusebackend.inode SET nlink = 0 WHERE volume = %s AND node = %s", one.id, gone)
     assert whole(one, sound) == b"content"
 
 
-def test_a_name_that_leads_to_a_directory_elsewhere_is_refused(one: PostgresVolume, database: str) -> None:
+def test_a_name_that_leads_to_a_directory_elsewhere_is_refused(one: Host, database: str) -> None:
     directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
     inner = one.mkdir(directory, b"inner", 0o755, ME).node
     lead = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
@@ -263,7 +250,7 @@ def test_a_name_that_leads_to_a_directory_elsewhere_is_refused(one: PostgresVolu
 
 @pytest.mark.parametrize("setting", ["statement_timeout = '300ms'", "lock_timeout = 0"])
 def test_a_newcomer_waits_as_long_as_the_lease_may_hold(
-    database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch, setting: str
+    database: str, one: Host, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     """Whatever its role is set to, and behind a pooler, whose connections have no settings of ours."""
     one.close()
@@ -278,7 +265,7 @@ def test_a_newcomer_waits_as_long_as_the_lease_may_hold(
 
 
 def test_a_newcomer_that_may_not_cut_another_host_off_begins_all_the_same(
-    database: str, one: PostgresVolume, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    database: str, one: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(host_session, "LOCK_S", 1)
     role = f"newcomer_{uuid.uuid4().hex[:8]}"
@@ -291,7 +278,7 @@ def test_a_newcomer_that_may_not_cut_another_host_off_begins_all_the_same(
             for kind in ("TABLES", "SEQUENCES"):
                 silent.execute(f"GRANT ALL ON ALL {kind} IN SCHEMA fusebackend TO {role}")
             silent.execute("SELECT pg_advisory_lock(%s::int, %s::int)", [lease.LEASE_LOCK, one.id])
-            with opened(database.replace("user=postgres", f"user={role}")) as two:
+            with contextlib.closing(Host(database.replace("user=postgres", f"user={role}"), one.name)) as two:
                 assert whole(two, node) == b"content"
                 assert not is_held(two)
             assert "pg_signal_backend" in caplog.text
@@ -300,7 +287,7 @@ def test_a_newcomer_that_may_not_cut_another_host_off_begins_all_the_same(
             silent.execute(f"DROP ROLE {role}")
 
 
-def test_it_is_taken_anew_when_it_has_lapsed(one: PostgresVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_taken_anew_when_it_has_lapsed(one: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that comes late says nothing of hosts that have come meanwhile, as to a computer that slept."""
     has_lease(one)
     begun = one._lease._since
@@ -312,7 +299,7 @@ def test_it_is_taken_anew_when_it_has_lapsed(one: PostgresVolume, monkeypatch: p
 
 
 def test_a_change_that_comes_about_after_its_connection_is_lost(
-    one: PostgresVolume, database: str, monkeypatch: pytest.MonkeyPatch
+    one: Host, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server goes on with what it has been sent: a host does not believe what it has read until then."""
     node = put(one, b"file", b"0")
@@ -326,7 +313,7 @@ def test_a_change_that_comes_about_after_its_connection_is_lost(
         assert not is_held(one)
         assert one.lookup(ROOT_NODE, b"file").node == node
         assert names(one) == [b"file"]
-    eventually(lambda: sql(database, "SELECT 1 FROM fusebackend.dentry WHERE name = 'moved'"))
+    eventually(lambda: sql(database, "SELECT 1 FROM fusebackend.dentry WHERE volume = %s AND name = 'moved'", one.id))
     has_lease(one)
     assert is_absent(one, b"file")
     assert one.lookup(ROOT_NODE, b"moved").node == node

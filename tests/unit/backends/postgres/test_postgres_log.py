@@ -10,11 +10,9 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import psycopg
 import pytest
-from postgres_hosts import ME
+from postgres_hosts import ME, Host, sql
 
-from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import commit_log
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import NOTE, ROOT_NODE, STEP, AttrChanges, CommitLog, LogRow
@@ -62,34 +60,28 @@ def history() -> History:
 
 
 @pytest.fixture
-def volume(postgres_dsn: str, history: History) -> Iterator[PostgresVolume]:
-    with PostgresBackend(postgres_dsn, "v") as backend:
-        assert backend.volume.keep_log(history.log) == []
-        yield backend.volume
+def volume(one: Host, history: History) -> PostgresVolume:
+    assert one.keep_log(history.log) == []
+    return one
 
 
-@pytest.fixture
-def database(postgres_dsn: str) -> Iterator[Any]:
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        yield connection
+def numbers(volume: PostgresVolume) -> list[int]:
+    query = "SELECT number FROM fusebackend.logged WHERE volume = %s ORDER BY number"
+    return [number for (number,) in sql(volume.conninfo, query, volume.id)]
 
 
-def numbers(database: Any) -> list[int]:
-    return [number for (number,) in database.execute("SELECT number FROM fusebackend.logged ORDER BY number")]
-
-
-def test_a_change_has_its_row_and_a_refused_one_has_none(volume: PostgresVolume, history: History, database) -> None:
+def test_a_change_has_its_row_and_a_refused_one_has_none(volume: PostgresVolume, history: History) -> None:
     with history.noting():
         made = volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
     assert [(number, result.node) for number, result in history.given] == [(1, made.node)]
-    assert numbers(database) == [1]
+    assert numbers(volume) == [1]
     with history.noting(), pytest.raises(FileExistsError):
         volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
-    assert numbers(database) == [1]
+    assert numbers(volume) == [1]
     assert volume.keep_log(history.log) == [(1, b"said 1")]
 
 
-def test_each_kind_of_change_has_one(volume: PostgresVolume, history: History, database) -> None:
+def test_each_kind_of_change_has_one(volume: PostgresVolume, history: History) -> None:
     node = volume.create(ROOT_NODE, b"file", 0o644, os.O_WRONLY, ME).node
     volume.release(node, os.O_WRONLY)
     changes = [
@@ -109,79 +101,77 @@ def test_each_kind_of_change_has_one(volume: PostgresVolume, history: History, d
     for done, change in enumerate(changes, 1):
         with history.noting():
             change()
-        assert numbers(database) == list(range(1, done + 1))
+        assert numbers(volume) == list(range(1, done + 1))
 
 
-def test_a_note_is_of_one_change(volume: PostgresVolume, history: History, database) -> None:
+def test_a_note_is_of_one_change(volume: PostgresVolume, history: History) -> None:
     with history.noting():
         volume.mkdir(ROOT_NODE, b"one", 0o755, ME)
         volume.mkdir(ROOT_NODE, b"two", 0o755, ME)
-    assert numbers(database) == [1]
+    assert numbers(volume) == [1]
 
 
-def test_a_change_that_guessed_wrong_has_the_row_of_its_last_attempt(
-    volume: PostgresVolume, history: History, database: Any, postgres_dsn: str
-) -> None:
+def test_a_change_that_guessed_wrong_has_the_row_of_its_last_attempt(volume: PostgresVolume, history: History) -> None:
     """Its number comes after that of the change which has overtaken it."""
     volume.mkdir(ROOT_NODE, b"one", 0o755, ME)
     volume.mkdir(ROOT_NODE, b"two", 0o755, ME)  # the directory is known now
-    database.execute("UPDATE fusebackend.inode SET version = 99 WHERE volume = %s AND node = 1", [volume.id])
+    sql(volume.conninfo, "UPDATE fusebackend.inode SET version = 99 WHERE volume = %s AND node = 1", volume.id)
     with history.noting():
         volume.mkdir(ROOT_NODE, b"three", 0o755, ME)
     assert [number for number, _ in history.given] == [1, 2], "it was no guess"
-    assert numbers(database) == [2]
+    assert numbers(volume) == [2]
 
 
 def test_what_is_written_to_a_new_file_has_its_row_when_it_is_stored(
-    volume: PostgresVolume, history: History, database: Any, monkeypatch: pytest.MonkeyPatch
+    volume: PostgresVolume, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fusebackend.backends.postgres.drafts.DRAFT_S", 60.0)
     node = volume.create(ROOT_NODE, b"file", 0o644, os.O_WRONLY, ME).node
     with history.noting():
         volume.write(node, 0, b"data")
     assert [number for number, _ in history.given] == [1]
-    assert numbers(database) == []
+    assert numbers(volume) == []
     volume.flush(node)
-    assert numbers(database) == [1]
+    assert numbers(volume) == [1]
     volume.release(node, os.O_WRONLY)
 
 
-def test_a_verb_has_its_rows_in_its_transaction(volume: PostgresVolume, history: History, database: Any) -> None:
+def test_a_verb_has_its_rows_in_its_transaction(volume: PostgresVolume, history: History) -> None:
     token = STEP.set(history)
     try:
         volume.change_as_one(lambda changes: volume.mkdir(ROOT_NODE, b"one", 0o755, ME))
         with volume.changing():
             volume.mkdir(ROOT_NODE, b"two", 0o755, ME)
-        assert (numbers(database), history.commits) == ([1, 2], 2)
+        assert (numbers(volume), history.commits) == ([1, 2], 2)
         with pytest.raises(ZeroDivisionError):
             volume.change_as_one(lambda changes: 1 // 0)
-        assert (numbers(database), history.commits) == ([1, 2], 2)
+        assert (numbers(volume), history.commits) == ([1, 2], 2)
     finally:
         STEP.reset(token)
 
 
-def test_rows_go_when_the_history_has_them(volume: PostgresVolume, history: History, database: Any) -> None:
+def test_rows_go_when_the_history_has_them(volume: PostgresVolume, history: History) -> None:
     with history.noting():
         volume.mkdir(ROOT_NODE, b"one", 0o755, ME)
     with history.noting():
         volume.mkdir(ROOT_NODE, b"two", 0o755, ME)
-    assert numbers(database) == [1, 2]
+    assert numbers(volume) == [1, 2]
     history.needed = 2
     volume._each_period()
-    assert numbers(database) == [2]
+    assert numbers(volume) == [2]
     history.in_doubt = [2, 3]
     volume._each_period()
     assert history.settled == [2]
     history.needed = 3
     assert volume.keep_log(None) is None
-    assert numbers(database) == []
+    assert numbers(volume) == []
     with history.noting():
         volume.mkdir(ROOT_NODE, b"three", 0o755, ME)
-    assert numbers(database) == []
+    assert numbers(volume) == []
 
 
 def test_rows_that_go_at_the_same_time_are_not_lost(
-    volume: PostgresVolume, history: History, database: Any, monkeypatch: pytest.MonkeyPatch
+    volume: PostgresVolume, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with history.noting():
         volume.mkdir(ROOT_NODE, b"one", 0o755, ME)
@@ -199,28 +189,26 @@ def test_rows_that_go_at_the_same_time_are_not_lost(
     monkeypatch.setattr(commit_log.KeptLog, "_there", meanwhile)
     volume._each_period()
     other.join()
-    assert (history.lost, numbers(database)) == ([], [])
+    assert (history.lost, numbers(volume)) == ([], [])
 
 
-def test_hosts_have_rows_of_their_own(
-    volume: PostgresVolume, history: History, database: Any, postgres_dsn: str
-) -> None:
+def test_hosts_have_rows_of_their_own(volume: PostgresVolume, history: History, two: Host) -> None:
     other = History()
-    with PostgresBackend(postgres_dsn, "v") as second:
-        assert second.volume.keep_log(other.log) == []
-        with history.noting():
-            volume.mkdir(ROOT_NODE, b"one", 0o755, ME)
-        with other.noting():
-            second.volume.mkdir(ROOT_NODE, b"two", 0o755, ME)
-        assert numbers(database) == [1, 1]
-        other.needed = 2
-        second.volume._each_period()
-        assert [row for row, _ in volume.keep_log(history.log) or ()] == [1]
-        assert second.volume.keep_log(other.log) == []
-        database.execute("UPDATE fusebackend.logged SET at = at - interval '8 days'")
-        second.volume._each_period()  # that host has not come back
-        volume._each_period()
-        assert numbers(database) == []
+    assert two.keep_log(other.log) == []
+    with history.noting():
+        volume.mkdir(ROOT_NODE, b"one", 0o755, ME)
+    with other.noting():
+        two.mkdir(ROOT_NODE, b"two", 0o755, ME)
+    assert numbers(volume) == [1, 1]
+    other.needed = 2
+    two._each_period()
+    assert [row for row, _ in volume.keep_log(history.log) or ()] == [1]
+    assert two.keep_log(other.log) == []
+    aged = "UPDATE fusebackend.logged SET at = at - interval '8 days' WHERE volume = %s"
+    sql(volume.conninfo, aged, volume.id)
+    two._each_period()  # that host has not come back
+    volume._each_period()
+    assert numbers(volume) == []
 
 
 def test_a_volume_keeps_one_log(volume: PostgresVolume, history: History) -> None:

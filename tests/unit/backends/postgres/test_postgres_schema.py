@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from functools import partial
 from urllib.parse import quote
@@ -16,9 +15,7 @@ from together import together
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import schema
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.each import each
-from fusebackend.testing.posix.case import refused
 from fusebackend.urls.opening import UrlError, open_backend
 
 
@@ -72,20 +69,6 @@ def test_tables_of_another_version_are_refused(postgres_dsn: str, change: str, v
         " open it with the fusebackend that made them"
     )
     assert sql(postgres_dsn, "SELECT name FROM fusebackend.dentry") == [(b"kept.txt",)]
-
-
-def test_two_volumes_of_a_database_do_not_see_each_other(postgres_dsn: str) -> None:
-    with PostgresBackend(postgres_dsn, "one") as one, PostgresBackend(postgres_dsn, "two") as two:
-        assert one.write("/same.txt", "one\n").error is None
-        assert two.write("/same.txt", "two\n").error is None
-        node = one.volume.lookup(ROOT_NODE, b"same.txt").node
-        refused(errno.ENOENT, two.volume.lookup, ROOT_NODE, b"other.txt")
-        with pytest.raises(OSError, match="Stale"):
-            two.volume.getattr(node)
-        assert one.download_files(["/same.txt"])[0].content == b"one\n"
-        assert two.download_files(["/same.txt"])[0].content == b"two\n"
-        assert one.delete("/same.txt").error is None
-        assert [entry["path"] for entry in two.ls("/").entries or []] == ["/same.txt"]
 
 
 def test_a_volume_is_opened_by_url(postgres_dsn: str) -> None:

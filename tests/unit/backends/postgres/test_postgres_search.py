@@ -209,17 +209,6 @@ def test_what_means_something_to_like_is_itself(backend: PostgresBackend, patter
     assert backend.grep(pattern).matches == [GrepMatch(**line) for line in lines if pattern in line["text"]]  # type: ignore[typeddict-item]
 
 
-def test_another_volume_is_not_searched(database: str, backend: PostgresBackend, sql: Sql) -> None:
-    node = put(backend, "/file.txt", b"needle\n")
-    with opened(database) as other:
-        put(other, "/file.txt", b"needle of another volume\n")
-        assert len(backend.grep("needle").matches or []) == len(other.grep("needle").matches or []) == 1
-        index_all(other)
-        assert nodes_in(sql, "unindexed", backend) == {node}
-        index_all(backend)
-        assert len(backend.grep("needle").matches or []) == len(other.grep("needle").matches or []) == 1
-
-
 def test_what_another_host_has_closed_is_found(database: str, backend: PostgresBackend, sql: Sql) -> None:
     with opened(database, backend.volume.name) as other:
         put(other, "/file.txt", b"first\n")
@@ -323,16 +312,6 @@ def test_what_is_changed_all_the_time_waits(backend: PostgresBackend) -> None:
     assert found(backend, "needle") == ["/log.txt"]
 
 
-def test_files_are_indexed_in_the_background(database: str, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "QUIET_S", 0.0)
-    monkeypatch.setattr(index_module, "LOOK_S", 0.05)
-    with PostgresBackend(database, uuid.uuid4().hex) as backend:
-        nodes = {put(backend, f"/{number}.txt", b"needle\n") for number in range(5)}
-        eventually(lambda: nodes_in(sql, "entry", backend) == nodes and not nodes_in(sql, "unindexed", backend))
-        assert len(found(backend, "needle")) == 5
-    assert "fusebackend-index" not in {thread.name for thread in threading.enumerate()}
-
-
 def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
     database: str, sql: Sql, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -353,7 +332,9 @@ def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
         eventually(lambda: "no room for an entry" in caplog.text)
         assert found(backend, "needle") == ["/file.txt"]
         monkeypatch.setattr(SearchIndexer, "_indexing", indexing)
-        eventually(lambda: nodes_in(sql, "entry", backend) == {node})
+        eventually(lambda: nodes_in(sql, "entry", backend) == {node} and not nodes_in(sql, "unindexed", backend))
+        assert found(backend, "needle") == ["/file.txt"]
+    assert "fusebackend-index" not in {thread.name for thread in threading.enumerate()}
     assert caplog.text.count("can't be brought up to date") == 1
 
 

@@ -123,19 +123,6 @@ def test_what_is_newer_than_the_snapshot_is_not_kept(volume: PostgresVolume) -> 
     assert not any(found[table] for table in OLD if table in found)
 
 
-def test_a_change_is_kept_once(volume: PostgresVolume) -> None:
-    """After the first change of its rows a transaction sends no statement for the snapshot."""
-    node = put(volume, b"file", b"x" * 10)
-    volume.setxattr(node, b"user.x", b"1")
-    volume.take_snapshot("s")
-    for number in range(3):
-        overwrite(volume, node, number, b"y")
-        volume.setattr(node, AttrChanges(mode=0o600 + number))
-        volume.setxattr(node, b"user.x", bytes([number]))
-    found = counts(volume)
-    assert (found["old_inode"], found["old_chunk"], found["old_dentry"]) == (1, 1, 0)
-
-
 @pytest.mark.parametrize("pending_bytes", [1, transaction.MAX_PENDING_BYTES], ids=["written early", "at the commit"])
 def test_a_change_of_several_operations_keeps_what_it_replaces(
     volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch, pending_bytes: int

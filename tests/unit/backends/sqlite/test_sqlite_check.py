@@ -100,6 +100,21 @@ DAMAGE = [
         "UPDATE dentry SET parent = 7 WHERE node = 7; UPDATE inode SET parent = 7 WHERE node = 7",
         "directory inode 7 is below itself",
     ),
+    # `inode.parent` says something else: a repair that went by it found no cycle and never ended.
+    ("UPDATE dentry SET parent = 7 WHERE node = 7", "is below itself"),
+    ("UPDATE place SET node = 7 WHERE node = 6; UPDATE dentry SET parent = 7 WHERE node = 7", "is below itself"),
+    (f"UPDATE dentry SET parent = {BELOW} WHERE node = {DIRECTORY}", "is below itself"),
+    (
+        f"UPDATE dentry SET parent = {EMPTY} WHERE node = {DIRECTORY};"
+        f"UPDATE dentry SET parent = {BELOW} WHERE node = {EMPTY}",
+        "is below itself",
+    ),
+    (
+        f"UPDATE dentry SET parent = {EMPTY} WHERE node = {EMPTY};"
+        f"UPDATE dentry SET parent = {BELOW} WHERE node = {DIRECTORY}; UPDATE dentry SET parent = {BELOW}"
+        f" WHERE node = {FILE}; UPDATE inode SET parent = 1",
+        "is below itself",
+    ),
     (
         "INSERT INTO chunk VALUES (99, 99, 0, x'00'); INSERT INTO place VALUES (99, 0, 99)",
         "chunk 0 of inode 99 belongs to no file and no link",
@@ -147,6 +162,7 @@ DAMAGE = [
     ("UPDATE xattr SET value = 'text'", "extended attribute b'user.a' of inode 4 is not kept as bytes"),
     ("INSERT INTO unindexed VALUES (99, 0)", "inode 99 waits to be indexed, and does not exist"),
     ("DELETE FROM unindexed", "inode 4 holds b'xxx' and the index does not know it"),
+    ("DELETE FROM unindexed; DELETE FROM trigram_data", "database disk image is malformed"),
     ("DELETE FROM unindexed; UPDATE chunk SET data = 'text'", "chunk 0 of inode 4 holds 4 bytes"),
     ("UPDATE meta SET value = 7", "the next inode would be 7, and there is an inode 7"),
     ("UPDATE meta SET value = 9223372036854775807", "would be 9223372036854775807, and there is an inode 7"),

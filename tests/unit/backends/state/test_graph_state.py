@@ -128,20 +128,6 @@ def test_the_keys_are_langgraphs_own():
     assert (READ_KEY, SEND_KEY) == (_constants.CONFIG_KEY_READ, _constants.CONFIG_KEY_SEND)
 
 
-def test_what_a_node_writes_it_reads_and_the_graph_keeps(node):
-    backend = StateBackend()
-    assert node(backend.write, "/notes/a.md", "one\n").error is None
-    assert node(backend.read, "/notes/a.md").file_data["content"] == "one\n"
-    assert node(backend.edit, "/notes/a.md", "one", "two").occurrences == 1
-    node(backend.upload_files, [("/raw", b"\xff\x00")])
-    node(backend.write, "/gone", "x")
-    assert node(backend.delete, "/gone").error is None
-    assert [info["path"] for info in node(backend.ls, "/").entries] == ["/notes/", "/raw"]
-    files = node.end()["files"]
-    assert sorted(files) == ["/notes/a.md", "/raw"]
-    assert files["/notes/a.md"]["content"] == "two\n" and files["/raw"]["encoding"] == "base64"
-
-
 def test_only_what_changed_is_sent(node):
     backend = node(StateBackend)
     node(backend.upload_files, [(f"/{number}", b"x") for number in range(3)])

@@ -88,14 +88,6 @@ def test_what_is_no_change_of_this_namespace_is_not_told(store, backend, ear):
     ear.wait("/last")
 
 
-def test_two_backends_hear_each_other(store, backend, ear):
-    with stores.other_program(store, NS) as other:
-        other.upload_files([("/a", b"1"), ("/b", b"2")])
-        ear.wait("/a", "/b")
-        other.move("/a", "/c")
-        ear.wait("/c", "/a")
-
-
 def test_who_has_stopped_listening_hears_nothing(store, backend, ear):
     second = Keys()
     stop = backend.items.watch(second)

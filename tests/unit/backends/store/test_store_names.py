@@ -174,13 +174,6 @@ def test_where_a_long_text_is(files, texts, paths):
     )
 
 
-def test_a_name_of_255_bytes_has_room_for_its_suffix():
-    _, backend = backend_of({"/" + "n" * length: "text" for length in range(250, 256)})
-    found = everything(backend)
-    assert len(found) == 12
-    assert max(map(len, found)) == 256
-
-
 def test_a_key_without_a_slash_is_written_and_deleted_where_it_is():
     store, backend = backend_of(dict.fromkeys(["a", "b/c", "/d", "d"], "file"))
 

@@ -225,22 +225,6 @@ def test_surrogates_and_odd_values_are_shown(tell: Tell) -> None:
 # -- much ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_long_result_is_cut_in_the_transcript_and_whole_beside_it(tell: Tell) -> None:
-    """100 MB at night."""
-    size = amount("FUSEBACKEND_RESULT_MB", day=5, night=100) * 10**6
-    line = "0123456789 " * 9 + "\n"
-    result = line * (size // len(line)) + "the end"
-    view = tell(HumanMessage("go"), ToolMessage(result, tool_call_id="c1", name="cat"))
-    assert view.attr("messages/0002-tool-cat.txt").size == len(result)
-    (answer,) = view.backend.download_files([f"{view.path}/messages/0002-tool-cat.txt"])
-    assert answer.content == result.encode()
-    transcript = view.backend.download_files([f"{view.path}/transcript.md"])[0].content or b""
-    assert len(transcript) < 20_000
-    assert b"(messages/0002-tool-cat.txt)" in transcript
-    assert "the end" in str(view.backend.read(f"{view.path}/messages/0002-tool-cat.txt", offset=size // len(line)))
-    assert len(view.backend.download_files([f"{view.path}/README.md"])[0].content or b"") < 5000
-
-
 def test_many_calls_and_results(tell: Tell) -> None:
     count = amount("FUSEBACKEND_CALLS", day=500, night=20_000)
     asked = AIMessage("", tool_calls=[{"name": "t", "args": {"n": n}, "id": f"c{n}"} for n in range(count)])

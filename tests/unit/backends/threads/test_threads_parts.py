@@ -29,7 +29,7 @@ from markdown_it import MarkdownIt
 from profiles import examples
 from raising import raising
 
-from fusebackend.backends.threads.conversation import files_of, section, slug, title
+from fusebackend.backends.threads.conversation import files_of, section, title
 from fusebackend.backends.threads.database import values as stored_values
 from fusebackend.backends.threads.database.activity import RunWatch, next_nodes, standing
 from fusebackend.backends.threads.database.rows import (
@@ -667,13 +667,3 @@ class TestTitle:
         assert title(iter([human([{"type": "image", "url": "u"}, {"type": "text", "text": "look"}])])) == "look"
         assert title(iter([{"type": "ai", "content": "hm"}])) == ""
         assert len(title(iter([human("word " * 100)]))) == 80
-
-    def test_a_slug(self) -> None:
-        for text, expected in {
-            "Fix the login test!": "fix-the-login-test",
-            "../../etc\n": "etc",
-            "ü€": "untitled",
-            "x" * 100: "x" * 40,
-        }.items():
-            assert slug(text) == expected
-        assert len(slug("word " * 100)) <= 40

@@ -63,12 +63,6 @@ def test_what_a_thread_shows(b: Bench) -> None:
     assert names(b.backend, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
 
 
-def test_an_empty_database_has_an_empty_root(b: Bench) -> None:
-    assert names(b.backend, "/") == []
-    assert b.backend.ls("/none").error == "Path '/none': path_not_found"
-    assert b.backend.glob("**").matches == []
-
-
 def test_a_single_thread_is_found_without_listing_all(b: Bench) -> None:
     for thread_id in ("one", "t/1", "x" * 300):
         put_files(b.saver, thread_id, {"/f.txt": record("x")})
@@ -212,20 +206,6 @@ def test_without_the_extra_the_command_line_says_what_is_missing(tmp_path: Path)
         [sys.executable, "-c", program, *urls], check=True, timeout=60, capture_output=True, text=True
     )
     assert ["pip install 'fusebackend[langgraph]'" in line for line in done.stdout.splitlines()] == [True] * 2
-
-
-@one_database
-def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
-    threadcases.snapshots(b.saver, turns=12)
-    volume, first = b.backend.volume, b.history("/snapshots")[10]
-    paths = (f"{first}/work", f"{first}/work/part0", "/snapshots/head/work", "/snapshots")
-    held = {path: node_at(volume, path) for path in paths}
-    for node in held.values():
-        volume.hold(node)
-    for directory in b.history("/snapshots")[::5]:
-        b.tree(directory)
-    assert {path: node_at(volume, path) for path in held} == held
-    volume.forget(held.values())
 
 
 # -- searches ----------------------------------------------------------------------------------------------------------
