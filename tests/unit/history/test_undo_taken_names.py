@@ -272,14 +272,6 @@ def killed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.kill()
 
 
-@pytest.mark.parametrize("place", ["dir", "store", "s3"], indirect=True)
-def test_a_killed_undo_is_finished_by_the_same_command(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed(place, monkeypatch)
-    place.recorded.recorder.stamp_interrupted()
-    assert place.undo().conflicts == []
-    assert place.names() == {path: found[1] for path, found in place.before.items() if path in NAMES}
-
-
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("place", ["dir", "store", "s3"], indirect=True)
 def test_a_name_that_is_taken_after_a_kill(place: Place, monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
