@@ -224,7 +224,7 @@ def test_what_stays_is_seen_once_whoever_goes_on(
     """One listing, which any of several handles goes on with, while names come and go. What is gone is not listed. Of a
     large directory, each handle has positions of its own."""
     if is_large:
-        monkeypatch.setattr(listing, "SMALL_ENTRIES", 0)
+        monkeypatch.setattr(listing, "SMALL_ENTRIES", -1)
         monkeypatch.setattr(listing, "PAGE_ENTRIES", 3)
     directory = Directory()
     there = {b"%d" % number for number in range(8)}
