@@ -55,8 +55,8 @@ PLAIN = "plain copy"
     rounds=3,
 )
 def threads(run: Run) -> list[str]:
-    """Make a database (a minute), unless `--database` names one. In each round it is mounted twice: with an empty cache
-    directory, and again with what the first mount has left there. `rg` also searches a copy of the same files in a
+    """Make a database, unless `--database` names one. In each round it is mounted twice: with an empty cache directory,
+    and again with what the first mount has left there. `rg` also searches a copy of the same files in a
     plain directory, right after each mount."""
     database = run.work / "threads.db"
     if run.database is None:

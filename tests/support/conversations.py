@@ -5,10 +5,9 @@
 
 `STORIES` are real graphs, of deepagents and plain LangGraph, run with a scripted model: messages of all types with
 content blocks of all types, files that are written, edited, moved and deleted, sub-graphs, interrupts, forks, state of
-many types. `fill` runs each a few times and copies the rows of these *seeds* under other thread ids: running 1,000
-takes ten minutes, copying them one. The rows stay those of LangGraph's own serialiser, because a copy only changes
-words of them into words of the same length: the thread's id, `WORDS`, ids and times. Threads that wait for a human are
-not copied but run, since the ids of their pending tasks are digests of the ids of their checkpoints.
+many types. `fill` runs each twice and copies the rows of these *seeds* under other thread ids: running 1,000 takes ten
+minutes, copying them one. The rows stay those of LangGraph's own serialiser, because a copy only changes words of them
+into words of the same length: the thread's id, and `WORDS`.
 
 `scripts/make_threads_database` is this module for the command line.
 """
@@ -19,10 +18,9 @@ import argparse
 import base64
 import contextlib
 import datetime
+import itertools
 import operator
 import random
-import re
-import sqlite3
 import time
 import uuid
 from collections import deque
@@ -63,9 +61,6 @@ WORDS = {
 
 LONG = "".join(f"{number:04} Brambles: expected the Thistles page, found the Quillfox page\n" for number in range(300))
 """18,000 characters: transcripts show the beginning only."""
-
-WAITS = ("approvals", "questions")
-"""Stories that end in an interrupt."""
 
 
 # -- tools ---------------------------------------------------------------------------------------------------------
@@ -406,178 +401,46 @@ STORIES: dict[str, Callable[[Any, str], Any]] = {
 SEEDS_EACH = 2
 """How often each story is run for `fill`."""
 
-RUN_IN = 33
-"""One in so many threads waits for a human."""
-
-BETWEEN_S = 137
-"""Seconds between threads."""
-
 
 class Made(NamedTuple):
     """A thread of `fill`."""
 
-    name: str
     story: str
     words: dict[str, str]
     """The words in the place of `WORDS`."""
 
 
-def fill(saver: Any, threads: int) -> list[Made]:
-    """Make threads `T0000000`, `T0000001`, … in a checkpointer's database.
-
-    Args:
-        saver: a SqliteSaver, PostgresSaver or InMemorySaver.
-    """
-    seeds: dict[str, list[str]] = {}
-    copied = [story for story in STORIES if story not in WAITS]
-    source = InMemorySaver(serde=saver.serde) if isinstance(saver, InMemorySaver) else saver
-    for number, story in enumerate(copied):
-        for again in range(SEEDS_EACH if threads > len(STORIES) else 1):
-            seed = f"T48{number * SEEDS_EACH + again:05}"
-            STORIES[story](source, seed)
-            seeds.setdefault(story, []).append(seed)
-    rows = {seed: _rows(source, seed) for found in seeds.values() for seed in found}
-    for seed in rows:
-        source.delete_thread(seed)
-    made = []
-    for number in range(threads):
-        name = f"T{number:07}"
-        if number % RUN_IN == RUN_IN - 1:
-            story = WAITS[number // RUN_IN % len(WAITS)]
-            STORIES[story](saver, name)
-            made.append(Made(name, story, {word: word for word in WORDS}))
-            continue
-        story = copied[number % len(copied)]
-        seed = seeds[story][number // len(copied) % len(seeds[story])]
-        changed = _Changed(seed, name, number, (threads - number) * BETWEEN_S)
-        _insert(saver, [(table, [changed.row(row) for row in found]) for table, found in rows[seed]])
-        made.append(Made(name, story, changed.words))
+def fill(saver: Any, threads: int) -> dict[str, Made]:
+    """Make threads `T0000000`, `T0000001`, … in the database of a SqliteSaver; returns them by name."""
+    seeds = {f"T48{number:05}": story for number, story in enumerate([*STORIES] * SEEDS_EACH)}
+    rows = {}
+    for seed, story in seeds.items():
+        STORIES[story](saver, seed)
+        for table in ("checkpoints", "writes"):  # LangGraph takes writes in the order in which they were made
+            asked = f"SELECT * FROM {table} WHERE thread_id = ? ORDER BY rowid"
+            rows[seed, table] = saver.conn.execute(asked, [seed]).fetchall()
+        saver.delete_thread(seed)
+    made = {}
+    for number, (seed, story) in zip(range(threads), itertools.cycle(seeds.items()), strict=False):
+        name, chance = f"T{number:07}", random.Random(number)
+        made[name] = Made(story, {word: chance.choice([word, *others]) for word, others in WORDS.items()})
+        changed = {seed: name, **made[name].words}
+        for (of, table), found in rows.items():
+            if of == seed and found:
+                places = ", ".join("?" * len(found[0]))
+                copies = [[_changed(value, changed) for value in row] for row in found]
+                saver.conn.executemany(f"INSERT INTO {table} VALUES ({places})", copies)
+    saver.conn.commit()
     return made
 
 
-_PARTS = (
-    r"T48[0-9]{5}",
-    "|".join(WORDS),
-    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
-    r"2[0-9]{3}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}",
-)
-_TEXT = re.compile("|".join(f"({part})" for part in _PARTS))
-_BYTES = re.compile(_TEXT.pattern.encode())
-
-
-class _Changed:
-    """Rows of a seed as rows of another thread: other words, other ids, and earlier by some seconds."""
-
-    def __init__(self, seed: str, name: str, number: int, earlier_s: int) -> None:
-        chance = random.Random(number)
-        self.words = {word: chance.choice(others) for word, others in WORDS.items()}
-        self._name = name
-        self._seed = seed
-        self._number = number
-        self._earlier_s = earlier_s
-        self._known: dict[str, str] = {}
-
-    def row(self, row: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(self._value(value) for value in row)
-
-    def _value(self, value: Any) -> Any:
+def _changed(value: Any, words: dict[str, str]) -> Any:
+    for word, other in words.items():
         if isinstance(value, str):
-            return _TEXT.sub(lambda found: self._word(found.group(), found.lastindex), value)
-        if isinstance(value, (bytes, memoryview)):
-            return _BYTES.sub(lambda found: self._word(found.group().decode(), found.lastindex).encode(), value)
-        if isinstance(value, tuple):
-            return self.row(value)
-        return value
-
-    def _word(self, word: str, kind: int | None) -> str:
-        made = self._known.get(word)
-        if made is None:
-            if kind == 1:
-                made = self._name
-            elif kind == 2:
-                made = self.words[word]
-            elif kind == 3:
-                made = self._id(uuid.UUID(word))
-            else:
-                when = datetime.datetime.fromisoformat(word) - datetime.timedelta(seconds=self._earlier_s)
-                made = f"{when:%Y-%m-%dT%H:%M:%S}"
-            assert len(made) == len(word)
-            self._known[word] = made
-        return made
-
-    def _id(self, found: uuid.UUID) -> str:
-        """Ids of a checkpoint (version 6) hold its time; the order of all others stays as it is."""
-        if found.version == 6:
-            high = found.int >> 64
-            ticks = (high >> 16 << 12 | high & 0xFFF) - self._earlier_s * 10_000_000
-            return str(uuid.UUID(int=(ticks >> 12 << 16 | 0x6000 | ticks & 0xFFF) << 64 | found.int & (1 << 64) - 1))
-        return str(uuid.UUID(int=found.int ^ self._number))
-
-
-def _rows(saver: Any, seed: str) -> list[tuple[str, list[Any]]]:
-    """All rows of a thread by table, in the order in which they were made: LangGraph takes writes in that order."""
-    if isinstance(saver, InMemorySaver):
-        return [
-            ("storage", [
-                ((seed, space), checkpoint, saved)
-                for space, line in saver.storage[seed].items() for checkpoint, saved in line.items()
-            ]),
-            ("writes", [
-                (key, inner, written)
-                for key, line in saver.writes.items() if key[0] == seed for inner, written in line.items()
-            ]),
-            ("blobs", [(key, blob) for key, blob in saver.blobs.items() if key[0] == seed]),
-        ]  # fmt: skip
-    if _is_sqlite(saver):
-        return [
-            (table, saver.conn.execute(f"SELECT * FROM {table} WHERE thread_id = ? ORDER BY rowid", [seed]).fetchall())
-            for table in ("checkpoints", "writes")
-        ]
-    found = []
-    for table in ("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
-        columns = _columns(saver, table)
-        asked = ", ".join(f"{name}::text" if kind == "jsonb" else name for name, kind in columns)
-        with saver.conn.cursor() as cursor:
-            cursor.execute(f"SELECT {asked} FROM {table} WHERE thread_id = %s", [seed])
-            found.append((table, [tuple(row.values()) for row in cursor.fetchall()]))
-    return found
-
-
-def _insert(saver: Any, tables: list[tuple[str, list[Any]]]) -> None:
-    if isinstance(saver, InMemorySaver):
-        (_, storage), (_, writes), (_, blobs) = tables
-        for (name, space), checkpoint, saved in storage:
-            saver.storage[name][space][checkpoint] = saved
-        for key, inner, written in writes:
-            saver.writes[key][inner] = written
-        saver.blobs.update(blobs)
-    elif _is_sqlite(saver):
-        for table, rows in tables:
-            if rows:
-                places = ", ".join("?" * len(rows[0]))
-                saver.conn.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
-        saver.conn.commit()
-    else:
-        with saver.conn.cursor() as cursor:
-            for table, rows in tables:
-                names = ", ".join(name for name, _ in _columns(saver, table))
-                with cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
-                    for row in rows:
-                        copy.write_row(row)
-
-
-def _is_sqlite(saver: Any) -> bool:
-    return isinstance(getattr(saver, "conn", None), sqlite3.Connection)
-
-
-def _columns(saver: Any, table: str) -> list[tuple[str, str]]:
-    with saver.conn.cursor() as cursor:
-        cursor.execute(
-            "SELECT column_name, data_type FROM information_schema.columns "
-            "WHERE table_name = %s AND table_schema = current_schema() ORDER BY ordinal_position",
-            [table],
-        )
-        return [(row["column_name"], row["data_type"]) for row in cursor.fetchall()]
+            value = value.replace(word, other)
+        elif isinstance(value, bytes):
+            value = value.replace(word.encode(), other.encode())
+    return value
 
 
 @contextlib.contextmanager
@@ -604,11 +467,10 @@ def main(arguments: Sequence[str]) -> None:
         prog="make_threads_database",
         description="Make a LangGraph checkpoint database with the conversations of scripted agents.",
     )
-    parser.add_argument("database", help="path of a SQLite file, or the URI of a PostgreSQL database")
+    parser.add_argument("database", help="path of a SQLite file")
     parser.add_argument("threads", nargs="?", type=int, default=1000, help="how many (default: 1000)")
     given = parser.parse_args(arguments)
-    kind = "postgres" if given.database.startswith(("postgres:", "postgresql:")) else "sqlite"
     start = time.monotonic()
-    with opened(kind, given.database) as saver:
+    with opened("sqlite", given.database) as saver:
         made = fill(saver, given.threads)
     print(f"{len(made):,} threads in {time.monotonic() - start:.0f} s: {given.database}")

@@ -91,7 +91,6 @@ sys.argv[1:] = ["--help"]
     ("entry", "words", "status", "name"),
     [
         ("main.main", ["--help"], 1, b"Error"),
-        ("main.main", ["ls", "--help"], 1, b"Error"),
         ("main.main", ["backends"], 1, b"Error"),
         ("mount_helper.mount_main", ["--help"], 32, b"mount.fusebackend"),
     ],

@@ -326,13 +326,3 @@ def test_a_stranger_is_awaited_in_the_asyncio_loop_that_it_belongs_to_and_on_its
 
         anyio.run(main, backend=library)
         assert time.monotonic() - began < LIMIT_S
-
-
-# -- signatures ------------------------------------------------------------------------------------------------
-
-
-def test_help_of_mount_tells_of_the_function():
-    code = "import fusebackend, inspect; help(fusebackend.mount); print(inspect.signature(fusebackend.mount))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "deadline_s: How long a call into a backend" in said
-    assert said.splitlines()[-1].startswith("(backend: 'BackendLike', mountpoint: 'str | os.PathLike[str]', *, ")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from profiles import examples
 from random_changes import STEPS, make
@@ -190,8 +190,14 @@ def test_a_clean_end_is_not_looked_at(tmp_path: Path) -> None:
     scene.close()
 
 
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(30))
 @given(before=STEPS, steps=STEPS, at=st.integers(0, 40))
+# Another file takes the place of one that has lost its second name in the call.
+@example(
+    before=[("create", "X", 0, 0, 0), ("link", "X", 0, 1, 0)],
+    steps=[("write", "X", 0, 0, 1), ("unlink", "X", 0, 1, 0), ("create", "X", 0, 1, 0), ("rename", "X", 0, 1, 0)],
+    at=40,
+)
 def test_records_that_are_left_lead_back(before: Any, steps: Any, at: int) -> None:
     """Of a volume that has the first changes, the records that are left lead back to where it began."""
     with tempfile.TemporaryDirectory() as directory:

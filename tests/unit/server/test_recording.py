@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from nodes import ME
 
-from fusebackend.backends import CompositeBackend, InMemoryBackend
+from fusebackend.backends import InMemoryBackend
 from fusebackend.base.paths import ROOT
 from fusebackend.history.history_file import HistoryFile, HistoryLocked
 from fusebackend.history.records import Image
@@ -214,15 +214,3 @@ def test_what_an_interrupted_call_has_left_is_stamped(filesystem, backend, tmp_p
     assert record.after is not None and record.after.size == 4
     assert again.history.call(number).ended_ns is not None
     again.close()
-
-
-def test_a_composite_has_its_routes(tmp_path):
-    with InMemoryBackend() as one, InMemoryBackend() as two:
-        backend = CompositeBackend(one, {"/two/": two})
-        filesystem = FileSystem({prefix: each.volume for prefix, each in backend.mounts().items()})
-        recording = Recording(str(tmp_path / "history"), "/mnt/nowhere", filesystem, None)
-        recording.steps.verb("write", "put", ["/two/d/f"], lambda: backend.write("/two/d/f", "x"), lambda _: True)
-        (call,) = recording.history.calls()
-        found = [(record.prefix, record.path) for record in recording.history.records(call.number)]
-        assert found == [("/two", b"/d"), ("/two", b"/d/f")]
-        recording.close()

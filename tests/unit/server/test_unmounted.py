@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ import mounts
 import programs
 import pytest
 import served
-from eventually import eventually
 from for_each import for_each
 
 import fusebackend
@@ -73,6 +71,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
 def server(config: str) -> Iterator[rendezvous.Served]:
     with served.served("--config", config, place=config, wrapper=served.WITHOUT_FUSE) as found:
         yield found
+        assert "libfuse" not in Path(f"/proc/{found.pid}/maps").read_text(), "no verb has imported pyfuse3"
 
 
 @pytest.fixture
@@ -86,7 +85,6 @@ def test_the_server_has_no_fuse(server: rendezvous.Served) -> None:
     assert "fuse" not in {line.split()[2] for line in Path(f"/proc/{server.pid}/mounts").read_text().splitlines()} or (
         os.path.exists("/dev/fuse")  # mounts of other tests are copied into its namespace
     )
-    assert "libfuse" not in Path(f"/proc/{server.pid}/maps").read_text()
 
 
 def test_connect_by_configuration_socket_and_environment(
@@ -164,12 +162,17 @@ def test_a_mount_of_its_place_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_there_again(tmp_path: Path) -> None:
+    """For a client, too, that outlives its server and finds the next one."""
     config = configured(tmp_path, 'default = "sqlite:agent.db"')  # what is in memory ends with its server
-    with served.served("--config", config, place=config), fusebackend.connect(config) as files:
+    with served.served("--config", config, place=config):
+        files = fusebackend.connect(config)
         files.write("/kept.txt", "kept")
         files.create_branch("kept")
         files.write("/.fusebackend/branches/kept/inside.txt", "b")
-    with served.served("--config", config, place=config), fusebackend.connect(config) as files:
+        assert not files.has_ended()
+    assert files.has_ended()
+    assert "is not served" in str(files.ls("/").error)
+    with served.served("--config", config, place=config), files:
         assert str(files.read("/.fusebackend/branches/kept/inside.txt")).endswith("b")
         assert files.log()[0].title == "write /kept.txt"
         files.undo()
@@ -203,17 +206,6 @@ def test_another_socket_and_the_background(tmp_path: Path) -> None:
     assert not os.path.exists(address)
     with pytest.raises(MountError, match="is not served; 'fusebackend serve --config"):
         fusebackend.connect(config)
-
-
-def test_a_client_outlives_its_server_and_finds_the_next(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    with served.served("--config", config, place=config):
-        files = fusebackend.connect(config)
-        assert not files.has_ended()
-    assert files.has_ended()
-    assert "is not served" in str(files.ls("/").error)
-    with served.served("--config", config, place=config), files:
-        assert files.ls("/").error is None
 
 
 class TestMessages:
@@ -250,17 +242,6 @@ class TestMessages:
         assert "no configuration" in served.run("ls", "--mount", str(tmp_path / "x.toml"), "/", status=1)
 
 
-def test_one_that_was_killed_leaves_nothing_in_the_way(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    served.run("serve", "--config", config, "--background")
-    found = rendezvous.server_of(config)
-    assert found is not None
-    os.kill(found.pid, 9)
-    eventually(lambda: rendezvous.server_of(config) is None, served.LIMIT_S)
-    with served.served("--config", config, place=config), fusebackend.connect(config) as files:
-        assert files.ls("/").error is None
-
-
 def is_ended_by_signal(spins: int) -> bool:
     """Send a signal so many turns of a loop after the server was ready."""
     tree: Any = SimpleNamespace(attach=lambda kernel: None, detach=lambda: None, close=lambda: None)
@@ -288,31 +269,6 @@ def is_ended_by_signal(spins: int) -> bool:
 def test_a_signal_ends_it_that_comes_as_it_begins_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unmounted, "LOOK_S", 0.01)
     assert all(map(is_ended_by_signal, range(500)))
-
-
-def test_served_in_a_thread_without_pyfuse3(tmp_path: Path) -> None:
-    code = f"""
-import sys
-sys.modules["pyfuse3"] = None
-from fusebackend.cli.main import main
-sys.argv = ["fusebackend", "serve", "--default", "memory:", "--socket", "{tmp_path}/s"]
-main()
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=mounts.module_environment(), stdout=subprocess.PIPE, text=True
-    )
-    timer = threading.Timer(served.LIMIT_S, process.kill)
-    timer.start()
-    try:
-        assert process.stdout is not None and process.stdout.readline().startswith(f"serving {tmp_path}/s")
-        with fusebackend.connect(tmp_path / "s") as files:
-            assert files.write("/a", "b").error is None
-        process.terminate()
-        assert process.wait(served.LIMIT_S) == 0
-    finally:
-        timer.cancel()
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.parametrize(

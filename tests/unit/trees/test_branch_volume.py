@@ -47,7 +47,7 @@ class SmallCaches(BranchMachine):
         return self.make_lower()
 
     def make_lower(self) -> Volume:
-        return InMemoryVolume()
+        return SqliteVolume(f"{self.directory}/volume.db")
 
     @initialize(items=st.sampled_from((3, 15, 4000)))
     def bound_buffer(self, items: int) -> None:
@@ -65,15 +65,8 @@ class SmallCaches(BranchMachine):
             shutil.rmtree(os.fsencode(self.directory))
 
 
-class MemoryBranchMachine(SmallCaches):
-    """Over `memory:`."""
-
-
 class SqliteBranchMachine(SmallCaches):
-    """Over `sqlite:`."""
-
-    def make_lower(self) -> Volume:
-        return SqliteVolume(f"{self.directory}/volume.db")
+    """Over `sqlite:`. A branch over `memory:` is the same code over the same snapshots."""
 
 
 class DirectoryBranchMachine(SmallCaches):
@@ -118,9 +111,11 @@ class FailingDirectoryBranchMachine(Failing, DirectoryBranchMachine):
 
 
 for machine in (
-    MemoryBranchMachine, SqliteBranchMachine, DirectoryBranchMachine,
-    FailingSqliteBranchMachine, FailingDirectoryBranchMachine,
-):  # fmt: skip
+    SqliteBranchMachine,
+    DirectoryBranchMachine,
+    FailingSqliteBranchMachine,
+    FailingDirectoryBranchMachine,
+):
     case = machine.TestCase
     case.settings = FAILING if issubclass(machine, Failing) else SETTINGS
     globals()[f"Test{machine.__name__}"] = case

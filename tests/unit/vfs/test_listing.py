@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import random
 import stat
 import threading
 import time
@@ -80,35 +79,6 @@ def test_a_position_that_was_never_given_out_is_the_end(volume: TreeVolume) -> N
     filesystem = FileSystem({ROOT: volume})
     number = run(filesystem.opendir(ROOT_INODE))
     assert ask(filesystem, number, 1000) == []
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_what_stays_is_seen_once_whatever_comes_and_goes(volume: TreeVolume, seed: int) -> None:
-    chance = random.Random(seed)
-    every = filled(volume, 500)
-    filesystem = FileSystem({ROOT: volume})
-    number = run(filesystem.opendir(ROOT_INODE))
-    stays, present = set(every), set(every)
-    seen: list[Seen] = []
-    position, end = 0, False
-    while not end:
-        got = ask(filesystem, number, position, chance.randrange(1, 60))
-        assert {one.name for one in got} - {b".", b".."} <= present, "what is gone is not listed"
-        seen += got
-        end = not got
-        position = got[-1].after if got else position
-        for _ in range(chance.randrange(30)):
-            name = chance.choice(every)
-            if name in present:
-                run(filesystem.unlink(ROOT_INODE, name))
-                present.discard(name)
-                stays.discard(name)
-            else:
-                run(filesystem.mknod(ROOT_INODE, name, stat.S_IFREG | 0o644, 0, ME))
-                present.add(name)
-    listed = names(seen)
-    assert len(listed) == len(set(listed))
-    assert stays <= set(listed)
 
 
 # -- references ----------------------------------------------------------------------------------------------------
@@ -253,19 +223,10 @@ def test_the_way_to_a_route_is_open_though_it_leads_through_one_that_hangs(monke
         assert time.monotonic() - start < 10, "it was waited for twice, the root and the way to b, and not each time"
         shown = run(filesystem.getattr(ROOT_INODE)).attr
         assert shown is not None and shown.mode & 0o777 == 0o711
-    finally:
-        hanging.go.set()
-
-
-def test_a_route_is_listed_though_the_one_above_it_hangs() -> None:
-    hanging, notes = Hanging(), InMemoryVolume()
-    every = filled(notes, 3)
-    filesystem = FileSystem({ROOT: hanging, AgentPath("/notes"): notes}, deadline_s=0.05)
-    try:
         inode = run(filesystem.lookup(ROOT_INODE, b"notes")).inode
         seen = ask(filesystem, run(filesystem.opendir(inode)), 0)
         assert [(one.name, one.entry.inode) for one in seen[:2]] == [(b".", inode), (b"..", ROOT_INODE)]
-        assert names(seen[2:]) == every
+        assert names(seen[2:]) == [b"0000"]
         assert filesystem.tree.routes[0].executor.health.timeouts == 0
     finally:
         hanging.go.set()

@@ -67,13 +67,6 @@ class TestInodes:
         assert entry.inode == 0 and entry.timeout_s == COHERENT_TIMEOUT_S
         assert len(tree.inodes) == 1
 
-    def test_a_nameless_node_lives_until_it_is_forgotten(self, tree: FileSystem) -> None:
-        entry = run(tree.mknod(ROOT_INODE, b"f", 0o100644, 0, ME))
-        run(tree.unlink(ROOT_INODE, b"f"))
-        assert run(tree.getattr(entry.inode)).attr.nlink == 0  # type: ignore[union-attr]
-        run(tree.forget([(entry.inode, 1)]))
-        refused(errno.ESTALE, run, tree.getattr(entry.inode))
-
 
 class Blocking(InMemoryVolume):
     features = replace(InMemoryVolume.features, blocking=True)

@@ -18,9 +18,8 @@ from onloop import run
 from smallkernel import SmallKernel
 
 import fusebackend.vfs
-from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
+from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
-from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import AttrChanges, Caller
 from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import refused
@@ -153,29 +152,6 @@ def test_no_pages_are_kept_beside_a_handle_with_o_direct() -> None:
     assert [keeps(), keeps(), keeps()] == [False, True, True]
     run(filesystem.forget([(inode, 1)]))
     assert not filesystem.direct_io.writers
-
-
-@pytest.mark.fails_without("write_barrier")
-def test_what_is_opened_and_read_at_once_is_of_one_state() -> None:
-    """As the kernel reads it: page by page."""
-    backend = CompositeBackend(InMemoryBackend())
-    filesystem = FileSystem.of(backend)
-    kernel = SmallKernel(filesystem)
-    kernel.put("/f", b"old\n" * 2048)
-    handle = kernel.open("/f", os.O_RDONLY)
-    first = run(filesystem.read(handle, 0, 4096))
-
-    def close_soon(wait_s: float) -> bool:
-        """What the change does while it waits."""
-        second = run(filesystem.read(handle, 4096, 4096))
-        assert first == second == b"old\n" * 1024
-        kernel.close(handle)
-        return True
-
-    filesystem.write_barrier._closed.wait = close_soon  # type: ignore[method-assign, assignment]
-    backend.edit("/f", "old", "new", replace_all=True)
-    assert handle not in kernel.opened, "it was changed while somebody had just begun to read"
-    filesystem.detach()
 
 
 def _open_as_nobody(filesystem: FileSystem, inode: int, flags: int) -> int:
