@@ -22,11 +22,16 @@ import time
 CLOCK_REALTIME_COARSE = 5
 """In <linux/time.h>. Python has no name for it."""
 
-TICK_NS = round(time.clock_getres(CLOCK_REALTIME_COARSE) * 10**9)
-"""A stamp is at most so much earlier than it was given, unless the clock is set."""
+TICK_NS = 2 * round(time.clock_getres(CLOCK_REALTIME_COARSE) * 10**9)
+"""A stamp is at most so much earlier than it was given, unless the clock is set. That is two ticks, for they come late on
+virtual machines: stamps that were 6.5 ms old were seen where there is a tick each 4 ms."""
 
 APART_NS = 0 if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 13) else TICK_NS
 """How far apart changes of a file are that have two stamps, if the attributes were given out in between (`saw`)."""
+
+FINER_ATTEMPTS = 3
+"""The kernel gives a file a fine time only where the coarse one, or its floor, is not later than the one that the file
+has: the second time, unless the clock ticks in between."""
 
 STEP_NS = 10**9
 """Two clocks that differ by more than this have been set, or are not those of one host."""
@@ -48,18 +53,19 @@ class Clock:
         self._lock = threading.Lock()
         self._memfd = -1
 
-    def now_ns(self, finer: bool = True) -> int:
+    def now_ns(self, finer: bool = True, *, exact: bool = False) -> int:
         """Nanoseconds since the epoch; later than any time that was seen, on Linux 6.13 and newer.
 
         Args:
             finer: False for changes of attributes alone, which are no modification: a finer one costs 5 µs.
+            exact: it is later than every stamp before, seen or not, and is compared with times of finer clocks.
         """
         with self._lock:
             tick_ns = coarse_ns()
             if not tick_ns <= self._last_ns < tick_ns + STEP_NS:
                 self._last_ns, self._seen_ns = tick_ns, 0
-            elif finer and self._last_ns <= self._seen_ns:
-                fine_ns = self._fine_ns()
+            if exact or (finer and self._last_ns <= self._seen_ns):
+                fine_ns = self._fine_ns(time.time_ns() if exact else 0)
                 if self._last_ns < fine_ns < tick_ns + STEP_NS:
                     self._last_ns = fine_ns
             return self._last_ns
@@ -80,14 +86,18 @@ class Clock:
                 self._last_ns = max(self._last_ns, time_ns)
                 self._seen_ns = self._last_ns
 
-    def _fine_ns(self) -> int:
+    def _fine_ns(self, least_ns: int) -> int:
         """Return the time that the kernel gives a file which is changed after a stat of it; 0 for none."""
         try:
             if self._memfd < 0:
                 self._memfd = os.memfd_create("fusebackend-times")
                 os.fstat(self._memfd)
-            os.utime(self._memfd)
-            return os.fstat(self._memfd).st_ctime_ns
+            for _ in range(FINER_ATTEMPTS):
+                os.utime(self._memfd)
+                fine_ns = os.fstat(self._memfd).st_ctime_ns
+                if fine_ns >= least_ns:
+                    break
+            return fine_ns
         except OSError:  # no descriptor is left: then it is the time of the tick
             return 0
 

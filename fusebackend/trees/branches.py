@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from fusebackend.base.durable import put_in_place
 from fusebackend.base.paths import ROOT, AgentPath, to_text
-from fusebackend.base.stamps import TICK_NS
+from fusebackend.base.stamps import APART_NS
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
 from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import UNFINISHED, BranchRoute, BranchVolume, read_routes
@@ -355,8 +355,8 @@ class Branches:
             why = f"what {words} had at '{ref}' is in no snapshot, and this mount keeps no history of calls"
             raise OSError(errno.ENOTSUP, f"{why}; the name of a snapshot takes the present of such routes")
         assert snapshot.time_ns is not None, "it is before the present"
-        # What was changed just before the snapshot may have a record that is later than the snapshot's stamp.
-        past = Ref(ref, snapshot.time_ns + (TICK_NS if parts else 0), is_recorded=True) if live else None
+        # On older kernels, what was changed just before the snapshot may have a record that is later than its stamp.
+        past = Ref(ref, snapshot.time_ns + (APART_NS if parts else 0), is_recorded=True) if live else None
         return (None if parts is None else parts.name), past
 
     def _routes(self, snapshot: str | None) -> list[BranchRoute]:

@@ -86,7 +86,7 @@ class CachedReaddir:
     then seen exactly once, while others come and go.
 
     That order needs the whole directory when a listing begins, so that of a large directory isn't kept: a grown one
-    gets counted positions, if no handle has given out any of these. And since the kernel may keep the listing for other
+    gets counted positions, if this handle has given out none of these. And since the kernel may keep the listing for other
     readers, it is never older than the last change of the directory.
 
     On the mount's loop.
@@ -130,8 +130,11 @@ class CachedReaddir:
     ) -> bool:
         """As `Listing.list`, from `position` on. The volume's own names begin at the position `first`.
 
-        False, and nothing is emitted, when a listing that begins is of a directory too large for that.
+        False, and nothing is emitted, when a listing that begins is of a directory too large for that, and at a counted
+        position: another handle has found it too large.
         """
+        if first < position < 1 << _HASH_BITS:
+            return False
         route = handle.route
         assert route is not None, "a directory without a route is not kept"
         listing = self._listings.get(handle)
@@ -259,8 +262,13 @@ class Listing:
         """The volume's own names, from `position` on; the first of them is at position `first`."""
         route, names = handle.route, handle.names
         assert route is not None
-        if position - first > len(names):
-            return  # a position that this handle never gave out
+        after = names[min(position - first, len(names)) - 1] if position > first and names else b""
+        while position - first > len(names):  # another handle gave it out, and the kernel has kept that listing
+            more = await route.ask(route.volume.readdir_brief, handle.node, after, PAGE_ENTRIES)
+            if not more:
+                return
+            after = more[-1][0]
+            names += [name for name, _ in more if name not in covered]
         after = names[position - first - 1] if position > first else b""
         page = handle.ahead if self._is_good(handle, route, position) else []
         at, generation, _ = handle.ahead_at

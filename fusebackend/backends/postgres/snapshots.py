@@ -214,9 +214,8 @@ class PostgresSnapshots:
             FileExistsError: there is one of that name.
         """
         transaction.ask(_COUNT)
-        CLOCK.saw_all()  # so that this is later than all changes in it, by their own clock
         at = to_name(name)
-        time_ns = now_ns()
+        time_ns = now_ns(exact=True)
         CLOCK.saw(time_ns)
         volume = self._volume
         rows = transaction.ask((_TAKE, (volume, volume, at, volume, at, time_ns, volume)))

@@ -158,8 +158,7 @@ class SqliteSnapshots:
                 "SELECT value FROM meta WHERE key = 'snapshot' AND typeof(value) = 'integer'"
             ).fetchone()
             number = max(self.newest.until, row[0] if row is not None else 0) + 1
-            CLOCK.saw_all()  # so that this is later than all changes in it, by their own clock
-            snapshot = Snapshot(name, number, now_ns())
+            snapshot = Snapshot(name, number, now_ns(exact=True))
             CLOCK.saw(snapshot.time_ns)
             row = (number, to_name(name), snapshot.time_ns, next_node, next_chunk)
             self._db.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", row)

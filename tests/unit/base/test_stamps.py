@@ -42,6 +42,16 @@ def test_a_stamp_is_later_than_what_was_seen_in_its_tick(tick_ns: int) -> None:
 
 
 @needs_multigrain
+def test_an_exact_one_fits_between_times_of_a_finer_clock() -> None:
+    clock = Clock()
+    given = [time.time_ns()]
+    for _ in range(20):
+        time.sleep(0.001)  # not all of them in one tick
+        given += [clock.now_ns(exact=True), time.time_ns()]
+    assert given == sorted(given)
+
+
+@needs_multigrain
 def test_what_the_kernel_stamps_after_a_fine_stamp_is_no_earlier(tmp_path: Path) -> None:
     """`touch` on a file system without multigrain times has the coarse clock; the kernel keeps it from going back."""
     clock = Clock()

@@ -2,7 +2,11 @@
 
 import asyncio
 import itertools
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import anyio
 import pytest
@@ -37,6 +41,7 @@ from fusebackend.integrations.deepagents import adopt, export
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.urls.opening import open_backend
 
+TREE = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2] / "support")]
 PATH = {"PATH": "/usr/bin:/bin"}
 
 
@@ -516,6 +521,23 @@ def test_theirs_is_a_route_as_it_is(tmp_path):
 def test_theirs_by_a_python_url():
     backend = open_backend("python:their_backends:make")
     assert "one" in adopt(backend).read("/a.txt")
+
+
+@pytest.mark.mounted
+def test_theirs_by_the_python_api(tmp_path):
+    code = """
+import sys, fusebackend, their_backends
+with fusebackend.mount(their_backends.make(), sys.argv[1]) as files:
+    with open(sys.argv[1] + "/deep/er/c.txt", "w") as file:
+        file.write("from the kernel")
+    print(files.read("/deep/er/c.txt").file_data["content"], open(sys.argv[1] + "/a.txt").read())
+"""
+    (tmp_path / "mnt").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(tmp_path / "mnt")],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(TREE)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "from the kernel one\n\n"), done.stderr
 
 
 def test_a_state_that_is_a_graphs_can_not_be_mounted():

@@ -214,7 +214,7 @@ def test_a_name_that_one_route_has_is_taken() -> None:
 
 
 def test_deleting_is_of_all_names_or_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "now_ns", lambda: 10**18)  # as where the clock is set back
+    monkeypatch.setattr(memory, "now_ns", lambda exact=False: 10**18)  # as where the clock is set back
     snapshots = Snapshots({ROOT: InMemoryVolume()})
     for name in ("one", "two", "three"):
         snapshots.create(name)

@@ -132,6 +132,18 @@ def test_one_that_has_grown_large_is_not_read_as_a_whole_after_each_change(
 
 
 @pytest.mark.usefixtures("small_is_three")
+def test_a_reader_goes_on_where_another_has_found_it_large(directory: Directory) -> None:
+    names = [b"%d" % number for number in range(6)]
+    directory.make(*names)
+    one, other = directory.open(), directory.open()
+    begun = directory.read(one, 0, 5)
+    rest = directory.read(other, begun[-1][1], 2)
+    rest += directory.read(other, rest[-1][1])
+    assert [name for name, _ in begun + rest] == [b".", b"..", *names]
+    assert directory.read(one, 0) == directory.read(other, 0)
+
+
+@pytest.mark.usefixtures("small_is_three")
 def test_a_handle_that_began_with_a_large_one_can_begin_anew_with_a_small_one(directory: Directory) -> None:
     names = [b"%d" % number for number in range(6)]
     directory.make(*names)

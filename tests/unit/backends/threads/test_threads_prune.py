@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import itertools
@@ -21,6 +22,8 @@ from graphs import say, thread, use, user, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from live import live
 from nodes import node_at
 from profiles import amount
@@ -372,6 +375,28 @@ def test_a_kill_at_any_statement_leaves_what_stays_readable(b: Bench, story: Any
     assert last > 5
     assert seen(agent, name) == before
     assert rows(b, name) == rows(b, "whole")
+
+
+@pytest.mark.parametrize("kind", threadcases.KINDS)
+@pytest.mark.parametrize("story", [threadcases.old, deltas])
+def test_asynchronous_savers_find_the_same(
+    request: pytest.FixtureRequest, tmp_path: Path, story: Any, kind: str
+) -> None:
+    name, where = story.__name__, threadcases.where_of(request, kind, tmp_path)
+    with bench(kind, where) as b:
+        agent = story(b.saver)
+        ids = graphs.checkpoint_ids(agent, thread(name))[-3:]
+        before = [agent.get_state(thread(name, checkpoint_ns="", checkpoint_id=id_)).values for id_ in ids]
+        pruned(b, name, Keep(3))
+
+    async def found() -> list[Any]:
+        opened = AsyncSqliteSaver if kind == "sqlite" else AsyncPostgresSaver
+        async with opened.from_conn_string(where) as saver:
+            agent.checkpointer = saver
+            at = [thread(name, checkpoint_ns="", checkpoint_id=id_) for id_ in ids]
+            return [(await agent.aget_state(config)).values for config in at]
+
+    assert asyncio.run(found()) == before
 
 
 def test_a_checkpoint_that_somebody_went_on_from_meanwhile_is_planned_again(b: Bench) -> None:
