@@ -23,8 +23,8 @@ CLOCK_REALTIME_COARSE = 5
 """In <linux/time.h>. Python has no name for it."""
 
 TICK_NS = 2 * round(time.clock_getres(CLOCK_REALTIME_COARSE) * 10**9)
-"""A stamp is at most so much earlier than it was given, unless the clock is set. That is two ticks, for they come late on
-virtual machines: stamps that were 6.5 ms old were seen where there is a tick each 4 ms."""
+"""A stamp is at most so much earlier than it was given, unless the clock is set. That is two ticks, for on virtual
+machines they come late: stamps that were 6.5 ms old were seen where there is a tick each 4 ms."""
 
 APART_NS = 0 if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 13) else TICK_NS
 """How far apart changes of a file are that have two stamps, if the attributes were given out in between (`saw`)."""

@@ -86,8 +86,8 @@ class CachedReaddir:
     then seen exactly once, while others come and go.
 
     That order needs the whole directory when a listing begins, so that of a large directory isn't kept: a grown one
-    gets counted positions, if this handle has given out none of these. And since the kernel may keep the listing for other
-    readers, it is never older than the last change of the directory.
+    gets counted positions, if this handle has given out none of these. And since the kernel may keep the listing for
+    other readers, it is never older than the last change of the directory.
 
     On the mount's loop.
     """
