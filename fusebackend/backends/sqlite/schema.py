@@ -181,16 +181,14 @@ class FileClaim:
     _guard = threading.Lock()
 
     def __init__(self, path: str) -> None:
-        taken = VolumeFileError(
-            errno.EBUSY, f"'{path}' is in use by another fusebackend; unmount or close that one first"
-        )
         with self._guard:
             if os.path.exists(path):
                 status = os.stat(path)
                 if not stat.S_ISREG(status.st_mode):
                     raise VolumeFileError(errno.EINVAL, f"'{path}' is not a regular file")
                 if (status.st_dev, status.st_ino) in self._claimed:
-                    raise taken
+                    taken = f"'{path}' is in use by another route, or another backend of this program: it can have one"
+                    raise VolumeFileError(errno.EBUSY, taken)
             try:
                 self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
@@ -200,7 +198,8 @@ class FileClaim:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 os.close(self.fd)
-                raise taken from None
+                taken = f"'{path}' is in use by another fusebackend; unmount or close that one first"
+                raise VolumeFileError(errno.EBUSY, taken) from None
             head = os.pread(self.fd, len(_MAGIC), 0)
             if head and head != _MAGIC:  # SQLite would take a file of a few bytes for an empty one, and overwrite it
                 os.close(self.fd)

@@ -225,7 +225,7 @@ def test_a_failure_while_opening_lets_go_of_the_file(path: Path, monkeypatch: py
 def test_a_second_one_in_this_process_is_told_so_and_the_first_goes_on(volume: SqliteVolume, path: Path) -> None:
     """The refused one must not drop the locks that SQLite holds on the file: the last lines would lose the WAL."""
     volume.mkdir(ROOT_NODE, b"before", 0o755, ME)
-    assert "is in use by another fusebackend" in refused(path)
+    assert "is in use by another route, or another backend of this program: it can have one" in refused(path)
     os.link(path, path.with_name("hard link"))
     assert "is in use" in refused(path.with_name("hard link"))
     path.with_name("link").symlink_to(path)

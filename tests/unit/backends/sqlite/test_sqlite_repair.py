@@ -107,7 +107,7 @@ def test_a_file_in_use_is_refused(volume_file: Path) -> None:
     volume = SqliteVolume(volume_file)
     try:
         damage(volume_file, f"UPDATE inode SET nlink = 7 WHERE node = {FILE}")
-        with pytest.raises(VolumeFileError, match="is in use by another fusebackend"):
+        with pytest.raises(VolumeFileError, match="is in use by another route"):
             repair(volume_file)
     finally:
         volume.close()
