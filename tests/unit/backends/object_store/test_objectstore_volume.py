@@ -123,6 +123,22 @@ def test_agents_that_edit_one_file_at_once_lose_nothing(store):
         assert b"old" not in content(store, "counts")
 
 
+def test_a_change_time_stays_where_the_service_has_added_attributes(volume, monkeypatch):
+    """As `Content-Type`; and what the service says of the time may be later than the change."""
+    node = put(volume, b"f", b"first")
+    before = volume.getattr(node).ctime_ns
+    real = volume.remote.head
+
+    def head(*args):
+        found = real(*args)
+        stamp = found.stamp._replace(extra={"Content-Type": "text/plain"})
+        return found._replace(stamp=stamp, modified_ns=before + 10**9)
+
+    monkeypatch.setattr(volume.remote, "head", head)
+    with opened(volume, node, READ):
+        assert volume.getattr(node).ctime_ns == before
+
+
 def test_what_others_do_is_seen_after_the_ttl_and_at_open(store):
     now = [0.0]
     with contextlib.closing(ObjectStoreVolume(store, ttl_s=5.0, clock=lambda: now[0])) as volume:
