@@ -82,11 +82,11 @@ class SeaweedFS(Program):
         assert weed is not None, "call `require` first"
         master, volume, filer, gateway = self._ports
         words = [
-            "--pdeathsig=KILL", "--", weed, "server", f"-dir={self.directory}/data", "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1", f"-master.port={master}", f"-volume.port={volume}", "-filer", f"-filer.port={filer}",
-            "-s3", f"-s3.port={gateway}", f"-s3.config={self.directory}/s3.json", "-s3.iam=false", "-iam=false",
-            "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=50", "-master.volumeSizeLimitMB=64",
-            "-master.volumePreallocate=false",
+            "--pdeathsig=KILL", "--", weed, f"-logdir={self.directory}", "server", f"-dir={self.directory}/data",
+            "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}", f"-volume.port={volume}",
+            "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={gateway}",
+            f"-s3.config={self.directory}/s3.json", "-s3.iam=false", "-iam=false", "-s3.port.iceberg=0",
+            "-s3.port.lance=0", "-volume.max=50", "-master.volumeSizeLimitMB=64", "-master.volumePreallocate=false",
         ]  # fmt: skip
         self.run(words)
 
