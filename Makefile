@@ -13,7 +13,7 @@ umount:
 demo:
 	@scripts/demo
 
-# Every promise, in 11 to 17 minutes on two cores; `.ci/run` calls it. A run says what it left to the night.
+# Every promise, in 10 to 17 minutes on two cores; `.ci/run` calls it. A run says what it left to the night.
 # TEST="-k threads" passes that on to pytest.
 test:
 	@scripts/bootstrap --test
