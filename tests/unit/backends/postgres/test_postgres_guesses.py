@@ -349,6 +349,15 @@ def test_a_verb_keeps_what_a_snapshot_has_of_its_directory(
     assert names(two, top) >= {b"0", b"1", b"2", b"n0", b"n1", b"n2"}
 
 
+def test_a_known_directory_is_not_taken_for_an_empty_one(hosts: Hosts, top: int) -> None:
+    _, two = hosts
+    here, there = tree(two, top)
+    looked_up(two, here, there)
+    two.lookup(top, b"here")
+    refused(errno.ENOTEMPTY, two.rmdir, top, b"here")
+    assert names(two, here) == {b"file", b"other", b"empty"}
+
+
 def test_what_a_snapshot_has_is_kept_by_guesses(
     hosts: Hosts, top: int, trips: Trips, request: pytest.FixtureRequest
 ) -> None:
