@@ -490,26 +490,28 @@ class HistoryListener(ChangeListener):
     # -- the moments of a change -----------------------------------------------------------------------------------
 
     def follows(self, kind: DoorKind, node: int) -> bool:
-        if kind == "stored":
-            return False
-        call = self._current()
+        return self._has_first(self._current(), kind, node)
+
+    def _has_first(self, call: OpenCall, kind: DoorKind, node: int) -> bool:
+        """Return whether a change of a file may be the call's first one, or the first after another call's."""
         if self._last.get(node) is call:
             return kind == "content" and not self.records.how(call, node) & (CONTENT | MADE)
-        return True
+        return kind != "stored"
 
     def before(self, change: DoorChange) -> None:
         kind, node = change.kind, change.node
-        is_of_file = not change.name
-        if is_of_file and not self.follows(kind, node):
+        is_of_file, call = not change.name, self._current()
+        if is_of_file and not self._has_first(call, kind, node):
             return
         if self._is_logged:
             change.ending = contextlib.ExitStack()
             change.ending.callback(NOTE.reset, NOTE.set(None))
             if is_of_file:
                 change.ending.enter_context(self._turns[node % TURNS])
-                if not self.follows(kind, node):
+                call = self._current()  # the one before may have ended meanwhile
+                if not self._has_first(call, kind, node):
                     return
-        pending = self._pending(self._current(), change)
+        pending = self._pending(call, change)
         if is_of_file and pending is not None and not self._is_logged:
             # Before the change: what is read of the volume without its lock follows no change unseen.
             pending.made(None)
