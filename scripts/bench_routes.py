@@ -56,8 +56,8 @@ PLAIN = "plain copy"
 )
 def threads(run: Run) -> list[str]:
     """Make a database, unless `--database` names one. In each round it is mounted twice: with an empty cache directory,
-    and again with what the first mount has left there. `rg` also searches a copy of the same files in a
-    plain directory, right after each mount."""
+    and again with what the first mount has left there. `rg` also searches a copy of the same files in a plain
+    directory, right after each mount."""
     database = run.work / "threads.db"
     if run.database is None:
         make = [REPOSITORY / "scripts/make_threads_database", database, str(run.threads_count)]

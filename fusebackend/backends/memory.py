@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar, cast
 
 from fusebackend.base.errors import oserror
-from fusebackend.base.stamps import CLOCK, now_ns
+from fusebackend.base.stamps import now_ns
 from fusebackend.protocol import ROOT_NODE, Attr, Features, OnExists, Snapshot, SnapshotVolume, StatFs
 from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Scheme
 from fusebackend.volumes.agent_face import VolumeBackend
@@ -249,7 +249,6 @@ class InMemoryVolume(TreeVolume, SnapshotVolume):
                 raise oserror(errno.EEXIST, name)
             self._taken += 1
             self._newest_ns = now_ns(exact=True)
-            CLOCK.saw(self._newest_ns)
             self._unsnapped = False
             taken = Snapshot(name, self._taken, self._newest_ns)
             self._snapshots[name] = InMemorySnapshot(self, taken, next(self._numbers))

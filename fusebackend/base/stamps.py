@@ -58,7 +58,8 @@ class Clock:
 
         Args:
             finer: False for changes of attributes alone, which are no modification: a finer one costs 5 µs.
-            exact: it is later than every stamp before, seen or not, and is compared with times of finer clocks.
+            exact: it lies between all stamps before, seen or not, and all that follow, and is compared with times of
+                finer clocks.
         """
         with self._lock:
             tick_ns = coarse_ns()
@@ -68,6 +69,8 @@ class Clock:
                 fine_ns = self._fine_ns(time.time_ns() if exact else 0)
                 if self._last_ns < fine_ns < tick_ns + STEP_NS:
                     self._last_ns = fine_ns
+                if exact:
+                    self.saw(self._last_ns)
             return self._last_ns
 
     def saw(self, time_ns: int) -> None:
@@ -87,7 +90,11 @@ class Clock:
                 self._seen_ns = self._last_ns
 
     def _fine_ns(self, least_ns: int) -> int:
-        """Return the time that the kernel gives a file which is changed after a stat of it; 0 for none."""
+        """Return the time that the kernel gives a file which is changed after a stat of it; 0 for none.
+
+        Args:
+            least_ns: it is tried again for one that is no earlier.
+        """
         try:
             if self._memfd < 0:
                 self._memfd = os.memfd_create("fusebackend-times")

@@ -489,19 +489,19 @@ class HistoryListener(ChangeListener):
 
     # -- the moments of a change -----------------------------------------------------------------------------------
 
-    def follows(self, kind: DoorKind, node: int) -> bool:
-        return self._has_first(self._current(), kind, node)
-
-    def _has_first(self, call: OpenCall, kind: DoorKind, node: int) -> bool:
-        """Return whether a change of a file may be the call's first one, or the first after another call's."""
+    def follows(self, kind: DoorKind, node: int, call: OpenCall | None = None) -> bool:
+        """`call`: the one of the change, where it is known."""
+        if kind == "stored":
+            return False
+        call = call or self._current()
         if self._last.get(node) is call:
             return kind == "content" and not self.records.how(call, node) & (CONTENT | MADE)
-        return kind != "stored"
+        return True
 
     def before(self, change: DoorChange) -> None:
         kind, node = change.kind, change.node
         is_of_file, call = not change.name, self._current()
-        if is_of_file and not self._has_first(call, kind, node):
+        if is_of_file and not self.follows(kind, node, call):
             return
         if self._is_logged:
             change.ending = contextlib.ExitStack()
@@ -509,7 +509,7 @@ class HistoryListener(ChangeListener):
             if is_of_file:
                 change.ending.enter_context(self._turns[node % TURNS])
                 call = self._current()  # the one before may have ended meanwhile
-                if not self._has_first(call, kind, node):
+                if not self.follows(kind, node, call):
                     return
         pending = self._pending(call, change)
         if is_of_file and pending is not None and not self._is_logged:

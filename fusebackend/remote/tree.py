@@ -642,13 +642,11 @@ class Tree:
                 entry.resize(head.size)
             entry.etag, entry.doubted = head.etag, False
             entry.stamped = True
-            if head.stamp is not None and (
-                not self._abilities.keeps_attributes or entry.stamp._replace(extra=head.stamp.extra) == head.stamp
-            ):
+            if head.stamp is not None:
                 entry.extra = dict(head.stamp.extra)  # services add some of their own: that is no change of a file
-            elif head.stamp is not None:
-                entry.restamp(head.stamp)
-                entry.ctime_ns = max(entry.ctime_ns, head.modified_ns or 0)
+                if self._abilities.keeps_attributes and entry.stamp != head.stamp:
+                    entry.restamp(head.stamp)
+                    entry.ctime_ns = max(entry.ctime_ns, head.modified_ns or 0)
             if head.version is not None:
                 entry.seen = head.version
             parent = entry.parent

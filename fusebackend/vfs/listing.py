@@ -262,9 +262,10 @@ class Listing:
         """The volume's own names, from `position` on; the first of them is at position `first`."""
         route, names = handle.route, handle.names
         assert route is not None
-        after = names[min(position - first, len(names)) - 1] if position > first and names else b""
+        limit = SHARED_PAGE_ENTRIES if route.shared else PAGE_ENTRIES
+        after = names[-1] if names else b""
         while position - first > len(names):  # another handle gave it out, and the kernel has kept that listing
-            more = await route.ask(route.volume.readdir_brief, handle.node, after, PAGE_ENTRIES)
+            more = await route.ask(route.volume.readdir_brief, handle.node, after, limit)
             if not more:
                 return
             after = more[-1][0]
@@ -273,7 +274,6 @@ class Listing:
         page = handle.ahead if self._is_good(handle, route, position) else []
         at, generation, _ = handle.ahead_at
         handle.ahead = []
-        limit = SHARED_PAGE_ENTRIES if route.shared else PAGE_ENTRIES
         while True:
             if not page:
                 # From before the call: a later change is not in the page.

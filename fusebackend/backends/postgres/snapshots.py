@@ -17,7 +17,7 @@ from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, gone
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
-from fusebackend.base.stamps import CLOCK, now_ns
+from fusebackend.base.stamps import now_ns
 from fusebackend.databases.pipeline import Rows, Statement
 from fusebackend.protocol import Features, Snapshot
 from fusebackend.volumes.chunks import CHUNK_SHIFT, Chunk, cut_out
@@ -216,7 +216,6 @@ class PostgresSnapshots:
         transaction.ask(_COUNT)
         at = to_name(name)
         time_ns = now_ns(exact=True)
-        CLOCK.saw(time_ns)
         volume = self._volume
         rows = transaction.ask((_TAKE, (volume, volume, at, volume, at, time_ns, volume)))
         if not rows:

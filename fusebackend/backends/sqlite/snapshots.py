@@ -18,7 +18,7 @@ from fusebackend.backends.sqlite.old_rows import NewestRows
 from fusebackend.backends.sqlite.stored_tree import chunk_of, inode_of, sqlite_errors, xattrs_of
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
-from fusebackend.base.stamps import CLOCK, now_ns
+from fusebackend.base.stamps import now_ns
 from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import Snapshot
 from fusebackend.volumes.chunks import Chunk
@@ -159,7 +159,6 @@ class SqliteSnapshots:
             ).fetchone()
             number = max(self.newest.until, row[0] if row is not None else 0) + 1
             snapshot = Snapshot(name, number, now_ns(exact=True))
-            CLOCK.saw(snapshot.time_ns)
             row = (number, to_name(name), snapshot.time_ns, next_node, next_chunk)
             self._db.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", row)
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (number,))
