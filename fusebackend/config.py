@@ -31,6 +31,7 @@ import msgspec
 from msgspec.structs import force_setattr, replace
 
 from fusebackend.base import xdg
+from fusebackend.base.here import absolute
 from fusebackend.base.paths import ROOT, TREES_NAME, AgentPath, PathError, normalise_prefix
 from fusebackend.base.settings import (
     SIZE,
@@ -210,7 +211,7 @@ class MountSettings(Table, frozen=True, kw_only=True):
             force_setattr(self, name, by_prefix(getattr(self, name).items(), has_root=True))
         force_setattr(self, "options", tuple(self.options))
         force_setattr(self, "views", {name: list(rules) for name, rules in self.views.items()})
-        places = {name: os.path.abspath(os.fspath(place)) for name, place in self.view_mounts.items()}
+        places = {name: absolute(place) for name, place in self.view_mounts.items()}
         force_setattr(self, "view_mounts", places)
 
     @property

@@ -19,3 +19,8 @@ def from_here(path: str) -> str:
     except FileNotFoundError:
         why = f"'{path}' has no start, for the current directory was removed; go to another one, or write '/…'"
         raise FileNotFoundError(errno.ENOENT, why) from None
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Return a path as `os.path.abspath` does, with the error of `from_here`."""
+    return os.path.normpath(from_here(os.fspath(path)))

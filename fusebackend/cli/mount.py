@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from fusebackend import config
 from fusebackend.base import xdg
+from fusebackend.base.here import absolute
 from fusebackend.base.paths import ROOT, is_below
 from fusebackend.base.settings import ConfigError, Field
 from fusebackend.cli.serve import serve as serve_here
@@ -279,7 +280,7 @@ def serve(line: MountLine, socket_path: str | None, background: bool) -> None:
         url = urls.parse(line.default)
         place = os.path.realpath(url.path) if url.path is not None else "/" + urls.mask(url.text)
     _require_unmounted(place)
-    address = None if socket_path is None else os.path.abspath(socket_path)
+    address = None if socket_path is None else absolute(socket_path)
     plan = _unmounted(plan_of(place, line, file), socket=address)
     if background:
         _announce(plan, start_server(plan), plan.log)

@@ -222,11 +222,7 @@ def _split(given: str, follow: bool) -> tuple[str, str]:
     from fusebackend.linux.mount_table import MountError
 
     try:
-        path = os.path.abspath(given)
-    except FileNotFoundError:
-        raise Failed(f"'{given}' is relative, and the current directory has been deleted") from None
-    try:
-        return rendezvous.split(path, follow=follow)
+        return rendezvous.split(given, follow=follow)
     except MountError as error:
         if error.errno == errno.ETIMEDOUT:
             raise Failed(str(error)) from None

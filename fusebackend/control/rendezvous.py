@@ -30,6 +30,7 @@ from typing import NamedTuple, TypeVar
 
 from fusebackend import config
 from fusebackend.base.deadline import GivenUp, within
+from fusebackend.base.here import absolute
 from fusebackend.base.paths import is_below
 from fusebackend.base.settings import ConfigError
 from fusebackend.config import escape_mountpoint
@@ -242,7 +243,7 @@ def require_unserved(mountpoint: str) -> None:
 
 def find_served(path: str) -> Served | None:
     """Return the server that a path means, which is its socket, its configuration, or its place; None without one."""
-    text = os.path.abspath(path)
+    text = absolute(path)
     kind = _kind(text)
     if kind == stat.S_IFSOCK:
         return next((each for each in served() if os.path.realpath(each.socket) == os.path.realpath(text)), None)
@@ -261,7 +262,7 @@ def place_of(path: str | os.PathLike[str]) -> tuple[str, bool]:
     try:
         return split(path, follow=True)[0], True
     except MountError as error:
-        text = os.path.abspath(os.fspath(path))
+        text = absolute(path)
         kind = 0 if error.errno == errno.ETIMEDOUT else _kind(text)
         if kind == stat.S_IFSOCK:
             return text, False
@@ -362,7 +363,7 @@ def split(path: str | os.PathLike[str], *, follow: bool = False) -> tuple[str, s
     Raises:
         MountError: it lies in no mount of ours, or the mount's server hangs.
     """
-    text = os.path.abspath(os.fspath(path))
+    text = absolute(path)
 
     def find() -> tuple[str, str]:
         if follow:

@@ -30,6 +30,7 @@ from typing import Any, TypeVar, Unpack
 import msgspec
 
 from fusebackend.base.batches import by_size
+from fusebackend.base.here import absolute
 from fusebackend.control import rendezvous, wire
 from fusebackend.control.client.client_connection import AnsweredError, Connection, RemoteWatch, ServerLost
 from fusebackend.control.client.pool import Pool, Take
@@ -296,7 +297,7 @@ class Client(MountProtocol):
     def create_branch(
         self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None
     ) -> BranchInfo:
-        place = None if directory is None else os.path.abspath(os.fspath(directory))
+        place = None if directory is None else absolute(directory)
         made: BranchInfo = self._done(BranchInfo, "create_branch", {"name": name, "ref": ref, "directory": place})
         return made
 

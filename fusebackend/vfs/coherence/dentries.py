@@ -79,7 +79,6 @@ class Dentries:
     def dropped(self, name: Name, dentry: Dentry) -> None:
         """Let a name linger that a notice has dropped: a walk may have used it just before."""
         with self._guard:
-            self._purge()
             self._lingering.append((time.monotonic() + LINGER_S, name, dentry))
 
     def _purge(self) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.base.here import from_here
+from fusebackend.base.here import absolute, from_here
+from fusebackend.control import rendezvous
 from fusebackend.linux import mount_table
 from fusebackend.urls.opening import parse
 
@@ -33,6 +34,13 @@ def test_an_absolute_path_needs_no_current_directory(nowhere: None, tmp_path: Pa
 
 
 def test_a_relative_path_says_what_it_lacks(nowhere: None) -> None:
-    for find in (mount_table.resolve, lambda path: parse(f"dir:{path}"), from_here):
+    for find in (
+        mount_table.resolve,
+        lambda path: parse(f"dir:{path}"),
+        from_here,
+        absolute,
+        rendezvous.find_served,
+        rendezvous.split,
+    ):
         with pytest.raises(FileNotFoundError, match="'sub' has no start, for the current directory was removed; go to"):
             find("sub")

@@ -467,7 +467,7 @@ def test_the_last_words_are_said_to_a_volume_that_is_down_and_end_at_the_deadlin
 
 def test_the_last_words_may_take_as_long_as_files_are_stored():
     volume = Storing()
-    route_executor = RouteExecutor(True, deadline_s=0.3, volume=volume)
+    route_executor = RouteExecutor(True, deadline_s=1.0, volume=volume)
     route_executor.finish(volume.store_all)
     assert volume.unstored == 0
     volume.unstored = 5
@@ -477,18 +477,18 @@ def test_the_last_words_may_take_as_long_as_files_are_stored():
 
 
 class Storing:
-    """As much of a volume as is asked here, with ten files that take a fifth of a second each."""
+    """As much of a volume as is asked here, with three files that take half a second each."""
 
     at_once = frozenset()
     all_at_once = False
 
     def __init__(self):
-        self.unstored = 10
+        self.unstored = 3
         self.hanging = threading.Event()
 
     def store_all(self):
         while self.unstored:
-            time.sleep(0.2)
+            time.sleep(0.5)
             self.unstored -= 1
 
     def hang(self):
