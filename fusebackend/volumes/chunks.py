@@ -47,7 +47,7 @@ class Chunk:
     def __init__(self, data: bytes | bytearray = b"", row: int = 0) -> None:
         self.data = data  # bytes as loaded, a bytearray once written to
         self.row = row  # where the storage keeps it; 0 for nowhere yet
-        self.stored_bytes = len(data)
+        self.stored_bytes = len(data) if row else -1  # of what is copied up, nothing is: a failed flush gives it a row
         self.counted_bytes = 0  # its share of the bytes that wait to be stored
         self.cached_bytes = 0  # its share of a cache's bytes
         self.low = CHUNK_BYTES

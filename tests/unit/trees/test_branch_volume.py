@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
+from nodes import node_at, put
 from profiles import examples
 
 from fusebackend.backends.directory.volume import DirectoryVolume
@@ -171,3 +172,18 @@ def test_a_branch_of_another_version_is_an_error_and_stays(tmp_path: Path) -> No
     with pytest.raises(OSError, match="another version"):
         branch_over(path, lower)
     assert path.read_bytes() == before
+
+
+def test_what_was_copied_up_is_stored_whole_after_a_failed_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, below = failing.Failing(monkeypatch), InMemoryVolume()
+    monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 3600)
+    put(below, b"file", b"below " * 20)
+    branch = branch_over(tmp_path / "branch.db", {ROOT: below})
+    branch.write(node_at(branch, "file"), 0, b"above")
+    with pytest.raises(OSError, match="Input/output"), disk.after(2):
+        branch.sync()
+    branch.close()
+    with contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})) as again:
+        assert again.read(node_at(again, "file"), 0, 200) == b"above " + b"below " * 19
