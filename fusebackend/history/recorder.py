@@ -258,20 +258,21 @@ class Recorder:
         *,
         gone: int = 0,
         **fields: Any,
-    ) -> int:
-        """Add the record of a step of an undo, a merge or a restore. With the volume's lock held.
+    ) -> tuple[int, Kept | None]:
+        """Add the record of a step of a verb, an undo, a merge or a restore, with the volume's lock held. Returns its
+        number, and what was kept.
 
         Args:
             node: of the file.
             before: of a file that goes, or whose bytes or attributes are changed in place.
-            gone: how many of the file's names are only set aside, and removed when all is done.
+            gone: how many of the file's names have gone before, though the volume has them still.
         """
         kept = None if before is None else self.of(volume).keep(call, before, kind)
         if kind == "remove" and kept is not None:
             kept, fields["linked"] = kept.less(gone), kept.is_linked
         if kind in _OWN:
             self.of(volume).own(call, node, _OWN[kind])
-        return self.add(call, prefix, kind, path, kept, **{"node": node, **fields})
+        return self.add(call, prefix, kind, path, kept, **{"node": node, **fields}), kept
 
     def failed(self, error: BaseException, what: str, call: OpenCall | None = None) -> None:
         """Something could not be recorded.

@@ -47,7 +47,8 @@ class MergeRecords:
         if recorder is None or call is None:
             return
         try:
-            self._made.append(recorder.add_step(call, prefix, kind, volume, path, node, before, **fields))
+            number, _ = recorder.add_step(call, prefix, kind, volume, path, node, before, **fields)
+            self._made.append(number)
         except Exception as error:
             recorder.failed(error, "a change of a merge was not recorded", call)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -16,7 +17,6 @@ from together import together
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.steps import PathLocks, Steps
-from fusebackend.protocol import STEP
 from fusebackend.vfs.mounted_tree import FileSystem
 
 DISK = AgentPath("/disk")
@@ -133,9 +133,7 @@ def test_a_commit_without_an_answer_is_recorded_once(place, arguments):
     place.recorder.logged = {ROOT}
 
     def cut_off():
-        answer = getattr(memory, arguments[0])(*arguments[1:])
-        STEP.get().rows(memory.volume)
-        return replace(answer, error="the connection was lost")
+        return replace(getattr(memory, arguments[0])(*arguments[1:]), error="the connection was lost")
 
     kind, named = ("put", ["/new/file"]) if arguments[0] == "write" else ("move", ["/d/file", "/new/place"])
     place.steps.verb(arguments[0], kind, named, cut_off, worked)
@@ -147,14 +145,12 @@ def test_a_commit_without_an_answer_is_recorded_once(place, arguments):
 
 
 def committed(place):
-    """What is recorded before a commit of the default's volume, by another thread: it may be a kernel's fsync."""
+    """What is recorded when another thread commits the default's volume: it may be a kernel's fsync."""
     found = []
 
     def commit():
-        volume = place.backend.default.volume
-        with volume.lock:
-            place.steps.before_commit(volume)
-        found.extend((each.kind, each.path) for each in place.history.records_after(0, 100))
+        with place.backend.default.volume.lock:
+            found.extend((each.kind, each.path) for each in place.history.records_after(0, 100))
 
     together(commit)
     return found
@@ -178,17 +174,20 @@ def test_what_a_verb_has_made_is_recorded_before_a_commit_that_has_it(place, arg
     assert [(each, path) for each, _, path in place.changes()] == before
 
 
-def test_what_a_verb_takes_back_after_a_commit_has_no_record(place):
-    """A file whose bytes don't fit is removed again: in between there was one."""
+def test_what_a_verb_takes_back_after_a_commit_has_no_record(place, monkeypatch):
+    """A file whose bytes don't fit is removed again: in between there was one, and a commit that had it."""
     memory = place.backend.default
 
-    def refused():
-        memory.write("/new/file", "x")
-        assert committed(place) == [("create", b"/new"), ("create", b"/new/file")]
-        memory.delete("/new")
-        return replace(memory.read("/new/file"), error="there is no room")
+    def no_room(node, offset, data):
+        memory.volume.note_step()  # as `SqliteVolume` does before a commit
+        assert [(each.kind, each.path) for each in place.history.records_after(0, 100)] == [
+            ("create", b"/new"),
+            ("create", b"/new/file"),
+        ]
+        raise OSError(errno.ENOSPC, "there is no room")
 
-    place.steps.verb("write", "put", ["/new/file"], refused, worked)
+    monkeypatch.setattr(memory.volume, "write", no_room)
+    assert "no room" in place.do("write", "/new/file", "x").error
     place.recorder.calls.close()
     assert place.history.records_after(0, 100) == []
 
