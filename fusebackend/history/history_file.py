@@ -368,6 +368,11 @@ class HistoryFile:
             self._open.add(number)
         return number
 
+    @property
+    def last(self) -> int:
+        """The number of the last record."""
+        return self._record
+
     def note_call(self, kind: CallKind, title: str, actor: Actor) -> None:
         """Keep a call that changes no file, and ends at once. `calls` has it if it is asked for those of such kinds."""
         number = self.open_call(kind, title, actor)

@@ -23,7 +23,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -289,6 +289,14 @@ class Recorder:
                 log.error("the history is incomplete: %s", what, exc_info=error)
         self.incomplete = f"{what}: {error}"
 
+    @contextlib.contextmanager
+    def recording(self, what: str, call: OpenCall | None = None) -> Iterator[None]:
+        """Have an error in the block fail nothing. The arguments are those of `failed`."""
+        try:
+            yield
+        except Exception as error:
+            self.failed(error, what, call)
+
     def end(self, wait_s: float) -> None:
         """The history is about to be closed: what still runs in a thread may change something without a record, as
         where a route hangs. Its call has a gap.
@@ -308,10 +316,8 @@ class Recorder:
 
     def settle(self, call: OpenCall) -> None:
         """Stamp what a call has left, see `Record.after`. Called before it ends."""
-        try:
+        with self.recording("what a call has left can't be looked at"):
             self.stamp(call.number)
-        except Exception as error:
-            self.failed(error, "what a call has left can't be looked at")
         for records in tuple(call.files):
             records.end(call)
 
@@ -325,10 +331,8 @@ class Recorder:
     def settle_all(self) -> None:
         """Stamp what the calls that go on have left by now."""
         for call in self.calls.open():
-            try:
+            with self.recording("what a call has left can't be looked at"):
                 self.stamp(call.number, anew=True)
-            except Exception as error:
-                self.failed(error, "what a call has left can't be looked at")
 
     def stamp(self, call: int, *, anew: bool = False) -> None:
         """Set `after` of a call's records to the present state.

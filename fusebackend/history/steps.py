@@ -87,6 +87,7 @@ class _Made:
         self._is_rename = len(before) == 2 and before[0].how == "rename"
         self._recording = recording
         self._telling = {id(volume): each.route for each in before if (volume := _tells(each)) is not None}
+        self._began = recorder.history.last
         self._noted: dict[_Key, Entry] = {}
         self._pending: list[_Key] = []  # in the transaction that goes on
 
@@ -121,7 +122,7 @@ class _Made:
         """
         volume, call = found.route.volume, self._call
         for path, node in _created(found, self._is_rename) if found.place.attr is None else ():
-            if not is_made and self._is_others(found, path, node):
+            if not is_made and self._is_others(found.route, path):
                 continue
             # What is on the way may have been made by another verb of the call.
             if len(path) >= len(found.place.path) or not self._recorder.of(volume).how(call, node) & MADE:
@@ -136,16 +137,12 @@ class _Made:
         if old.place.attr is not None and now is not None and old.place.path != new.place.path:
             self._note(old.route, "rename", old.place.path, to_path=to_name(new.place.path), node=now.node)
 
-    def _is_others(self, found: _Before, path: AgentPath, node: int) -> bool:
-        """Return True if another call has recorded how a file got its path."""
-        name, below = to_name(path), 1 << 62
-        while last := self._recorder.history.newest_at(found.route.prefix, name, below):
-            if last.kind != "content":
-                break
-            below = last.number
-        if last is None or last.node != node or last.call == self._call.number:
-            return False
-        return last.kind == "create" or last.to_path == name
+    def _is_others(self, route: Route, path: AgentPath) -> bool:
+        """Return True if another call has recorded since the verb began how a file got its path."""
+        name = to_name(path)
+        since = self._recorder.history.since(self._began, route.prefix, name)
+        theirs = [each for each in since if each.call != self._call.number and each.kind in ("create", "rename")]
+        return any((each.to_path or each.path) == name for each in theirs)
 
     def _note(self, route: Route, kind: RecordKind, path: AgentPath, **fields: Any) -> None:
         key = kind, route, path
@@ -224,24 +221,25 @@ class Steps:
         title = f"{name} {named[0] if named else ''}{f' and {len(named) - 1} more' if len(named) > 1 else ''}"
         if verb == "move":
             title = f"{name} {' '.join(named)}"
+        recording = partial(self._recorder.recording, f"a change was not recorded ({title})")
         outer = _normalised(named)
         with self._recorder.calls.inside("verb", title) as call, self._locks.held(outer):
             before: list[_Before] = []
-            with self._recording(title, call):
+            with recording(call):
                 for path, how in self._ways(verb, outer):
                     found = self._before(call, how, path)
                     if found is not None:
                         before.append(found)
             if any(found.numbers for found in before if found.route.prefix in self._recorder.logged):
                 self._recorder.history.flush()  # the records of what it is about to replace come first
-            new = _Made(self._recorder, call, before, partial(self._recording, title, call))
+            new = _Made(self._recorder, call, before, partial(recording, call))
             made = False
             try:
                 with new:
                     result = work()
                 made = done(result)
             finally:
-                with self._recording(title, call):
+                with recording(call):
                     self._after(call, before, made, new)
             return result
 
@@ -313,7 +311,8 @@ class Steps:
 
     def _after(self, call: OpenCall, before: list[_Before], made: bool, new: _Made) -> None:
         for found in before:
-            found.route.executor.run("stat", partial(self._compare, call, found, made, new))
+            if found.numbers or _tells(found) is None:
+                found.route.executor.run("stat", partial(self._compare, call, found, made, new))
         if made and before and _tells(before[0]) is None:
             before[0].route.executor.run("stat", new.renamed)
 
@@ -336,13 +335,6 @@ class Steps:
                 records.own(call, kept.node, CONTENT)
         if _tells(found) is None:
             new.created(found, is_made=made)
-
-    @contextlib.contextmanager
-    def _recording(self, what: str, call: OpenCall) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self._recorder.failed(error, f"a change was not recorded ({what})", call)
 
 
 def _normalised(named: Sequence[str]) -> list[AgentPath]:

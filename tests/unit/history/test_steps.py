@@ -192,6 +192,21 @@ def test_what_a_verb_takes_back_after_a_commit_has_no_record(place, monkeypatch)
     assert place.history.records_after(0, 100) == []
 
 
+def test_what_others_make_during_a_verb_that_is_compared_is_theirs_alone(place):
+    """The kernel makes the name that the verb is about to make. What the verb has made before it failed is its own."""
+    disk, files = place.backend.mounts()[DISK], place.routes[DISK]
+
+    def work():
+        together(lambda: files.create("/theirs", b"kernel"))
+        disk.write("/own", "x")
+        return replace(disk.read("/theirs"), error="it is there")
+
+    place.steps.verb("upload_files", "put", ["/disk/theirs", "/disk/own"], work, worked)
+    place.recorder.calls.close()
+    made = {call.kind: [each.path for each in place.history.records(call.number)] for call in place.history.calls()}
+    assert made == {"session": [b"/theirs"], "verb": [b"/own"]}
+
+
 @pytest.mark.parametrize("kind", ["put", "move"])
 def test_what_others_make_during_a_verb_is_theirs_alone(place, kind):
     """The kernel makes the name that the verb is about to make, and the volume commits it."""
