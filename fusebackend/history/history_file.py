@@ -923,19 +923,17 @@ class HistoryFile:
         )
         return bool(rows)
 
-    def later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
+    def later(self, record: Record, path: bytes) -> list[Record]:
         """Return the records of other calls after a record that touch a path of its route, in their order: at it, below
         it, or of a directory above that was made, moved or removed.
 
         An undone change counts as never made: records of undone calls are left out, and so are those of undos that took
         back this call or later ones. `since` has these as well.
         """
-        row = next(iter(self._read("SELECT call FROM records WHERE number = ?", (number,))), None)
-        call = 0 if row is None else row[0]
-        chosen, values = _touching(number, prefix, path)
+        chosen, values = _touching(record.number, record.prefix, path)
         return self._records(
             f"WHERE number IN ({chosen}) AND call != ? AND {_STANDS.format('?')} ORDER BY number",
-            (*values, call, call),
+            (*values, record.call, record.call),
         )
 
     def since(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:

@@ -92,14 +92,15 @@ class _Made:
         self._pending: list[_Key] = []  # in the transaction that goes on
 
     def rows(self, volume: Volume, changes: Changes) -> Sequence[LogRow]:
+        route = self._telling.get(id(volume))
+        if route is None:
+            return ()
         for key in self._pending:  # of an attempt that is repeated
             self._recorder.history.release(self._noted.pop(key))
         self._pending = []
-        route = self._telling.get(id(volume))
-        if route is not None:
-            with self._recording():
-                for change in changes:
-                    self._told(route, change)
+        with self._recording():
+            for change in changes:
+                self._told(route, change)
         return [self._noted[key].said for key in self._pending]
 
     def _told(self, route: Route, change: Change) -> None:

@@ -67,7 +67,7 @@ class NativeVolume(ObservableVolume):
         self._subscribers: list[Callable[[Change], None]] = []
         self._observers: list[Observer] = []
         self._guards: list[Guard] = []
-        self._changes: Changes = []  # of the block that holds the lock
+        self._changes: Changes = []  # of the block that holds the lock, where that excludes others
 
     def _new_lock(self) -> AbstractContextManager[Any]:
         return threading.RLock()
@@ -114,7 +114,7 @@ class NativeVolume(ObservableVolume):
                 try:
                     yield changes
                 finally:
-                    self.note_step()
+                    self.note_step(changes)
                     self._changes = outer
                     shown = self.report(changes)
         finally:
@@ -123,12 +123,11 @@ class NativeVolume(ObservableVolume):
                 self.unpublished -= 1
             shown()
 
-    def note_step(self) -> None:
-        """Have the verb of this thread record what it has made in `changing`: the lock is about to be free, or a commit
-        is to have it."""
+    def note_step(self, changes: Changes) -> None:
+        """Have the verb of this thread record what it has made: the lock is about to be free, or a commit has it."""
         note = STEP.get()
         if note is not None:
-            note.rows(self, self._changes)
+            note.rows(self, changes)
 
     def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
         """Return the result of `work`, called in `changing`.

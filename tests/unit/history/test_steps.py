@@ -14,7 +14,7 @@ from recorded import Recorded
 from replayed import Replay, shown, tree_of
 from together import together
 
-from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
+from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.steps import PathLocks, Steps
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -25,10 +25,10 @@ DISK = AgentPath("/disk")
 class Place(Recorded):
     """What verbs change is recorded, too."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, default=None):
         (directory / "files").mkdir()
         self.backend = CompositeBackend(
-            InMemoryBackend(), {"/disk/": FilesystemBackend(directory / "files", virtual_mode=True)}
+            default or InMemoryBackend(), {"/disk/": FilesystemBackend(directory / "files", virtual_mode=True)}
         )
         super().__init__(directory, {prefix: backend.volume for prefix, backend in self.backend.mounts().items()})
         self.filesystem = FileSystem(self.volumes)
@@ -174,12 +174,35 @@ def test_what_a_verb_has_made_is_recorded_before_a_commit_that_has_it(place, arg
     assert [(each, path) for each, _, path in place.changes()] == before
 
 
+def test_a_commit_in_the_middle_of_a_verb_has_its_records(tmp_path, monkeypatch):
+    """As of a file that is larger than the dirty buffer."""
+    place = Place(tmp_path, SqliteBackend(str(tmp_path / "volume.db")))
+    volume, found = place.backend.default.volume, []
+
+    def before_commit():
+        found.append([(each.kind, each.path) for each in place.history.records_after(0, 100)])
+        return place.history.before_commit()
+
+    def write(node, offset, data, write=volume.write):
+        written = write(node, offset, data)
+        volume.write_back()
+        return written
+
+    volume.before_commit = before_commit
+    monkeypatch.setattr(volume, "write", write)
+    assert place.do("write", "/new/file", "x").error is None
+    assert found == [[("create", b"/new"), ("create", b"/new/file")]]
+    volume.before_commit = None
+    place.close()
+    place.backend.default.close()
+
+
 def test_what_a_verb_takes_back_after_a_commit_has_no_record(place, monkeypatch):
     """A file whose bytes don't fit is removed again: in between there was one, and a commit that had it."""
     memory = place.backend.default
 
     def no_room(node, offset, data):
-        memory.volume.note_step()  # as `SqliteVolume` does before a commit
+        memory.volume.note_step(memory.volume._changes)  # as `SqliteVolume` does before a commit
         assert [(each.kind, each.path) for each in place.history.records_after(0, 100)] == [
             ("create", b"/new"),
             ("create", b"/new/file"),
