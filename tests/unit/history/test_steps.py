@@ -174,6 +174,29 @@ def test_what_a_verb_has_made_is_recorded_before_a_commit_that_has_it(place, arg
     assert [(each, path) for each, _, path in place.changes()] == before
 
 
+def test_a_move_from_another_route(place):
+    place.backend.write("/disk/d/file", "one\n")
+    before = place.tree()
+    assert place.do("move", "/disk/d", "/new/d").error is None
+    made = [(kind, path) for kind, prefix, path in place.changes() if prefix == ROOT]
+    assert made == [("create", b"/new"), ("create", b"/new/d"), ("create", b"/new/d/file")]
+    assert place.undoing.undo().conflicts == []
+    assert place.tree() == before
+
+
+def test_a_move_from_another_route_that_fails_has_no_records(place, monkeypatch):
+    def refused(*arguments):
+        raise OSError(errno.EIO, "no")
+
+    place.backend.write("/disk/d/file", "one\n")
+    before = place.tree()
+    monkeypatch.setattr(place.backend.default.volume, "rename", refused)
+    assert place.do("move", "/disk/d", "/new/d").error is not None
+    assert place.tree() == before
+    place.recorder.calls.close()
+    assert place.history.records_after(0, 100) == []
+
+
 def test_a_commit_in_the_middle_of_a_verb_has_its_records(tmp_path, monkeypatch):
     """As of a file that is larger than the dirty buffer."""
     place = Place(tmp_path, SqliteBackend(str(tmp_path / "volume.db")))
