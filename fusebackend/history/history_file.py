@@ -407,11 +407,15 @@ class HistoryFile:
         return self.put(self.entry(call, prefix, kind, path, **fields))
 
     def put(self, entry: Entry) -> int:
-        """Add a record that was made by `entry`; returns its number."""
+        """Add a record that was made by `entry`, or that was reserved: its change was made. Returns its number."""
         with self._guard:
-            self._record += 1
-            entry.number = self._record
+            if not entry.number:
+                self._record += 1
+                entry.number = self._record
+            elif self._reserved.pop(entry.number, None) is None:
+                return entry.number
             self._put_entry(entry)
+        self._end_late(entry)
         if self._is_full:
             self.flush()
         return entry.number
@@ -471,7 +475,7 @@ class HistoryFile:
     # -- records in the transactions of a volume ---------------------------------------------------------------
 
     def reserve(self, entry: Entry) -> Entry:
-        """Give a record of a change that is about to be committed its number. `confirm` or `release` follows.
+        """Give a record of a change that is about to be committed its number. `put` or `release` follows.
 
         Numbers are in the order of these calls; until the outcome is known, readers that go on after a number
         (`records_after`) are shown none from this one on.
@@ -482,15 +486,6 @@ class HistoryFile:
             self._reserved[entry.number] = entry
             entry.head = self._heads.get(entry.call, ())
         return entry
-
-    def confirm(self, entry: Entry) -> None:
-        """Add a record that was reserved: its change was made."""
-        with self._guard:
-            if self._reserved.pop(entry.number, None) is not None:
-                self._put_entry(entry)
-        self._end_late(entry)
-        if self._is_full:
-            self.flush()
 
     def release(self, entry: Entry) -> None:
         """Forget a record that was reserved: its change was not made."""
@@ -525,7 +520,7 @@ class HistoryFile:
         for number in there:
             entry = self._reserved.get(number)
             if entry is not None:
-                self.confirm(entry)
+                self.put(entry)
 
     def written(self) -> int:
         """Return a number: no record with a lower one waits to be written, or for the outcome of its change."""

@@ -450,10 +450,7 @@ class _PendingChange:
         listener = self.listener
         if self.own:
             listener.records.own(self.call, self.node or result.node, self.own)
-        if self.entry is not None:
-            listener.recorder.history.confirm(self.entry)
-        else:
-            listener.recorder.history.put(self._record(result))
+        listener.recorder.history.put(self.entry or self._record(result))
 
     def refused(self, error: BaseException) -> None:
         """The change was not made, as far as this process knows."""

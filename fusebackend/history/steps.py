@@ -166,7 +166,7 @@ class _Made:
     def committed(self) -> None:
         for key in self._pending:
             self._own(key)
-            self._recorder.history.confirm(self._noted[key])
+            self._recorder.history.put(self._noted[key])
         self._pending = []
 
     def __enter__(self) -> Self:
