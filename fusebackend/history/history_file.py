@@ -221,6 +221,7 @@ class HistoryFile:
 
     Attributes:
         earlier: the number of the last record of an earlier server; 0 if there is none.
+        last: the number of the last record.
         interrupted: the calls that went on when the last server was killed.
         made: the records of its last changes that volumes say were made.
         was_killed: the last server did not close the file.
@@ -261,7 +262,7 @@ class HistoryFile:
         self._errno = 0  # of the last attempt to write; 0 if it was made
         self._has_lost = False
         self._call: int
-        self._record: int
+        self.last: int
         self.interrupted: list[int] = []
         self.made: set[int] = set()
         with contextlib.ExitStack() as opened:
@@ -274,9 +275,9 @@ class HistoryFile:
             new = "INSERT OR IGNORE INTO state VALUES (1, ?, 0, 0, NULL, 0, zeroblob(16), 1, zeroblob(16))"
             self._writer.execute(new, (str(uuid.uuid4()),))
             found = self._writer.execute("SELECT history, call, record, closed, link, digest FROM state").fetchone()
-            self.id, self._call, self._record, closed, *self._chain = found
-            self.earlier = self._record
-            self.was_killed = closed != self._record
+            self.id, self._call, self.last, closed, *self._chain = found
+            self.earlier = self.last
+            self.was_killed = closed != self.last
             self.closed: int = closed or 0
             (self._ended_ns,) = self._writer.execute(_LAST.format("end")).fetchone()
             (self.forgotten_ns,) = self._writer.execute(_LAST.format("forget")).fetchone()
@@ -368,11 +369,6 @@ class HistoryFile:
             self._open.add(number)
         return number
 
-    @property
-    def last(self) -> int:
-        """The number of the last record."""
-        return self._record
-
     def note_call(self, kind: CallKind, title: str, actor: Actor) -> None:
         """Keep a call that changes no file, and ends at once. `calls` has it if it is asked for those of such kinds."""
         number = self.open_call(kind, title, actor)
@@ -410,12 +406,13 @@ class HistoryFile:
         """Add a record that was made by `entry`, or that was reserved: its change was made. Returns its number."""
         with self._guard:
             if not entry.number:
-                self._record += 1
-                entry.number = self._record
+                self.last += 1
+                entry.number = self.last
             elif self._reserved.pop(entry.number, None) is None:
                 return entry.number
             self._put_entry(entry)
-        self._end_late(entry)
+        if self._late_ends:
+            self._end_late(entry)
         if self._is_full:
             self.flush()
         return entry.number
@@ -481,8 +478,8 @@ class HistoryFile:
         (`records_after`) are shown none from this one on.
         """
         with self._guard:
-            self._record += 1
-            entry.number = self._record
+            self.last += 1
+            entry.number = self.last
             self._reserved[entry.number] = entry
             entry.head = self._heads.get(entry.call, ())
         return entry
@@ -526,7 +523,7 @@ class HistoryFile:
         """Return a number: no record with a lower one waits to be written, or for the outcome of its change."""
         with self._guard:
             waiting = (row[events.NUMBER] for each, row in self._waiting if not each and row[0] == "change")
-            return min(min(waiting, default=self._record + 1), min(self._reserved, default=self._record + 1))
+            return min(min(waiting, default=self.last + 1), min(self._reserved, default=self.last + 1))
 
     def commit_log(self, lost: Callable[[Sequence[int]], None] = lambda numbers: None) -> CommitLog:
         """Return the history as volumes see it that keep its records.
@@ -544,7 +541,7 @@ class HistoryFile:
         if not entries:
             return 0
         self.made.update(entry.number for entry in entries)
-        first, last = entries[0].number, max(self._record, entries[-1].number)
+        first, last = entries[0].number, max(self.last, entries[-1].number)
         query = "SELECT number, time_ns, kind, path FROM records WHERE number >= ?"
         there = {number: (time_ns, kind, path) for number, time_ns, kind, path in self._read(query, (first,))}
         known = set(there.values())
@@ -564,10 +561,10 @@ class HistoryFile:
             if entry.call:
                 taken += 1
                 with self._guard:
-                    self._record = max(self._record, entry.number)
+                    self.last = max(self.last, entry.number)
                     self._put_entry(entry)
         self.flush()
-        self.earlier = self._record
+        self.earlier = self.last
         self._end_interrupted(call for call in calls.values() if call)
         return taken
 
@@ -637,7 +634,7 @@ class HistoryFile:
         """Write what was added. An error is logged, once in a row, and kept in `failed`."""
         with self._writing:
             with self._guard:
-                rows, numbers = self._waiting.copy(), (self._call, self._record)
+                rows, numbers = self._waiting.copy(), (self._call, self.last)
                 held_bytes, self._held_bytes = self._held_bytes, 0
                 self._wake.clear()
                 if self._closed.is_set():  # which the thread has to see
@@ -671,7 +668,7 @@ class HistoryFile:
     def before_commit(self) -> tuple[str, int]:
         """Write what was added; returns what `SnapshotVolume.before_commit` does."""
         self.flush()
-        return self.id, self._record
+        return self.id, self.last
 
     def _write(self, rows: Sequence[_Statement], numbers: tuple[int, int]) -> None:
         """Write rows and the last numbers in one transaction. With the writer's lock.
@@ -856,7 +853,7 @@ class HistoryFile:
             newest = self._records(f"WHERE {is_main} ORDER BY number DESC LIMIT ?", (*values, min(-number, limit)))
             return newest[::-1]
         with self._guard:  # what is committed later may have a lower number than what is there now
-            last = min(self._reserved, default=self._record + 1)
+            last = min(self._reserved, default=self.last + 1)
         where = f"WHERE number > ? AND number < ? AND {is_main} ORDER BY number LIMIT ?"
         return self._records(where, (number, last, *values, limit))
 

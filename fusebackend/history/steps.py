@@ -86,7 +86,8 @@ class _Made:
         self._before = before
         self._is_rename = len(before) == 2 and before[0].how == "rename"
         self._recording = recording
-        self._telling = {id(volume): each.route for each in before if (volume := _tells(each)) is not None}
+        routes = [each.route for each in before]
+        self._telling = {id(each.volume.kept_by): each for each in routes if isinstance(each.volume, SnapshotVolume)}
         self._began = recorder.history.last
         self._noted: dict[_Key, Entry] = {}
         self._pending: list[_Key] = []  # in the transaction that goes on
@@ -312,9 +313,9 @@ class Steps:
 
     def _after(self, call: OpenCall, before: list[_Before], made: bool, new: _Made) -> None:
         for found in before:
-            if found.numbers or _tells(found) is None:
+            if found.numbers or not isinstance(found.route.volume, SnapshotVolume):
                 found.route.executor.run("stat", partial(self._compare, call, found, made, new))
-        if made and before and _tells(before[0]) is None:
+        if made and before and not isinstance(before[0].route.volume, SnapshotVolume):
             before[0].route.executor.run("stat", new.renamed)
 
     def _compare(self, call: OpenCall, found: _Before, made: bool, new: _Made) -> None:
@@ -334,7 +335,7 @@ class Steps:
                 image = Image("lost", "two calls changed it at the same time")
                 recorder.add(call, prefix, "content", to_name(path), kept._replace(image=image))
                 records.own(call, kept.node, CONTENT)
-        if _tells(found) is None:
+        if not isinstance(volume, SnapshotVolume):
             new.created(found, is_made=made)
 
 
@@ -345,12 +346,6 @@ def _normalised(named: Sequence[str]) -> list[AgentPath]:
         with contextlib.suppress(PathError):
             found.append(normalise(path))
     return list(dict.fromkeys(found))
-
-
-def _tells(found: _Before) -> Volume | None:
-    """Return the volume that tells what it has made; None if it is compared."""
-    volume = found.route.volume
-    return volume.kept_by if isinstance(volume, SnapshotVolume) else None
 
 
 def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, int]]:
