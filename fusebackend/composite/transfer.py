@@ -394,7 +394,7 @@ class _Copy:
         self._caller = Caller(os.geteuid(), os.getegid(), os.getpid())
         self._place = resolve(self._calls, path, follow=False)
         self._name = self.hidden = _hidden(self._place.name) if _is_native(volume) else self._place.name
-        self._made: list[tuple[int, bytes]] = []
+        self._made: list[Change] = []  # directories above it
         self._parent = self._place.parent
 
     def hide_as(self, name: bytes) -> None:
@@ -402,8 +402,8 @@ class _Copy:
         self._name = self.hidden = name
 
     def add(self, source: Volume, item: MovedItem) -> None:
-        if not item.names:
-            self._make_parents()
+        if not item.names and self._place.missing:
+            _in_time(self._target, self._make_parents)
         parent, name = self._place_of(item.names)
         if item.nlink > 1 and not item.is_dir and self._calls.features.links:
             first = self.twins.setdefault(_twin(source, item), item.names)
@@ -428,10 +428,12 @@ class _Copy:
         return known(self._calls, self.nodes[names], _below(top, names)).node
 
     def _make_parents(self) -> None:
-        for name in self._place.missing:
-            node = self._calls.mkdir(self._parent, name, DIRECTORY_MODE, self._caller).node
-            self._made.append((self._parent, name))
-            self._parent = node
+        with placing.changing(self._volume) as changes:
+            for name, path in zip(self._place.missing, self._place.missing_paths, strict=True):
+                node = self._volume.mkdir(self._parent, name, DIRECTORY_MODE, self._caller).node
+                self._made.append(Change(node, self._parent, name, "created", path + "/"))
+                changes += [Change(node=self._parent), self._made[-1]]
+                self._parent = node
 
     def finish(self, items: list[MovedItem]) -> None:
         for names, digest in self.digests.items():
@@ -448,13 +450,11 @@ class _Copy:
             if self.hidden != self._place.name:
                 self._volume.rename(self._parent, self.hidden, self._parent, self._place.name, RENAME_NOREPLACE)
             self._name = self._place.name
-            for parent, name in [*self._made, (self._parent, self._name)]:
-                changes += [Change(node=parent), Change(parent=parent, name=name)]
-            for path in self._place.missing_paths:
-                changes.append(Change(kind="created", path=path + "/"))
+            changes += [Change(node=self._parent), Change(parent=self._parent, name=self._name)]
             for item in items:
                 path = AgentPath("/".join([self._place.path, *map(paths.to_text, item.names)]))
-                changes.append(Change(kind="created", path=path + "/" if item.is_dir else path))
+                shown = path + "/" if item.is_dir else path
+                changes.append(Change(self.nodes[item.names], kind="created", path=shown))
 
     def _adorn(self, item: MovedItem, node: int) -> None:
         """Give a directory its mode, and everything the times from before it was read."""
@@ -485,11 +485,10 @@ class _Copy:
                     placing.remove(self._volume, parent, name, attr, changes, path)
             del left[-REMOVED_AT_ONCE:]
         with placing.changing(self._volume) as changes, contextlib.suppress(OSError):  # it is not empty any more
-            for (parent, name), path in reversed(list(zip(self._made, self._place.missing_paths, strict=False))):
-                self._volume.rmdir(parent, name)
-                changes += [Change(node=parent), Change(parent=parent, name=name)]
-                if was_seen:
-                    changes.append(Change(kind="deleted", path=path + "/"))
+            for made in reversed(self._made):
+                assert made.parent is not None and made.name is not None
+                self._volume.rmdir(made.parent, made.name)
+                changes += [Change(node=made.parent), made._replace(kind="deleted")]
 
 
 def _hidden(name: bytes) -> bytes:

@@ -221,6 +221,7 @@ class HistoryFile:
 
     Attributes:
         earlier: the number of the last record of an earlier server; 0 if there is none.
+        last: the number of the last record.
         interrupted: the calls that went on when the last server was killed.
         made: the records of its last changes that volumes say were made.
         was_killed: the last server did not close the file.
@@ -261,7 +262,7 @@ class HistoryFile:
         self._errno = 0  # of the last attempt to write; 0 if it was made
         self._has_lost = False
         self._call: int
-        self._record: int
+        self.last: int
         self.interrupted: list[int] = []
         self.made: set[int] = set()
         with contextlib.ExitStack() as opened:
@@ -274,9 +275,9 @@ class HistoryFile:
             new = "INSERT OR IGNORE INTO state VALUES (1, ?, 0, 0, NULL, 0, zeroblob(16), 1, zeroblob(16))"
             self._writer.execute(new, (str(uuid.uuid4()),))
             found = self._writer.execute("SELECT history, call, record, closed, link, digest FROM state").fetchone()
-            self.id, self._call, self._record, closed, *self._chain = found
-            self.earlier = self._record
-            self.was_killed = closed != self._record
+            self.id, self._call, self.last, closed, *self._chain = found
+            self.earlier = self.last
+            self.was_killed = closed != self.last
             self.closed: int = closed or 0
             (self._ended_ns,) = self._writer.execute(_LAST.format("end")).fetchone()
             (self.forgotten_ns,) = self._writer.execute(_LAST.format("forget")).fetchone()
@@ -402,11 +403,16 @@ class HistoryFile:
         return self.put(self.entry(call, prefix, kind, path, **fields))
 
     def put(self, entry: Entry) -> int:
-        """Add a record that was made by `entry`; returns its number."""
+        """Add a record that was made by `entry`, or that was reserved: its change was made. Returns its number."""
         with self._guard:
-            self._record += 1
-            entry.number = self._record
+            if not entry.number:
+                self.last += 1
+                entry.number = self.last
+            elif self._reserved.pop(entry.number, None) is None:
+                return entry.number
             self._put_entry(entry)
+        if self._late_ends:
+            self._end_late(entry)
         if self._is_full:
             self.flush()
         return entry.number
@@ -466,26 +472,17 @@ class HistoryFile:
     # -- records in the transactions of a volume ---------------------------------------------------------------
 
     def reserve(self, entry: Entry) -> Entry:
-        """Give a record of a change that is about to be committed its number. `confirm` or `release` follows.
+        """Give a record of a change that is about to be committed its number. `put` or `release` follows.
 
         Numbers are in the order of these calls; until the outcome is known, readers that go on after a number
         (`records_after`) are shown none from this one on.
         """
         with self._guard:
-            self._record += 1
-            entry.number = self._record
+            self.last += 1
+            entry.number = self.last
             self._reserved[entry.number] = entry
             entry.head = self._heads.get(entry.call, ())
         return entry
-
-    def confirm(self, entry: Entry) -> None:
-        """Add a record that was reserved: its change was made."""
-        with self._guard:
-            if self._reserved.pop(entry.number, None) is not None:
-                self._put_entry(entry)
-        self._end_late(entry)
-        if self._is_full:
-            self.flush()
 
     def release(self, entry: Entry) -> None:
         """Forget a record that was reserved: its change was not made."""
@@ -520,13 +517,13 @@ class HistoryFile:
         for number in there:
             entry = self._reserved.get(number)
             if entry is not None:
-                self.confirm(entry)
+                self.put(entry)
 
     def written(self) -> int:
         """Return a number: no record with a lower one waits to be written, or for the outcome of its change."""
         with self._guard:
             waiting = (row[events.NUMBER] for each, row in self._waiting if not each and row[0] == "change")
-            return min(min(waiting, default=self._record + 1), min(self._reserved, default=self._record + 1))
+            return min(min(waiting, default=self.last + 1), min(self._reserved, default=self.last + 1))
 
     def commit_log(self, lost: Callable[[Sequence[int]], None] = lambda numbers: None) -> CommitLog:
         """Return the history as volumes see it that keep its records.
@@ -544,7 +541,7 @@ class HistoryFile:
         if not entries:
             return 0
         self.made.update(entry.number for entry in entries)
-        first, last = entries[0].number, max(self._record, entries[-1].number)
+        first, last = entries[0].number, max(self.last, entries[-1].number)
         query = "SELECT number, time_ns, kind, path FROM records WHERE number >= ?"
         there = {number: (time_ns, kind, path) for number, time_ns, kind, path in self._read(query, (first,))}
         known = set(there.values())
@@ -564,10 +561,10 @@ class HistoryFile:
             if entry.call:
                 taken += 1
                 with self._guard:
-                    self._record = max(self._record, entry.number)
+                    self.last = max(self.last, entry.number)
                     self._put_entry(entry)
         self.flush()
-        self.earlier = self._record
+        self.earlier = self.last
         self._end_interrupted(call for call in calls.values() if call)
         return taken
 
@@ -637,7 +634,7 @@ class HistoryFile:
         """Write what was added. An error is logged, once in a row, and kept in `failed`."""
         with self._writing:
             with self._guard:
-                rows, numbers = self._waiting.copy(), (self._call, self._record)
+                rows, numbers = self._waiting.copy(), (self._call, self.last)
                 held_bytes, self._held_bytes = self._held_bytes, 0
                 self._wake.clear()
                 if self._closed.is_set():  # which the thread has to see
@@ -671,7 +668,7 @@ class HistoryFile:
     def before_commit(self) -> tuple[str, int]:
         """Write what was added; returns what `SnapshotVolume.before_commit` does."""
         self.flush()
-        return self.id, self._record
+        return self.id, self.last
 
     def _write(self, rows: Sequence[_Statement], numbers: tuple[int, int]) -> None:
         """Write rows and the last numbers in one transaction. With the writer's lock.
@@ -856,7 +853,7 @@ class HistoryFile:
             newest = self._records(f"WHERE {is_main} ORDER BY number DESC LIMIT ?", (*values, min(-number, limit)))
             return newest[::-1]
         with self._guard:  # what is committed later may have a lower number than what is there now
-            last = min(self._reserved, default=self._record + 1)
+            last = min(self._reserved, default=self.last + 1)
         where = f"WHERE number > ? AND number < ? AND {is_main} ORDER BY number LIMIT ?"
         return self._records(where, (number, last, *values, limit))
 
@@ -918,19 +915,17 @@ class HistoryFile:
         )
         return bool(rows)
 
-    def later(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:
+    def later(self, record: Record, path: bytes) -> list[Record]:
         """Return the records of other calls after a record that touch a path of its route, in their order: at it, below
         it, or of a directory above that was made, moved or removed.
 
         An undone change counts as never made: records of undone calls are left out, and so are those of undos that took
         back this call or later ones. `since` has these as well.
         """
-        row = next(iter(self._read("SELECT call FROM records WHERE number = ?", (number,))), None)
-        call = 0 if row is None else row[0]
-        chosen, values = _touching(number, prefix, path)
+        chosen, values = _touching(record.number, record.prefix, path)
         return self._records(
             f"WHERE number IN ({chosen}) AND call != ? AND {_STANDS.format('?')} ORDER BY number",
-            (*values, call, call),
+            (*values, record.call, record.call),
         )
 
     def since(self, number: int, prefix: AgentPath, path: bytes) -> list[Record]:

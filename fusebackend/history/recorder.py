@@ -23,7 +23,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -258,20 +258,21 @@ class Recorder:
         *,
         gone: int = 0,
         **fields: Any,
-    ) -> int:
-        """Add the record of a step of an undo, a merge or a restore. With the volume's lock held.
+    ) -> tuple[int, Kept | None]:
+        """Add the record of a step of a verb, an undo, a merge or a restore, with the volume's lock held. Returns its
+        number, and what was kept.
 
         Args:
             node: of the file.
             before: of a file that goes, or whose bytes or attributes are changed in place.
-            gone: how many of the file's names are only set aside, and removed when all is done.
+            gone: how many of the file's names have gone before, though the volume has them still.
         """
         kept = None if before is None else self.of(volume).keep(call, before, kind)
         if kind == "remove" and kept is not None:
             kept, fields["linked"] = kept.less(gone), kept.is_linked
         if kind in _OWN:
             self.of(volume).own(call, node, _OWN[kind])
-        return self.add(call, prefix, kind, path, kept, **{"node": node, **fields})
+        return self.add(call, prefix, kind, path, kept, **{"node": node, **fields}), kept
 
     def failed(self, error: BaseException, what: str, call: OpenCall | None = None) -> None:
         """Something could not be recorded.
@@ -287,6 +288,14 @@ class Recorder:
             else:
                 log.error("the history is incomplete: %s", what, exc_info=error)
         self.incomplete = f"{what}: {error}"
+
+    @contextlib.contextmanager
+    def recording(self, what: str, call: OpenCall | None = None) -> Iterator[None]:
+        """Have an error in the block fail nothing. The arguments are those of `failed`."""
+        try:
+            yield
+        except Exception as error:
+            self.failed(error, what, call)
 
     def end(self, wait_s: float) -> None:
         """The history is about to be closed: what still runs in a thread may change something without a record, as
@@ -307,10 +316,8 @@ class Recorder:
 
     def settle(self, call: OpenCall) -> None:
         """Stamp what a call has left, see `Record.after`. Called before it ends."""
-        try:
+        with self.recording("what a call has left can't be looked at"):
             self.stamp(call.number)
-        except Exception as error:
-            self.failed(error, "what a call has left can't be looked at")
         for records in tuple(call.files):
             records.end(call)
 
@@ -324,10 +331,8 @@ class Recorder:
     def settle_all(self) -> None:
         """Stamp what the calls that go on have left by now."""
         for call in self.calls.open():
-            try:
+            with self.recording("what a call has left can't be looked at"):
                 self.stamp(call.number, anew=True)
-            except Exception as error:
-                self.failed(error, "what a call has left can't be looked at")
 
     def stamp(self, call: int, *, anew: bool = False) -> None:
         """Set `after` of a call's records to the present state.
@@ -445,10 +450,7 @@ class _PendingChange:
         listener = self.listener
         if self.own:
             listener.records.own(self.call, self.node or result.node, self.own)
-        if self.entry is not None:
-            listener.recorder.history.confirm(self.entry)
-        else:
-            listener.recorder.history.put(self._record(result))
+        listener.recorder.history.put(self.entry or self._record(result))
 
     def refused(self, error: BaseException) -> None:
         """The change was not made, as far as this process knows."""

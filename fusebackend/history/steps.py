@@ -1,12 +1,16 @@
 """`Steps`: records what a verb changes, by the paths that it names, for any kind of backend.
 
 The files at the paths are kept and recorded before the verb, and compared after it: a record without a change is
-dropped, and new names get theirs. So a change by others during the verb has a later record than the verb's, and an undo
-of the verb finds the conflict. Verbs that name the same path wait for each other.
+dropped. So a change by others during the verb has a later record than the verb's, and an undo of the verb finds the
+conflict. Verbs that name the same path wait for each other.
 
-In routes that keep a log, the records of what a verb makes and renames are in its transactions (`_Made`). On other
-volumes with snapshots, and in branches, a commit while a verb is under way has what the verb has made by then recorded
-first (`Steps.before_commit`): another process's fsync made it durable without its record in 1 of 10 kills.
+What a verb makes and renames is recorded from the `Change`s by which volumes with snapshots, and branches, report it:
+with the lock held, or in the transaction (`_Made.rows`). Nobody sees it before, and no commit has it: another process's
+fsync made it durable without its record in 1 of 10 kills. Elsewhere new names are found by comparing, too.
+
+The calls of verbs to a volume do not pass its `Door`. The listener of the history takes a snapshot before a change, for
+which the transaction of a verb on `postgres:` would wait for itself; foreign backends, moves between routes under a
+hidden name, and files that a remote puts as a whole need the comparison all the same, so both ways would be there.
 
 A failure to record is logged, and the verb is made all the same (`Recorder.failed`).
 """
@@ -30,7 +34,8 @@ from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Entry
 from fusebackend.history.recorder import CONTENT, MADE, Kept, Recorder
 from fusebackend.history.records import Image, RecordKind
-from fusebackend.protocol import STEP, Attr, LogRow, SnapshotVolume, Volume
+from fusebackend.protocol import STEP, Attr, Change, Changes, LogRow, SnapshotVolume, Volume
+from fusebackend.rules.ruled_volume import NODES
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.volumes.walk import NOWHERE, Place, below, find, known, resolve
 
@@ -58,20 +63,11 @@ _Key: TypeAlias = tuple[RecordKind, Route, AgentPath]
 """Kind, route and path of a record."""
 
 
-class _Noted(NamedTuple):
-    """A record of what a verb makes or renames."""
-
-    entry: Entry
-    state: Literal["pending", "doubted", "made"]
-    """`pending` while the transaction with its change goes on, `doubted` if that had no answer, else `made`."""
-
-
 class _Made:
-    """The records of what a verb makes and renames: in the transactions that do it where a route keeps a log, else
-    after it, or before a commit that has it. What it replaces and removes is recorded before.
+    """The records of what a verb makes and renames. What it replaces and removes is recorded before.
 
-    The verb's thread and those that commit note one thing at a time (`_guard`, which is held for no look at a volume:
-    a thread that commits has the volume's lock).
+    A volume with snapshots, or a branch, tells what it has made, by `Change`s, in the transaction or under the lock
+    (`rows`). Elsewhere the names are compared when the verb is over (`created`, `renamed`).
 
     Args:
         before: the paths of the verb.
@@ -90,132 +86,89 @@ class _Made:
         self._before = before
         self._is_rename = len(before) == 2 and before[0].how == "rename"
         self._recording = recording
-        self._noted: dict[_Key, _Noted] = {}
-        self.early: list[Route] = []  # where some of it was recorded before a commit
-        self._guard = threading.Lock()
+        routes = [each.route for each in before]
+        self._telling = {id(each.volume.kept_by): each for each in routes if isinstance(each.volume, SnapshotVolume)}
+        self._began = recorder.history.last
+        self._noted: dict[_Key, Entry] = {}
+        self._pending: list[_Key] = []  # in the transaction that goes on
 
-    def rows(self, volume: Volume) -> Sequence[LogRow]:
-        for key, noted in self._pending():
-            self._recorder.history.release(noted.entry)
-            del self._noted[key]
+    def rows(self, volume: Volume, changes: Changes) -> Sequence[LogRow]:
+        route = self._telling.get(id(volume))
+        if route is None:
+            return ()
+        for key in self._pending:  # of an attempt that is repeated
+            self._recorder.history.release(self._noted.pop(key))
+        self._pending = []
         with self._recording():
-            for found in self._before:
-                if found.route.prefix in self._recorder.logged and _keeper(found) is volume:
-                    self.created(found)
-                    if found is self._before[-1]:
-                        self.renamed()
-        return [noted.entry.said for _, noted in self._pending()]
+            for change in changes:
+                self._told(route, change)
+        return [self._noted[key].said for key in self._pending]
 
-    def before_commit(self, volume: Volume) -> None:
-        """Record what the verb has made in a volume so far: it is about to be durable. With the volume's lock held."""
-        with self._recording():
-            for found in self._before:
-                if found.route.volume is volume:
-                    if found.route not in self.early:
-                        self.early.append(found.route)
-                    self.created(found, early=True)
-                    if found is self._before[-1]:
-                        self.renamed(early=True)
+    def _told(self, route: Route, change: Change) -> None:
+        path, node = AgentPath(change.path.rstrip("/")), (change.node or 0) & NODES
+        if change.kind == "created":
+            self._note(route, "create", path, node=node)
+        elif change.moved_from is not None:
+            old = AgentPath(change.moved_from.rstrip("/"))
+            self._note(route, "rename", old, node=node, to_path=to_name(path))
+        elif change.kind == "deleted":  # the verb takes back what it has made, and a commit may have had it
+            back = [key for key in self._noted if key[:2] == ("create", route) and self._noted[key].node == node]
+            self._recorder.history.drop([self._noted.pop(key).number for key in back])
 
-    def withdraw(self, route: Route) -> None:
-        """Drop the records of names that a commit has had, and that the verb has taken back since, as it failed."""
-        history = self._recorder.history
-        with self._guard:
-            noted = tuple(self._noted.items())
-        for (kind, of, path), each in noted:
-            if (kind, of, each.state) == ("create", route, "made") and _is_gone(route.volume, each.entry.node):
-                newest = history.newest_at(route.prefix, to_name(path), 1 << 62)
-                if newest is not None and newest.number == each.entry.number:
-                    history.drop([newest.number])
-
-    def created(self, found: _Before, *, is_made: bool = True, early: bool = False) -> None:
+    def created(self, found: _Before, *, is_made: bool) -> None:
         """Note the names that are there, where there was none before: directories on the way, and all names below.
 
         Args:
-            is_made: the verb has worked, or is in its transaction. One that has failed may have made some names: those
-                that no other call has recorded.
-            early: it may be about to make the path, and another call may have made it instead. What is below has come
-                with the path: nobody looks whether each name of a large tree is recorded, while the volume is locked.
+            is_made: the verb has worked. One that has failed may have made some names: those that no other call has
+                recorded.
         """
-        volume, call, length = found.route.volume, self._call, len(found.place.path)
-        if early and self._is_made("create", found, found.place.path):
-            return  # at an earlier commit, and with all that is on the way and below
+        volume, call = found.route.volume, self._call
         for path, node in _created(found, self._is_rename) if found.place.attr is None else ():
-            if self._is_made("create", found, path):
-                continue
-            if (not is_made or (early and len(path) <= length)) and self._is_others(found, path, node):
-                if early and path == found.place.path:
-                    return
+            if not is_made and self._is_others(found.route, path):
                 continue
             # What is on the way may have been made by another verb of the call.
-            if len(path) >= length or not self._recorder.of(volume).how(call, node) & MADE:
-                self._note(found, "create", path, node=node)
+            if len(path) >= len(found.place.path) or not self._recorder.of(volume).how(call, node) & MADE:
+                self._note(found.route, "create", path, node=node)
 
-    def renamed(self, *, is_made: bool = False, early: bool = False) -> None:
-        """Note the rename of a verb.
-
-        Args:
-            is_made: the verb has worked. Else the nodes say whether it has got so far.
-            early: the verb may be about to make it, and another call may have made it instead.
-        """
+    def renamed(self) -> None:
+        """Note the rename of a verb that has worked."""
         if not self._is_rename:
             return
         old, new = self._before
-        if self._is_made("rename", old, old.place.path):
-            return
-        was, now = old.place.attr, find(new.route.volume, new.place.path)
-        if was is None or now is None or old.place.path == new.place.path:
-            return
-        if early and self._is_others(new, new.place.path, now.node):
-            return
-        if is_made or (now.node == was.node and find(old.route.volume, old.place.path) is None):
-            self._note(old, "rename", old.place.path, to_path=to_name(new.place.path), node=now.node)
+        now = find(new.route.volume, new.place.path)
+        if old.place.attr is not None and now is not None and old.place.path != new.place.path:
+            self._note(old.route, "rename", old.place.path, to_path=to_name(new.place.path), node=now.node)
 
-    def _is_others(self, found: _Before, path: AgentPath, node: int) -> bool:
-        """Return True if another call has recorded how a file got its path."""
-        name, below = to_name(path), 1 << 62
-        while last := self._recorder.history.newest_at(found.route.prefix, name, below):
-            if last.kind != "content":
-                break
-            below = last.number
-        if last is None or last.node != node or last.call == self._call.number:
-            return False
-        return last.kind == "create" or last.to_path == name
+    def _is_others(self, route: Route, path: AgentPath) -> bool:
+        """Return True if another call has recorded since the verb began how a file got its path."""
+        name = to_name(path)
+        since = self._recorder.history.since(self._began, route.prefix, name)
+        theirs = [each for each in since if each.call != self._call.number and each.kind in ("create", "rename")]
+        return any((each.to_path or each.path) == name for each in theirs)
 
-    def _note(self, found: _Before, kind: RecordKind, path: AgentPath, **fields: Any) -> None:
-        key = kind, found.route, path
+    def _note(self, route: Route, kind: RecordKind, path: AgentPath, **fields: Any) -> None:
+        key = kind, route, path
+        if key in self._noted:
+            return
         history, call = self._recorder.history, self._recorder.calls.number(self._call)
-        with self._guard:
-            there = self._noted.get(key)
-            if there is not None and there.state == "doubted" and there.entry.node == fields["node"]:
-                self._noted[key] = there = _Noted(there.entry, "pending")  # it was made
-            if there is not None and there.state != "doubted":
-                return
-            entry = history.entry(call, found.route.prefix, kind, to_name(path), **fields)
-            if found.route.prefix in self._recorder.logged:
-                self._noted[key] = _Noted(history.reserve(entry), "pending")
-            else:
-                history.put(entry)
-                self._confirmed(key, entry)
+        self._noted[key] = entry = history.entry(call, route.prefix, kind, to_name(path), **fields)
+        if route.prefix in self._recorder.logged:
+            history.reserve(entry)
+            self._pending.append(key)
+        else:
+            history.put(entry)
+            self._own(key)
 
-    def committed(self) -> None:
-        for key, noted in self._pending():
-            self._confirmed(key, noted.entry)
-            self._recorder.history.confirm(noted.entry)
-
-    def _confirmed(self, key: _Key, entry: Entry) -> None:
-        self._noted[key] = _Noted(entry, "made")
+    def _own(self, key: _Key) -> None:
         kind, route, _ = key
         if kind == "create":
-            self._recorder.of(route.volume).own(self._call, entry.node, MADE)
+            self._recorder.of(route.volume).own(self._call, self._noted[key].node, MADE)
 
-    def _is_made(self, kind: RecordKind, found: _Before, path: AgentPath) -> bool:
-        noted = self._noted.get((kind, found.route, path))
-        return noted is not None and noted.state == "made"
-
-    def _pending(self) -> list[tuple[_Key, _Noted]]:
-        with self._guard:
-            return [(key, noted) for key, noted in self._noted.items() if noted.state == "pending"]
+    def committed(self) -> None:
+        for key in self._pending:
+            self._own(key)
+            self._recorder.history.put(self._noted[key])
+        self._pending = []
 
     def __enter__(self) -> Self:
         self._token = STEP.set(self)
@@ -223,9 +176,8 @@ class _Made:
 
     def __exit__(self, *error: object) -> None:
         STEP.reset(self._token)
-        for key, noted in self._pending():
-            self._noted[key] = _Noted(noted.entry, "doubted")
-            self._recorder.history.doubt(noted.entry)
+        for key in self._pending:
+            self._recorder.history.doubt(self._noted[key])
 
 
 class PathLocks:
@@ -257,13 +209,6 @@ class Steps:
         self._recorder = recorder
         self._tree = tree
         self._locks = PathLocks()
-        self._under_way: list[_Made] = []
-
-    def before_commit(self, volume: Volume) -> tuple[str, int]:
-        """Write what is recorded, with what the verbs under way have made in a volume, see `SnapshotVolume`."""
-        for made in tuple(self._under_way):
-            made.before_commit(volume)
-        return self._recorder.history.before_commit()
 
     def verb(self, name: str, verb: Verb, named: Sequence[str], work: Callable[[], T], done: Callable[[T], bool]) -> T:
         """Return the result of a verb, and record what it has changed.
@@ -278,27 +223,26 @@ class Steps:
         title = f"{name} {named[0] if named else ''}{f' and {len(named) - 1} more' if len(named) > 1 else ''}"
         if verb == "move":
             title = f"{name} {' '.join(named)}"
+        recording = partial(self._recorder.recording, f"a change was not recorded ({title})")
         outer = _normalised(named)
         with self._recorder.calls.inside("verb", title) as call, self._locks.held(outer):
             before: list[_Before] = []
-            with self._recording(title, call):
+            with recording(call):
                 for path, how in self._ways(verb, outer):
                     found = self._before(call, how, path)
                     if found is not None:
                         before.append(found)
             if any(found.numbers for found in before if found.route.prefix in self._recorder.logged):
                 self._recorder.history.flush()  # the records of what it is about to replace come first
-            new = _Made(self._recorder, call, before, partial(self._recording, title, call))
+            new = _Made(self._recorder, call, before, partial(recording, call))
             made = False
-            self._under_way.append(new)
             try:
                 with new:
                     result = work()
                 made = done(result)
             finally:
-                with self._recording(title, call):
+                with recording(call):
                     self._after(call, before, made, new)
-                self._under_way.remove(new)
             return result
 
     def _ways(self, verb: Verb, outer: Sequence[AgentPath]) -> list[tuple[AgentPath, How]]:
@@ -346,18 +290,13 @@ class Steps:
         return found
 
     def _keep(self, call: OpenCall, found: _Before, path: AgentPath, attr: Attr, gone: int = 0) -> None:
-        recorder, prefix, how, node = self._recorder, found.route.prefix, found.how, attr.node
-        records = recorder.of(found.route.volume)
-        if how == "put" and (not stat.S_ISREG(attr.mode) or records.has_bytes(call, node)):
+        recorder, volume, node = self._recorder, found.route.volume, attr.node
+        kind: RecordKind = "content" if found.how == "put" else "remove"
+        if kind == "content" and (not stat.S_ISREG(attr.mode) or recorder.of(volume).has_bytes(call, node)):
             return
-        kept = records.keep(call, attr)
-        if how == "put":
-            records.own(call, node, CONTENT)
-        linked = how != "put" and kept.is_linked
-        if gone:
-            kept = kept.less(gone)
-        kind: RecordKind = "content" if how == "put" else "remove"
-        number = recorder.add(call, prefix, kind, to_name(path), kept, linked=linked)
+        name = to_name(path)
+        number, kept = recorder.add_step(call, found.route.prefix, kind, volume, name, node, attr, gone=gone)
+        assert kept is not None, "it was there"
         if kept.image is not None:  # the bytes are on their way to the record: a tree may have many
             kept = kept._replace(image=kept.image._replace(data=None))
         found.numbers[number] = (path, kept)
@@ -373,15 +312,11 @@ class Steps:
     # -- after -----------------------------------------------------------------------------------------------------
 
     def _after(self, call: OpenCall, before: list[_Before], made: bool, new: _Made) -> None:
-        try:
-            for found in before:
+        for found in before:
+            if found.numbers or not isinstance(found.route.volume, SnapshotVolume):
                 found.route.executor.run("stat", partial(self._compare, call, found, made, new))
-            if made and before:
-                before[0].route.executor.run("stat", partial(new.renamed, is_made=True))
-            for route in new.early:
-                route.executor.run("stat", partial(new.withdraw, route))
-        finally:
-            new.committed()
+        if made and before and not isinstance(before[0].route.volume, SnapshotVolume):
+            before[0].route.executor.run("stat", new.renamed)
 
     def _compare(self, call: OpenCall, found: _Before, made: bool, new: _Made) -> None:
         """Drop the records of unchanged files, and note new names."""
@@ -400,14 +335,8 @@ class Steps:
                 image = Image("lost", "two calls changed it at the same time")
                 recorder.add(call, prefix, "content", to_name(path), kept._replace(image=image))
                 records.own(call, kept.node, CONTENT)
-        new.created(found, is_made=made)
-
-    @contextlib.contextmanager
-    def _recording(self, what: str, call: OpenCall) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self._recorder.failed(error, f"a change was not recorded ({what})", call)
+        if not isinstance(volume, SnapshotVolume):
+            new.created(found, is_made=made)
 
 
 def _normalised(named: Sequence[str]) -> list[AgentPath]:
@@ -417,12 +346,6 @@ def _normalised(named: Sequence[str]) -> list[AgentPath]:
         with contextlib.suppress(PathError):
             found.append(normalise(path))
     return list(dict.fromkeys(found))
-
-
-def _keeper(found: _Before) -> Volume:
-    """Return the volume that keeps the log of a route."""
-    volume = found.route.volume
-    return volume.kept_by if isinstance(volume, SnapshotVolume) else volume
 
 
 def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, int]]:

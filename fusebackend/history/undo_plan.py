@@ -165,7 +165,7 @@ class UndoPlan:
         if path is None:
             path = record.to_path if record.kind == "rename" else record.path
         if call is None and len(self.conflicts) < NAMED_CONFLICTS:
-            call = next((each.call for each in reversed(self._history.later(record.number, record.prefix, path))), None)
+            call = next((each.call for each in reversed(self._history.later(record, path))), None)
         found = UndoConflict(
             mount_path(record.prefix, path), conflict.reason, None if call is None else f"c{call}"
         )  # fmt: skip

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from fusebackend.protocol.events import Changes
+
 __all__ = ["NOTE", "STEP", "CommitLog", "LogRow", "Note", "StepNote"]
 
 LogRow: TypeAlias = tuple[int, bytes]
@@ -35,9 +37,9 @@ class StepNote(Protocol):
     """What the changes of several operations (`NativeVolume.changing`, `change_as_one`) add to the log, as those of a
     verb. A step may take several of them."""
 
-    def rows(self, volume: Any) -> Sequence[LogRow]:
-        """Return the rows for what this change has made so far. As `Note.rows`, and the thread is in the change: it
-        reads the volume as the change leaves it."""
+    def rows(self, volume: Any, changes: Changes) -> Sequence[LogRow]:
+        """Return the rows for what is made so far, as `Note.rows`. With the volume's lock held, or in the transaction,
+        before anybody else sees it or it is durable."""
 
     def committed(self) -> None:
         """The change with the last rows was made."""

@@ -743,13 +743,13 @@ class RuledVolume(NativeVolume):
 
     @contextmanager
     def _reported(self, below: Changes) -> Iterator[Changes]:
-        """Give a list for the changes of a block that walks; in the end the volume below reports them as its own."""
-        changes: Changes = []
+        """Have the changes of a block that walks be those of the volume below, which reports them as its own."""
+        begin = len(below)
         with self._walking():
             try:
-                yield changes
+                yield below
             finally:
-                below += map(_stripped, changes)
+                below[begin:] = map(_stripped, below[begin:])
 
     def publish(self, *changes: Change) -> None:
         self._native().publish(*map(_stripped, changes))

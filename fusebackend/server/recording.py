@@ -149,7 +149,7 @@ class Recording:
         for route in routes:
             route.undo = "none" if route.volume.features.read_only else "copies"
             if isinstance(route.volume, SnapshotVolume):
-                route.volume.before_commit = partial(self.steps.before_commit, route.volume)
+                route.volume.before_commit = self.history.before_commit
                 if self._automatic is not None and not route.volume.features.read_only:
                     route.undo = "instant"
         if self._automatic is not None:
@@ -173,7 +173,7 @@ class Recording:
         except OSError as error:
             self.recorder.failed(error, f"changes in '{route.prefix}' are not recorded")
             return False
-        volume.before_commit = partial(self.steps.before_commit, volume)
+        volume.before_commit = self.history.before_commit
         route.undo = "copies"
         self.recorder.attach(route)
         return True

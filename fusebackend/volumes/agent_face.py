@@ -355,6 +355,8 @@ class VolumeBackend(BackendProtocol):
         with self._parents(place, changes) as parent:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             node = self.volume.create(parent, place.name, FILE_MODE, flags, caller()).node
+            made = Change(node, parent, place.name, "created", place.path)
+            changes.append(made)  # a large file may be durable in part
             try:
                 try:
                     write_pieces(self.volume, node, data)
@@ -363,8 +365,8 @@ class VolumeBackend(BackendProtocol):
             except OSError:
                 with contextlib.suppress(OSError):  # the first error is the one to tell
                     self.volume.without_rules.unlink(parent, place.name)  # no half-written file where there was none
+                    _take_back(made, changes)
                 raise
-        changes.append(Change(node, parent, place.name, "created", place.path))
 
     @verbs.EDIT.answers(_meant)
     def edit(
@@ -595,6 +597,7 @@ class VolumeBackend(BackendProtocol):
                     node = self.volume.lookup(parent, name).node
                 else:
                     made.append(Change(node, parent, name, "created", path + "/"))
+                    changes.append(made[-1])
                 parent = node
             yield parent
         except OSError:
@@ -602,8 +605,13 @@ class VolumeBackend(BackendProtocol):
                 assert change.parent is not None and change.name is not None
                 with contextlib.suppress(OSError):  # others have put something there
                     self.volume.without_rules.rmdir(change.parent, change.name)
+                    _take_back(change, changes)
             raise
-        changes += made
+
+
+def _take_back(made: Change, changes: Changes) -> None:
+    """Have the change be for caches alone: nobody has seen what was made."""
+    changes[changes.index(made)] = made._replace(kind="deleted", path="")
 
 
 def _shown(path: AgentPath, attr: Attr) -> str:

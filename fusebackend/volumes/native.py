@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from fusebackend.protocol import Attr, AttrChanges, Change, Changes, Guard, ObservableVolume, Observer
+from fusebackend.protocol import STEP, Attr, AttrChanges, Change, Changes, Guard, ObservableVolume, Observer
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class NativeVolume(ObservableVolume):
         self._subscribers: list[Callable[[Change], None]] = []
         self._observers: list[Observer] = []
         self._guards: list[Guard] = []
+        self._changes: Changes = []  # of the block that holds the lock, where that excludes others
 
     def _new_lock(self) -> AbstractContextManager[Any]:
         return threading.RLock()
@@ -109,15 +110,24 @@ class NativeVolume(ObservableVolume):
         try:
             with self.lock:
                 self.unpublished += 1
+                outer, self._changes = self._changes, changes
                 try:
                     yield changes
                 finally:
+                    self.note_step(changes)
+                    self._changes = outer
                     shown = self.report(changes)
         finally:
             self.tell(changes)
             with self.lock:
                 self.unpublished -= 1
             shown()
+
+    def note_step(self, changes: Changes) -> None:
+        """Have the verb of this thread record what it has made: the lock is about to be free, or a commit has it."""
+        note = STEP.get()
+        if note is not None:
+            note.rows(self, changes)
 
     def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
         """Return the result of `work`, called in `changing`.

@@ -348,7 +348,7 @@ class PostgresTree(TreeVolume):
         """Have a change of several operations add to the log what its verb notes."""
         note = STEP.get() if self._log is not None else None
         if note is not None:
-            transaction.logged = note.rows(self)
+            transaction.logged = note.rows(self, [*itertools.chain.from_iterable(self._scope.nested)])
         return note
 
     @contextlib.contextmanager

@@ -210,6 +210,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             self._failed = None
 
     def _before_commit(self) -> None:
+        self.note_step(self._changes)
         if self.before_commit is not None:
             self._recorded = self.before_commit()
 

@@ -46,10 +46,9 @@ class MergeRecords:
         recorder, call = self._recorder, self._call
         if recorder is None or call is None:
             return
-        try:
-            self._made.append(recorder.add_step(call, prefix, kind, volume, path, node, before, **fields))
-        except Exception as error:
-            recorder.failed(error, "a change of a merge was not recorded", call)
+        with recorder.recording("a change of a merge was not recorded", call):
+            number, _ = recorder.add_step(call, prefix, kind, volume, path, node, before, **fields)
+            self._made.append(number)
 
     def flush(self) -> None:
         """Write what was recorded: a kill does not take it any more."""

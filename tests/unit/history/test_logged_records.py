@@ -56,10 +56,10 @@ def test_numbers_are_in_the_order_of_the_commits(histories):
     call = history.open_call("session", "sh", WHO)
     one = history.reserve(history.entry(call, ROOT, "create", b"/one", node=1))
     two = history.reserve(history.entry(call, ROOT, "create", b"/two", node=2))
-    history.confirm(two)
+    history.put(two)
     assert names(history) == []  # `/one` would come after it, with a lower number
     assert history.written() == one.number
-    history.confirm(one)
+    history.put(one)
     assert names(history) == [b"/one", b"/two"]
     assert history.verify().problems == []
     assert history.written() == two.number + 1
@@ -80,7 +80,7 @@ def test_a_call_ends_after_its_last_commit(histories):
     call = history.open_call("session", "sh", WHO)
     entry = history.reserve(history.entry(call, ROOT, "create", b"/one", node=1))
     history.end_call(call)
-    history.confirm(entry)
+    history.put(entry)
     found = history.call(call)
     assert found.changes == 1
     assert found.ended_ns is not None
@@ -93,9 +93,9 @@ def test_a_killed_servers_records_are_taken_up(histories):
         history.reserve(history.entry(call, ROOT, "create", b"/%d" % number, node=number)) for number in range(4)
     ]
     rows = [entry.said for entry in entries]
-    history.confirm(entries[1])
+    history.put(entries[1])
     history.flush()
-    history.confirm(entries[3])  # in memory
+    history.put(entries[3])  # in memory
     history = histories()
     assert history.replay(ROOT, rows) == 3
     assert names(history) == [b"/0", b"/1", b"/2", b"/3"]
@@ -120,7 +120,7 @@ def test_a_call_that_no_file_has_comes_with_its_records(histories):
     history.flush()
     undo = history.open_call("undo", "undo c1", WHO, undoes=[first])
     entry = history.reserve(history.entry(undo, ROOT, "remove", b"/first", node=3))
-    history.confirm(entry)
+    history.put(entry)
     history = histories()
     assert history.replay(ROOT, [entry.said]) == 1
     found = history.call(undo)
@@ -144,8 +144,8 @@ def test_what_was_deleted_since_stays_deleted(histories):
     other = history.reserve(history.entry(dropped, ROOT, "create", b"/two", node=2))
     kept = history.open_call("verb", "write", WHO)
     history.add(kept, ROOT, "create", b"/kept")
-    history.confirm(entry)
-    history.confirm(other)
+    history.put(entry)
+    history.put(other)
     history.drop([other.number])
     history.end_call(call)
     history.flush()

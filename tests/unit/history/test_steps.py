@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -13,10 +14,9 @@ from recorded import Recorded
 from replayed import Replay, shown, tree_of
 from together import together
 
-from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
+from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, SqliteBackend
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.steps import PathLocks, Steps
-from fusebackend.protocol import STEP
 from fusebackend.vfs.mounted_tree import FileSystem
 
 DISK = AgentPath("/disk")
@@ -25,10 +25,10 @@ DISK = AgentPath("/disk")
 class Place(Recorded):
     """What verbs change is recorded, too."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, default=None):
         (directory / "files").mkdir()
         self.backend = CompositeBackend(
-            InMemoryBackend(), {"/disk/": FilesystemBackend(directory / "files", virtual_mode=True)}
+            default or InMemoryBackend(), {"/disk/": FilesystemBackend(directory / "files", virtual_mode=True)}
         )
         super().__init__(directory, {prefix: backend.volume for prefix, backend in self.backend.mounts().items()})
         self.filesystem = FileSystem(self.volumes)
@@ -133,9 +133,7 @@ def test_a_commit_without_an_answer_is_recorded_once(place, arguments):
     place.recorder.logged = {ROOT}
 
     def cut_off():
-        answer = getattr(memory, arguments[0])(*arguments[1:])
-        STEP.get().rows(memory.volume)
-        return replace(answer, error="the connection was lost")
+        return replace(getattr(memory, arguments[0])(*arguments[1:]), error="the connection was lost")
 
     kind, named = ("put", ["/new/file"]) if arguments[0] == "write" else ("move", ["/d/file", "/new/place"])
     place.steps.verb(arguments[0], kind, named, cut_off, worked)
@@ -147,14 +145,12 @@ def test_a_commit_without_an_answer_is_recorded_once(place, arguments):
 
 
 def committed(place):
-    """What is recorded before a commit of the default's volume, by another thread: it may be a kernel's fsync."""
+    """What is recorded when another thread commits the default's volume: it may be a kernel's fsync."""
     found = []
 
     def commit():
-        volume = place.backend.default.volume
-        with volume.lock:
-            place.steps.before_commit(volume)
-        found.extend((each.kind, each.path) for each in place.history.records_after(0, 100))
+        with place.backend.default.volume.lock:
+            found.extend((each.kind, each.path) for each in place.history.records_after(0, 100))
 
     together(commit)
     return found
@@ -178,19 +174,83 @@ def test_what_a_verb_has_made_is_recorded_before_a_commit_that_has_it(place, arg
     assert [(each, path) for each, _, path in place.changes()] == before
 
 
-def test_what_a_verb_takes_back_after_a_commit_has_no_record(place):
-    """A file whose bytes don't fit is removed again: in between there was one."""
-    memory = place.backend.default
+def test_a_move_from_another_route(place):
+    place.backend.write("/disk/d/file", "one\n")
+    before = place.tree()
+    assert place.do("move", "/disk/d", "/new/d").error is None
+    made = [(kind, path) for kind, prefix, path in place.changes() if prefix == ROOT]
+    assert made == [("create", b"/new"), ("create", b"/new/d"), ("create", b"/new/d/file")]
+    assert place.undoing.undo().conflicts == []
+    assert place.tree() == before
 
-    def refused():
-        memory.write("/new/file", "x")
-        assert committed(place) == [("create", b"/new"), ("create", b"/new/file")]
-        memory.delete("/new")
-        return replace(memory.read("/new/file"), error="there is no room")
 
-    place.steps.verb("write", "put", ["/new/file"], refused, worked)
+def test_a_move_from_another_route_that_fails_has_no_records(place, monkeypatch):
+    def refused(*arguments):
+        raise OSError(errno.EIO, "no")
+
+    place.backend.write("/disk/d/file", "one\n")
+    before = place.tree()
+    monkeypatch.setattr(place.backend.default.volume, "rename", refused)
+    assert place.do("move", "/disk/d", "/new/d").error is not None
+    assert place.tree() == before
     place.recorder.calls.close()
     assert place.history.records_after(0, 100) == []
+
+
+def test_a_commit_in_the_middle_of_a_verb_has_its_records(tmp_path, monkeypatch):
+    """As of a file that is larger than the dirty buffer."""
+    place = Place(tmp_path, SqliteBackend(str(tmp_path / "volume.db")))
+    volume, found = place.backend.default.volume, []
+
+    def before_commit():
+        found.append([(each.kind, each.path) for each in place.history.records_after(0, 100)])
+        return place.history.before_commit()
+
+    def write(node, offset, data, write=volume.write):
+        written = write(node, offset, data)
+        volume.write_back()
+        return written
+
+    volume.before_commit = before_commit
+    monkeypatch.setattr(volume, "write", write)
+    assert place.do("write", "/new/file", "x").error is None
+    assert found == [[("create", b"/new"), ("create", b"/new/file")]]
+    volume.before_commit = None
+    place.close()
+    place.backend.default.close()
+
+
+def test_what_a_verb_takes_back_after_a_commit_has_no_record(place, monkeypatch):
+    """A file whose bytes don't fit is removed again: in between there was one, and a commit that had it."""
+    memory = place.backend.default
+
+    def no_room(node, offset, data):
+        memory.volume.note_step(memory.volume._changes)  # as `SqliteVolume` does before a commit
+        assert [(each.kind, each.path) for each in place.history.records_after(0, 100)] == [
+            ("create", b"/new"),
+            ("create", b"/new/file"),
+        ]
+        raise OSError(errno.ENOSPC, "there is no room")
+
+    monkeypatch.setattr(memory.volume, "write", no_room)
+    assert "no room" in place.do("write", "/new/file", "x").error
+    place.recorder.calls.close()
+    assert place.history.records_after(0, 100) == []
+
+
+def test_what_others_make_during_a_verb_that_is_compared_is_theirs_alone(place):
+    """The kernel makes the name that the verb is about to make. What the verb has made before it failed is its own."""
+    disk, files = place.backend.mounts()[DISK], place.routes[DISK]
+
+    def work():
+        together(lambda: files.create("/theirs", b"kernel"))
+        disk.write("/own", "x")
+        return replace(disk.read("/theirs"), error="it is there")
+
+    place.steps.verb("upload_files", "put", ["/disk/theirs", "/disk/own"], work, worked)
+    place.recorder.calls.close()
+    made = {call.kind: [each.path for each in place.history.records(call.number)] for call in place.history.calls()}
+    assert made == {"session": [b"/theirs"], "verb": [b"/own"]}
 
 
 @pytest.mark.parametrize("kind", ["put", "move"])

@@ -15,7 +15,7 @@ from postgres_hosts import ME, Host, sql
 
 from fusebackend.backends.postgres import commit_log
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.protocol import NOTE, ROOT_NODE, STEP, AttrChanges, CommitLog, LogRow
+from fusebackend.protocol import NOTE, ROOT_NODE, STEP, AttrChanges, Change, CommitLog, LogRow
 
 pytestmark = pytest.mark.services
 
@@ -32,13 +32,15 @@ class History:
         self.settled: list[int] = []
         self.lost: list[int] = []
         self.commits = 0
+        self.told: list[Change] = []
 
     @property
     def log(self) -> CommitLog:
         settled, lost = self.settled.extend, self.lost.extend
         return CommitLog(self.id, lambda: self.needed, lambda: self.in_doubt, settled, lambda: self.in_doubt, lost)
 
-    def rows(self, result: Any) -> Sequence[LogRow]:
+    def rows(self, result: Any, changes: Sequence[Change] = ()) -> Sequence[LogRow]:
+        self.told += changes
         self.given.append((next(self.numbers), result))
         return [(self.given[-1][0], b"said %d" % self.given[-1][0])]
 
@@ -137,12 +139,18 @@ def test_what_is_written_to_a_new_file_has_its_row_when_it_is_stored(
 
 
 def test_a_verb_has_its_rows_in_its_transaction(volume: PostgresVolume, history: History) -> None:
+    def made(name: bytes) -> Change:
+        node = volume.mkdir(ROOT_NODE, name, 0o755, ME).node
+        return Change(node, ROOT_NODE, name, "created", f"/{name.decode()}")
+
     token = STEP.set(history)
     try:
-        volume.change_as_one(lambda changes: volume.mkdir(ROOT_NODE, b"one", 0o755, ME))
-        with volume.changing():
-            volume.mkdir(ROOT_NODE, b"two", 0o755, ME)
+        volume.change_as_one(lambda changes: changes.append(made(b"one")))
+        with volume.changing() as outer, volume.changing() as changes:
+            outer.append(made(b"two"))
+            changes.append(made(b"three"))
         assert (numbers(volume), history.commits) == ([1, 2], 2)
+        assert [change.path for change in history.told] == ["/one", "/two", "/three"]
         with pytest.raises(ZeroDivisionError):
             volume.change_as_one(lambda changes: 1 // 0)
         assert (numbers(volume), history.commits) == ([1, 2], 2)
