@@ -14,12 +14,12 @@ import errno
 import functools
 import os
 import stat
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Self, TypeAlias, TypeVar, Unpack
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TypeVar, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, errors, paths
+from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import (
     ANY,
@@ -27,7 +27,6 @@ from fusebackend.protocol import (
     RENAME_NOREPLACE,
     ROOT_NODE,
     Attr,
-    BackendProtocol,
     Caller,
     Change,
     Changed,
@@ -36,25 +35,19 @@ from fusebackend.protocol import (
     Conditions,
     DeleteResult,
     Digest,
-    EditResult,
     FileDownloadResponse,
     FileInfo,
     FileRange,
     FileUploadResponse,
-    GlobResult,
-    GrepResult,
     LsResult,
     MoveResult,
     OnExists,
     ReadResult,
     Refusal,
-    WriteResult,
-    checked_on_exists,
-    conditions_of,
-    not_bytes,
     verbs,
     version_of_bytes,
 )
+from fusebackend.volumes.agent_verbs import AgentVerbs
 from fusebackend.volumes.contents import (
     PIECE_BYTES,
     FileContents,
@@ -69,7 +62,7 @@ from fusebackend.volumes.contents import (
 )
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.removal import Doomed, remove_tree
-from fusebackend.volumes.search import file_info, glob_files, grep_files
+from fusebackend.volumes.search import FileSearch, Search, file_info
 from fusebackend.volumes.walk import Needs, Place, entries, resolve, resolve_from
 
 FILE_MODE = 0o644
@@ -86,17 +79,8 @@ that there is none."""
 
 EDIT_ATTEMPTS = 3
 
-_Edited: TypeAlias = tuple[object, bytes, tuple[bytes, int] | str]
-"""What a file was known by, its bytes, and the new ones with the number of occurrences; or why it can't be edited."""
 
-
-def _meant(error: Exception) -> Exception:
-    """ESTALE says of a volume's node that its file was deleted meanwhile."""
-    is_gone = isinstance(error, OSError) and error.errno == errno.ESTALE
-    return errors.oserror(errno.ENOENT) if is_gone else error
-
-
-class VolumeBackend(BackendProtocol):
+class VolumeBackend(AgentVerbs):
     """The agent's verbs over a volume.
 
     Args:
@@ -113,25 +97,23 @@ class VolumeBackend(BackendProtocol):
     max_search_bytes: int = 2 << 30
 
     def __init__(self, volume: NativeVolume, *, on_exists: OnExists = "error") -> None:
+        super().__init__(on_exists=on_exists)
         self.volume = volume
-        self.on_exists = checked_on_exists(on_exists)
         self._closed = False
 
     def close(self) -> None:
-        """Make everything durable and let go of files and connections. Twice is once."""
         if not self._closed:
             self._closed = True
             self.volume.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def meant(self, error: Exception) -> Exception:
+        """ESTALE says of a volume's node that its file was deleted meanwhile."""
+        is_gone = isinstance(error, OSError) and error.errno == errno.ESTALE
+        return errors.oserror(errno.ENOENT) if is_gone else error
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    @verbs.LS.answers(_meant)
+    @verbs.LS.answers()
     def ls(self, path: str) -> LsResult:
         place = resolve(self.volume, path, needs="type")
         directory = place.found
@@ -155,7 +137,7 @@ class VolumeBackend(BackendProtocol):
             info["version"] = version
         return info
 
-    @verbs.READ.answers(_meant)
+    @verbs.READ.answers()
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         def read(place: Place) -> ReadResult:
             attr = place.found
@@ -218,39 +200,16 @@ class VolumeBackend(BackendProtocol):
 
         return read_with(self.volume, attr, self.max_file_bytes, passed, seen), version
 
-    @verbs.GREP.answers(_meant)
-    def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
-    ) -> GrepResult:
-        limit = min(self.max_search_bytes, self.max_file_bytes)
-        with budget.granted():
-            return self._grep_files(pattern, "/" if path is None else path, glob, max_count, limit)
+    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        """Overridden by a faster one: see `search.FileSearch`, which it has to agree with."""
+        return FileSearch(self.volume, path, matcher, self.max_search_bytes)
 
-    def _grep_files(
-        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
-    ) -> GrepResult:
-        """Overridden by a faster `grep`: see `search.grep_files`, which it has to agree with."""
-        return grep_files(self.volume, pattern, path, glob, max_count, max_bytes)
-
-    @verbs.GLOB.answers(_meant)
-    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        with budget.granted():
-            return self._glob_files(pattern, "/" if path is None else path)
-
-    def _glob_files(self, pattern: str, path: str) -> GlobResult:
-        """Overridden by a faster `glob`: see `search.glob_files`."""
-        return glob_files(self.volume, pattern, path)
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return [self.download(path) for path in paths]
-
-    @verbs.DOWNLOAD_FILES.answers(_meant)
+    @verbs.DOWNLOAD_FILES.answers()
     def download(self, path: str) -> FileDownloadResponse:
-        """`download_files` of one file."""
         content, version = self._opening(path, lambda place: self._versioned(place.found, joined))
         return FileDownloadResponse(path=path, content=content, version=version)
 
-    @verbs.DOWNLOAD_FILES.answers(_meant)
+    @verbs.DOWNLOAD_FILES.answers()
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
 
@@ -294,41 +253,14 @@ class VolumeBackend(BackendProtocol):
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    @verbs.WRITE.answers(_meant)
-    def write(
-        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
-    ) -> WriteResult:
-        condition = Condition.of(if_version, if_absent)
-        replace = self.on_exists == "replace" or condition.version is not None
-        self._put(file_path, content.encode("utf-8"), replace=replace, condition=condition)
-        return WriteResult(path=paths.normalise(file_path))
-
-    def upload_files(
-        self,
-        files: list[tuple[str, bytes]],
-        *,
-        if_version: Sequence[str | None] | None = None,
-        if_absent: Sequence[bool] | None = None,
-    ) -> list[FileUploadResponse]:
-        conditions = conditions_of(len(files), if_version, if_absent)
-        return [self.upload(path, content, **when) for (path, content), when in zip(files, conditions, strict=True)]
-
-    @verbs.UPLOAD_FILES.answers(_meant)
-    def upload(self, path: str, content: bytes, **when: Unpack[Conditions]) -> FileUploadResponse:
-        """`upload_files` of one file."""
-        if (refusal := not_bytes(path, content)) is not None:
-            return refusal
-        self._put(path, bytes(content), replace=True, condition=Condition.of(**when))
-        return FileUploadResponse(path=path)
-
-    @verbs.UPLOAD_FILES.answers(_meant)
+    @verbs.UPLOAD_FILES.answers()
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, piece by piece."""
-        self._put(path, FileContents(file), replace=True, condition=Condition.of(**when))
+        self._put_if(path, FileContents(file), Condition.of(**when), replace=True)
         return FileUploadResponse(path=path)
 
-    def _put(self, path: str, data: bytes | FileContents, *, replace: bool, condition: Condition = ANY) -> None:
-        """Create a file, or replace the contents of one in place. EEXIST when it is there and `replace` is not set."""
+    def _put_if(self, path: str, data: bytes | FileContents, condition: Condition, *, replace: bool) -> None:
+        """An existing file gets its contents in place."""
         follow = replace and not condition.absent
 
         def put(changes: Changes) -> None:
@@ -366,65 +298,37 @@ class VolumeBackend(BackendProtocol):
                 raise
         changes.append(Change(node, parent, place.name, "created", place.path))
 
-    @verbs.EDIT.answers(_meant)
-    def edit(
-        self,
-        file_path: str,
-        old_string: str,
-        new_string: str,
-        replace_all: bool = False,
-        *,
-        if_version: str | None = None,
-    ) -> EditResult:
-        outcome = self._edit(file_path, old_string, new_string, replace_all, Condition.of(if_version))
-        if isinstance(outcome, str):
-            return EditResult(error=outcome)
-        return EditResult(path=paths.normalise(file_path), occurrences=outcome)
+    def _change_if(self, path: str, change: Callable[[bytes], bytes], condition: Condition) -> None:
+        """The new contents of a large file take long: they are made with the lock free, as long as it does not change
+        meanwhile. Overridden where files are stored whole."""
+        ahead: tuple[object, bytes, bytes] | None = None
 
-    def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
-        """Edit a file. The new contents of a large one take long: they are made with the lock free, as long as it does
-        not change meanwhile. Overridden where files are stored whole."""
-        ahead: _Edited | None = None
-
-        def made(attr: Attr) -> _Edited:
+        def made(attr: Attr) -> tuple[object, bytes, bytes]:
+            """What a file was known by, its bytes, and the new ones."""
             seen = attr.node, attr.fingerprint
             before = read_all(self.volume, attr, self.max_file_bytes)
             self._require(condition, attr, functools.partial(bytes, before))
-            return seen, before, self._edited(before, old, new, replace_all)
+            return seen, before, change(before)
 
-        def store(changes: Changes) -> int | str | None:
+        def store(changes: Changes) -> bool:
             place = resolve(self.volume, path)
-            attr = place.found
-            node = attr.node
-            if ahead is not None and (node, attr.fingerprint) != ahead[0]:
-                return None
-            _, before, after = ahead or made(attr)
-            if isinstance(after, str):
-                return after
+            node = place.found.node
+            if ahead is not None and (node, place.found.fingerprint) != ahead[0]:
+                return False
+            _, before, after = ahead or made(place.found)
             changes.append(Change(node=node, kind="modified", path=place.path))
-            rewrite(self.volume, node, before, after[0])
-            return after[1]
+            rewrite(self.volume, node, before, after)
+            return True
 
         for _ in range(EDIT_ATTEMPTS):
             attr = resolve(self.volume, path).found
             if attr.size <= EDITED_LOCKED_BYTES:
                 break
             ahead = made(attr)
-            outcome = self._rewrite(path, store)
-            if outcome is not None:
-                return outcome
+            if self._rewrite(path, store):
+                return
         ahead = None
-        outcome = self._rewrite(path, store)
-        assert outcome is not None, "it is made of what is there"
-        return outcome
-
-    def _edited(self, before: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int] | str:
-        content = before.decode("utf-8")
-        budget.current().hold(2 * sys.getsizeof(content) + len(before))  # itself, replaced, and that as bytes
-        outcome = text.replace_string(content, old, new, replace_all)
-        if isinstance(outcome, str):
-            return outcome
-        return outcome[0].encode("utf-8"), outcome[1]
+        self._rewrite(path, store)
 
     def _rewrite(self, path: str, work: Callable[[Changes], R]) -> R:
         """`change_as_one` of the contents of a file, after open handles of it (`rewriting`)."""
@@ -524,7 +428,7 @@ class VolumeBackend(BackendProtocol):
 
     # -- names -------------------------------------------------------------------------------------------------
 
-    @verbs.MOVE.answers(_meant)
+    @verbs.MOVE.answers()
     def move(
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> MoveResult:
@@ -551,7 +455,7 @@ class VolumeBackend(BackendProtocol):
         self.volume.change_as_one(move, source, destination, removes=True)
         return MoveResult(path=paths.normalise(destination))
 
-    @verbs.DELETE.answers(_meant)
+    @verbs.DELETE.answers()
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         condition = Condition.of(if_version)
 

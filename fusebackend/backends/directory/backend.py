@@ -26,6 +26,7 @@ from typing import IO, Any, ClassVar, Self, TypeVar, Unpack
 from fusebackend.backends.directory.search import LocalWalk, SievedWalk, read_local
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import paths
+from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import PathError
 from fusebackend.linux.command import End, StartedProcess, nothing_to_run, require_positive
 from fusebackend.protocol import (
@@ -54,7 +55,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.scheme import COMMANDS, MAX_FILE_SIZE, ON_EXISTS, Scheme, Url, UrlError
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.search import glob_files, grep_files
+from fusebackend.volumes.search import FileSearch, Search
 
 R = TypeVar("R")
 Item = TypeVar("Item", FileUploadResponse, FileDownloadResponse)
@@ -90,14 +91,9 @@ class DirectoryFace(VolumeBackend):
         super().__init__(volume, on_exists=on_exists)
         self.max_search_bytes = max_search_bytes
 
-    def _glob_files(self, pattern: str, path: str) -> GlobResult:
-        return glob_files(self.volume, pattern, path, LocalWalk)
-
-    def _grep_files(
-        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
-    ) -> GrepResult:
-        walk = partial(SievedWalk, pattern, max_bytes)
-        return grep_files(self.volume, pattern, path, glob, max_count, max_bytes, walk, read_local)
+    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        walk = LocalWalk if pattern is None else partial(SievedWalk, pattern, self.max_search_bytes)
+        return FileSearch(self.volume, path, matcher, self.max_search_bytes, walk, read_local)
 
 
 class FilesystemBackend(BackendProtocol):

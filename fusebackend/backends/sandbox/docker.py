@@ -24,7 +24,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from fusebackend.backends.sandbox import docker_exec
 from fusebackend.backends.sandbox.base import BaseSandbox
@@ -131,12 +131,6 @@ class DockerBackend(BaseSandbox):
     def close(self) -> None:
         """Let go of the container, and remove it if it was started here. Twice is once."""
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # -- commands ----------------------------------------------------------------------------------------------
 
