@@ -28,7 +28,7 @@ from fusebackend.remote.parallel import each
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.volumes.agent_face import FILE_MODE, VolumeBackend, caller
 from fusebackend.volumes.contents import FileContents, require_regular
-from fusebackend.volumes.walk import Needs, Place, resolve
+from fusebackend.volumes.walk import Needs, Place
 
 ATTEMPTS = 20
 """How often something is put where others make and delete things all the time."""
@@ -45,7 +45,7 @@ class RemoteBackend(VolumeBackend):
         with self.volume.changing() as changes:
             for _ in range(ATTEMPTS):
                 # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
-                place = resolve(self.volume, path, follow=replace and not condition.absent, needs=needs)
+                place = self._resolve(path, follow=replace and not condition.absent, needs=needs)
                 if place.attr is None or condition.absent:
                     self._require(condition, place.attr)
                 elif not replace:

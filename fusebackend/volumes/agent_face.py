@@ -98,7 +98,7 @@ class VolumeBackend(AgentVerbs):
 
     def __init__(self, volume: NativeVolume, *, on_exists: OnExists = "error") -> None:
         super().__init__(on_exists=on_exists)
-        self.volume = volume
+        self.volume = self._named = volume  # the paths name nodes of another one where they are the machine's
         self._closed = False
 
     def close(self) -> None:
@@ -111,17 +111,20 @@ class VolumeBackend(AgentVerbs):
         is_gone = isinstance(error, OSError) and error.errno == errno.ESTALE
         return errors.oserror(errno.ENOENT) if is_gone else error
 
+    def _resolve(self, path: str, *, follow: bool = True, needs: Needs = "attributes") -> Place:
+        return resolve(self._named, self._path(path), follow=follow, needs=needs)
+
     # -- reading -----------------------------------------------------------------------------------------------
 
     @verbs.LS.answers()
     def ls(self, path: str) -> LsResult:
-        place = resolve(self.volume, path, needs="type")
+        place = self._resolve(path, needs="type")
         directory = place.found
         if not directory.is_dir:
             raise errors.oserror(errno.ENOTDIR)
         trail = (*place.trail, directory.node)
-        base = paths.normalise(path)
-        found = budget.current().kept(entries(self.volume, directory.node, is_brief=True), _size_of)
+        base = self._path(path)
+        found = budget.current().kept(entries(self._named, directory.node, is_brief=True), _size_of)
         infos = [self._info(base, trail, name, attr) for name, attr in found]
         return LsResult(entries=sorted(infos, key=lambda info: info["path"]))
 
@@ -129,11 +132,11 @@ class VolumeBackend(AgentVerbs):
         path = paths.join(base, paths.to_text(name))
         if stat.S_ISLNK(attr.mode):
             try:
-                attr = resolve_from(self.volume, trail, [name]).attr or attr
+                attr = resolve_from(self._named, trail, [name]).attr or attr
             except OSError:
                 return file_info(path, attr)  # a link that leads nowhere, or out of here, is listed as itself
         info = file_info(path, attr, is_dir=attr.is_dir)
-        if stat.S_ISREG(attr.mode) and (version := self.volume.version_of(attr)) is not None:
+        if stat.S_ISREG(attr.mode) and (version := self._named.version_of(attr)) is not None:
             info["version"] = version
         return info
 
@@ -152,13 +155,13 @@ class VolumeBackend(AgentVerbs):
     def _opening(self, path: str, work: Callable[[Place], R]) -> R:
         """Return the result of `work` for the file at a path, which it opens: once more for a link that looked like a
         file, see `walk.Needs`, and for a file that was replaced since it was looked at, as objects of a bucket are."""
-        look = functools.partial(resolve, self.volume, path, needs="name")
+        look = functools.partial(self._resolve, path, needs="name")
         for _ in range(OPENED_ANEW):
             try:
                 return work(look())
             except OSError as error:
                 if error.errno == errno.ELOOP and look.keywords:
-                    look = functools.partial(resolve, self.volume, path)
+                    look = functools.partial(self._resolve, path)
                 elif error.errno != errno.ESTALE:
                     raise
         return work(look())
@@ -187,7 +190,7 @@ class VolumeBackend(AgentVerbs):
 
         def seen(attr: Attr) -> None:
             nonlocal version
-            version = self.volume.version_of(attr)
+            version = self._named.version_of(attr)
 
         def passed(pieces: Iterable[bytes]) -> R:
             nonlocal version
@@ -198,11 +201,11 @@ class VolumeBackend(AgentVerbs):
             version = digest.version
             return outcome
 
-        return read_with(self.volume, attr, self.max_file_bytes, passed, seen), version
+        return read_with(self._named, attr, self.max_file_bytes, passed, seen), version
 
     def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
         """Overridden by a faster one: see `search.FileSearch`, which it has to agree with."""
-        return FileSearch(self.volume, path, matcher, self.max_search_bytes)
+        return FileSearch(self._named, self._path(path), matcher, self.max_search_bytes)
 
     @verbs.DOWNLOAD_FILES.answers()
     def download(self, path: str) -> FileDownloadResponse:
@@ -237,9 +240,9 @@ class VolumeBackend(AgentVerbs):
             condition.require(None)
         else:
             require_regular(attr)
-            found = None if condition.wants_digest else self.volume.version_of(attr)
+            found = None if condition.wants_digest else self._named.version_of(attr)
             if found is None:
-                found = version_of_bytes(read() if read else read_all(self.volume, attr, self.max_file_bytes))
+                found = version_of_bytes(read() if read else read_all(self._named, attr, self.max_file_bytes))
             condition.require(found)
 
     def real_paths(self, wanted: list[str]) -> list[str | None]:
@@ -247,7 +250,7 @@ class VolumeBackend(AgentVerbs):
 
     def _real_path(self, path: str) -> str | None:
         try:
-            return resolve(self.volume, path).path
+            return self._resolve(path).path
         except Refusal:
             return None
 
@@ -265,7 +268,7 @@ class VolumeBackend(AgentVerbs):
 
         def put(changes: Changes) -> None:
             # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
-            place = resolve(self.volume, path, follow=follow)
+            place = self._resolve(path, follow=follow)
             self._require(condition, place.attr)
             if place.attr is None:
                 self._create(place, data, changes)
@@ -273,28 +276,28 @@ class VolumeBackend(AgentVerbs):
                 raise errors.oserror(errno.EEXIST)
             else:
                 require_regular(place.attr)
-                self.volume.require_room(place.attr, len(data))  # what does not fit leaves the file as it is
+                self._named.require_room(place.attr, len(data))  # what does not fit leaves the file as it is
                 # Reported even if it fails half-way: the file has changed then, too.
                 changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
-                overwrite(self.volume, place.attr.node, data)
+                overwrite(self._named, place.attr.node, data)
 
         if replace:
             self._rewrite(path, put)
         else:
-            self.volume.change_as_one(put, path)
+            self._named.change_as_one(put, path)
 
     def _create(self, place: Place, data: bytes | FileContents, changes: Changes) -> None:
         with self._parents(place, changes) as parent:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            node = self.volume.create(parent, place.name, FILE_MODE, flags, caller()).node
+            node = self._named.create(parent, place.name, FILE_MODE, flags, caller()).node
             try:
                 try:
-                    write_pieces(self.volume, node, data)
+                    write_pieces(self._named, node, data)
                 finally:
-                    self.volume.release(node, flags)
+                    self._named.release(node, flags)
             except OSError:
                 with contextlib.suppress(OSError):  # the first error is the one to tell
-                    self.volume.without_rules.unlink(parent, place.name)  # no half-written file where there was none
+                    self._named.without_rules.unlink(parent, place.name)  # no half-written file where there was none
                 raise
         changes.append(Change(node, parent, place.name, "created", place.path))
 
@@ -306,22 +309,22 @@ class VolumeBackend(AgentVerbs):
         def made(attr: Attr) -> tuple[object, bytes, bytes]:
             """What a file was known by, its bytes, and the new ones."""
             seen = attr.node, attr.fingerprint
-            before = read_all(self.volume, attr, self.max_file_bytes)
+            before = read_all(self._named, attr, self.max_file_bytes)
             self._require(condition, attr, functools.partial(bytes, before))
             return seen, before, change(before)
 
         def store(changes: Changes) -> bool:
-            place = resolve(self.volume, path)
+            place = self._resolve(path)
             node = place.found.node
             if ahead is not None and (node, place.found.fingerprint) != ahead[0]:
                 return False
             _, before, after = ahead or made(place.found)
             changes.append(Change(node=node, kind="modified", path=place.path))
-            rewrite(self.volume, node, before, after)
+            rewrite(self._named, node, before, after)
             return True
 
         for _ in range(EDIT_ATTEMPTS):
-            attr = resolve(self.volume, path).found
+            attr = self._resolve(path).found
             if attr.size <= EDITED_LOCKED_BYTES:
                 break
             ahead = made(attr)
@@ -333,10 +336,10 @@ class VolumeBackend(AgentVerbs):
     def _rewrite(self, path: str, work: Callable[[Changes], R]) -> R:
         """`change_as_one` of the contents of a file, after open handles of it (`rewriting`)."""
         with contextlib.ExitStack() as stack:
-            if self.volume.is_guarded:
+            if self._named.is_guarded:
                 with contextlib.suppress(*Refusal):  # it will be refused again
-                    stack.enter_context(self.volume.rewriting(resolve(self.volume, path).found.node))
-            return self.volume.change_as_one(work, path, reads=True)
+                    stack.enter_context(self._named.rewriting(self._resolve(path).found.node))
+            return self._named.change_as_one(work, path, reads=True)
 
     # -- in the kernel's way: these are no agent verbs, and raise --------------------------------------------------
 
@@ -348,16 +351,16 @@ class VolumeBackend(AgentVerbs):
             OSError: ENOENT, EISDIR, EINVAL (no regular file), EACCES, or the volume's.
             Spent: the caller may not hold so much in memory (`Budget.hold`).
         """
-        attr = resolve(self.volume, path).found
+        attr = self._resolve(path).found
         require_regular(attr)
         content = bytearray()
-        with opened(self.volume, attr.node, os.O_RDONLY) as node:
+        with opened(self._named, attr.node, os.O_RDONLY) as node:
             while len(content) < size and (
-                piece := self.volume.read(node, offset + len(content), min(size - len(content), PIECE_BYTES))
+                piece := self._named.read(node, offset + len(content), min(size - len(content), PIECE_BYTES))
             ):
                 budget.current().hold(3 * len(piece))  # with the answer, in base64
                 content += piece
-            after = self.volume.getattr(node)
+            after = self._named.getattr(node)
             return FileRange(bytes(content), after.size, after.mtime_ns, after.ctime_ns)
 
     def append(self, path: str, file: IO[bytes]) -> None:
@@ -372,18 +375,18 @@ class VolumeBackend(AgentVerbs):
         data = FileContents(file)
 
         def append(changes: Changes) -> None:
-            place = resolve(self.volume, path)
+            place = self._resolve(path)
             if place.attr is None:
                 self._create(place, data, changes)
                 return
             require_regular(place.attr)
             node = place.attr.node
             changes.append(Change(node=node, kind="modified", path=place.path))
-            with opened(self.volume, node, os.O_WRONLY | os.O_APPEND) as node:
+            with opened(self._named, node, os.O_WRONLY | os.O_APPEND) as node:
                 for offset in range(0, len(data), PIECE_BYTES):
-                    self.volume.append(node, data.piece(offset))
-                if not self.volume.features.random_writes:
-                    self.volume.flush(node)
+                    self._named.append(node, data.piece(offset))
+                if not self._named.features.random_writes:
+                    self._named.flush(node)
 
         self._rewrite(path, append)
 
@@ -396,16 +399,16 @@ class VolumeBackend(AgentVerbs):
         """
 
         def make(changes: Changes) -> None:
-            place = resolve(self.volume, path, follow=False)
+            place = self._resolve(path, follow=False)
             if place.attr is not None:
                 raise errors.oserror(errno.EEXIST)
             if place.missing and not parents:
                 raise errors.oserror(errno.ENOENT)
             with self._parents(place, changes) as parent:
-                node = self.volume.mkdir(parent, place.name, DIRECTORY_MODE, caller()).node
+                node = self._named.mkdir(parent, place.name, DIRECTORY_MODE, caller()).node
             changes.append(Change(node, parent, place.name, "created", place.path + "/"))
 
-        self.volume.change_as_one(make, path)
+        self._named.change_as_one(make, path)
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory.
@@ -416,15 +419,15 @@ class VolumeBackend(AgentVerbs):
         """
 
         def remove(changes: Changes) -> None:
-            place = resolve(self.volume, path, follow=False)
+            place = self._resolve(path, follow=False)
             node = place.found.node
             if node == ROOT_NODE:
                 raise errors.oserror(errno.EBUSY)
-            self.volume.rmdir(place.parent, place.name)
+            self._named.rmdir(place.parent, place.name)
             changes.append(Change(node=place.parent))
             changes.append(Change(node, place.parent, place.name, "deleted", place.path + "/"))
 
-        self.volume.change_as_one(remove, path, removes=True)
+        self._named.change_as_one(remove, path, removes=True)
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -435,9 +438,9 @@ class VolumeBackend(AgentVerbs):
         condition = Condition.of(if_version)
 
         def move(changes: Changes) -> None:
-            old = resolve(self.volume, source, follow=False, needs="name")
+            old = self._resolve(source, follow=False, needs="name")
             moved = old.found
-            new = resolve(self.volume, destination, follow=False, needs="name")
+            new = self._resolve(destination, follow=False, needs="name")
             if moved.node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be moved")
             self._require(condition, moved)
@@ -445,15 +448,15 @@ class VolumeBackend(AgentVerbs):
                 raise Changed(None, is_there=True, of_target=True) if if_absent else errors.oserror(errno.EEXIST)
             if moved.node in new.trail:
                 raise OSError(errno.EINVAL, "A directory can't be moved into itself")
-            self.volume.require_rename(old.path, new.path)
+            self._named.require_rename(old.path, new.path)
             with self._parents(new, changes) as parent:
-                self.volume.rename(old.parent, old.name, parent, new.name, RENAME_NOREPLACE)
+                self._named.rename(old.parent, old.name, parent, new.name, RENAME_NOREPLACE)
             changes += [Change(node=old.parent), Change(node=moved.node, parent=old.parent, name=old.name)]
             after, before = _shown(new.path, moved), _shown(old.path, moved)
             changes.append(Change(moved.node, parent, new.name, "moved", after, before))
 
-        self.volume.change_as_one(move, source, destination, removes=True)
-        return MoveResult(path=paths.normalise(destination))
+        self._named.change_as_one(move, source, destination, removes=True)
+        return MoveResult(path=self._path(destination))
 
     @verbs.DELETE.answers()
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
@@ -462,7 +465,7 @@ class VolumeBackend(AgentVerbs):
         def delete(changes: Changes) -> Doomed | None:
             """Returns a directory, which is left to be deleted."""
             needs: Needs = "attributes" if file_path.endswith("/") else "name"
-            place = resolve(self.volume, file_path, follow=False, needs=needs)
+            place = self._resolve(file_path, follow=False, needs=needs)
             node = place.found.node
             if node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
@@ -473,30 +476,30 @@ class VolumeBackend(AgentVerbs):
             changes.append(Change(node=place.parent))
             if place.found.is_dir:
                 return Doomed(place.parent, place.name, node, place.path)
-            self.volume.unlink(place.parent, place.name)
+            self._named.unlink(place.parent, place.name)
             changes.append(Change(node, place.parent, place.name, "deleted", place.path))
             return None
 
-        doomed = self.volume.change_as_one(delete, file_path, removes=True)
+        doomed = self._named.change_as_one(delete, file_path, removes=True)
         if doomed is not None:
-            self.volume.require_removable(doomed.path)
-            remove_tree(self.volume, doomed)
-        return DeleteResult(path=paths.normalise(file_path))
+            self._named.require_removable(doomed.path)
+            remove_tree(self._named, doomed)
+        return DeleteResult(path=self._path(file_path))
 
     @contextlib.contextmanager
     def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
         """Make the directories that a place lacks, and yield the one for its name. An error undoes them. Others may
         make the same ones meanwhile, where the lock excludes nobody."""
-        self.volume.require_new(*place.missing_paths, place.path)
+        self._named.require_new(*place.missing_paths, place.path)
         changes.append(Change(node=place.parent))
         made: Changes = []
         parent = place.parent
         try:
             for name, path in zip(place.missing, place.missing_paths, strict=True):
                 try:
-                    node = self.volume.mkdir(parent, name, DIRECTORY_MODE, caller()).node
+                    node = self._named.mkdir(parent, name, DIRECTORY_MODE, caller()).node
                 except FileExistsError:
-                    node = self.volume.lookup(parent, name).node
+                    node = self._named.lookup(parent, name).node
                 else:
                     made.append(Change(node, parent, name, "created", path + "/"))
                 parent = node
@@ -505,7 +508,7 @@ class VolumeBackend(AgentVerbs):
             for change in reversed(made):
                 assert change.parent is not None and change.name is not None
                 with contextlib.suppress(OSError):  # others have put something there
-                    self.volume.without_rules.rmdir(change.parent, change.name)
+                    self._named.without_rules.rmdir(change.parent, change.name)
             raise
         changes += made
 

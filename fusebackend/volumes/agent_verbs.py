@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias, Unpack
 from fusebackend import text
 from fusebackend.base import budget, paths
 from fusebackend.base.globs import Matcher, compile_glob
-from fusebackend.base.paths import ROOT
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import (
     BackendProtocol,
     Condition,
@@ -60,6 +60,10 @@ class AgentVerbs(BackendProtocol):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _path(self, path: str) -> AgentPath:
+        """The path in this backend that is meant. PathError."""
+        return paths.normalise(path)
+
     # -- primitives: these raise -------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -102,7 +106,7 @@ class AgentVerbs(BackendProtocol):
         condition = Condition.of(if_version, if_absent)
         replace = self.on_exists == "replace" or condition.version is not None
         update = self._put_if(file_path, content.encode("utf-8"), condition, replace=replace)
-        return WriteResult(path=paths.normalise(file_path), files_update=update)
+        return WriteResult(path=self._path(file_path), files_update=update)
 
     @verbs.EDIT.answers()
     def edit(
@@ -130,7 +134,7 @@ class AgentVerbs(BackendProtocol):
             update = self._change_if(file_path, change, Condition.of(if_version))
         except Unchanged as refused:
             return EditResult(error=str(refused))
-        return EditResult(path=paths.normalise(file_path), occurrences=occurrences, files_update=update)
+        return EditResult(path=self._path(file_path), occurrences=occurrences, files_update=update)
 
     def upload_files(
         self,
