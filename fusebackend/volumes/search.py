@@ -18,6 +18,7 @@ from fusebackend.base import budget, paths
 from fusebackend.base.budget import Budget, Spent
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.globs import Matcher
+from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import Attr, FileInfo, GlobResult, GrepMatch, GrepResult, Volume
 from fusebackend.text import grep_pieces, iso_time
 from fusebackend.volumes.contents import read_with, require_regular
@@ -56,14 +57,23 @@ class Unreadable(Exception):
 
 
 class Search(abc.ABC):
-    """The files at or below a path that match a pattern, by the order of their paths. Of a file at the path itself, the
-    pattern sees the name. `Spent` may end it, and `Unreadable`.
+    """The files at or below a path that match a pattern, by the order of their paths. `Spent` may end it, and
+    `Unreadable`.
 
     Attributes:
         missing: the parts that were not searched, once it has ended.
     """
 
     missing: str | None = None
+
+    def __init__(self, path: AgentPath, matcher: Matcher | None) -> None:
+        self._path = path
+        self._matcher = matcher
+
+    def _matches(self, relative: str) -> bool:
+        """Whether a file matches at this path below that of the search. Of the file there itself, the path is empty,
+        and the pattern sees the name."""
+        return self._matcher is None or self._matcher.matches(relative or self._path.rpartition("/")[2])
 
     @abc.abstractmethod
     def files(self) -> Iterator[FileInfo]:
@@ -143,9 +153,8 @@ class FileSearch(Search):
         Raises:
             PathError, OSError: as `walk.resolve`; EINVAL for a FIFO, socket or device.
         """
+        super().__init__(paths.normalise(path), matcher)
         self._volume = volume
-        self._base = paths.normalise(path)
-        self._matcher = matcher
         self._max_bytes = max_bytes
         self._read = read
         self._single: Attr | None = None
@@ -160,15 +169,12 @@ class FileSearch(Search):
         self.unreadable = False
 
     def __iter__(self) -> Iterator[tuple[str, Attr]]:
-        matches = self._matcher.matches if self._matcher is not None else None
-        if self._single is not None:
-            name = self._base.rpartition("/")[2]
-            if matches is None or matches(name):
-                yield self._base, self._single
+        if self._single is not None and self._matches(""):
+            yield self._path, self._single
         if self._walk is not None:
             for relative, attr in self._walk:
-                if matches is None or matches(relative):
-                    yield paths.join(self._base, relative), attr
+                if self._matches(relative):
+                    yield paths.join(self._path, relative), attr
             self.unreadable |= self._walk.unreadable
 
     def files(self) -> Iterator[FileInfo]:

@@ -536,9 +536,8 @@ class SandboxSearch(Search):
     """
 
     def __init__(self, sandbox: BaseSandbox, path: AgentPath, matcher: Matcher | None) -> None:
+        super().__init__(path, matcher)
         self._sandbox = sandbox
-        self._path = path
-        self._matcher = matcher
         self._budget = budget.current()
         self._below = matcher.prefix if matcher is not None else ()
         self._depth = ""
@@ -618,12 +617,10 @@ class SandboxSearch(Search):
         """Files by their whole paths, in their order."""
         matching: list[tuple[str, Entry]] = []
         prefix = "".join(f"{segment}/" for segment in self._below)
-        matches = self._matcher.matches if self._matcher is not None else None
         for entry in found.entries:
-            relative = prefix + paths.to_text(entry.path)
-            path = paths.join(self._path, relative) if entry.path else self._path
-            if matches is None or matches(relative if entry.path else paths.parent_and_name(self._path)[1]):
-                matching.append((path, entry))
+            relative = prefix + paths.to_text(entry.path) if entry.path else ""
+            if self._matches(relative):
+                matching.append((paths.join(self._path, relative) if relative else self._path, entry))
         return sorted(matching, key=lambda item: item[0])
 
     def _finish(self, found: Found) -> None:

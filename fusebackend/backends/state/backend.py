@@ -244,15 +244,13 @@ class StateSearch(Search):
     """A search of the files of one moment."""
 
     def __init__(self, files: StateFiles, path: AgentPath, matcher: Matcher | None) -> None:
+        super().__init__(path, matcher)
         self._files = files
-        self._path = path
-        self._matcher = matcher
 
     def _records(self) -> Iterator[tuple[AgentPath, Any]]:
         """Files with their records."""
         for found, key in budget.current().metered(self._files.tree(self._path)):
-            relative = found[len(self._path) :].lstrip("/") or paths.parent_and_name(found)[1]
-            if self._matcher is None or self._matcher.matches(relative):
+            if self._matches(found[len(self._path) :].lstrip("/")):
                 yield found, self._files.record(key)
 
     def files(self) -> Iterator[FileInfo]:

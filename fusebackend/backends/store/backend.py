@@ -119,9 +119,8 @@ class StoreSearch(Search):
     """A search of the namespaces below a path."""
 
     def __init__(self, tree: SpaceTree, path: AgentPath, matcher: Matcher | None) -> None:
+        super().__init__(path, matcher)
         self._tree = tree
-        self._path = path
-        self._matcher = matcher
 
     def files(self) -> Iterator[FileInfo]:
         return self._each(lambda at: self._tree.info(self._path, at), self._found_below, itemgetter("path"))
@@ -141,15 +140,12 @@ class StoreSearch(Search):
         if at is None:
             return
         if not at.is_dir:
-            if self._matches(paths.parent_and_name(self._path)[1]):
+            if self._matches(""):
                 yield one(at)
             return
         parts = list(self._tree.parts(self._path, at))
         found = (each for part in parts for each in below(*part))
         yield from found if len(parts) == 1 else sorted(found, key=order)
-
-    def _matches(self, relative: str) -> bool:
-        return self._matcher is None or self._matcher.matches(relative)
 
     def _found_below(self, base: AgentPath, at: SpacePlace) -> Iterator[FileInfo]:
         assert self._matcher is not None, "a glob has a pattern"
