@@ -381,7 +381,7 @@ def _grep_block(
             waiting = 0
         hit = block.find(needle, position)
         if hit < 0 or hit == len(block):
-            return
+            break
         begin = block.rfind(b"\n", 0, hit) + 1
         end = block.find(b"\n", hit)
         end = len(block) if end < 0 else end
@@ -391,6 +391,8 @@ def _grep_block(
             waiting += end - begin + _MATCH_BYTES
         position = end + 1
         line += 1
+    if kept is not None and waiting:
+        kept(waiting)
 
 
 # --------------------------------------------------------------------------------------------------------------

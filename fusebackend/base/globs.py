@@ -101,6 +101,11 @@ class Matcher:
         self._last_names: dict[int, re.Pattern[str]] = {}
         self._directory: tuple[str, int] | None = ("", self._start) if anchored else None
 
+    @property
+    def names(self) -> Iterable[str]:
+        """The segments that are plain names, after its braces."""
+        return self._plain
+
     def may_hold(self, segments: tuple[str, ...]) -> bool:
         """Return True if a file below this directory, relative to where the search began, can match."""
         shared = min(len(segments), len(self.prefix))

@@ -231,12 +231,17 @@ class CompositeBackend(BackendProtocol):
             besides: text of the agent's that an error may quote, see `RoutedPath.words`.
         """
         try:
-            routed = self._routing.route(path)
-            if self._table.pinned(routed.outer):
-                raise errors.oserror(verb.pinned)
+            routed = self._routed(verb, path)
         except (PathError, OSError) as error:
             return verb.refused(error, path)
         return self._shown(verb, routed, ask(routed), path, besides)
+
+    def _routed(self, verb: Verb[Any], path: str) -> RoutedPath:
+        """The backend of a path. The verb's error for the prefix of a route, and for a directory above one."""
+        routed = self._routing.route(path)
+        if self._table.pinned(routed.outer):
+            raise errors.oserror(verb.pinned)
+        return routed
 
     def _shown(self, verb: Verb[Record], routed: RoutedPath, answer: Record, given: str, besides: str = "") -> Record:
         record: Any = answer
@@ -256,9 +261,7 @@ class CompositeBackend(BackendProtocol):
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> MoveResult:
         """Rename; atomic inside a route if its backend has `move`. Across routes, or without one: `transfer.py`."""
-        old, new = self._routing.route(source), self._routing.route(destination)
-        if self._table.pinned(old.outer) or self._table.pinned(new.outer):
-            raise errors.oserror(verbs.MOVE.pinned)
+        old, new = self._routed(verbs.MOVE, source), self._routed(verbs.MOVE, destination)
         if paths.is_below(new.outer, old.outer) and new.outer != old.outer:
             raise OSError(errno.EINVAL, "A directory can't be moved into itself")
         for face in (old.face, new.face):
@@ -379,9 +382,7 @@ class CompositeBackend(BackendProtocol):
         groups: dict[int, Group] = {}
         for index, path in enumerate(wanted):
             try:
-                routed = self._routing.route(path)
-                if self._table.pinned(routed.outer):
-                    raise errors.oserror(verb.pinned)
+                routed = self._routed(verb, path)
             except (PathError, OSError) as error:
                 answers[index] = verb.refused(error, path)
                 continue

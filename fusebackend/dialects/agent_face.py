@@ -528,25 +528,20 @@ class AgentFace:
         """
         if library is None or (library != "asyncio" and not isinstance(self.backend, BackendProtocol)):
             return None
+        return self._own_coroutine(verb) if self._depth("a" + verb) <= self._depth(verb) else None
+
+    def _own_coroutine(self, verb: str) -> Callable[..., Any] | None:
         method = getattr(self.backend, "a" + verb, None)
-        if not inspect.iscoroutinefunction(method) or self._is_default("a" + verb):
-            return None
-        return method if self._depth("a" + verb) <= self._depth(verb) else None
+        return method if inspect.iscoroutinefunction(method) and not self._is_default("a" + verb) else None
 
     def _awaited_method(self, verb: str) -> Callable[..., Any] | None:
         """`coroutine` as a plain function, for the task that waits for this thread. Where there is one, it comes first:
         it needs no thread, is cancelled with that task, and the backend's connections may belong to its loop."""
-        method = self.coroutine(verb, caller.library())
-        if method is None:
-            return None
-        return functools.update_wrapper(functools.partial(_await_there, method), method)
+        return _as_plain(self.coroutine(verb, caller.library()), _await_there)
 
     def _async_method(self, verb: str) -> Callable[..., Any] | None:
         """The `a…` form of a verb as a plain function, on a loop of its own."""
-        method = getattr(self.backend, "a" + verb, None)
-        if not inspect.iscoroutinefunction(method) or self._is_default("a" + verb):
-            return None
-        return functools.update_wrapper(functools.partial(_await_here, method), method)
+        return _as_plain(self._own_coroutine(verb), _await_here)
 
     def _depth(self, name: str) -> int:
         """How far from the backend's own class a name is defined; beyond all bases if nowhere."""
@@ -574,6 +569,11 @@ class AgentFace:
         if isinstance(raw, (str, bytes, Mapping)) or not isinstance(raw, Iterable):
             raise Refusal(f"{self.name}: {verb} answered {type(raw).__name__}, not a list")
         return raw
+
+
+def _as_plain(method: Callable[..., Any] | None, wait: Callable[..., Any]) -> Callable[..., Any] | None:
+    """An `a…` verb as a plain function, which waits for it in this way."""
+    return None if method is None else functools.update_wrapper(functools.partial(wait, method), method)
 
 
 def stumbled(error: str) -> bool:

@@ -75,14 +75,9 @@ class Verb(Generic[R]):
     staged: Mapping[str, str] = field(default_factory=dict)
     within: tuple[str, ...] = ()
 
-    def answers(
-        self, meant: Callable[[Exception], Exception] = lambda error: error
-    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    def answers(self) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorate a method that answers with this verb's record: what it refuses (`Refusal`) is the record's error.
-
-        Args:
-            meant: returns the error to tell for one that was raised.
-        """
+        A class with a method `meant` returns by that the error to tell for one that was raised."""
 
         def decorated(method: Callable[P, R]) -> Callable[P, R]:
             @functools.wraps(method)
@@ -93,7 +88,10 @@ class Verb(Generic[R]):
                     given = inspect.signature(method).bind(*args, **options)
                     given.apply_defaults()
                     paths = [value for name, value in given.arguments.items() if name in _PATHS]
-                    return self.refused(meant(error), *(ROOT if path is None else path for path in paths))
+                    meant: Callable[[Exception], Exception] | None = getattr(args[0], "meant", None)
+                    return self.refused(
+                        meant(error) if meant else error, *(ROOT if path is None else path for path in paths)
+                    )
 
             return answered
 

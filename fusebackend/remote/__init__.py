@@ -10,7 +10,7 @@ rename.py        what takes a name out of its directory
 parallel.py      one request for each of many items, and threads that read ahead
 ranges.py        reading in ranges, the blocks kept in memory, reading ahead
 agent_remote.py  agent verbs of others as a `Remote`; the optional hooks of a backend
-agent_verbs.py   `FileVerbs`: the agent's verbs over a few primitives
+agent_verbs.py   `FileVerbs`: the agent's verbs over whole files, those of a store, a state or a sandbox
 keyed.py         keys of others as file names; the tree that flat keys make
 files_update.py  the files in a runtime's state
 """

@@ -24,7 +24,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import FileInfo
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
-from fusebackend.protocol.versions import digest_of
+from fusebackend.protocol.versions import Changed, Condition, digest_of, version_of_etag
 from fusebackend.remote.agent_verbs import FileVerbs, checked
 from fusebackend.remote.files_update import note
 from fusebackend.remote.parallel import attempted
@@ -391,12 +391,12 @@ class FilesRemote(AgentRemote):
             copied()
             return ()
         before, data = self.files._load(target).data, self.files._load(source).data
-        self._put_over(target, data, replaced[0] or digest_of(before))
+        self._put(target, data, replaced[0] or digest_of(before))
         copied()
         try:
             self.files._remove(source)
         except OSError:
-            self._put_over(target, before, digest_of(data))
+            self._put(target, before, digest_of(data))
             raise
         return ()
 
@@ -410,25 +410,19 @@ class FilesRemote(AgentRemote):
         return Head(len(data), digest_of(data), content=data)
 
     def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
-        path, content = _checked(key), data.read(0, data.size)
-        try:
-            if create or over is None:
-                note(self.files._put(path, content, replace=False))
-            else:
-                self._put_over(path, content, over)
-        except OSError as error:
-            raise oserror(errno.ESTALE, key) if error.errno in _LOST else error from None
+        content = data.read(0, data.size)
+        self._put(_checked(key), content, None if create else over)
         return digest_of(content)
 
-    def _put_over(self, path: AgentPath, data: bytes, etag: Etag) -> None:
-        """Replace one version of a file. ESTALE where it is another one."""
-
-        def change(before: bytes) -> bytes:
-            if digest_of(before) != etag:
-                raise oserror(errno.ESTALE, path)
-            return data
-
-        self.files._rewrite(path, change)
+    def _put(self, path: AgentPath, data: bytes, over: Etag | None) -> None:
+        """Replace one version of a file, or make a new one. ESTALE where something else is there."""
+        condition = Condition(absent=True) if over is None else Condition(version_of_etag(over))
+        try:
+            note(self.files.store_if(path, data, condition, replace=False))
+        except OSError as error:
+            if isinstance(error, Changed) or error.errno in _LOST:
+                raise oserror(errno.ESTALE, path) from None
+            raise
 
     def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
         is_doubtful = False

@@ -15,7 +15,6 @@ from typing import IO, Unpack
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import (
-    ANY,
     Attr,
     Change,
     Changes,
@@ -25,12 +24,11 @@ from fusebackend.protocol import (
     FileUploadResponse,
     conditions_of,
 )
-from fusebackend.remote.agent_verbs import Unchanged
 from fusebackend.remote.parallel import each
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.volumes.agent_face import FILE_MODE, VolumeBackend, caller
 from fusebackend.volumes.contents import FileContents, require_regular
-from fusebackend.volumes.walk import Needs, Place, resolve
+from fusebackend.volumes.walk import Needs, Place
 
 ATTEMPTS = 20
 """How often something is put where others make and delete things all the time."""
@@ -41,13 +39,13 @@ class RemoteBackend(VolumeBackend):
 
     volume: RemoteVolume
 
-    def _put(self, path: str, data: bytes | FileContents, *, replace: bool, condition: Condition = ANY) -> None:
+    def _put_if(self, path: str, data: bytes | FileContents, condition: Condition, *, replace: bool) -> None:
         assert isinstance(data, bytes), "an object is stored as a whole"
         needs: Needs = "name"
         with self.volume.changing() as changes:
             for _ in range(ATTEMPTS):
                 # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
-                place = resolve(self.volume, path, follow=replace and not condition.absent, needs=needs)
+                place = self._resolve(path, follow=replace and not condition.absent, needs=needs)
                 if place.attr is None or condition.absent:
                     self._require(condition, place.attr)
                 elif not replace:
@@ -83,31 +81,17 @@ class RemoteBackend(VolumeBackend):
 
         self.volume.rewrite(attr.node, if_met, reads=reads)
 
-    def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
-        occurrences = 0
-
-        def change(before: Callable[[], bytes]) -> bytes:
-            nonlocal occurrences
-            edited = self._edited(before(), old, new, replace_all)
-            if isinstance(edited, str):
-                raise Unchanged(edited)
-            data, occurrences = edited
-            return data
-
-        def edit(place: Place) -> str | int:
+    def _change_if(self, path: str, change: Callable[[bytes], bytes], condition: Condition) -> None:
+        def rewrite(place: Place) -> None:
             attr = place.found
             require_regular(attr)
             if attr.size > self.max_file_bytes:
                 raise oserror(errno.EFBIG)
-            try:
-                self._rewrite_file(attr, change, condition, reads=True)
-            except Unchanged as refused:
-                return str(refused)
+            self._rewrite_file(attr, lambda before: change(before()), condition, reads=True)
             changes.append(Change(node=attr.node, kind="modified", path=place.path))
-            return occurrences
 
         with self.volume.changing() as changes:
-            return self._opening(path, edit)
+            self._opening(path, rewrite)
 
     def upload_files(
         self,

@@ -6,6 +6,7 @@ frozen.py        `FrozenTree`: a state that never changes again
 storage.py       `Inode`, as a volume has it in memory
 quota.py         limits, and what counts towards them
 chunks.py        a chunk, and a cache of them
+agent_verbs.py   `AgentVerbs`: the verbs that are the same over a volume and over whole files behind an API
 agent_face.py    `VolumeBackend`: the agent's verbs over a volume
 walk.py          paths, and the files below a directory
 search.py        `grep` and `glob`

@@ -14,12 +14,12 @@ import errno
 import functools
 import os
 import stat
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Self, TypeAlias, TypeVar, Unpack
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TypeVar, Unpack
 
 from fusebackend import text
 from fusebackend.base import budget, errors, paths
+from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import (
     ANY,
@@ -27,7 +27,6 @@ from fusebackend.protocol import (
     RENAME_NOREPLACE,
     ROOT_NODE,
     Attr,
-    BackendProtocol,
     Caller,
     Change,
     Changed,
@@ -36,25 +35,19 @@ from fusebackend.protocol import (
     Conditions,
     DeleteResult,
     Digest,
-    EditResult,
     FileDownloadResponse,
     FileInfo,
     FileRange,
     FileUploadResponse,
-    GlobResult,
-    GrepResult,
     LsResult,
     MoveResult,
     OnExists,
     ReadResult,
     Refusal,
-    WriteResult,
-    checked_on_exists,
-    conditions_of,
-    not_bytes,
     verbs,
     version_of_bytes,
 )
+from fusebackend.volumes.agent_verbs import AgentVerbs
 from fusebackend.volumes.contents import (
     PIECE_BYTES,
     FileContents,
@@ -69,7 +62,7 @@ from fusebackend.volumes.contents import (
 )
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.removal import Doomed, remove_tree
-from fusebackend.volumes.search import file_info, glob_files, grep_files
+from fusebackend.volumes.search import FileSearch, Search, file_info
 from fusebackend.volumes.walk import Needs, Place, entries, resolve, resolve_from
 
 FILE_MODE = 0o644
@@ -86,17 +79,8 @@ that there is none."""
 
 EDIT_ATTEMPTS = 3
 
-_Edited: TypeAlias = tuple[object, bytes, tuple[bytes, int] | str]
-"""What a file was known by, its bytes, and the new ones with the number of occurrences; or why it can't be edited."""
 
-
-def _meant(error: Exception) -> Exception:
-    """ESTALE says of a volume's node that its file was deleted meanwhile."""
-    is_gone = isinstance(error, OSError) and error.errno == errno.ESTALE
-    return errors.oserror(errno.ENOENT) if is_gone else error
-
-
-class VolumeBackend(BackendProtocol):
+class VolumeBackend(AgentVerbs):
     """The agent's verbs over a volume.
 
     Args:
@@ -113,33 +97,34 @@ class VolumeBackend(BackendProtocol):
     max_search_bytes: int = 2 << 30
 
     def __init__(self, volume: NativeVolume, *, on_exists: OnExists = "error") -> None:
-        self.volume = volume
-        self.on_exists = checked_on_exists(on_exists)
+        super().__init__(on_exists=on_exists)
+        self.volume = self._named = volume  # the paths name nodes of another one where they are the machine's
         self._closed = False
 
     def close(self) -> None:
-        """Make everything durable and let go of files and connections. Twice is once."""
         if not self._closed:
             self._closed = True
             self.volume.close()
 
-    def __enter__(self) -> Self:
-        return self
+    def meant(self, error: Exception) -> Exception:
+        """ESTALE says of a volume's node that its file was deleted meanwhile."""
+        is_gone = isinstance(error, OSError) and error.errno == errno.ESTALE
+        return errors.oserror(errno.ENOENT) if is_gone else error
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def _resolve(self, path: str, *, follow: bool = True, needs: Needs = "attributes") -> Place:
+        return resolve(self._named, self._path(path), follow=follow, needs=needs)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    @verbs.LS.answers(_meant)
+    @verbs.LS.answers()
     def ls(self, path: str) -> LsResult:
-        place = resolve(self.volume, path, needs="type")
+        place = self._resolve(path, needs="type")
         directory = place.found
         if not directory.is_dir:
             raise errors.oserror(errno.ENOTDIR)
         trail = (*place.trail, directory.node)
-        base = paths.normalise(path)
-        found = budget.current().kept(entries(self.volume, directory.node, is_brief=True), _size_of)
+        base = self._path(path)
+        found = budget.current().kept(entries(self._named, directory.node, is_brief=True), _size_of)
         infos = [self._info(base, trail, name, attr) for name, attr in found]
         return LsResult(entries=sorted(infos, key=lambda info: info["path"]))
 
@@ -147,15 +132,15 @@ class VolumeBackend(BackendProtocol):
         path = paths.join(base, paths.to_text(name))
         if stat.S_ISLNK(attr.mode):
             try:
-                attr = resolve_from(self.volume, trail, [name]).attr or attr
+                attr = resolve_from(self._named, trail, [name]).attr or attr
             except OSError:
                 return file_info(path, attr)  # a link that leads nowhere, or out of here, is listed as itself
         info = file_info(path, attr, is_dir=attr.is_dir)
-        if stat.S_ISREG(attr.mode) and (version := self.volume.version_of(attr)) is not None:
+        if stat.S_ISREG(attr.mode) and (version := self._named.version_of(attr)) is not None:
             info["version"] = version
         return info
 
-    @verbs.READ.answers(_meant)
+    @verbs.READ.answers()
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         def read(place: Place) -> ReadResult:
             attr = place.found
@@ -170,13 +155,13 @@ class VolumeBackend(BackendProtocol):
     def _opening(self, path: str, work: Callable[[Place], R]) -> R:
         """Return the result of `work` for the file at a path, which it opens: once more for a link that looked like a
         file, see `walk.Needs`, and for a file that was replaced since it was looked at, as objects of a bucket are."""
-        look = functools.partial(resolve, self.volume, path, needs="name")
+        look = functools.partial(self._resolve, path, needs="name")
         for _ in range(OPENED_ANEW):
             try:
                 return work(look())
             except OSError as error:
                 if error.errno == errno.ELOOP and look.keywords:
-                    look = functools.partial(resolve, self.volume, path)
+                    look = functools.partial(self._resolve, path)
                 elif error.errno != errno.ESTALE:
                     raise
         return work(look())
@@ -205,7 +190,7 @@ class VolumeBackend(BackendProtocol):
 
         def seen(attr: Attr) -> None:
             nonlocal version
-            version = self.volume.version_of(attr)
+            version = self._named.version_of(attr)
 
         def passed(pieces: Iterable[bytes]) -> R:
             nonlocal version
@@ -216,41 +201,18 @@ class VolumeBackend(BackendProtocol):
             version = digest.version
             return outcome
 
-        return read_with(self.volume, attr, self.max_file_bytes, passed, seen), version
+        return read_with(self._named, attr, self.max_file_bytes, passed, seen), version
 
-    @verbs.GREP.answers(_meant)
-    def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
-    ) -> GrepResult:
-        limit = min(self.max_search_bytes, self.max_file_bytes)
-        with budget.granted():
-            return self._grep_files(pattern, "/" if path is None else path, glob, max_count, limit)
+    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        """Overridden by a faster one: see `search.FileSearch`, which it has to agree with."""
+        return FileSearch(self._named, self._path(path), matcher, self.max_search_bytes)
 
-    def _grep_files(
-        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
-    ) -> GrepResult:
-        """Overridden by a faster `grep`: see `search.grep_files`, which it has to agree with."""
-        return grep_files(self.volume, pattern, path, glob, max_count, max_bytes)
-
-    @verbs.GLOB.answers(_meant)
-    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        with budget.granted():
-            return self._glob_files(pattern, "/" if path is None else path)
-
-    def _glob_files(self, pattern: str, path: str) -> GlobResult:
-        """Overridden by a faster `glob`: see `search.glob_files`."""
-        return glob_files(self.volume, pattern, path)
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return [self.download(path) for path in paths]
-
-    @verbs.DOWNLOAD_FILES.answers(_meant)
+    @verbs.DOWNLOAD_FILES.answers()
     def download(self, path: str) -> FileDownloadResponse:
-        """`download_files` of one file."""
         content, version = self._opening(path, lambda place: self._versioned(place.found, joined))
         return FileDownloadResponse(path=path, content=content, version=version)
 
-    @verbs.DOWNLOAD_FILES.answers(_meant)
+    @verbs.DOWNLOAD_FILES.answers()
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
 
@@ -278,9 +240,9 @@ class VolumeBackend(BackendProtocol):
             condition.require(None)
         else:
             require_regular(attr)
-            found = None if condition.wants_digest else self.volume.version_of(attr)
+            found = None if condition.wants_digest else self._named.version_of(attr)
             if found is None:
-                found = version_of_bytes(read() if read else read_all(self.volume, attr, self.max_file_bytes))
+                found = version_of_bytes(read() if read else read_all(self._named, attr, self.max_file_bytes))
             condition.require(found)
 
     def real_paths(self, wanted: list[str]) -> list[str | None]:
@@ -288,52 +250,25 @@ class VolumeBackend(BackendProtocol):
 
     def _real_path(self, path: str) -> str | None:
         try:
-            return resolve(self.volume, path).path
+            return self._resolve(path).path
         except Refusal:
             return None
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    @verbs.WRITE.answers(_meant)
-    def write(
-        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
-    ) -> WriteResult:
-        condition = Condition.of(if_version, if_absent)
-        replace = self.on_exists == "replace" or condition.version is not None
-        self._put(file_path, content.encode("utf-8"), replace=replace, condition=condition)
-        return WriteResult(path=paths.normalise(file_path))
-
-    def upload_files(
-        self,
-        files: list[tuple[str, bytes]],
-        *,
-        if_version: Sequence[str | None] | None = None,
-        if_absent: Sequence[bool] | None = None,
-    ) -> list[FileUploadResponse]:
-        conditions = conditions_of(len(files), if_version, if_absent)
-        return [self.upload(path, content, **when) for (path, content), when in zip(files, conditions, strict=True)]
-
-    @verbs.UPLOAD_FILES.answers(_meant)
-    def upload(self, path: str, content: bytes, **when: Unpack[Conditions]) -> FileUploadResponse:
-        """`upload_files` of one file."""
-        if (refusal := not_bytes(path, content)) is not None:
-            return refusal
-        self._put(path, bytes(content), replace=True, condition=Condition.of(**when))
-        return FileUploadResponse(path=path)
-
-    @verbs.UPLOAD_FILES.answers(_meant)
+    @verbs.UPLOAD_FILES.answers()
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, piece by piece."""
-        self._put(path, FileContents(file), replace=True, condition=Condition.of(**when))
+        self._put_if(path, FileContents(file), Condition.of(**when), replace=True)
         return FileUploadResponse(path=path)
 
-    def _put(self, path: str, data: bytes | FileContents, *, replace: bool, condition: Condition = ANY) -> None:
-        """Create a file, or replace the contents of one in place. EEXIST when it is there and `replace` is not set."""
+    def _put_if(self, path: str, data: bytes | FileContents, condition: Condition, *, replace: bool) -> None:
+        """An existing file gets its contents in place."""
         follow = replace and not condition.absent
 
         def put(changes: Changes) -> None:
             # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
-            place = resolve(self.volume, path, follow=follow)
+            place = self._resolve(path, follow=follow)
             self._require(condition, place.attr)
             if place.attr is None:
                 self._create(place, data, changes)
@@ -341,100 +276,72 @@ class VolumeBackend(BackendProtocol):
                 raise errors.oserror(errno.EEXIST)
             else:
                 require_regular(place.attr)
-                self.volume.require_room(place.attr, len(data))  # what does not fit leaves the file as it is
+                self._named.require_room(place.attr, len(data))  # what does not fit leaves the file as it is
                 # Reported even if it fails half-way: the file has changed then, too.
                 changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
-                overwrite(self.volume, place.attr.node, data)
+                overwrite(self._named, place.attr.node, data)
 
         if replace:
             self._rewrite(path, put)
         else:
-            self.volume.change_as_one(put, path)
+            self._named.change_as_one(put, path)
 
     def _create(self, place: Place, data: bytes | FileContents, changes: Changes) -> None:
         with self._parents(place, changes) as parent:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            node = self.volume.create(parent, place.name, FILE_MODE, flags, caller()).node
+            node = self._named.create(parent, place.name, FILE_MODE, flags, caller()).node
             made = Change(node, parent, place.name, "created", place.path)
             changes.append(made)  # a large file may be durable in part
             try:
                 try:
-                    write_pieces(self.volume, node, data)
+                    write_pieces(self._named, node, data)
                 finally:
-                    self.volume.release(node, flags)
+                    self._named.release(node, flags)
             except OSError:
                 with contextlib.suppress(OSError):  # the first error is the one to tell
-                    self.volume.without_rules.unlink(parent, place.name)  # no half-written file where there was none
+                    self._named.without_rules.unlink(parent, place.name)  # no half-written file where there was none
                     _take_back(made, changes)
                 raise
 
-    @verbs.EDIT.answers(_meant)
-    def edit(
-        self,
-        file_path: str,
-        old_string: str,
-        new_string: str,
-        replace_all: bool = False,
-        *,
-        if_version: str | None = None,
-    ) -> EditResult:
-        outcome = self._edit(file_path, old_string, new_string, replace_all, Condition.of(if_version))
-        if isinstance(outcome, str):
-            return EditResult(error=outcome)
-        return EditResult(path=paths.normalise(file_path), occurrences=outcome)
+    def _change_if(self, path: str, change: Callable[[bytes], bytes], condition: Condition) -> None:
+        """The new contents of a large file take long: they are made with the lock free, as long as it does not change
+        meanwhile. Overridden where files are stored whole."""
+        ahead: tuple[object, bytes, bytes] | None = None
 
-    def _edit(self, path: str, old: str, new: str, replace_all: bool, condition: Condition = ANY) -> int | str:
-        """Edit a file. The new contents of a large one take long: they are made with the lock free, as long as it does
-        not change meanwhile. Overridden where files are stored whole."""
-        ahead: _Edited | None = None
-
-        def made(attr: Attr) -> _Edited:
+        def made(attr: Attr) -> tuple[object, bytes, bytes]:
+            """What a file was known by, its bytes, and the new ones."""
             seen = attr.node, attr.fingerprint
-            before = read_all(self.volume, attr, self.max_file_bytes)
+            before = read_all(self._named, attr, self.max_file_bytes)
             self._require(condition, attr, functools.partial(bytes, before))
-            return seen, before, self._edited(before, old, new, replace_all)
+            return seen, before, change(before)
 
-        def store(changes: Changes) -> int | str | None:
-            place = resolve(self.volume, path)
-            attr = place.found
-            node = attr.node
-            if ahead is not None and (node, attr.fingerprint) != ahead[0]:
-                return None
-            _, before, after = ahead or made(attr)
-            if isinstance(after, str):
-                return after
+        def store(changes: Changes) -> bool:
+            place = self._resolve(path)
+            node = place.found.node
+            if ahead is not None and (node, place.found.fingerprint) != ahead[0]:
+                return False
+            _, before, after = ahead or made(place.found)
             changes.append(Change(node=node, kind="modified", path=place.path))
-            rewrite(self.volume, node, before, after[0])
-            return after[1]
+            rewrite(self._named, node, before, after)
+            return True
 
         for _ in range(EDIT_ATTEMPTS):
-            attr = resolve(self.volume, path).found
+            attr = self._resolve(path).found
             if attr.size <= EDITED_LOCKED_BYTES:
                 break
             ahead = made(attr)
-            outcome = self._rewrite(path, store)
-            if outcome is not None:
-                return outcome
+            if self._rewrite(path, store):
+                return
         ahead = None
-        outcome = self._rewrite(path, store)
-        assert outcome is not None, "it is made of what is there"
-        return outcome
-
-    def _edited(self, before: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int] | str:
-        content = before.decode("utf-8")
-        budget.current().hold(2 * sys.getsizeof(content) + len(before))  # itself, replaced, and that as bytes
-        outcome = text.replace_string(content, old, new, replace_all)
-        if isinstance(outcome, str):
-            return outcome
-        return outcome[0].encode("utf-8"), outcome[1]
+        self._rewrite(path, store)
 
     def _rewrite(self, path: str, work: Callable[[Changes], R]) -> R:
         """`change_as_one` of the contents of a file, after open handles of it (`rewriting`)."""
         with contextlib.ExitStack() as stack:
-            if self.volume.is_guarded:
+            if self._named.is_guarded:
                 with contextlib.suppress(*Refusal):  # it will be refused again
-                    stack.enter_context(self.volume.rewriting(resolve(self.volume, path).found.node))
-            return self.volume.change_as_one(work, path, reads=True)
+                    stack.enter_context(self._named.rewriting(self._resolve(path).found.node))
+            return self._named.change_as_one(work, path, reads=True)
 
     # -- in the kernel's way: these are no agent verbs, and raise --------------------------------------------------
 
@@ -446,16 +353,16 @@ class VolumeBackend(BackendProtocol):
             OSError: ENOENT, EISDIR, EINVAL (no regular file), EACCES, or the volume's.
             Spent: the caller may not hold so much in memory (`Budget.hold`).
         """
-        attr = resolve(self.volume, path).found
+        attr = self._resolve(path).found
         require_regular(attr)
         content = bytearray()
-        with opened(self.volume, attr.node, os.O_RDONLY) as node:
+        with opened(self._named, attr.node, os.O_RDONLY) as node:
             while len(content) < size and (
-                piece := self.volume.read(node, offset + len(content), min(size - len(content), PIECE_BYTES))
+                piece := self._named.read(node, offset + len(content), min(size - len(content), PIECE_BYTES))
             ):
                 budget.current().hold(3 * len(piece))  # with the answer, in base64
                 content += piece
-            after = self.volume.getattr(node)
+            after = self._named.getattr(node)
             return FileRange(bytes(content), after.size, after.mtime_ns, after.ctime_ns)
 
     def append(self, path: str, file: IO[bytes]) -> None:
@@ -470,18 +377,18 @@ class VolumeBackend(BackendProtocol):
         data = FileContents(file)
 
         def append(changes: Changes) -> None:
-            place = resolve(self.volume, path)
+            place = self._resolve(path)
             if place.attr is None:
                 self._create(place, data, changes)
                 return
             require_regular(place.attr)
             node = place.attr.node
             changes.append(Change(node=node, kind="modified", path=place.path))
-            with opened(self.volume, node, os.O_WRONLY | os.O_APPEND) as node:
+            with opened(self._named, node, os.O_WRONLY | os.O_APPEND) as node:
                 for offset in range(0, len(data), PIECE_BYTES):
-                    self.volume.append(node, data.piece(offset))
-                if not self.volume.features.random_writes:
-                    self.volume.flush(node)
+                    self._named.append(node, data.piece(offset))
+                if not self._named.features.random_writes:
+                    self._named.flush(node)
 
         self._rewrite(path, append)
 
@@ -494,16 +401,16 @@ class VolumeBackend(BackendProtocol):
         """
 
         def make(changes: Changes) -> None:
-            place = resolve(self.volume, path, follow=False)
+            place = self._resolve(path, follow=False)
             if place.attr is not None:
                 raise errors.oserror(errno.EEXIST)
             if place.missing and not parents:
                 raise errors.oserror(errno.ENOENT)
             with self._parents(place, changes) as parent:
-                node = self.volume.mkdir(parent, place.name, DIRECTORY_MODE, caller()).node
+                node = self._named.mkdir(parent, place.name, DIRECTORY_MODE, caller()).node
             changes.append(Change(node, parent, place.name, "created", place.path + "/"))
 
-        self.volume.change_as_one(make, path)
+        self._named.change_as_one(make, path)
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory.
@@ -514,28 +421,28 @@ class VolumeBackend(BackendProtocol):
         """
 
         def remove(changes: Changes) -> None:
-            place = resolve(self.volume, path, follow=False)
+            place = self._resolve(path, follow=False)
             node = place.found.node
             if node == ROOT_NODE:
                 raise errors.oserror(errno.EBUSY)
-            self.volume.rmdir(place.parent, place.name)
+            self._named.rmdir(place.parent, place.name)
             changes.append(Change(node=place.parent))
             changes.append(Change(node, place.parent, place.name, "deleted", place.path + "/"))
 
-        self.volume.change_as_one(remove, path, removes=True)
+        self._named.change_as_one(remove, path, removes=True)
 
     # -- names -------------------------------------------------------------------------------------------------
 
-    @verbs.MOVE.answers(_meant)
+    @verbs.MOVE.answers()
     def move(
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> MoveResult:
         condition = Condition.of(if_version)
 
         def move(changes: Changes) -> None:
-            old = resolve(self.volume, source, follow=False, needs="name")
+            old = self._resolve(source, follow=False, needs="name")
             moved = old.found
-            new = resolve(self.volume, destination, follow=False, needs="name")
+            new = self._resolve(destination, follow=False, needs="name")
             if moved.node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be moved")
             self._require(condition, moved)
@@ -543,24 +450,24 @@ class VolumeBackend(BackendProtocol):
                 raise Changed(None, is_there=True, of_target=True) if if_absent else errors.oserror(errno.EEXIST)
             if moved.node in new.trail:
                 raise OSError(errno.EINVAL, "A directory can't be moved into itself")
-            self.volume.require_rename(old.path, new.path)
+            self._named.require_rename(old.path, new.path)
             with self._parents(new, changes) as parent:
-                self.volume.rename(old.parent, old.name, parent, new.name, RENAME_NOREPLACE)
+                self._named.rename(old.parent, old.name, parent, new.name, RENAME_NOREPLACE)
             changes += [Change(node=old.parent), Change(node=moved.node, parent=old.parent, name=old.name)]
             after, before = _shown(new.path, moved), _shown(old.path, moved)
             changes.append(Change(moved.node, parent, new.name, "moved", after, before))
 
-        self.volume.change_as_one(move, source, destination, removes=True)
-        return MoveResult(path=paths.normalise(destination))
+        self._named.change_as_one(move, source, destination, removes=True)
+        return MoveResult(path=self._path(destination))
 
-    @verbs.DELETE.answers(_meant)
+    @verbs.DELETE.answers()
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         condition = Condition.of(if_version)
 
         def delete(changes: Changes) -> Doomed | None:
             """Returns a directory, which is left to be deleted."""
             needs: Needs = "attributes" if file_path.endswith("/") else "name"
-            place = resolve(self.volume, file_path, follow=False, needs=needs)
+            place = self._resolve(file_path, follow=False, needs=needs)
             node = place.found.node
             if node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
@@ -571,30 +478,30 @@ class VolumeBackend(BackendProtocol):
             changes.append(Change(node=place.parent))
             if place.found.is_dir:
                 return Doomed(place.parent, place.name, node, place.path)
-            self.volume.unlink(place.parent, place.name)
+            self._named.unlink(place.parent, place.name)
             changes.append(Change(node, place.parent, place.name, "deleted", place.path))
             return None
 
-        doomed = self.volume.change_as_one(delete, file_path, removes=True)
+        doomed = self._named.change_as_one(delete, file_path, removes=True)
         if doomed is not None:
-            self.volume.require_removable(doomed.path)
-            remove_tree(self.volume, doomed)
-        return DeleteResult(path=paths.normalise(file_path))
+            self._named.require_removable(doomed.path)
+            remove_tree(self._named, doomed)
+        return DeleteResult(path=self._path(file_path))
 
     @contextlib.contextmanager
     def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
         """Make the directories that a place lacks, and yield the one for its name. An error undoes them. Others may
         make the same ones meanwhile, where the lock excludes nobody."""
-        self.volume.require_new(*place.missing_paths, place.path)
+        self._named.require_new(*place.missing_paths, place.path)
         changes.append(Change(node=place.parent))
         made: Changes = []
         parent = place.parent
         try:
             for name, path in zip(place.missing, place.missing_paths, strict=True):
                 try:
-                    node = self.volume.mkdir(parent, name, DIRECTORY_MODE, caller()).node
+                    node = self._named.mkdir(parent, name, DIRECTORY_MODE, caller()).node
                 except FileExistsError:
-                    node = self.volume.lookup(parent, name).node
+                    node = self._named.lookup(parent, name).node
                 else:
                     made.append(Change(node, parent, name, "created", path + "/"))
                     changes.append(made[-1])
@@ -604,7 +511,7 @@ class VolumeBackend(BackendProtocol):
             for change in reversed(made):
                 assert change.parent is not None and change.name is not None
                 with contextlib.suppress(OSError):  # others have put something there
-                    self.volume.without_rules.rmdir(change.parent, change.name)
+                    self._named.without_rules.rmdir(change.parent, change.name)
                     _take_back(change, changes)
             raise
 

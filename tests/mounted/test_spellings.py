@@ -22,8 +22,8 @@ from nodes import ME, names, node_at, put
 
 import fusebackend
 from fusebackend import Client
+from fusebackend.backends import FilesystemBackend
 from fusebackend.backends.directory import dirfd
-from fusebackend.backends.directory.backend import DirectoryFace
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.protocol import RENAME_NOREPLACE, ROOT_NODE
 from fusebackend.testing.each import each
@@ -188,10 +188,11 @@ class TestTheKernelFace:
             refused(errno.EACCES, change, b"new one")
         assert set(os.listdir(root)) == there
 
-    def test_globs_and_searches_begin_at_names(self, volume: DirectoryVolume) -> None:
+    def test_globs_and_searches_begin_at_names(self, root: Path, volume: DirectoryVolume) -> None:
         volume.mkdir(ROOT_NODE, b"src", 0o755, ME)
         put(volume, b"f.py", b"needle\n", parent=node_at(volume, "src"))
-        face = DirectoryFace(volume, max_search_bytes=1 << 20)
+        face = FilesystemBackend(root)
+        face.volume = face._named = volume
         for pattern, there in {"src/*.py": True, "SRC/*.py": False, "src./**": False, "*/f.py": True}.items():
             found = face.glob(pattern)
             assert (found.error, [info["path"] for info in found.matches or ()]) == (None, ["/src/f.py"] * there)

@@ -9,6 +9,7 @@ from agentface import node_at, put
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from fusebackend.base.globs import compile_glob
 from fusebackend.protocol import ROOT_NODE, AttrChanges, GrepResult
 from fusebackend.volumes import search
 from fusebackend.volumes.walk import FileWalk
@@ -20,7 +21,9 @@ def scan(
     backend: Any, pattern: str, path: str = "/", glob: str | None = None, max_count: int | None = None
 ) -> GrepResult:
     """The answer of the search that every volume has."""
-    return search.grep_files(backend.volume, pattern, path, glob, max_count, backend.max_search_bytes)
+    matcher = compile_glob(glob) if glob else None
+    found = search.FileSearch(backend.volume, path, matcher, backend.max_search_bytes)
+    return search.grepped(found, pattern, max_count)
 
 
 WORDS = st.sampled_from(

@@ -18,46 +18,29 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar, Self, TypeVar, Unpack
+from typing import ClassVar
 
 from fusebackend.backends.directory.search import LocalWalk, SievedWalk, read_local
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import paths
-from fusebackend.base.paths import PathError
+from fusebackend.base.globs import Matcher
+from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux.command import End, StartedProcess, nothing_to_run, require_positive
 from fusebackend.protocol import (
-    READ_LIMIT_LINES,
-    BackendProtocol,
     Change,
-    Conditions,
     ContextLine,
-    DeleteResult,
-    EditResult,
     ExecuteResponse,
-    FileDownloadResponse,
-    FileUploadResponse,
     GlobResult,
     GrepMatch,
     GrepResult,
-    LsResult,
-    MoveResult,
     OnExists,
-    ReadResult,
     SandboxBackendProtocol,
-    Verb,
-    WriteResult,
-    conditions_of,
-    verbs,
 )
 from fusebackend.protocol.scheme import COMMANDS, MAX_FILE_SIZE, ON_EXISTS, Scheme, Url, UrlError
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.search import glob_files, grep_files
-
-R = TypeVar("R")
-Item = TypeVar("Item", FileUploadResponse, FileDownloadResponse)
+from fusebackend.volumes.search import FileSearch, Search
 
 
 class HostVolume(DirectoryVolume):
@@ -75,32 +58,7 @@ class HostVolume(DirectoryVolume):
             return b"../" * self._nodes.depth(node) + target.lstrip(b"/")
 
 
-class DirectoryFace(VolumeBackend):
-    """The agent's verbs over a `DirectoryVolume`, with searches that make no nodes.
-
-    Args:
-        volume: the directory.
-        max_search_bytes: larger files are passed over by `grep`, with and without ripgrep; the answer then says
-            `truncated`.
-    """
-
-    volume: DirectoryVolume
-
-    def __init__(self, volume: DirectoryVolume, *, max_search_bytes: int, on_exists: OnExists = "error") -> None:
-        super().__init__(volume, on_exists=on_exists)
-        self.max_search_bytes = max_search_bytes
-
-    def _glob_files(self, pattern: str, path: str) -> GlobResult:
-        return glob_files(self.volume, pattern, path, LocalWalk)
-
-    def _grep_files(
-        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
-    ) -> GrepResult:
-        walk = partial(SievedWalk, pattern, max_bytes)
-        return grep_files(self.volume, pattern, path, glob, max_count, max_bytes, walk, read_local)
-
-
-class FilesystemBackend(BackendProtocol):
+class FilesystemBackend(VolumeBackend):
     """Files in a directory on disk. See the module's docstring.
 
     The default of `virtual_mode` is that of deepagents 0.7. The seeds' default was False, and they warn of it.
@@ -142,11 +100,13 @@ class FilesystemBackend(BackendProtocol):
             raise ValueError(f"max_file_size_mb must not be negative, but is {max_file_size_mb}")
         self.cwd = Path(root_dir if root_dir is not None else ".").resolve()
         self.virtual_mode = virtual_mode
-        self.max_file_size_bytes = max_file_size_mb * 1024 * 1024
-        self.on_exists = on_exists
-        self.volume = DirectoryVolume(root_dir if root_dir is not None else ".")  # a link on the way may be switched
-        seen = self.volume if virtual_mode else self._host()
-        self._face = DirectoryFace(seen, max_search_bytes=self.max_file_size_bytes, on_exists=on_exists)
+        self.max_file_size_bytes = self.max_search_bytes = max_file_size_mb * 1024 * 1024
+        volume = DirectoryVolume(root_dir if root_dir is not None else ".")  # a link on the way may be switched
+        super().__init__(volume, on_exists=on_exists)
+        if not virtual_mode:
+            self._named = self._host()
+
+    volume: DirectoryVolume
 
     def _where(self) -> str:
         return repr(str(self.cwd))
@@ -193,111 +153,31 @@ class FilesystemBackend(BackendProtocol):
         return path[len(root) if root != "/" else 0 :] if paths.is_below(path, root) else None
 
     def close(self) -> None:
-        """Make everything durable and let go of the directory. Twice is once."""
-        self._face.close()
-        self.volume.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        self._named.close()
+        super().close()
 
     # -- paths -------------------------------------------------------------------------------------------------
 
-    def _path(self, path: str) -> str:
-        """A caller's path as one of the face. Raises `PathError`."""
+    def _path(self, path: str) -> AgentPath:
         if not isinstance(path, str) or not path:
             raise PathError("Path is empty")
         if not self.virtual_mode:
-            return os.path.normpath(os.path.join(self.cwd, path))
+            return paths.normalise(os.path.normpath(os.path.join(self.cwd, path)))
         if ".." in path.split("/"):
             raise PathError(f"Path traversal not allowed: '{path}' holds '..'")
         return paths.normalise(path)
 
-    def _start(self, path: str | None) -> str:
-        """Where a search begins."""
-        if path is None:
-            return "/" if self.virtual_mode else str(self.cwd)
-        return self._path(path)
+    # -- searching ---------------------------------------------------------------------------------------------
 
-    # -- verbs -------------------------------------------------------------------------------------------------
+    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        """With searches that make no nodes."""
+        walk = LocalWalk if pattern is None else partial(SievedWalk, pattern, self.max_search_bytes)
+        return FileSearch(self._named, self._path(path), matcher, self.max_search_bytes, walk, read_local)
 
-    def _asked(self, verb: Verb[R], path: str, *others: Any, **when: Unpack[Conditions]) -> R:
-        """Ask the face for a verb of one path."""
-        try:
-            inner = self._path(path)
-        except PathError as error:
-            return verb.refused(error, path)
-        if verb is verbs.DELETE and path.endswith("/"):
-            inner += "/"
-        answer: R = getattr(self._face, verb.name)(inner, *others, **when)
-        return answer
+    def _start(self, path: str | None) -> str | None:
+        """Where a search begins: without a path, in `root_dir`."""
+        return str(self.cwd) if path is None and not self.virtual_mode else path
 
-    def ls(self, path: str) -> LsResult:
-        return self._asked(verbs.LS, path)
-
-    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return self._asked(verbs.READ, file_path, offset, limit)
-
-    def write(
-        self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
-    ) -> WriteResult:
-        return self._asked(verbs.WRITE, file_path, content, if_version=if_version, if_absent=if_absent)
-
-    def edit(
-        self,
-        file_path: str,
-        old_string: str,
-        new_string: str,
-        replace_all: bool = False,
-        *,
-        if_version: str | None = None,
-    ) -> EditResult:
-        return self._asked(verbs.EDIT, file_path, old_string, new_string, replace_all, if_version=if_version)
-
-    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
-        return self._asked(verbs.DELETE, file_path, if_version=if_version)
-
-    @verbs.MOVE.answers()
-    def move(
-        self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
-    ) -> MoveResult:
-        inner = self._path(destination)
-        return self._asked(verbs.MOVE, source, inner, if_version=if_version, if_absent=if_absent)
-
-    def upload_files(
-        self,
-        files: list[tuple[str, bytes]],
-        *,
-        if_version: Sequence[str | None] | None = None,
-        if_absent: Sequence[bool] | None = None,
-    ) -> list[FileUploadResponse]:
-        conditions = conditions_of(len(files), if_version, if_absent)
-        return [
-            self._item(verbs.UPLOAD_FILES, path, partial(self._face.upload, content=data, **when))
-            for (path, data), when in zip(files, conditions, strict=True)
-        ]
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return [self._item(verbs.DOWNLOAD_FILES, path, self._face.download) for path in paths]
-
-    def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
-        """`upload_files` of one file, from an open file, piece by piece."""
-        return self._item(verbs.UPLOAD_FILES, path, partial(self._face.upload_from, file=file, **when))
-
-    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
-        """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
-        return self._item(verbs.DOWNLOAD_FILES, path, partial(self._face.download_to, file=file))
-
-    def _item(self, verb: Verb[Item], path: str, ask: Callable[[str], Item]) -> Item:
-        """Ask the face for one item of a batch; its answer has the caller's path."""
-        try:
-            return replace(ask(self._path(path)), path=path)
-        except PathError as error:
-            return verb.refused(error, path)
-
-    @verbs.GREP.answers()
     def grep(
         self,
         pattern: str,
@@ -310,7 +190,7 @@ class FilesystemBackend(BackendProtocol):
         """As for every backend, and with `context_lines` lines before and after each match (deepagents')."""
         if context_lines < 0:
             return GrepResult(error=f"context_lines must not be negative, and is {context_lines}")
-        result = self._face.grep(pattern, self._start(path), glob, max_count=max_count)
+        result = super().grep(pattern, self._start(path), glob, max_count=max_count)
         if context_lines and result.matches:
             self._add_context(result, pattern, context_lines)
         return result
@@ -322,7 +202,7 @@ class FilesystemBackend(BackendProtocol):
             by_path.setdefault(match["path"], []).append(match)
         gone = []
         for path, matches in by_path.items():
-            (file,) = self._face.download_files([path])
+            (file,) = self.download_files([path])
             if file.content is None:
                 gone.append(path)
                 continue
@@ -336,19 +216,9 @@ class FilesystemBackend(BackendProtocol):
         if gone:
             result.missing = f"Context of files that can't be read any more: {', '.join(gone)}"
 
-    def real_paths(self, wanted: list[str]) -> list[str | None]:
-        return [self._real_path(path) for path in wanted]
-
-    def _real_path(self, path: str) -> str | None:
-        try:
-            return self._face.real_paths([self._path(path)])[0]
-        except PathError:
-            return None
-
-    @verbs.GLOB.answers()
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         """With `virtual_mode=False`, the path `/` means `root_dir`, as in the seeds: it is their default."""
-        return self._face.glob(pattern, self._start(None if path == "/" else path))
+        return super().glob(pattern, self._start(None if path == "/" else path))
 
 
 def _lines_without(pattern: str, lines: list[str], numbers: range) -> list[ContextLine]:

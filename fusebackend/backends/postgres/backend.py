@@ -8,12 +8,14 @@ from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS, volume_nam
 from fusebackend.backends.postgres.search.search import PostgresSearch
 from fusebackend.backends.postgres.volume import CONNECTIONS, PostgresVolume
 from fusebackend.base.extras import needed_by
+from fusebackend.base.globs import Matcher
 from fusebackend.databases.postgres import connect, translate_errors
 from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
-from fusebackend.protocol import GlobResult, GrepResult, OnExists, checked_on_exists
+from fusebackend.protocol import OnExists, checked_on_exists
 from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Parameter, Scheme, Url, UrlError, mask, one_of, positive
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.quota import Limits
+from fusebackend.volumes.search import Search
 
 OPTIONS = {
     "conflict": Parameter(
@@ -100,15 +102,9 @@ class PostgresBackend(VolumeBackend):
         self.search.close()
         super().close()
 
-    def _grep_files(
-        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
-    ) -> GrepResult:
+    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
         self.volume.settle()
-        return self.search.grep_files(pattern, path, glob, max_count, max_bytes)
-
-    def _glob_files(self, pattern: str, path: str) -> GlobResult:
-        self.volume.settle()
-        return self.search.glob_files(pattern, path)
+        return self.search.of(path, matcher, pattern, self.max_search_bytes)
 
 
 def open_postgres(url: Url) -> PostgresBackend:

@@ -85,7 +85,8 @@ from fusebackend.protocol import (
     not_bytes,
     verbs,
 )
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Unreadable, checked
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
+from fusebackend.volumes.search import Lines, Search, Unreadable
 
 PATH_MAX_BYTES = 4095
 """Longest path that a command can name."""
@@ -293,13 +294,8 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             raise oserror(errno.EEXIST)
         self.change(Script().call("fb_mv", self.path_of(old), self.path_of(new)))
 
-    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-        return SandboxSearch(self, path, matcher).files()
-
-    def _grep(
-        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
-    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-        return SandboxSearch(self, path, matcher).lines(pattern, limit)
+    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        return SandboxSearch(self, checked(path), matcher)
 
     # -- uploads -----------------------------------------------------------------------------------------------
 
@@ -528,7 +524,7 @@ READ_FILES = 50
 """Candidates that are read at a time, so that a search that is limited does not read all."""
 
 
-class SandboxSearch:
+class SandboxSearch(Search):
     """`grep` and `glob`: the regular files at or below a path with a matching path relative to it.
 
     The sandbox's `find` and `grep` list the files, and those that hold the literal. Patterns are matched here, by the
@@ -540,9 +536,8 @@ class SandboxSearch:
     """
 
     def __init__(self, sandbox: BaseSandbox, path: AgentPath, matcher: Matcher | None) -> None:
+        super().__init__(path, matcher)
         self._sandbox = sandbox
-        self._path = path
-        self._matcher = matcher
         self._budget = budget.current()
         self._below = matcher.prefix if matcher is not None else ()
         self._depth = ""
@@ -555,7 +550,7 @@ class SandboxSearch:
             yield info_of(path, entry)
         self._finish(found)
 
-    def lines(self, pattern: str, limit: int | None) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
+    def lines(self, pattern: str, limit: int | None) -> Iterator[Lines]:
         if not _is_in_a_line(pattern):
             self._ask("fb_find", "0")  # whether the path can be searched is to be said all the same
             return
@@ -564,20 +559,13 @@ class SandboxSearch:
         incomplete = found.unreadable
         matching = self._matching(found)
         incomplete |= any(entry.size > max_bytes for _, entry in matching)
-        left = limit
         candidates = [path for path, entry in matching if entry.size <= max_bytes]
         for start in range(0, len(candidates), READ_FILES):
             for path, data in self._read(candidates[start : start + READ_FILES]):
                 if data is None or len(data) > max_bytes:
                     incomplete = True
                     continue
-                lines = text.grep_lines(data, pattern, left)
-                if lines:
-                    yield path, lines
-                if left is not None:
-                    left -= len(lines)
-                    if left <= 0:
-                        return
+                yield path, text.grep_lines(data, pattern, limit, self._budget.hold)
         self._finish(found._replace(unreadable=incomplete))
 
     def _read(self, candidates: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
@@ -629,12 +617,10 @@ class SandboxSearch:
         """Files by their whole paths, in their order."""
         matching: list[tuple[str, Entry]] = []
         prefix = "".join(f"{segment}/" for segment in self._below)
-        matches = self._matcher.matches if self._matcher is not None else None
         for entry in found.entries:
-            relative = prefix + paths.to_text(entry.path)
-            path = paths.join(self._path, relative) if entry.path else self._path
-            if matches is None or matches(relative if entry.path else paths.parent_and_name(self._path)[1]):
-                matching.append((path, entry))
+            relative = prefix + paths.to_text(entry.path) if entry.path else ""
+            if self._matches(relative):
+                matching.append((paths.join(self._path, relative) if relative else self._path, entry))
         return sorted(matching, key=lambda item: item[0])
 
     def _finish(self, found: Found) -> None:

@@ -19,12 +19,13 @@ The image needs `sh` and the usual tools, GNU's or busybox's, see `BaseSandbox`,
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from fusebackend.backends.sandbox import docker_exec
 from fusebackend.backends.sandbox.base import BaseSandbox
@@ -132,12 +133,6 @@ class DockerBackend(BaseSandbox):
         """Let go of the container, and remove it if it was started here. Twice is once."""
         self._finalizer()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     # -- commands ----------------------------------------------------------------------------------------------
 
     def execute(
@@ -206,27 +201,29 @@ class DockerBackend(BaseSandbox):
 
     # -- transports --------------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[tuple[Any, str]]:
+        """The SDK's client, and the container. An error inside says if that is gone."""
+        try:
+            yield self.container.api, self.container.running()
+        except OSError as error:
+            raise self.container.lost(error) from error
+
     def ask(self, script: Script, timeout_s: float, *, looks: bool = False, cut: bool = False) -> bytes:
         deadline = time.monotonic() + timeout_s
-        try:
-            answer, whole = docker_exec.ask(self.container.api, self.container.running(), script, deadline)
+        with self._running() as (api, container):
+            answer, whole = docker_exec.ask(api, container, script, deadline)
             if not whole and not cut:
                 raise OSError(errno.ETIMEDOUT, "The container does not answer")
-        except OSError as error:
-            raise self.container.lost(error) from error
-        return answer
+            return answer
 
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
-        try:
-            docker_exec.send_to(self.container.api, self.container.running(), files)
-        except OSError as error:
-            raise self.container.lost(error) from error
+        with self._running() as (api, container):
+            docker_exec.send_to(api, container, files)
 
     def fetch(self, path: str) -> bytes:
-        try:
-            return docker_exec.fetch_from(self.container.api, self.container.running(), path)
-        except OSError as error:
-            raise self.container.lost(error) from error
+        with self._running() as (api, container):
+            return docker_exec.fetch_from(api, container, path)
 
 
 # -- opening ---------------------------------------------------------------------------------------------------

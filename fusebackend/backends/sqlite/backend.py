@@ -34,12 +34,12 @@ from fusebackend.backends.sqlite.sync_log import RECORD_BYTES, SyncLog
 from fusebackend.backends.sqlite.unlogged import Delta
 from fusebackend.base.at_path import AtPath
 from fusebackend.base.errors import oserror
+from fusebackend.base.globs import Matcher
 from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import (
     ROOT_NODE,
     Changes,
     Features,
-    GrepResult,
     OnExists,
     Snapshot,
     SnapshotVolume,
@@ -49,7 +49,8 @@ from fusebackend.protocol import (
 from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Scheme, Url, UrlError
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.quota import Limits, Quota, bytes_of_blocks
-from fusebackend.volumes.search import grep_files
+from fusebackend.volumes.search import FileSearch, MakeWalk, Search
+from fusebackend.volumes.walk import FileWalk
 
 log = logging.getLogger(__name__)
 
@@ -496,8 +497,6 @@ class SqliteBackend(VolumeBackend):
     def _where(self) -> str:
         return repr(self.volume.path)
 
-    def _grep_files(
-        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
-    ) -> GrepResult:
-        walk = functools.partial(IndexWalk, pattern)
-        return grep_files(self.volume, pattern, path, glob, max_count, max_bytes, walk)
+    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        walk: MakeWalk = FileWalk if pattern is None else functools.partial(IndexWalk, pattern)
+        return FileSearch(self.volume, path, matcher, self.max_search_bytes, walk)

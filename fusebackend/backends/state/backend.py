@@ -42,8 +42,10 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.registered import registered_with
 from fusebackend.protocol.scheme import ON_EXISTS, Scheme
-from fusebackend.remote.agent_verbs import FilesUpdate, FileVerbs, Loaded
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
 from fusebackend.remote.files_update import apply_files_update
+from fusebackend.volumes.agent_verbs import FilesUpdate
+from fusebackend.volumes.search import Lines, Search
 
 _MALFORMED = (TypeError, ValueError)
 """What `text.decode_file_data` raises for a record that is no file data."""
@@ -208,31 +210,8 @@ class StateBackend(FileVerbs):
                 files.put(AgentPath(new + found[len(old) :]), None, record)
         return files.update
 
-    def _records(self, path: AgentPath, matcher: Matcher | None) -> Iterator[tuple[AgentPath, Any]]:
-        """Files at or below a path, with their records, sorted by path. Of a file, the pattern sees the name."""
-        files = self._view.now()
-        for found, key in budget.current().metered(files.tree(path)):
-            relative = found[len(path) :].lstrip("/") or paths.parent_and_name(found)[1]
-            if matcher is None or matcher.matches(relative):
-                yield found, files.record(key)
-
-    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-        return (_file_info(found, record) for found, record in self._records(path, matcher))
-
-    def _grep(
-        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
-    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-        for found, record in self._records(path, matcher):
-            try:
-                data = text.decode_file_data(record)
-            except _MALFORMED:
-                continue  # no text file; `read` gives the reason
-            lines = text.grep_lines(data, pattern, limit, budget.current().hold)
-            yield found, lines
-            if limit is not None:
-                limit -= len(lines)
-                if limit <= 0:
-                    return
+    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        return StateSearch(self._view.now(), checked(path), matcher)
 
     def _moment(self) -> StateBackend:
         return self._over(self._view.now())
@@ -250,7 +229,7 @@ class StateBackend(FileVerbs):
             with self._view.changing() as draft:
                 view = self._over(draft)
                 given = zip(files, conditions, strict=True)
-                return [view._upload(path, content, **when) for (path, content), when in given]
+                return [view.upload(path, content, **when) for (path, content), when in given]
         except OSError as error:
             return [FileUploadResponse(path=path, error=error.strerror) for path, _ in files]
 
@@ -259,6 +238,31 @@ class StateBackend(FileVerbs):
         view = copy.copy(self)
         view._view = _StateMoment(files)
         return view
+
+
+class StateSearch(Search):
+    """A search of the files of one moment."""
+
+    def __init__(self, files: StateFiles, path: AgentPath, matcher: Matcher | None) -> None:
+        super().__init__(path, matcher)
+        self._files = files
+
+    def _records(self) -> Iterator[tuple[AgentPath, Any]]:
+        """Files with their records."""
+        for found, key in budget.current().metered(self._files.tree(self._path)):
+            if self._matches(found[len(self._path) :].lstrip("/")):
+                yield found, self._files.record(key)
+
+    def files(self) -> Iterator[FileInfo]:
+        return (_file_info(found, record) for found, record in self._records())
+
+    def lines(self, pattern: str, limit: int | None) -> Iterator[Lines]:
+        for found, record in self._records():
+            try:
+                data = text.decode_file_data(record)
+            except _MALFORMED:
+                continue  # no text file; `read` gives the reason
+            yield found, text.grep_lines(data, pattern, limit, budget.current().hold)
 
 
 class _StateMoment(StateView):

@@ -35,9 +35,9 @@ import errno
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
-from types import TracebackType
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 from fusebackend import text
 from fusebackend.backends.store.items import Change, Conflict, Items, Record, Row, Settings
@@ -67,9 +67,11 @@ from fusebackend.protocol import (
 from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
 from fusebackend.remote.keyed import ROOT_NODE, Keyed, is_path, is_text, may_be_shown_as
+from fusebackend.volumes.search import Lines, Search
 
 FileFormat: TypeAlias = Literal["v1", "v2"]
 Placed: TypeAlias = tuple[Namespace, Change]
+T = TypeVar("T")
 
 ATTEMPTS = 10
 """How often `put` is repeated when another program changes the file meanwhile."""
@@ -113,49 +115,78 @@ def require_file(file: File) -> None:
 # -- searching -----------------------------------------------------------------------------------------------------
 
 
-def _found_below(
-    tree: SpaceTree, path: AgentPath, base: AgentPath, at: SpacePlace, matcher: Matcher
-) -> Iterator[FileInfo]:
-    left, space = budget.current(), tree.tree(at.space)
-    keys = [row.key for row in space.rows_below(at.node)]
-    may = _KeyFilter(space, at.node, _relative(base, path), matcher)
-    wanted = [key for key in left.metered(keys) if may.match(key)]
-    for found, file in left.metered(space.paths_below(base, at.node, keys, wanted)):
-        if matcher.matches(_relative(found, path)):
-            yield space.info(found, file.key, file.suffix)
+class StoreSearch(Search):
+    """A search of the namespaces below a path."""
 
+    def __init__(self, tree: SpaceTree, path: AgentPath, matcher: Matcher | None) -> None:
+        super().__init__(path, matcher)
+        self._tree = tree
 
-def _hits_below(
-    tree: SpaceTree,
-    pattern: str,
-    path: AgentPath,
-    base: AgentPath,
-    at: SpacePlace,
-    matcher: Matcher | None,
-    limit: int | None,
-) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-    left, space = budget.current(), tree.tree(at.space)
-    rows = space.rows_below(at.node)
-    asked = rows if matcher is None else _KeyFilter(space, at.node, _relative(base, path), matcher).of(rows)
-    hits: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    count, spent = 0, False
-    try:
-        for row, record in left.metered(space.items.records(asked)):
-            for form, data in forms_of(record.value).items():
-                lines = text.grep_lines(data, pattern, limit)
-                if lines:
-                    hits[row.key, form.value] = lines
-                    count += len(lines)
-            if limit is not None and count >= limit and matcher is None:
-                break
-    except Spent:
-        spent = True
-    for found, file in space.paths_below(base, at.node, [row.key for row in rows], {key for key, _ in hits}):
-        lines = hits.get((file.key, file.suffix), [])
-        if lines and (matcher is None or matcher.matches(_relative(found, path))):
-            yield found, lines
-    if spent:
-        raise Spent
+    def files(self) -> Iterator[FileInfo]:
+        return self._each(lambda at: self._tree.info(self._path, at), self._found_below, itemgetter("path"))
+
+    def lines(self, pattern: str, limit: int | None) -> Iterator[Lines]:
+        below = partial(self._hits_below, pattern, limit)
+        return self._each(partial(self._hits_in, pattern, limit), below, itemgetter(0))
+
+    def _each(
+        self,
+        one: Callable[[SpacePlace], T],
+        below: Callable[[AgentPath, SpacePlace], Iterator[T]],
+        order: Callable[[T], str],
+    ) -> Iterator[T]:
+        """What is found in the file at the path, or below the directory: in each namespace that has a part of it."""
+        at = self._tree.find(self._path)
+        if at is None:
+            return
+        if not at.is_dir:
+            if self._matches(""):
+                yield one(at)
+            return
+        parts = list(self._tree.parts(self._path, at))
+        found = (each for part in parts for each in below(*part))
+        yield from found if len(parts) == 1 else sorted(found, key=order)
+
+    def _found_below(self, base: AgentPath, at: SpacePlace) -> Iterator[FileInfo]:
+        assert self._matcher is not None, "a glob has a pattern"
+        left, space = budget.current(), self._tree.tree(at.space)
+        keys = [row.key for row in space.rows_below(at.node)]
+        may = _KeyFilter(space, at.node, _relative(base, self._path), self._matcher)
+        wanted = [key for key in left.metered(keys) if may.match(key)]
+        for found, file in left.metered(space.paths_below(base, at.node, keys, wanted)):
+            if self._matcher.matches(_relative(found, self._path)):
+                yield space.info(found, file.key, file.suffix)
+
+    def _hits_in(self, pattern: str, limit: int | None, at: SpacePlace) -> Lines:
+        record = self._tree.tree(at.space).items.fetch([at.node.key]).get(at.node.key)
+        data = None if record is None else bytes_of(record.value, Form(at.node.suffix))
+        return self._path, text.grep_lines(data or b"", pattern, limit, budget.current().hold)
+
+    def _hits_below(self, pattern: str, limit: int | None, base: AgentPath, at: SpacePlace) -> Iterator[Lines]:
+        left, space = budget.current(), self._tree.tree(at.space)
+        rows = space.rows_below(at.node)
+        asked = rows
+        if self._matcher is not None:
+            asked = _KeyFilter(space, at.node, _relative(base, self._path), self._matcher).of(rows)
+        hits: dict[tuple[str, str], list[tuple[int, str]]] = {}
+        count, spent = 0, False
+        try:
+            for row, record in left.metered(space.items.records(asked)):
+                for form, data in forms_of(record.value).items():
+                    lines = text.grep_lines(data, pattern, limit, left.hold)
+                    if lines:
+                        hits[row.key, form.value] = lines
+                        count += len(lines)
+                if limit is not None and count >= limit and self._matcher is None:
+                    break
+        except Spent:
+            spent = True
+        for found, file in space.paths_below(base, at.node, [row.key for row in rows], {key for key, _ in hits}):
+            lines = hits.get((file.key, file.suffix), [])
+            if lines and self._matches(_relative(found, self._path)):
+                yield found, lines
+        if spent:
+            raise Spent
 
 
 class _KeyFilter:
@@ -314,14 +345,6 @@ class StoreBackend(FileVerbs):
         if self._spaces is not None:
             self._spaces.close()
         self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- for a mount -------------------------------------------------------------------------------------------
 
@@ -589,38 +612,8 @@ class StoreBackend(FileVerbs):
                 raise OSError(errno.EACCES, f"'{found}': {READ_ONLY}")
         return files
 
-    # -- searching ---------------------------------------------------------------------------------------------
-
-    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-        """As in `FileVerbs`. A single file is matched by its name."""
-        tree = self._tree()
-        at = tree.find(path)
-        if at is None:
-            return
-        if not at.is_dir:
-            if matcher.matches(paths.parent_and_name(path)[1]):
-                yield tree.info(path, at)
-            return
-        parts = list(tree.parts(path, at))
-        found = (info for part in parts for info in _found_below(tree, path, *part, matcher))
-        yield from found if len(parts) == 1 else sorted(found, key=itemgetter("path"))
-
-    def _grep(
-        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
-    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-        """The lines with a literal in these files, file by file; about `limit` of them is enough."""
-        tree = self._tree()
-        at = tree.find(path)
-        if at is None:
-            return
-        if not at.is_dir:
-            if matcher is None or matcher.matches(paths.parent_and_name(path)[1]):
-                for record in tree.tree(at.space).items.fetch([at.node.key]).values():
-                    yield path, text.grep_lines(bytes_of(record.value, Form(at.node.suffix)) or b"", pattern, limit)
-            return
-        parts = list(tree.parts(path, at))
-        found = (hit for part in parts for hit in _hits_below(tree, pattern, path, *part, matcher, limit))
-        yield from found if len(parts) == 1 else sorted(found, key=itemgetter(0))
+    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        return StoreSearch(self._tree(), checked(path), matcher)
 
 
 def _places_of(key: str) -> tuple[AgentPath, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -16,14 +15,14 @@ from fusebackend.backends.threads.nodes import FileNode
 from fusebackend.backends.threads.volume import ThreadsVolume, WritableThreadsVolume
 from fusebackend.base import asked, errors
 from fusebackend.base.errors import oserror
-from fusebackend.base.globs import compile_glob
+from fusebackend.base.globs import Matcher, compile_glob
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
-from fusebackend.protocol import Attr, DeleteResult, FileUploadResponse, GlobResult, GrepResult, OnExists, Volume
+from fusebackend.protocol import Attr, DeleteResult, FileUploadResponse, OnExists, Volume
 from fusebackend.protocol.scheme import ON_EXISTS, Parameter, Scheme, Url, auto_or_off, one_of, seconds
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, read_with
-from fusebackend.volumes.search import FileSearch, glob_files, grep_found
+from fusebackend.volumes.search import FileSearch, Search
 from fusebackend.volumes.walk import PAGE_ENTRIES, FileWalk, names_of
 
 PARAMETERS = {
@@ -153,22 +152,8 @@ class ThreadsBackend(VolumeBackend):
                              f"{type(saver).__name__}")  # fmt: skip
         return cls(database, **options)
 
-    def _grep_files(
-        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
-    ) -> GrepResult:
-        """Without what repeats other files, see `ThreadsSearch`."""
-        search = ThreadsSearch(glob)
-        files = FileSearch(self.volume, path, compile_glob(glob) if glob else None, search.walk)
-        result = grep_found(self.volume, pattern, files, max_count, max_bytes, search.read)
-        result.truncated |= files.unreadable
-        result.missing = search.missing
-        return result
-
-    def _glob_files(self, pattern: str, path: str) -> GlobResult:
-        search = ThreadsSearch(pattern)
-        result = glob_files(self.volume, pattern, path, search.walk)
-        result.missing = search.missing
-        return result
+    def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
+        return ThreadsSearch(self.volume, path, matcher, self.max_search_bytes)
 
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         """Only below a head. A whole thread is refused at once, before a part of it is deleted."""
@@ -233,34 +218,30 @@ LEFT_OUT = "history/, messages/, changes/ and the pages of threads are searched 
 
 T = TypeVar("T")
 
-_ENDS = re.compile(r"[/{},]")
-"""The end of a name in a pattern."""
 
-
-class ThreadsSearch:
+class ThreadsSearch(FileSearch):
     """One search of threads. What repeats other files is left out unless the search names it.
 
     A history has each file once for every checkpoint. In 1,000 threads of 30 checkpoints that is thirty times the files
     of the heads: a search of all spent its 15 s on the history of the first 300 threads and never saw the other heads.
     """
 
-    def __init__(self, pattern: str | None) -> None:
-        """`pattern`: the glob of the search, None for none."""
+    def __init__(self, volume: Volume, path: str, matcher: Matcher | None, max_bytes: int) -> None:
         wanted = asked.current()
-        patterns = [pattern or "", wanted.pattern if wanted is not None else ""]
-        named = {os.fsencode(name) for pattern in patterns for name in _ENDS.split(pattern)}
+        given = [matcher, compile_glob(wanted.pattern) if wanted is not None else None]
+        named = {os.fsencode(name) for pattern in given if pattern is not None for name in pattern.names}
         self._left_out = frozenset() if named & REPEATING else REPEATING
         self._narrower = compile_glob(wanted.here) if wanted is not None and wanted.here is not None else None
-        self._walk: ThreadsWalk | None = None
         self._damaged: str | None = None  # the error of the first file that was skipped
+        super().__init__(volume, path, matcher, max_bytes, self.walk, self.read)
 
     def walk(self, volume: Volume, directory: int, *, below: Sequence[str] = (), depth: int | None = None) -> FileWalk:
         """A `MakeWalk`. Of a search over several backends it goes no further than the whole glob does."""
         if self._narrower is not None and len(self._narrower.prefix) > len(below):
             below, depth = self._narrower.prefix, self._narrower.depth
-        self._walk = ThreadsWalk(volume, directory, below=below, depth=depth)
-        self._walk.left_out = self._left_out
-        return self._walk
+        walk = ThreadsWalk(volume, directory, below=below, depth=depth)
+        walk.left_out = self._left_out
+        return walk
 
     def read(self, volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
         """As `contents.read_with`, without opening the node: that took half of the time of a `grep`.
@@ -288,9 +269,8 @@ class ThreadsSearch:
         return OSError(errno.EACCES, why)
 
     @property
-    def missing(self) -> str | None:
-        """The parts that were not searched."""
-        left_out = LEFT_OUT if self._walk is not None and self._walk.has_left_out else None
+    def missing(self) -> str | None:  # type: ignore[override]
+        left_out = LEFT_OUT if isinstance(self._walk, ThreadsWalk) and self._walk.has_left_out else None
         return "; ".join(filter(None, (self._damaged, left_out))) or None
 
 

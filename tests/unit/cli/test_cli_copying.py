@@ -144,14 +144,14 @@ class TestUpload:
         assert "LOCAL" in command.wrong("upload", MOUNT)
 
     def test_what_fails_besides_what_does_not(self, command, files, tree, monkeypatch):
-        put = InMemoryBackend._put
+        put = InMemoryBackend._put_if
 
-        def refuse(self, path, data, **options):
+        def refuse(self, path, *others, **options):
             if path.endswith("/b"):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            put(self, path, data, **options)
+            put(self, path, *others, **options)
 
-        monkeypatch.setattr(InMemoryBackend, "_put", refuse)
+        monkeypatch.setattr(InMemoryBackend, "_put_if", refuse)
         done = command("upload", "tree/sub", f"{MOUNT}/t")
         assert (done.exit_code, done.stderr) == (1, f"Error: '{MOUNT}/t/b': No space left on device\n")
         assert paths(files) == ["/t/deep/c"]

@@ -13,12 +13,12 @@ from typing import Final, TypeVar
 
 from fusebackend.backends.postgres.search.index import SearchIndexer, make_index
 from fusebackend.backends.postgres.search.query import EntryWalk, SearchQueries, TreeWalk
-from fusebackend.base.globs import compile_glob
+from fusebackend.base.globs import Matcher
 from fusebackend.databases.postgres import Connections
-from fusebackend.protocol import Attr, GlobResult, GrepResult, Volume
-from fusebackend.volumes import search
+from fusebackend.protocol import Attr, Volume
 from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.contents import LOCKED_BYTES, read_with
+from fusebackend.volumes.search import FileSearch
 
 FILES_FIRST: Final = 32
 FILES_AHEAD: Final = 2048
@@ -43,30 +43,30 @@ WHERE idx IS NOT NULL OR inode.size > %(limit)s
 T = TypeVar("T")
 
 
-class ReadAhead:
-    """Reads the contents of many files with one query, ahead of the search; iterates over those that may match.
+class ReadAhead(FileSearch):
+    """A search for a literal that reads the contents of many files with one query, ahead; iterates over those that may
+    match.
 
     The server leaves out files of a single chunk without the pattern. Each file is read as of one moment. Larger ones
     are not read ahead, but by `read_with`.
-
-    Args:
-        max_bytes: `read_with` refuses larger files.
     """
 
-    def __init__(self, queries: SearchQueries, pattern: str, files: Iterable[tuple[str, Attr]], max_bytes: int) -> None:
+    def __init__(
+        self, queries: SearchQueries, pattern: str, volume: Volume, path: str, matcher: Matcher | None, max_bytes: int
+    ) -> None:
+        super().__init__(volume, path, matcher, max_bytes, functools.partial(EntryWalk, queries, pattern), self.read)
         self._queries = queries
-        self._files = files
         self._limit = min(max_bytes, LOCKED_BYTES)
         try:
             self._needle: bytes | None = pattern.encode("utf-8")
         except UnicodeEncodeError:
             self._needle = None  # a lone surrogate, which no file holds
-        self._read: dict[int, bytes | None] = {}
+        self._ahead: dict[int, bytes | None] = {}
 
     def __iter__(self) -> Iterator[tuple[str, Attr]]:
         waiting: list[tuple[str, Attr]] = []
         size, files = 0, FILES_FIRST
-        for found in self._files:
+        for found in super().__iter__():
             waiting.append(found)
             size += min(found[1].size, self._limit)
             if len(waiting) >= files or size >= BYTES_AHEAD:
@@ -76,7 +76,7 @@ class ReadAhead:
 
     def read(self, volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
         """As `contents.read_with`, for the file that was iterated over last."""
-        data = self._read.get(attr.node)
+        data = self._ahead.get(attr.node)
         return read_with(volume, attr, max_bytes, take) if data is None else take((data,))
 
     def _readable(self, files: list[tuple[str, Attr]]) -> list[tuple[str, Attr]]:
@@ -92,14 +92,14 @@ class ReadAhead:
                 known = pieces.setdefault(node, [])
                 if index == len(known):  # else there is a hole before it, and the file is too short for its size
                     known.append(data)
-        self._read = {}
+        self._ahead = {}
         for node, size in sizes.items():
             content = b"".join(pieces.get(node, ()))
             if size > self._limit:
-                self._read[node] = None
+                self._ahead[node] = None
             elif len(content) == size:  # holes read as zeros, and no text holds any
-                self._read[node] = content
-        return [(path, attr) for path, attr in files if attr.node in self._read]
+                self._ahead[node] = content
+        return [(path, attr) for path, attr in files if attr.node in self._ahead]
 
 
 class PostgresSearch:
@@ -132,17 +132,8 @@ class PostgresSearch:
         if self.indexer is not None:
             self.indexer.stop()
 
-    def grep_files(
-        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
-    ) -> GrepResult:
-        """As `search.grep_files`."""
-        walk = functools.partial(EntryWalk, self.queries, pattern)
-        files = search.FileSearch(self._volume, path, compile_glob(glob) if glob else None, walk)
-        ahead = ReadAhead(self.queries, pattern, files, max_bytes)
-        result = search.grep_found(self._volume, pattern, ahead, max_count, max_bytes, ahead.read)
-        result.truncated |= files.unreadable
-        return result
-
-    def glob_files(self, pattern: str, path: str) -> GlobResult:
-        """As `search.glob_files`."""
-        return search.glob_files(self._volume, pattern, path, functools.partial(TreeWalk, self.queries))
+    def of(self, path: str, matcher: Matcher | None, pattern: str | None, max_bytes: int) -> FileSearch:
+        """A search, for a literal or for the files alone."""
+        if pattern is not None:
+            return ReadAhead(self.queries, pattern, self._volume, path, matcher, max_bytes)
+        return FileSearch(self._volume, path, matcher, max_bytes, functools.partial(TreeWalk, self.queries))

@@ -20,8 +20,9 @@ from fusebackend.backends.directory import search
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.directory.search import Candidates, find_candidates
 from fusebackend.base import budget
+from fusebackend.base.globs import compile_glob
 from fusebackend.testing.posix.case import NOBODY, in_child, opened
-from fusebackend.volumes.search import grep_files
+from fusebackend.volumes.search import FileSearch, grepped
 
 pytestmark = pytest.mark.skipif(shutil.which("rg") is None, reason="ripgrep is not installed")
 
@@ -54,7 +55,8 @@ def three_ways(backend, *args, **kwargs):
     with without_ripgrep():
         assert backend.grep(*args, **kwargs) == answer
     pattern, path, glob = (*args, None, None)[:3]
-    plain = grep_files(backend.volume, pattern, path or "/", glob, kwargs.get("max_count"), backend.max_file_size_bytes)
+    found = FileSearch(backend.volume, path or "/", compile_glob(glob) if glob else None, backend.max_file_size_bytes)
+    plain = grepped(found, pattern, kwargs.get("max_count"))
     assert plain == answer
     return answer
 

@@ -33,6 +33,7 @@ from fusebackend.backends.postgres.search import search as postgres_search
 from fusebackend.backends.postgres.search.index import SearchIndexer
 from fusebackend.base import budget
 from fusebackend.base.budget import Spent
+from fusebackend.base.globs import compile_glob
 from fusebackend.protocol import ROOT_NODE, AttrChanges, GrepMatch
 from fusebackend.volumes import search
 
@@ -373,7 +374,7 @@ def tree(backend: PostgresBackend, sql: Sql) -> PostgresBackend:
 
 
 def test_a_tree_is_walked_with_few_questions(tree: PostgresBackend, questions: Questions) -> None:
-    plain = search.glob_files(tree.volume, "**/e1*/f0", "/")
+    plain = search.globbed(search.FileSearch(tree.volume, "/", compile_glob("**/e1*/f0"), 0))
     answer = tree.glob("**/e1*/f0")
     assert answer == plain and len(answer.matches or []) == 20 * 11
     assert len(questions) <= 8, "16 directories, 64, 256, … with one question each"
@@ -389,7 +390,7 @@ def test_a_directory_too_large_for_a_question_is_read_page_by_page(
     tree: PostgresBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(query_module, "ENTRIES_AHEAD", 20)
-    assert tree.glob("**") == search.glob_files(tree.volume, "**", "/")
+    assert tree.glob("**") == search.globbed(search.FileSearch(tree.volume, "/", compile_glob("**"), 0))
 
 
 def test_where_the_index_names_too_many_it_is_left(

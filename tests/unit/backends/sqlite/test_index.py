@@ -28,7 +28,7 @@ from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.base import budget
-from fusebackend.volumes import search, trigram
+from fusebackend.volumes import trigram
 from fusebackend.volumes.search import FileSearch
 
 
@@ -66,18 +66,19 @@ def backend(path: Path) -> Iterator[SqliteBackend]:
 def read_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The nodes whose contents a search has read."""
     nodes: list[int] = []
-    grep_found = search.grep_found
+    lines = FileSearch.lines
 
-    def noted(*arguments):  # type: ignore[no-untyped-def]
-        *others, read = arguments
+    def noted(self, *arguments):  # type: ignore[no-untyped-def]
+        read = self._read
 
         def reading(volume, attr, *more):  # type: ignore[no-untyped-def]
             nodes.append(attr.node)
             return read(volume, attr, *more)
 
-        return grep_found(*others, reading)
+        self._read = reading
+        return lines(self, *arguments)
 
-    monkeypatch.setattr(search, "grep_found", noted)
+    monkeypatch.setattr(FileSearch, "lines", noted)
     return nodes
 
 
@@ -395,7 +396,7 @@ def test_a_search_is_a_walk_like_any_other(backend: SqliteBackend) -> None:
     for number in range(5):
         put(backend, f"/{number}.txt", b"needle\n")
     index_all(backend)
-    found = FileSearch(backend.volume, "/", None, lambda *a, **o: index.IndexWalk("needle", *a, **o))
+    found = FileSearch(backend.volume, "/", None, 0, lambda *a, **o: index.IndexWalk("needle", *a, **o))
     seen = []
     for path, _ in found:
         seen.append(path)
