@@ -20,8 +20,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from kinds import KINDS, NATIVE_BY_DAY
 from profiles import amount, examples
 
+from fusebackend.backends.directory.volume import DirectoryVolume
+from fusebackend.protocol import Volume
 from fusebackend.testing.likeness import LikenessCases
-from fusebackend.testing.model import DirectoryMachine
+from fusebackend.testing.model import VolumeMachine
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users as well")
 
@@ -83,13 +85,13 @@ def mountpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def test_system_calls_do_what_a_dict_says(mountpoint: Path) -> None:
     numbers = itertools.count()
 
-    class Machine(DirectoryMachine):
+    class Machine(VolumeMachine):
         """Runs each example in a directory of its own, beside the files of earlier ones."""
 
-        def make_directory(self) -> Path:
+        def make_volume(self) -> Volume:
             directory = mountpoint / f"run{next(numbers)}"
             directory.mkdir()
-            return directory
+            return DirectoryVolume(directory)
 
     run_state_machine_as_test(Machine, settings=SETTINGS)
     assert next(numbers) > 1

@@ -20,8 +20,4 @@ class WholeFileMachine(VolumeMachine):
     @rule(data=st.data(), flags=st.sampled_from((0, RENAME_NOREPLACE)))
     def rename_by_copy(self, data, flags):
         parent, new_parent = self.draw_directory(data), self.draw_directory(data)
-        move = parent, self.draw_name(data, parent), new_parent, self.draw_name(data, new_parent), flags
-        if self.attempt(self.tree.may_rename(*move), self.do_rename, *move):
-            replaced = self.tree.rename(*move)
-            if replaced is not None:
-                self.lost_name(replaced)
+        self.move(parent, self.draw_name(data, parent), new_parent, self.draw_name(data, new_parent), flags)

@@ -62,8 +62,8 @@ class BranchMachine(VolumeMachine):
     @rule()
     def branch(self) -> None:
         """Let a branch take the place of the volume."""
-        for handle in self.handles:
-            self.do_close(handle.token)
+        for node in self.handles:
+            self.release(node)
         self.handles, self.orphans = [], []
         self.volume.forget([node.number for node in self.held])
         self.held = set()

@@ -1,13 +1,13 @@
-"""`TreeMachine`: the rules of both machines, and the invariants checked after each of them.
+"""`VolumeMachine`: random operations on a volume's kernel face, called as the mount calls it, and what must hold.
 
-A subclass implements each operation (the methods from `do_create` to `do_list`); they return numbers that identify
-nodes, and raise `OSError`. Every rule draws its operands from the model, gets from it the errnos that are allowed, does
-the operation, and then repeats it on the model.
+Every rule draws its operands from the model, gets from it the errnos that are allowed, does the operation, and then
+repeats it on the model. The machine holds every node that it has looked up or made, and forgets them from time to time,
+parents after their children. A node without a name, a handle or a hold must be gone. Listings are read in small pages,
+after any name.
 """
 
 from __future__ import annotations
 
-import abc
 import errno
 import os
 import stat
@@ -17,16 +17,13 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, Attr, AttrChanges, Features
+from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller, Volume
 from fusebackend.testing.model.tree import Node, Refusals, Tree
 from fusebackend.testing.model.values import MAX_FILE_BYTES, NAMES, XATTRS, contents, lengths, offsets, times
+from fusebackend.testing.posix.case import refused
+from fusebackend.volumes.placing import xattrs_of
 
-
-class Handle(NamedTuple):
-    """An open file: its node, and the subclass's token for reading and writing it."""
-
-    node: Node
-    token: Any
+OPEN_FLAGS = os.O_RDWR
 
 
 class Done(NamedTuple):
@@ -35,110 +32,156 @@ class Done(NamedTuple):
     result: Any
 
 
-class TreeMachine(RuleBasedStateMachine):
-    """See the module's docstring."""
+class VolumeMachine(RuleBasedStateMachine):
+    """Subclass it and override `make_volume`; see the package's docstring."""
 
-    features: Features = Features()
     directory_links = True
     """Directories count their subdirectories in `st_nlink` (some disks don't)."""
 
-    def __init__(self, tree: Tree) -> None:
+    owners: tuple[tuple[int, int], ...] = ((0, 0), (1000, 1000))
+    """(uid, gid) of the callers that make nodes."""
+
+    keeps_numbers = False
+    """Nodes have the same numbers after `reopen_volume`."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.tree = tree
-        self.handles: list[Handle] = []
+        self.volume = self.make_volume()
+        self.features = self.volume.features
+        root = self.volume.getattr(ROOT_NODE)
+        self.tree = Tree(root.mode, root.uid, root.gid)
+        self.tree.root.number = ROOT_NODE
+        self.handles: list[Node] = []  # open files, each as often as it is open
+        self.held: set[Node] = set()  # nodes with a lookup count above 0
         self.orphans: list[Node] = []  # nodes without a name that are still open or held
         self.recent: Node | None = None  # the file that data rules used last
 
-    # -- how it is done ----------------------------------------------------------------------------------------
+    def make_volume(self) -> Volume:
+        """Return a new and empty volume."""
+        raise NotImplementedError("override make_volume")
 
-    @abc.abstractmethod
-    def do_create(self, parent: Node, name: bytes, mode: int, owner: tuple[int, int]) -> tuple[int, Any]:
-        """Make a file and open it; return its number and the token of the handle."""
+    def reopen_volume(self) -> Volume | None:
+        """Open the volume again after it was closed; None when nothing outlives it."""
+        return None
 
-    @abc.abstractmethod
-    def do_make(self, parent: Node, name: bytes, mode: int, target: bytes, owner: tuple[int, int]) -> int:
-        """Make a directory, a link to `target` or a special file, by the type in `mode`; return its number."""
+    def teardown(self) -> None:
+        self.volume.close()
 
-    @abc.abstractmethod
-    def do_link(self, node: Node, parent: Node, name: bytes) -> None: ...
+    # -- life --------------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    def do_unlink(self, parent: Node, name: bytes) -> None: ...
+    @precondition(lambda self: self.volume.features.durable)
+    @rule()
+    def sync(self) -> None:
+        self.volume.sync()
 
-    @abc.abstractmethod
-    def do_rmdir(self, parent: Node, name: bytes) -> None: ...
+    @precondition(lambda self: type(self).reopen_volume is not VolumeMachine.reopen_volume)
+    @rule(release=st.booleans())
+    def reopen(self, release: bool) -> None:
+        """Close and reopen the volume: after a clean unmount (`release`), or with files still open."""
+        if release:
+            for node in self.handles:
+                self.release(node)
+        self.handles, self.orphans, self.held = [], [], set()
+        self.volume.close()
+        volume = self.reopen_volume()
+        assert volume is not None
+        self.volume = volume
+        before = {node: node.number for node in self.tree.nodes()}
+        for node in self.tree.nodes():
+            node.number = 0
+        self.tree.root.number = ROOT_NODE
+        for node, number in before.items():
+            now = self.number(node)
+            assert not self.keeps_numbers or number in (0, now), f"{node!r} was node {number} and is {now}"
 
-    @abc.abstractmethod
-    def do_rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int) -> None: ...
-
-    @abc.abstractmethod
-    def do_setattr(self, node: Node, changes: AttrChanges) -> None: ...
-
-    @abc.abstractmethod
-    def do_setxattr(self, node: Node, name: bytes, value: bytes) -> None: ...
-
-    @abc.abstractmethod
-    def do_removexattr(self, node: Node, name: bytes) -> None: ...
-
-    @abc.abstractmethod
-    def do_xattrs(self, node: Node) -> dict[bytes, bytes]: ...
-
-    @abc.abstractmethod
-    def do_readlink(self, node: Node) -> bytes: ...
-
-    @abc.abstractmethod
-    def do_open(self, node: Node) -> Any: ...
-
-    @abc.abstractmethod
-    def do_close(self, token: Any) -> None: ...
-
-    @abc.abstractmethod
-    def do_read(self, token: Any, offset: int, size: int) -> bytes: ...
-
-    @abc.abstractmethod
-    def do_write(self, token: Any, offset: int, data: bytes) -> None: ...
-
-    @abc.abstractmethod
-    def do_sync(self, token: Any) -> None: ...
-
-    @abc.abstractmethod
-    def do_stat(self, node: Node) -> Attr: ...
-
-    @abc.abstractmethod
-    def do_list(self, directory: Node) -> list[tuple[bytes, int]]:
-        """Return all names of a directory, sorted, with their numbers."""
-
-    def draw_owner(self, data: st.DataObject) -> tuple[int, int]:
-        """Choose uid and gid of the next new node."""
-        return os.geteuid(), os.getegid()
-
-    def made(self, node: Node) -> None:
-        """Note that a new node is in the model."""
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        """Forget a node as the kernel does: never the root, and a directory after its children."""
+        node = self.draw_node(data, lambda node: node in self.held and self.held.isdisjoint(node.children.values()))
+        if node is not None:
+            self.held.remove(node)
+            self.volume.forget([node.number])
+            self._let_go(node)
 
     def lost_name(self, node: Node) -> None:
         """Note that a name of `node` is gone."""
-        if node.links == 0 and self.is_open(node):
+        if node.links == 0 and node.number:
             self.orphans.append(node)
 
-    def closed(self, node: Node) -> None:
-        """Note that a handle of `node` is closed."""
-        if node in self.orphans and not self.is_open(node):
-            self.orphans.remove(node)
+    def _let_go(self, node: Node) -> None:
+        """Check a node after a forget or a close: without a name, a handle or a hold it must be gone."""
+        if node in self.held or self.is_open(node):
+            return
+        if node.links:
+            node.number = 0  # it may get another when it is looked up again
+            return
+        self.orphans.remove(node)
+        refused((errno.ENOENT, errno.ESTALE), self.volume.getattr, node.number)
 
     def is_open(self, node: Node) -> bool:
-        return any(handle.node is node for handle in self.handles)
+        return node in self.handles
+
+    def number(self, node: Node) -> int:
+        """Return the volume's number of a node; look it up and hold it if it was forgotten."""
+        if node.links and node is not self.tree.root and node not in self.held:
+            path = self.tree.path_of(node)
+            assert path, f"{node!r} has no name to look it up by"
+            above = self.tree.root
+            for name in path:
+                child = above.children[name]
+                if child not in self.held:
+                    number = self._hold(self.volume.lookup, above.number, name).node
+                    assert child.number in (0, number), f"{child!r} is open as {child.number}, and found as {number}"
+                    child.number = number
+                    self.held.add(child)
+                above = child
+        return node.number
+
+    def _hold(self, call: Callable[..., Attr], *arguments: Any) -> Attr:
+        """Call and hold under the volume's lock, as the mount does: the node can't be freed between the two."""
+        with self.volume.lock:
+            attr = call(*arguments)
+            self.volume.hold(attr.node)
+            return attr
+
+    # -- listing -----------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), after=st.sampled_from((b"", *NAMES)), limit=st.integers(1, 5))
+    def list_page(self, data: st.DataObject, after: bytes, limit: int) -> None:
+        """Read a page after any name: it must hold the present names that follow, in order, after any changes."""
+        directory = self.draw_directory(data)
+        refusals = set() if directory.is_directory else {errno.ENOTDIR}
+        done = self.attempt(refusals, self.volume.readdir, self.number(directory), after, limit)
+        if done is not None:
+            wanted = [name for name in sorted(directory.children) if name > after]
+            got = [name for name, _ in done.result]
+            assert got == wanted[: len(got)] and len(got) <= limit, f"page after {after!r}: {got} of {wanted}"
+            assert bool(got) == bool(wanted), f"the listing ended after {after!r}, before {wanted}"
+            for name, attr in done.result:
+                self._compare_attributes(directory.children[name], attr)
+
+    @rule(data=st.data())
+    def look_up(self, data: st.DataObject) -> None:
+        parent = self.draw_directory(data)
+        name = self.draw_name(data, parent)
+        done = self.attempt(self.tree.may_find(parent, name), self.volume.lookup, self.number(parent), name)
+        if done is not None:
+            assert parent.children[name].number in (0, done.result.node), f"{name!r} in {parent!r}: {done.result!r}"
 
     # -- choosing ----------------------------------------------------------------------------------------------
 
-    def attempt(self, refusals: Refusals, call: Callable[..., Any], *arguments: Any) -> Done | None:
-        """Call. With `refusals` it must fail with one of these errnos, and without any it must succeed."""
+    def attempt(
+        self, refusals: Refusals, call: Callable[..., Any], *arguments: Any, is_held: bool = False
+    ) -> Done | None:
+        """Call. With `refusals` it must fail with one of these errnos, and without any it must succeed. With `is_held`
+        the node that it returns is held."""
         try:
-            result = call(*arguments)
+            result = self._hold(call, *arguments) if is_held else call(*arguments)
         except OSError as error:
             wanted = [errno.errorcode[number] for number in refusals] or "success"
-            assert error.errno in refusals, f"{call.__name__}{arguments}: {error!r} instead of {wanted}"
+            assert error.errno in refusals, f"{call}{arguments}: {error!r} instead of {wanted}"
             return None
-        assert not refusals, f"{call.__name__}{arguments}: success instead of {[errno.errorcode[n] for n in refusals]}"
+        assert not refusals, f"{call}{arguments}: success instead of {[errno.errorcode[n] for n in refusals]}"
         return Done(result)
 
     def draw_directory(self, data: st.DataObject) -> Node:
@@ -159,11 +202,10 @@ class TreeMachine(RuleBasedStateMachine):
         self.recent = file or self.recent
         return file
 
-    def draw_handle(self, data: st.DataObject) -> Handle:
-        recent = [handle for handle in self.handles if handle.node is self.recent]
-        handle: Handle = data.draw(st.sampled_from(self.handles + recent * len(self.handles)))
-        self.recent = handle.node
-        return handle
+    def draw_open(self, data: st.DataObject) -> Node:
+        recent = [node for node in self.handles if node is self.recent]
+        self.recent = node = data.draw(st.sampled_from(self.handles + recent * len(self.handles)))
+        return node
 
     def draw_places(self, data: st.DataObject) -> tuple[Node, bytes, Node, bytes]:
         """Draw source and target of a rename: mostly an existing source, half of the time over a file of its kind."""
@@ -188,37 +230,38 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), mode=st.sampled_from((0o600, 0o644, 0o755)))
     def create(self, data: st.DataObject, mode: int) -> None:
-        parent, owner = self.draw_directory(data), self.draw_owner(data)
-        name = data.draw(st.sampled_from(NAMES))
-        done = self.attempt(self.tree.may_add(parent, name), self.do_create, parent, name, mode, owner)
-        if done is not None:
-            node = self.tree.add(parent, name, stat.S_IFREG | mode, *owner)
-            node.number, token = done.result
-            self.made(node)
-            self.handles.append(Handle(node, token))
+        node = self._make(data, stat.S_IFREG | mode, self.volume.create, mode, OPEN_FLAGS)
+        if node is not None:
+            self.handles.append(node)
 
     @rule(data=st.data(), mode=st.sampled_from((0o700, 0o755)))
     def mkdir(self, data: st.DataObject, mode: int) -> None:
-        self._make(data, stat.S_IFDIR | mode)
+        self._make(data, stat.S_IFDIR | mode, self.volume.mkdir, mode)
 
     @precondition(lambda self: self.features.symlinks)
     @rule(data=st.data(), leads_to=st.sampled_from((b"a", b"../b", b"/nowhere", b"\xff" * 1000)))
     def symlink(self, data: st.DataObject, leads_to: bytes) -> None:
-        self._make(data, stat.S_IFLNK | 0o777, leads_to)
+        node = self._make(data, stat.S_IFLNK | 0o777, self.volume.symlink, leads_to)
+        if node is not None:
+            node.data[:] = leads_to
 
     @precondition(lambda self: self.features.special_files)
     @rule(data=st.data(), kind=st.sampled_from((stat.S_IFIFO, stat.S_IFSOCK)))
     def mknod(self, data: st.DataObject, kind: int) -> None:
-        self._make(data, kind | 0o600)
+        self._make(data, kind | 0o600, self.volume.mknod, kind | 0o600, 0)
 
-    def _make(self, data: st.DataObject, mode: int, target: bytes = b"") -> None:
-        parent, owner = self.draw_directory(data), self.draw_owner(data)
-        name = data.draw(st.sampled_from(NAMES))
-        done = self.attempt(self.tree.may_add(parent, name), self.do_make, parent, name, mode, target, owner)
-        if done is not None:
-            node = self.tree.add(parent, name, mode, *owner)
-            node.number, node.data[:] = done.result, target
-            self.made(node)
+    def _make(self, data: st.DataObject, mode: int, call: Callable[..., Attr], *arguments: Any) -> Node | None:
+        """Make a node by a call of the volume, in a directory and under a name that are drawn."""
+        parent, owner = self.draw_directory(data), data.draw(st.sampled_from(self.owners))
+        name, number = data.draw(st.sampled_from(NAMES)), self.number(parent)
+        refusals = self.tree.may_add(parent, name)
+        done = self.attempt(refusals, call, number, name, *arguments, Caller(*owner), is_held=True)
+        if done is None:
+            return None
+        node = self.tree.add(parent, name, mode, *owner)
+        node.number = done.result.node
+        self.held.add(node)
+        return node
 
     @precondition(lambda self: self.features.links)
     @rule(data=st.data())
@@ -226,29 +269,38 @@ class TreeMachine(RuleBasedStateMachine):
         node, parent = self.draw_node(data), self.draw_directory(data)
         name = data.draw(st.sampled_from(NAMES))
         assert node is not None
-        if self.attempt(self.tree.may_link(node, parent, name), self.do_link, node, parent, name):
+        numbers = self.number(node), self.number(parent)
+        refusals = self.tree.may_link(node, parent, name)
+        done = self.attempt(refusals, self.volume.link, *numbers, name, is_held=True)
+        if done is not None:
+            assert done.result.node == node.number, f"a link to node {node.number} is node {done.result.node}"
             self.tree.link(node, parent, name)
 
     @rule(data=st.data())
     def unlink(self, data: st.DataObject) -> None:
         parent = self.draw_directory(data)
         name = self.draw_name(data, parent)
-        if self.attempt(self.tree.may_unlink(parent, name), self.do_unlink, parent, name):
+        if self.attempt(self.tree.may_unlink(parent, name), self.volume.unlink, self.number(parent), name):
             self.lost_name(self.tree.remove(parent, name))
 
     @rule(data=st.data())
     def rmdir(self, data: st.DataObject) -> None:
         parent = self.draw_directory(data)
         name = self.draw_name(data, parent)
-        if self.attempt(self.tree.may_rmdir(parent, name), self.do_rmdir, parent, name):
+        if self.attempt(self.tree.may_rmdir(parent, name), self.volume.rmdir, self.number(parent), name):
             self.lost_name(self.tree.remove(parent, name))
 
     @precondition(lambda self: self.features.rename)
     @rule(data=st.data(), flags=st.sampled_from((0, 0, RENAME_NOREPLACE, RENAME_EXCHANGE)))
     def rename(self, data: st.DataObject, flags: int) -> None:
-        move = *self.draw_places(data), flags
-        if self.attempt(self.tree.may_rename(*move), self.do_rename, *move):
-            replaced = self.tree.rename(*move)
+        self.move(*self.draw_places(data), flags)
+
+    def move(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int) -> None:
+        """Rename, in the volume and in the model."""
+        refusals = self.tree.may_rename(parent, name, new_parent, new_name, flags)
+        places = self.number(parent), name, self.number(new_parent), new_name
+        if self.attempt(refusals, self.volume.rename, *places, flags):
+            replaced = self.tree.rename(parent, name, new_parent, new_name, flags)
             if replaced is not None:
                 self.lost_name(replaced)
 
@@ -259,7 +311,7 @@ class TreeMachine(RuleBasedStateMachine):
     def chmod(self, data: st.DataObject, mode: int) -> None:
         node = self.draw_node(data, lambda node: not node.is_link)
         if node is not None and (node.is_directory or mode < 0o1000):
-            self.do_setattr(node, AttrChanges(mode=mode))
+            self.volume.setattr(self.number(node), AttrChanges(mode=mode))
             node.mode = stat.S_IFMT(node.mode) | mode
 
     @precondition(lambda self: self.features.persistent_modes)
@@ -267,7 +319,7 @@ class TreeMachine(RuleBasedStateMachine):
     def set_times(self, data: st.DataObject, mtime_ns: int) -> None:
         node = self.draw_file(data)
         if node is not None:
-            self.do_setattr(node, AttrChanges(atime_ns=mtime_ns // 2, mtime_ns=mtime_ns))
+            self.volume.setattr(self.number(node), AttrChanges(atime_ns=mtime_ns // 2, mtime_ns=mtime_ns))
             node.mtime_ns = mtime_ns
 
     @precondition(lambda self: self.features.xattrs)
@@ -275,7 +327,7 @@ class TreeMachine(RuleBasedStateMachine):
     def set_xattr(self, data: st.DataObject, name: bytes, value: bytes) -> None:
         node = self.draw_node(data, lambda node: node.is_file or node.is_directory)
         if node is not None:
-            self.do_setxattr(node, name, value)
+            self.volume.setxattr(self.number(node), name, value)
             node.xattrs[name] = value
 
     @precondition(lambda self: self.features.xattrs)
@@ -284,7 +336,7 @@ class TreeMachine(RuleBasedStateMachine):
         node = self.draw_node(data, lambda node: bool(node.xattrs))
         if node is not None:
             refusals = set() if name in node.xattrs else {errno.ENODATA}
-            if self.attempt(refusals, self.do_removexattr, node, name):
+            if self.attempt(refusals, self.volume.removexattr, self.number(node), name):
                 del node.xattrs[name]
 
     # -- rules: data -------------------------------------------------------------------------------------------
@@ -293,40 +345,45 @@ class TreeMachine(RuleBasedStateMachine):
     def open(self, data: st.DataObject) -> None:
         node = self.draw_file(data)
         if node is not None and len(self.handles) < 20:
-            self.handles.append(Handle(node, self.do_open(node)))
+            self.volume.open(self.number(node), OPEN_FLAGS)
+            self.handles.append(node)
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        handle = self.handles.pop(data.draw(st.integers(0, len(self.handles) - 1)))
-        self.do_close(handle.token)
-        self.closed(handle.node)
+        node = self.handles.pop(data.draw(st.integers(0, len(self.handles) - 1)))
+        self.release(node)
+        self._let_go(node)
+
+    def release(self, node: Node) -> None:
+        """Close a handle, as the kernel does."""
+        if not self.features.random_writes:
+            self.volume.flush(node.number)
+        self.volume.release(node.number, OPEN_FLAGS)
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data(), offset=offsets, content=contents)
     def write(self, data: st.DataObject, offset: int, content: bytes) -> None:
-        handle = self.draw_handle(data)
-        content = content[: MAX_FILE_BYTES - offset]
-        self.do_write(handle.token, offset, content)
-        self.tree.write(handle.node, offset, content)
-        self._compare_content(handle)
+        node, content = self.draw_open(data), content[: MAX_FILE_BYTES - offset]
+        assert self.volume.write(node.number, offset, content) == len(content)
+        self.tree.write(node, offset, content)
+        self._compare(node, 0, MAX_FILE_BYTES + 1)
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data(), offset=offsets, size=lengths)
     def read(self, data: st.DataObject, offset: int, size: int) -> None:
-        handle = self.draw_handle(data)
-        self._compare(handle, offset, self.do_read(handle.token, offset, size), size)
+        self._compare(self.draw_open(data), offset, size)
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data())
     def sync_file(self, data: st.DataObject) -> None:
-        self.do_sync(self.draw_handle(data).token)
+        self.volume.fsync(self.draw_open(data).number)
 
     @rule(data=st.data(), size=offsets)
     def truncate(self, data: st.DataObject, size: int) -> None:
         node = self.draw_file(data)
         if node is not None:
-            self.do_setattr(node, AttrChanges(size=size))
+            self.volume.setattr(self.number(node), AttrChanges(size=size))
             self.tree.resize(node, size)
             self._open_and_compare(node)
 
@@ -337,24 +394,22 @@ class TreeMachine(RuleBasedStateMachine):
             if node.is_file:
                 self._open_and_compare(node)
             elif node.is_link:
-                assert self.do_readlink(node) == node.data, f"target of {node!r}"
+                assert self.volume.readlink(self.number(node)) == node.data, f"target of {node!r}"
             if self.features.xattrs and (node.is_file or node.is_directory):
-                assert self.do_xattrs(node) == node.xattrs, f"extended attributes of {node!r}"
+                assert xattrs_of(self.volume, self.number(node)) == node.xattrs, f"extended attributes of {node!r}"
 
     def _open_and_compare(self, node: Node) -> None:
-        handle = Handle(node, self.do_open(node))
-        self._compare_content(handle)
-        self.do_close(handle.token)
+        self.volume.open(self.number(node), OPEN_FLAGS)
+        self._compare(node, 0, MAX_FILE_BYTES + 1)
+        self.release(node)
 
-    def _compare_content(self, handle: Handle) -> None:
-        self._compare(handle, 0, self.do_read(handle.token, 0, MAX_FILE_BYTES + 1), MAX_FILE_BYTES + 1)
-
-    def _compare(self, handle: Handle, offset: int, got: bytes, size: int) -> None:
-        wanted = bytes(handle.node.data[offset : offset + size])
+    def _compare(self, node: Node, offset: int, size: int) -> None:
+        got = self.volume.read(node.number, offset, size)
+        wanted = bytes(node.data[offset : offset + size])
         if got != wanted:
             at = next((at for at, pair in enumerate(zip(got, wanted, strict=False)) if pair[0] != pair[1]), None)
             raise AssertionError(
-                f"reading {size} at {offset} of {handle.node!r}: {len(got)} bytes instead of {len(wanted)}"
+                f"reading {size} at {offset} of {node!r}: {len(got)} bytes instead of {len(wanted)}"
                 + (f", the first wrong one at {offset + at}" if at is not None else "")
             )
 
@@ -364,7 +419,7 @@ class TreeMachine(RuleBasedStateMachine):
     def names_are_right(self) -> None:
         for path, node in self.tree.walk():
             if node.is_directory:
-                listed = self.do_list(node)
+                listed = self._listed(node)
                 wanted = sorted(node.children)
                 assert [name for name, _ in listed] == wanted, f"names in {b'/'.join(path)!r}"
                 for name, number in listed:
@@ -374,8 +429,7 @@ class TreeMachine(RuleBasedStateMachine):
     @invariant()
     def attributes_are_right(self) -> None:
         for node in self.tree.nodes() + self.orphans:
-            attr = self.do_stat(node)
-            self._compare_attributes(node, attr)
+            self._compare_attributes(node, self.volume.getattr(self.number(node)))
 
     def _compare_attributes(self, node: Node, attr: Attr) -> None:
         features = self.features
@@ -390,3 +444,10 @@ class TreeMachine(RuleBasedStateMachine):
             assert attr.size == len(node.data), f"size of {node!r}: {attr.size} instead of {len(node.data)}"
         if node.mtime_ns is not None and features.persistent_modes:
             assert attr.mtime_ns == node.mtime_ns, f"mtime of {node!r}: {attr.mtime_ns} instead of {node.mtime_ns}"
+
+    def _listed(self, directory: Node) -> list[tuple[bytes, int]]:
+        number, listed, after = self.number(directory), list[tuple[bytes, int]](), b""
+        while page := self.volume.readdir(number, after, 3):
+            listed += [(name, attr.node) for name, attr in page]
+            after = listed[-1][0]
+        return listed

@@ -58,7 +58,7 @@ class Node:
 
 
 class Tree:
-    """A tree of nodes with names. The machine keeps the nodes that lost their last name (`TreeMachine.orphans`)."""
+    """A tree of nodes with names. The machine keeps the nodes that lost their last name (`VolumeMachine.orphans`)."""
 
     def __init__(self, mode: int, uid: int, gid: int) -> None:
         self._serial = 0

@@ -91,10 +91,10 @@ class TestComposite(Derived):
 class ForeignMachine(WholeFileMachine):
     backend = None
 
-    def attempt(self, refusals, call, *arguments):
-        if call.__name__ in ("do_create", "do_make", "do_rename") and b"\xff\xfe" in arguments:
+    def attempt(self, refusals, call, *arguments, **options):
+        if call.__name__ in ("create", "mkdir", "mknod", "rename") and b"\xff\xfe" in arguments:
             refusals = refusals | {errno.EILSEQ}
-        return super().attempt(refusals, call, *arguments)
+        return super().attempt(refusals, call, *arguments, **options)
 
     def teardown(self):
         """After a sync the backend holds exactly the files of the model."""

@@ -1,4 +1,4 @@
-"""Random operations on native volumes, against a dict; and on a plain directory, which proves the machine.
+"""Random operations on native volumes, against a dict.
 
 On SQLite and PostgreSQL the machines take snapshots as well: `test_sqlite_snapshots.py`, `test_postgres_snapshots.py`.
 """
@@ -25,12 +25,11 @@ from fusebackend.backends.sqlite import flusher
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Volume
-from fusebackend.testing.model import DirectoryMachine, VolumeMachine
+from fusebackend.testing.model import VolumeMachine
 from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.posix import TreeVolume
 
 SETTINGS = hypothesis.settings(max_examples=examples(40), stateful_step_count=50, deadline=None, database=None)
-FEW = hypothesis.settings(SETTINGS, max_examples=examples(10))
 
 
 class MemoryMachine(VolumeMachine):
@@ -60,19 +59,9 @@ class DirectoryVolumeMachine(VolumeMachine):
         shutil.rmtree(os.fsencode(self.directory))
 
 
-class PlainDirectoryMachine(DirectoryMachine):
-    def make_directory(self) -> Path:
-        self.directory = Path(tempfile.mkdtemp())
-        return self.directory
-
-    def teardown(self) -> None:
-        super().teardown()
-        shutil.rmtree(os.fsencode(self.directory))
-
-
-for machine in (MemoryMachine, DirectoryVolumeMachine, PlainDirectoryMachine):
+for machine in (MemoryMachine, DirectoryVolumeMachine):
     case = machine.TestCase
-    case.settings = FEW if machine is PlainDirectoryMachine else SETTINGS
+    case.settings = SETTINGS
     globals()[f"Test{machine.__name__}"] = case
 del machine, case
 

@@ -57,13 +57,14 @@ class ObjectMachine(WholeFileMachine):
     def reopen_volume(self):
         return ObjectStoreVolume(self.store, ttl_s=self.ttl_s)
 
-    def attempt(self, refusals, call, *arguments):
+    def attempt(self, refusals, call, *arguments, **options):
         """A name that no key can hold is refused where it would be made."""
         given = [argument for argument in arguments if isinstance(argument, bytes)]
-        new = {"do_create": given[:1], "do_make": given[:1], "do_rename": given[1:2]}.get(call.__name__, [])
+        making = dict.fromkeys(("create", "mkdir", "mknod", "symlink"), given[:1])
+        new = {**making, "rename": given[1:2]}.get(call.__name__, [])
         if any(names.segment_of(name) is None for name in new):
             refusals = refusals | {errno.EILSEQ}
-        return super().attempt(refusals, call, *arguments)
+        return super().attempt(refusals, call, *arguments, **options)
 
 
 class BelievingMachine(ObjectMachine):
