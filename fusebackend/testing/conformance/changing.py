@@ -31,11 +31,6 @@ class EditingCases(Case):
         result = b.write("/new.txt", "x")
         assert (result.error, result.path) == (None, "/new.txt")
 
-    def test_write_makes_parents(self, b: Probe) -> None:
-        b.put("/a/b/c/deep.txt", "x")
-        assert b.bytes_of("/a/b/c/deep.txt") == b"x"
-        assert b.names("/a/b") == ["/a/b/c/"]
-
     def test_write_refuses_or_replaces_an_existing_file(self, b: Probe) -> None:
         b.put("/file.txt", "a long old text\n")
         result = b.write("/file.txt", "new")

@@ -49,13 +49,6 @@ class AttributeCases(Case):
             os.chmod(d / "dir", mode)
             assert stat.S_IMODE((d / "dir").stat().st_mode) == mode
 
-    @needs("persistent_modes")
-    def test_fchmod(self, d: Path) -> None:
-        with opened(d / "file", os.O_RDWR | os.O_CREAT) as fd:
-            os.fchmod(fd, 0o751)
-            assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o751
-        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o751
-
     @needs("persistent_modes", "links")
     def test_chmod_is_seen_through_every_link(self, d: Path) -> None:
         (d / "one").write_bytes(b"x")
@@ -544,13 +537,6 @@ class ExtendedAttributeCases(Case):
         os.unlink(d / "moved")
         (d / "moved").write_bytes(b"another file")
         assert _listed(d / "moved") == []
-
-    @needs("xattrs", "links")
-    def test_attributes_are_shared_by_links(self, d: Path) -> None:
-        (d / "one").write_bytes(b"x")
-        os.link(d / "one", d / "two")
-        os.setxattr(d / "one", "user.a", b"1")
-        assert os.getxattr(d / "two", "user.a") == b"1"
 
     @needs("xattrs")
     def test_a_large_value(self, file: Path) -> None:

@@ -278,12 +278,6 @@ class DataCases(Case):
             assert os.pread(fd, len(data) + 1, 0) == data
         assert (d / "file").read_bytes() == data
 
-    def test_a_write_across_the_end_extends(self, d: Path) -> None:
-        (d / "file").write_bytes(b"abcdef")
-        with opened(d / "file", os.O_WRONLY) as fd:
-            os.pwrite(fd, b"XYZ", 4)
-        assert (d / "file").read_bytes() == b"abcdXYZ"
-
     def test_a_hole_reads_as_zeros(self, d: Path) -> None:
         with opened(d / "file", RDWR_NEW) as fd:
             os.pwrite(fd, b"start", 0)
@@ -435,21 +429,6 @@ class DataCases(Case):
             for number in range(5):
                 os.write(fd, b"%d" % number)
         assert (d / "file").read_bytes() == b"01234"
-
-    @needs("random_writes")
-    def test_many_small_writes_out_of_order(self, d: Path) -> None:
-        model = bytearray(100_000)
-        with opened(d / "file", RDWR_NEW) as fd:
-            os.ftruncate(fd, len(model))
-            for step in range(500):
-                offset = step * 7919 % (len(model) - 100)
-                part = bytes([step % 251]) * (1 + step % 97)
-                os.pwrite(fd, part, offset)
-                model[offset : offset + len(part)] = part
-                if step % 50 == 0:
-                    os.fsync(fd)
-                    assert os.pread(fd, 200, offset) == model[offset : offset + 200]
-        assert (d / "file").read_bytes() == model
 
 
 # -- mmap: pages of a file as memory, shared with read and write -------------------------------------------------

@@ -243,12 +243,6 @@ class LinkCases(Case):
                 assert os.readlink(own / "link") == target
                 assert (own / "link").lstat().st_size == size
 
-    @needs("symlinks")
-    def test_unlink_removes_the_symlink_and_not_its_target(self, d: Path, file: Path) -> None:
-        os.symlink("file", d / "link")
-        os.unlink(d / "link")
-        assert tree(d) == {"file": b"x"}
-
     @needs("special_files")
     def test_a_fifo_passes_data(self, d: Path) -> None:
         os.mkfifo(d / "fifo", 0o640)
