@@ -64,16 +64,11 @@ class BranchMachine(VolumeMachine):
         """Let a branch take the place of the volume."""
         for node in self.handles:
             self.release(node)
-        self.handles, self.orphans = [], []
         self.volume.forget([node.number for node in self.held])
-        self.held = set()
-        for node in self.tree.nodes():
-            node.number = 0
-        self.tree.root.number = 1
         self.below = self.volume
         self._copy = copy_of(self.below)
         self._directory = tempfile.mkdtemp()
-        self.volume = self._opened()
+        self.start_over(self._opened())
         self.features = self.volume.features
 
     def _opened(self) -> BranchVolume:
@@ -84,12 +79,8 @@ class BranchMachine(VolumeMachine):
     @rule()
     def reopen_branch(self) -> None:
         """Close the branch, and open it again."""
-        self.handles, self.orphans, self.held = [], [], set()
         self.volume.close()
-        self.volume = self._opened()
-        for node in self.tree.nodes():
-            node.number = 0
-        self.tree.root.number = 1
+        self.start_over(self._opened())
 
     @precondition(lambda self: self.below is not None)
     @rule(data=st.data(), offset=offsets, content=contents)

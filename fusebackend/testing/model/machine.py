@@ -81,18 +81,22 @@ class VolumeMachine(RuleBasedStateMachine):
         if release:
             for node in self.handles:
                 self.release(node)
-        self.handles, self.orphans, self.held = [], [], set()
         self.volume.close()
         volume = self.reopen_volume()
         assert volume is not None
-        self.volume = volume
         before = {node: node.number for node in self.tree.nodes()}
-        for node in self.tree.nodes():
-            node.number = 0
-        self.tree.root.number = ROOT_NODE
+        self.start_over(volume)
         for node, number in before.items():
             now = self.number(node)
             assert not self.keeps_numbers or number in (0, now), f"{node!r} was node {number} and is {now}"
+
+    def start_over(self, volume: Volume) -> None:
+        """Go on with another volume that has the same files. Nothing is open or held there."""
+        self.volume = volume
+        self.handles, self.orphans, self.held = [], [], set()
+        for node in self.tree.nodes():
+            node.number = 0
+        self.tree.root.number = ROOT_NODE
 
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
