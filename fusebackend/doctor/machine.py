@@ -15,12 +15,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 from fusebackend.base import xdg
 from fusebackend.base.deadline import GivenUp, within
-from fusebackend.base.extras import EXTRA_OF
+from fusebackend.base.extras import EXTRA_OF, is_installed
 from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import is_below
 from fusebackend.linux import mount_table as table
@@ -455,16 +454,9 @@ def locale() -> Iterable[Finding]:
 
 def extras() -> Iterable[Finding]:
     """Say which extras are installed. A route that needs one that is missing says so itself."""
-    missing = sorted({extra for module, extra in EXTRA_OF.items() if not _is_there(module)})
+    missing = sorted({extra for module, extra in EXTRA_OF.items() if not is_installed(module)})
     have = sorted(set(EXTRA_OF.values()) - set(missing))
     lines = [f"installed: {', '.join(have) or 'none'}"]
     if missing:
         lines.append(f"not installed: {', '.join(missing)} (pip install 'fusebackend[NAME]')")
     return [ok("extras", "; ".join(lines))]
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # a package above it; one that was put into sys.modules as None
-        return False

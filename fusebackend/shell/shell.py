@@ -29,7 +29,7 @@ from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
-from fusebackend.linux.command import Command, End, Running, StartedProcess, nothing_to_run
+from fusebackend.linux.command import REFUSED, Command, End, Running, StartedProcess, nothing_to_run
 from fusebackend.linux.mount_table import MountWatch
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
@@ -51,9 +51,6 @@ log = logging.getLogger(__name__)
 
 BRANCHES = "branches"
 """The directory of the branches in the trees directory."""
-
-REFUSED = 126
-"""The exit code of a command that was not started; a shell gives it for a file that can't be run."""
 
 
 @dataclass(frozen=True)

@@ -178,33 +178,25 @@ class RouteExecutor:
         """Return the function's result; ETIMEDOUT when the deadline passes, and at once while the volume is down."""
         if not self.blocking:
             return function(*args, **kwargs)
-        if self.tries_all or (
+        may_try = self.tries_all or (
             getattr(function, "__self__", self) is self._volume and getattr(function, "__name__", "") in self._at_once
-        ):
-            try:
-                return self._tried(partial(function, *args, **kwargs))
-            except WouldWait:
-                pass
-        change = partial(self._in_thread, partial(function, *args, **kwargs), True)
-        return await self._judged(change)
+        )
+        return await self._made(partial(function, *args, **kwargs), may_try, changes=True)
 
     async def ask(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`call` a function that changes nothing: it is repeated when its connection was lost."""
         if not self.blocking:
             return function(*args, **kwargs)
-        if self._at_once or self.tries_all:
-            try:
-                return self._tried(partial(function, *args, **kwargs))
-            except WouldWait:
-                pass
-        question = partial(self._in_thread, partial(function, *args, **kwargs), False)
-        return await self._judged(lambda: _repeated(question))
+        may_try = bool(self._at_once) or self.tries_all
+        return await self._made(partial(function, *args, **kwargs), may_try, changes=False)
 
-    def _tried(self, function: Callable[[], T]) -> T:
-        """Return the result of a function that need not wait; `WouldWait` if it must, or while the volume is down."""
-        if self.health.down:
-            raise WouldWait
-        return at_once(function)
+    async def _made(self, function: Callable[[], T], may_try: bool, *, changes: bool) -> T:
+        """Return the result of a function: tried on the loop first, unless the volume is down; else of a thread."""
+        if may_try and not self.health.down:
+            with contextlib.suppress(WouldWait):
+                return at_once(function)
+        attempt = partial(self._in_thread, function, changes)
+        return await self._judged(attempt if changes else partial(_repeated, attempt))
 
     async def give_back(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """`call` a function that tells the volume what the kernel no longer needs, also while the volume is down: the
