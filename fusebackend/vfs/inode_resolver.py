@@ -28,8 +28,6 @@ from fusebackend.vfs.inodes import (
     Entry,
     InodeTable,
     inode_number,
-    node_of,
-    route_index,
 )
 from fusebackend.vfs.junctions import MountTree, Route, call_and_hold, servers_directory
 from fusebackend.vfs.setid import SET_ID, SetId
@@ -86,10 +84,9 @@ class InodeResolver:
         """Take references back; gives the nodes that the kernel knows under no number any more, by route."""
         gone: dict[int, list[int]] = {}
         forgotten = self.inodes.forget(references)
-        if len(self.dentries):
-            self.dentries.forget(forgotten)
+        self.dentries.forget(forgotten)
         for inode in forgotten:
-            gone.setdefault(route_index(inode), []).append(node_of(inode))
+            gone.setdefault(inode >> NODE_BITS, []).append(inode & MAX_NODE)
         gone.pop(SYNTHETIC_INDEX, None)
         routes = self.tree.attached
         for index, nodes in gone.items():
