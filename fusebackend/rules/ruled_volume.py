@@ -22,6 +22,7 @@ of the name that it was found by. What is open, or was found before others moved
 
 from __future__ import annotations
 
+import abc
 import errno
 import os
 import stat
@@ -762,6 +763,7 @@ def pass_on(kind: type[RuledVolume], *names: str) -> None:
             setattr(self.below, name, value)
 
         setattr(kind, each, property(get, put))
+    abc.update_abstractmethods(kind)
 
 
 pass_on(

@@ -60,7 +60,7 @@ def _ruled(backend: Any, prefix: AgentPath, rules: RouteRules) -> VolumeBackend:
     hidden = [within(rules.hide)] if rules.hide else []
     below, view = volume_of(backend), View(prefix, hidden)
     volume = (
-        RuledSnapshotVolume(below, view, read_only=rules.read_only)
+        RuledSnapshotVolume(below, view, read_only=rules.read_only)  # type: ignore[abstract]  # `pass_on` has the rest
         if isinstance(below, SnapshotVolume)
         else RuledVolume(below, view, read_only=rules.read_only, for_all=True)
     )
