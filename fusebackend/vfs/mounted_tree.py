@@ -464,7 +464,7 @@ class FileSystem:
         known = self.inodes.get(inode)
         if known is not None:
             self.append_end.wrote(inode, known, offset + written, appending)
-        if inode in self.set_id.marked and not handle.privileged:
+        if inode in self.set_id.marked:
             await self.set_id.written(inode, handle.route, handle.node, handle.opener)
         if handle.route.is_ruled:
             await self.twins.file_changed(handle.route, handle.node)
