@@ -80,11 +80,6 @@ class MetricsOptions(Table, frozen=True):
     def __post_init__(self) -> None:
         self.address  # noqa: B018  # it raises
 
-    @classmethod
-    def of(cls, listen: str | None = None, *, public: bool = False) -> MetricsOptions:
-        """Return the options."""
-        return cls(listen, public)
-
     @property
     def address(self) -> tuple[str, int] | None:
         """The address of this machine and the port to listen on, 0 for any; None if nobody listens."""

@@ -41,9 +41,7 @@ BINARY_EXTENSIONS = frozenset({
 """Files that `read` returns whole and in base64, text or not (deepagents 0.7)."""
 
 _MATCH_BYTES = 600
-"""Memory of a match besides its text; counted in steps of `_COUNTED_BYTES`."""
-
-_COUNTED_BYTES = 32 << 10
+"""Memory of a match besides its text; counted in steps of `budget.COUNTED_BYTES`."""
 
 VIDEO_EXTENSIONS = frozenset({"mp4", "mpeg", "mov", "avi", "flv", "mpg", "webm", "wmv", "3gpp", "mkv"})
 MAX_VIDEO_BYTES = 1 << 30
@@ -376,7 +374,7 @@ def _grep_block(
     """Add the matches in a block of whole lines that begins at number `line`. Only matching lines cost Python time."""
     position = waiting = 0
     while limit is None or len(found) < limit:
-        if kept is not None and waiting > _COUNTED_BYTES:
+        if kept is not None and waiting > budget.COUNTED_BYTES:
             kept(waiting)
             waiting = 0
         hit = block.find(needle, position)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from fusebackend.base.errors import UserError
 
@@ -28,6 +29,14 @@ EXTRA_OF = {
 
 class MissingExtraError(UserError, ModuleNotFoundError):
     """A package of an extra is not installed. Its text is one line for the user, with the command that installs it."""
+
+
+def is_installed(module: str) -> bool:
+    """Return True if a module can be imported, without importing it."""
+    try:
+        return find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # a package above it; one that was put into sys.modules as None
+        return False
 
 
 @contextlib.contextmanager

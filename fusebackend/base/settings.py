@@ -20,10 +20,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_o
 import msgspec
 
 from fusebackend.base.errors import UserError
-from fusebackend.base.sizes import short_size, size_bytes
+from fusebackend.base.sizes import quantity, short_size, size_bytes
 
 _UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
 class ConfigError(UserError, ValueError):
@@ -40,10 +39,9 @@ def duration_s(value: float | str) -> float:
     Raises:
         ConfigError: `value` is none of these, negative, or not finite.
     """
-    match = _QUANTITY.fullmatch(str(value).strip().lower())
-    if match is None or match[2] not in _UNIT_S:
+    seconds = quantity(value, _UNIT_S)
+    if seconds is None:
         raise ConfigError(f"'{value}' is no length of time; write seconds, or for example '500 ms', '1 s', '2 min'")
-    seconds = float(match[1]) * _UNIT_S[match[2]]
     if seconds == math.inf:
         raise ConfigError(f"'{value}' is too long")
     return seconds

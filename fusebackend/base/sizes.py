@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
 _UNIT_BYTES = {
@@ -13,16 +14,21 @@ _UNIT_BYTES = {
 EXAMPLES = "bytes, or for example '512 MiB', '1 GiB'"
 
 
+def quantity(value: float | str, units: Mapping[str, float]) -> float | None:
+    """Parse a number, or text such as `1.5 GiB`, by the factors of its units; None if it is neither."""
+    match = _QUANTITY.fullmatch(str(value).strip().lower())
+    return None if match is None or match[2] not in units else float(match[1]) * units[match[2]]
+
+
 def size_bytes(value: int | str) -> int:
     """Parse a size into bytes: a number, or text such as `64 MiB`, `1.5 GiB`, `1 GB`.
 
     Raises:
         ValueError: `value` is none of these, or more than Linux counts.
     """
-    match = _QUANTITY.fullmatch(str(value).strip().lower())
-    if match is None or match[2] not in _UNIT_BYTES:
+    size = quantity(value, _UNIT_BYTES)
+    if size is None:
         raise ValueError(f"'{value}' is no size; write {EXAMPLES}")
-    size = float(match[1]) * _UNIT_BYTES[match[2]]
     if size >= 1 << 63:
         raise ValueError(f"'{value}' is too large; write less than 8 EiB")
     return round(size)

@@ -38,13 +38,19 @@ def errno_of(error: sqlite3.Error) -> int:
     return ERRNO_OF_CODE.get(primary(error), errno.EIO)
 
 
-class Translation:
-    """What `translate_errors` returns. It has no state, so one may serve many blocks, also one inside another: around a
-    statement of 5 µs, a context manager of `contextlib` takes 2."""
+class translate_errors:  # noqa: N801 - a context manager
+    """Raise SQLite's errors as `OSError`s, with `failed` and SQLite's message. Text that is not UTF-8 is EILSEQ.
+
+    It has no state, so one may serve many blocks, also one inside another: around a statement of 5 µs, a context
+    manager of `contextlib` takes 2.
+
+    Args:
+        rule: replaces the errno of the table.
+    """
 
     __slots__ = ("_failed", "_rule")
 
-    def __init__(self, failed: str, rule: Callable[[int], int]) -> None:
+    def __init__(self, failed: str = "SQLite", rule: Callable[[int], int] = int) -> None:
         self._failed = failed
         self._rule = rule
 
@@ -60,15 +66,6 @@ class Translation:
             raise OSError(self._rule(errno_of(error)), f"{self._failed}: {error}") from error
         if isinstance(error, UnicodeEncodeError):
             raise oserror(errno.EILSEQ) from error
-
-
-def translate_errors(failed: str = "SQLite", rule: Callable[[int], int] = int) -> Translation:
-    """Raise SQLite's errors as `OSError`s, with `failed` and SQLite's message. Text that is not UTF-8 is EILSEQ.
-
-    Args:
-        rule: replaces the errno of the table.
-    """
-    return Translation(failed, rule)
 
 
 def open_file(path: str, how: str, *, busy_s: float | None = None, any_text: bool = False) -> sqlite3.Connection:

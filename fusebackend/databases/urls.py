@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 
+from fusebackend.base.extras import is_installed
 from fusebackend.protocol.scheme import Url, UrlError
 
 LIBPQ_WORDS = (
@@ -33,11 +33,7 @@ def conninfo_of(url: Url) -> str:
 def require_modules(url: Url, extra: str, *modules: str) -> None:
     """UrlError, with the extra to install, where one of these modules is missing."""
     for module in modules:
-        try:
-            found = find_spec(module) is not None
-        except ModuleNotFoundError:  # a package above it
-            found = False
-        if not found:
+        if not is_installed(module):
             raise UrlError(f"'{url.masked}' needs {module}, which is not installed: pip install 'fusebackend[{extra}]'")
 
 

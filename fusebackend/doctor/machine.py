@@ -15,13 +15,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 from fusebackend.base import xdg
 from fusebackend.base.deadline import GivenUp, within
-from fusebackend.base.extras import EXTRA_OF
-from fusebackend.base.lines import split_lines
+from fusebackend.base.extras import EXTRA_OF, is_installed
 from fusebackend.base.paths import is_below
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc, runtime_directory
@@ -111,15 +109,14 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 # What the kernel says of this process: its confinement. And trials in a child, which leaves nothing behind.
 
 
-def status_of_self() -> dict[str, str]:
-    """Return the fields of /proc/self/status (proc_pid_status(5))."""
-    lines = (line.partition(":") for line in split_lines(os.fsdecode(proc.read("self/status"))))
-    return {name: value.strip() for name, _, value in lines}
-
-
 def is_no_new_privileges() -> bool:
     """Return True if setuid programs have no effect for this process (PR_SET_NO_NEW_PRIVS)."""
-    return status_of_self().get("NoNewPrivs") == "1"
+    return proc.status(os.getpid()).get(b"NoNewPrivs") == [b"1"]
+
+
+def has_filter() -> bool:
+    """Return True if a filter of seccomp confines this process."""
+    return proc.status(os.getpid()).get(b"Seccomp", [b"0"]) != [b"0"]
 
 
 def confined_by() -> str | None:
@@ -290,7 +287,7 @@ def _sysctl(name: str, value: int) -> str:
 
 def confinement() -> Iterable[Finding]:
     """AppArmor and seccomp, which most containers have."""
-    profile, seccomp = confined_by(), status_of_self().get("Seccomp")
+    profile = confined_by()
     if profile is None:
         yield ok("AppArmor", "no profile confines this process")
     else:
@@ -299,7 +296,7 @@ def confinement() -> Iterable[Finding]:
             f"profile '{profile}' confines this process, and those of containers refuse mounts",
             "--security-opt apparmor=unconfined for the container, if mounting is refused",
         )
-    if seccomp in (None, "0"):
+    if not has_filter():
         yield ok("seccomp", "no filter confines this process")
     else:
         yield warning(
@@ -351,7 +348,7 @@ def sandbox(is_wanted: bool) -> Iterable[Finding]:
     except bubblewrap.SandboxError as failure:
         why = f"it can make no sandbox here, so commands (exec) are refused: {failure}"
         mend = "allow user namespaces, or run as root"
-        if status_of_self().get("Seccomp") not in (None, "0"):
+        if has_filter():
             mend = "for a container: --cap-add SYS_ADMIN --security-opt seccomp=unconfined"
         return [warning(what, why, f"{mend}; {_UNCONFINED}")]
     refusal = bubblewrap.trial([program, *words, "--unshare-net"])
@@ -455,16 +452,9 @@ def locale() -> Iterable[Finding]:
 
 def extras() -> Iterable[Finding]:
     """Say which extras are installed. A route that needs one that is missing says so itself."""
-    missing = sorted({extra for module, extra in EXTRA_OF.items() if not _is_there(module)})
+    missing = sorted({extra for module, extra in EXTRA_OF.items() if not is_installed(module)})
     have = sorted(set(EXTRA_OF.values()) - set(missing))
     lines = [f"installed: {', '.join(have) or 'none'}"]
     if missing:
         lines.append(f"not installed: {', '.join(missing)} (pip install 'fusebackend[NAME]')")
     return [ok("extras", "; ".join(lines))]
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # a package above it; one that was put into sys.modules as None
-        return False

@@ -40,6 +40,9 @@ STOP_POLL_S = 0.05
 TIMED_OUT = 124
 """The exit code after a time-out, as of timeout(1)."""
 
+REFUSED = 126
+"""The exit code of a command that was not started: a shell gives it for a file that can't be run."""
+
 STOPPED = 130
 """The exit code of a command that was stopped from outside: as a shell's after Ctrl-C."""
 

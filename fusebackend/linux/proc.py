@@ -19,5 +19,11 @@ def stat(pid: int) -> list[bytes]:
     return read(f"{pid}/stat").rpartition(b")")[2].split()
 
 
+def status(pid: int) -> dict[bytes, list[bytes]]:
+    """Return the fields of proc_pid_status(5), each as its words. Raises as `read`."""
+    lines = (line.partition(b":") for line in read(f"{pid}/status").split(b"\n"))
+    return {name: value.split() for name, _, value in lines}
+
+
 def boot_id() -> str:
     return read("sys/kernel/random/boot_id").decode().strip()

@@ -178,7 +178,8 @@ class Session:
         if on.eager_loop:
             self.operations.cached_opendir = CachedOpendir(notifier) if on.cached_readdir else None
             init_flags = partial(InitFlags, acls=self.options.acls) if on.init_flags else None
-            eager = EagerTrio(init_flags, self.operations.cached_opendir, self._cpu_latency, self._prune_notice)
+            awake = self._cpu_latency if self.options.may_keep_awake else None
+            eager = EagerTrio(init_flags, self.operations.cached_opendir, awake, self._prune_notice)
             self.filesystem.xattrs.has_acls = lambda: bool(eager.agreed & FUSE_POSIX_ACL)
             self._eager = eager
         if self.options.may_keep_awake:

@@ -4,7 +4,7 @@ an `EventSequence`."""
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, NamedTuple, Self, TypeAlias
@@ -54,6 +54,18 @@ class Change(NamedTuple):
     @property
     def is_for_caches(self) -> bool:
         return not self.path or self.node is not None or self.parent is not None
+
+    def shown(self, shows: Callable[[str], bool]) -> Change | None:
+        """Return the change as a watcher has it who is shown some paths; None if it is of none of them. A move from or
+        to what is not shown is a file's beginning or end."""
+        stays = shows(self.path)
+        came = stays if self.moved_from is None else shows(self.moved_from)
+        if stays and came:
+            return self
+        if self.moved_from is None or not (stays or came):
+            return None
+        kind: EventKind = "unknown" if self.kind == "exchanged" else "created" if stays else "deleted"
+        return self._replace(kind=kind, path=self.path if stays else self.moved_from, moved_from=None)
 
 
 Changes: TypeAlias = list[Change]

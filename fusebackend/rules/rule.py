@@ -80,7 +80,7 @@ class Rule:
         for path in self.paths:
             _check(path)
             try:
-                found, _ = wcglob.translate(path.replace("\n", _NEWLINE), flags=flags)
+                found, _ = wcglob.translate(matched(path), flags=flags)
             except Exception as error:  # wcmatch: too many patterns; re: a bad class
                 raise RuleError(f"path {path!r} is no glob: {error}") from None
             patterns += [re.compile(each) for each in found]
@@ -88,9 +88,7 @@ class Rule:
 
     def matches(self, path: str) -> bool:
         """Return True if the rule is about a path, which is normalised."""
-        if "\n" in path:
-            path = path.replace("\n", _NEWLINE)
-        return any(pattern.match(path) for pattern in self.patterns)
+        return any(pattern.match(matched(path)) for pattern in self.patterns)
 
     @classmethod
     def of(cls, said: Rule | Mapping[str, Any] | Any) -> Rule:
@@ -121,6 +119,11 @@ class Rule:
     def described(self) -> dict[str, Any]:
         """Return the rule as JSON: `operations`, `paths`, `mode`."""
         return {"operations": list(self.operations), "paths": list(self.paths), "mode": self.mode}
+
+
+def matched(path: str) -> str:
+    """Return a path as the patterns of globs have it."""
+    return path.replace("\n", _NEWLINE)
 
 
 def _is_texts(value: object) -> bool:

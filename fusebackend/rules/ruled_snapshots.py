@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Sequence
 
-from fusebackend.protocol import Snapshot, SnapshotVolume, Volume
+from fusebackend.protocol import SnapshotVolume, Volume
 from fusebackend.rules.ruled_volume import RuledVolume, pass_on
 from fusebackend.rules.view import View
 from fusebackend.volumes.frozen import FrozenTree, LooksAhead
@@ -30,22 +30,6 @@ class RuledSnapshotVolume(RuledVolume, SnapshotVolume):
         self._kept = below
         self._shown_as: weakref.WeakValueDictionary[str, RuledSnapshot] = weakref.WeakValueDictionary()
 
-    @property
-    def is_changed(self) -> bool:
-        return self._kept.is_changed
-
-    def snapshot_bytes(self) -> int:
-        return self._kept.snapshot_bytes()
-
-    def snapshots(self) -> Sequence[Snapshot]:
-        return self._kept.snapshots()
-
-    def take_snapshot(self, name: str) -> Snapshot:
-        return self._kept.take_snapshot(name)
-
-    def delete_snapshot(self, name: str) -> None:
-        self._kept.delete_snapshot(name)
-
     def forget_versions(self, nodes: Collection[int]) -> list[str]:
         self._writable()
         return self._kept.forget_versions(nodes)
@@ -61,7 +45,10 @@ class RuledSnapshotVolume(RuledVolume, SnapshotVolume):
             return shown
 
 
-pass_on(RuledSnapshotVolume, "kept_by", "keep_log", "committed", "may_go", "before_commit", "on_snapshot")
+pass_on(
+    RuledSnapshotVolume, "is_changed", "snapshot_bytes", "snapshots", "take_snapshot", "delete_snapshot", "kept_by",
+    "keep_log", "committed", "may_go", "before_commit", "on_snapshot",
+)  # fmt: skip
 
 
 class RuledSnapshot(RuledVolume, LooksAhead):

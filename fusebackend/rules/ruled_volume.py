@@ -22,6 +22,7 @@ of the name that it was found by. What is open, or was found before others moved
 
 from __future__ import annotations
 
+import abc
 import errno
 import os
 import stat
@@ -686,27 +687,13 @@ class RuledVolume(NativeVolume):
 
     def observe(self, callback: Observer) -> Callable[[], None]:
         def visible(changes: Sequence[Change]) -> Callable[[], None] | None:
-            seen = [shown for change in changes for shown in self._visible(change)]
+            seen = [shown for change in changes if (shown := change.shown(self._is_shown)) is not None]
             return callback(seen) if seen else None
 
         return self.below.observe(visible if self.view.hides else callback)
 
-    def _visible(self, change: Change) -> Iterator[Change]:
-        """Give a change without what is hidden: a move from or to there is a file's beginning or end."""
-        gone = self._is_hidden(change.path)
-        came = change.moved_from is not None and self._is_hidden(change.moved_from)
-        if change.moved_from is None or not (gone or came):
-            if not gone:
-                yield change
-        elif change.kind == "exchanged":
-            yield Change(path=change.moved_from if gone else change.path)
-        elif not came:
-            yield change._replace(kind="deleted", path=change.moved_from, moved_from=None)
-        elif not gone:
-            yield change._replace(kind="created", moved_from=None)
-
-    def _is_hidden(self, path: str | None) -> bool:
-        return path is not None and self.view.is_hidden(join(self._prefix, path.strip("/")) if path != "/" else "/")
+    def _is_shown(self, path: str) -> bool:
+        return not self.view.is_hidden(join(self._prefix, path.strip("/")) if path != "/" else "/")
 
     def _native(self) -> NativeVolume:
         if not isinstance(self.below, NativeVolume):
@@ -776,6 +763,7 @@ def pass_on(kind: type[RuledVolume], *names: str) -> None:
             setattr(self.below, name, value)
 
         setattr(kind, each, property(get, put))
+    abc.update_abstractmethods(kind)
 
 
 pass_on(

@@ -8,12 +8,13 @@ would never get there. Where an earlier rule lets a path be read, writing it is 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fusebackend.base.globs import GlobError, compile_anchored, name_test
 from fusebackend.base.paths import AgentPath, is_below, why_no_name
-from fusebackend.rules.rule import OPERATIONS, Mode, Operation, Rule, RuleError, literal, normal
+from fusebackend.rules.rule import OPERATIONS, Mode, Operation, Rule, RuleError, literal, matched, normal
 
 NameTest = Callable[[str], object]
 """Gives something true for a name in a directory that a rule may match."""
@@ -65,15 +66,11 @@ class View:
             except RuleError as error:
                 raise RuleError(f"rule {number}: {error}") from None
         self.rules: tuple[Rule, ...] = tuple(made)
-        self._of = {
-            operation: [(number, rule) for number, rule in enumerate(self.rules, 1) if operation in rule.operations]
-            for operation in OPERATIONS
-        }
+        self._of = {operation: _first_of(self.rules, operation) for operation in OPERATIONS}
         self._granted: tuple[AgentPath, ...] = ()
         self._grants_trees = False
         self._absent: str | None = None
         self._hidden: _Decisions[bool] = _Decisions()
-        self._by_top: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
         self._decided: _Decisions[tuple[Mode, Mode]] = _Decisions()
         self._tests: _Decisions[NameTest | None] = _Decisions()
         self._test_of = functools.lru_cache(MAX_CACHED >> 8)(name_test)
@@ -91,7 +88,7 @@ class View:
         """False if nothing is hidden anywhere."""
         self.interrupts = any(rule.mode == "interrupt" for rule in self.rules)
         """False if nothing needs an approval."""
-        self.has_commands = bool(self._of["execute"])
+        self.has_commands = any("execute" in rule.operations for rule in self.rules)
         """False if no rule is about commands."""
         number, mode = self._first("read", "/")
         if mode == "hide":
@@ -179,24 +176,11 @@ class View:
             may_match = self.ruled_names(directory or "/")
             if may_match is None or not may_match(name):
                 return 0, "allow"
-        for number, rule in self._candidates(operation, path[1:].partition("/")[0]):
-            if rule.matches(path):
-                return number, rule.mode
-        return 0, "allow"
-
-    def _candidates(self, operation: Operation, top: str) -> list[tuple[int, Rule]]:
-        """Return the rules that may match a path whose first name is `top`: of a hundred, few."""
-        known = self._by_top.get((operation, top))
-        if known is None:
-            known = [
-                (number, rule)
-                for number, rule in self._of[operation]
-                if any((literal(path)[1:].partition("/")[0] or top) == top for path in rule.paths)
-            ]
-            if len(self._by_top) >= MAX_CACHED >> 6:
-                self._by_top.clear()
-            self._by_top[operation, top] = known
-        return known
+        found = self._of[operation].match(matched(path))
+        if found is None or found.lastgroup is None:
+            return 0, "allow"
+        number = int(found.lastgroup.removeprefix(_GROUP))
+        return number, self.rules[number - 1].mode
 
     def explain(self, operation: str, path: str) -> tuple[Mode, int | None, str]:
         """Return a decision, the number of the rule that made it (None: no rule), and the path that the rule matches:
@@ -226,6 +210,21 @@ class View:
             for path in rule.paths
             if rule.operations != ("execute",)
         )
+
+
+_GROUP = "rule"
+"""Begins the name of the group of a rule's globs."""
+
+
+def _first_of(rules: Sequence[Rule], operation: Operation) -> re.Pattern[str]:
+    """Return a pattern that matches what the rules about an operation match. The group that has matched is that of the
+    first of them: a hundred rules take half as long as one by one."""
+    globs = [
+        f"(?P<{_GROUP}{number}>{'|'.join(each.pattern for each in rule.patterns)})"
+        for number, rule in enumerate(rules, 1)
+        if operation in rule.operations
+    ]
+    return re.compile("|".join(globs) or r"(?!)")
 
 
 def checked_views(views: Mapping[str, Iterable[Any]], default: str | None) -> dict[str, View]:

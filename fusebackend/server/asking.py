@@ -26,7 +26,7 @@ from fusebackend.base.git_patch import Side
 from fusebackend.base.paths import AgentPath, PathError, to_name
 from fusebackend.base.shown import name_shown
 from fusebackend.history.requests import Asked, Request, digest, new_key, unpacked
-from fusebackend.linux.command import Command
+from fusebackend.linux.command import REFUSED, Command
 from fusebackend.protocol import (
     READING,
     Actor,
@@ -60,9 +60,6 @@ SHOWN_BYTES: Final = 1 << 20
 
 LISTED: Final = 1000
 """Names below a directory that is to be deleted, of those that are shown."""
-
-NOT_RUN: Final = 126
-"""The exit code of a command that was not started, as of a shell."""
 
 KEPT_OUTPUT: Final = 64 << 10
 """Characters of the output of a command that was started by an approval."""
@@ -207,11 +204,11 @@ class InterruptedVerbs:
             return run()
         if mode == "deny":
             refusal = f"view '{view}' denies commands that start in '{cwd}'"
-            return ExecuteResponse(output=f"Error: {refusal}", exit_code=NOT_RUN)
+            return ExecuteResponse(output=f"Error: {refusal}", exit_code=REFUSED)
         change = Change(command=command.text, timeout_s=command.timeout_s, stdin=command.stdin)
         title = f"execute {self.approvals.in_a_line(command.text)}"
         answer, why = self._ask("a command", partial(self._asked, view, "execute", [cwd], title, change, command))
-        ran: ExecuteResponse = answer or ExecuteResponse(output=f"Error: {why}", exit_code=NOT_RUN)
+        ran: ExecuteResponse = answer or ExecuteResponse(output=f"Error: {why}", exit_code=REFUSED)
         return ran
 
     def _ask(self, shown: str, asked: Callable[[], Request]) -> tuple[Any, str | None]:

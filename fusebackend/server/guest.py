@@ -38,6 +38,7 @@ from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.dialects.answers import field_of
 from fusebackend.linux.command import (
     NO_OUTPUT,
+    REFUSED,
     STOPPED,
     TIMED_OUT,
     Command,
@@ -58,9 +59,6 @@ if TYPE_CHECKING:
     from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
-
-REFUSED = 126
-"""The exit code of a command that was not even started: a shell gives it for a file that can't be run."""
 
 MAX_COMMANDS = 64
 """Commands at once, those included that were given up and have not ended."""

@@ -23,7 +23,7 @@ from fusebackend.composite.backend import CompositeBackend
 from fusebackend.linux import mount_point
 from fusebackend.linux.bind_mount import bind, unbind
 from fusebackend.linux.mount_table import MountError, UnmountWatch
-from fusebackend.protocol import FileEvent, SnapshotVolume, Volume
+from fusebackend.protocol import Change, FileEvent, SnapshotVolume, Volume
 from fusebackend.remote.volume import volume_of
 from fusebackend.rules.rule import RouteRules, RuleError, within
 from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
@@ -60,7 +60,7 @@ def _ruled(backend: Any, prefix: AgentPath, rules: RouteRules) -> VolumeBackend:
     hidden = [within(rules.hide)] if rules.hide else []
     below, view = volume_of(backend), View(prefix, hidden)
     volume = (
-        RuledSnapshotVolume(below, view, read_only=rules.read_only)
+        RuledSnapshotVolume(below, view, read_only=rules.read_only)  # type: ignore[abstract]  # `pass_on` has the rest
         if isinstance(below, SnapshotVolume)
         else RuledVolume(below, view, read_only=rules.read_only, for_all=True)
     )
@@ -68,22 +68,15 @@ def _ruled(backend: Any, prefix: AgentPath, rules: RouteRules) -> VolumeBackend:
 
 
 def shown_event(view: View, event: FileEvent) -> FileEvent | None:
-    """Return an event as far as a view shows it: a move from or to what it does not show is a beginning or an end."""
+    """Return an event as far as a view shows it, see `Change.shown`."""
 
     def shows(path: str) -> bool:
         return view.decide("read", path.rstrip("/") or ROOT) == "allow"
 
-    came = event.moved_from is None or shows(event.moved_from)
-    stays = shows(event.path)
-    if stays and came:
-        return event
-    if event.moved_from is None or not (stays or came):
+    shown = Change(kind=event.kind, path=event.path, moved_from=event.moved_from).shown(shows)
+    if shown is None:
         return None
-    if event.kind == "exchanged":
-        return replace(event, kind="unknown", path=event.path if stays else event.moved_from, moved_from=None)
-    if stays:
-        return replace(event, kind="created", moved_from=None)
-    return replace(event, kind="deleted", path=event.moved_from, moved_from=None)
+    return replace(event, kind=shown.kind, path=shown.path, moved_from=shown.moved_from)
 
 
 def _unheard(name: str) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fusebackend.linux.command import Command
+from fusebackend.linux.command import REFUSED, Command
 from fusebackend.mount.options import MountOptions
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -26,9 +26,6 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 LOOK_S = 1.0
 """Python runs the handler of a signal that came as the main thread began to wait when the wait is over."""
-
-REFUSED = 126
-"""The exit code of a command that was not started, as a shell has it."""
 
 WHY_NONE = (
     "nothing is mounted here, so commands run in the default backend, and {default} runs none: mount it, or give a "

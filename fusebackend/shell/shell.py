@@ -29,7 +29,7 @@ from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
-from fusebackend.linux.command import Command, End, Running, StartedProcess, nothing_to_run
+from fusebackend.linux.command import REFUSED, Command, End, Running, StartedProcess, nothing_to_run
 from fusebackend.linux.mount_table import MountWatch
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
@@ -51,9 +51,6 @@ log = logging.getLogger(__name__)
 
 BRANCHES = "branches"
 """The directory of the branches in the trees directory."""
-
-REFUSED = 126
-"""The exit code of a command that was not started; a shell gives it for a file that can't be run."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,7 @@ class Shell:
         self._trees_path = filesystem.tree.trees_path
         self._view = self._granting(SandboxRoot.of(mountpoint, [route.prefix for route in filesystem.tree.routes]))
         if options.sandbox == "bubblewrap":
-            tree = filesystem.add_tree("sandbox", [os.fsencode(name) for name in self._view.names])
-            self._view = replace(self._view, tree=tree)
+            self._view = self._with_tree(self._view, "sandbox")
         self._limits = Limits(options, ControlGroups.of_this_process())
         self._devices = Devices()
         self._etc = Etc(options.network, [prefix for prefix in self._view.routes if prefix.startswith("/etc/")])
@@ -268,9 +264,7 @@ class Shell:
                 rules = self._rules[name]
                 prefixes = [route.prefix for route in self._filesystem.tree.routes]
                 view = SandboxRoot.of(self.mountpoint, [prefix for prefix in prefixes if not rules.is_hidden(prefix)])
-                pinned = [os.fsencode(own) for own in view.names]
-                tree = self._filesystem.add_tree(f"sandbox-view-{name}", pinned, view=rules)
-                self._seen[name] = replace(view, tree=tree)
+                self._seen[name] = self._with_tree(view, f"sandbox-view-{name}", rules=rules)
             return self._seen[name]
 
     def _branch(self, path: AgentPath, route: Route) -> SandboxRoot:
@@ -283,12 +277,18 @@ class Shell:
                 self._filesystem.remove_tree(f"sandbox-{known[0].index}")
             view = self._granting(SandboxRoot.of(self.mountpoint, [paths.ROOT]))
             try:
-                tree = self._filesystem.add_tree(name, [os.fsencode(own) for own in view.names], of=path)
+                view = self._with_tree(view, name, path)
             except FileNotFoundError:
                 raise SandboxError(f"there is no '{path}' any more") from None
-            view = replace(view, tree=tree)
             self._branches[path] = route, view
             return view
+
+    def _with_tree(
+        self, view: SandboxRoot, name: str, of: AgentPath | None = None, rules: Rules | None = None
+    ) -> SandboxRoot:
+        """Return a view with a tree of the mount for its root. FileNotFoundError: there is no such branch."""
+        pinned = [os.fsencode(own) for own in view.names]
+        return replace(view, tree=self._filesystem.add_tree(name, pinned, of, rules))
 
     def _furnished(self, view: SandboxRoot, program: str, user: tuple[str, ...]) -> list[Bind | Fresh]:
         """Return the mounts of a sandbox, after making the server's parts of them."""

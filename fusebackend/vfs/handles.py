@@ -39,7 +39,7 @@ class OpenedFile(NamedTuple):
 class FileHandle:
     """One open file."""
 
-    __slots__ = ("_privileged", "bare", "can_map", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
+    __slots__ = ("bare", "can_map", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
 
     def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
         self.inode = inode
@@ -55,14 +55,6 @@ class FileHandle:
         if route.author is not None and flags & os.O_ACCMODE != os.O_RDONLY:
             asked = opener.verb, opener.thread, opener.uid, opener.gid
             self.opener = request.Request(*asked, author=route.author(opener))
-        self._privileged: bool | None = None
-
-    @property
-    def privileged(self) -> bool:
-        """True if a write by the thread that opened it leaves set-ID bits alone (CAP_FSETID)."""
-        if self._privileged is None:
-            self._privileged = self.opener.can(request.CAP_FSETID)
-        return self._privileged
 
     def open(self, truncate: bool) -> Attr:
         """Open the node, and empty it if `truncate`, in one step and one thread; returns the attributes after that.

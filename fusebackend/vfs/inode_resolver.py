@@ -28,8 +28,6 @@ from fusebackend.vfs.inodes import (
     Entry,
     InodeTable,
     inode_number,
-    node_of,
-    route_index,
 )
 from fusebackend.vfs.junctions import MountTree, Route, call_and_hold, servers_directory
 from fusebackend.vfs.setid import SET_ID, SetId
@@ -60,7 +58,6 @@ class InodeResolver:
         self._marked = set_id.marked
         self._revalidation = revalidation
         self._checks_late = late_forget
-        self._restricted: set[int] = inodes.by_inode(set())  # files by a number of their own (`Route.is_restricted`)
         self.own_changes = 0
         """Counts the changes of names and attributes by the kernel."""
         self.synthesised = servers_directory()
@@ -87,10 +84,9 @@ class InodeResolver:
         """Take references back; gives the nodes that the kernel knows under no number any more, by route."""
         gone: dict[int, list[int]] = {}
         forgotten = self.inodes.forget(references)
-        if len(self.dentries):
-            self.dentries.forget(forgotten)
+        self.dentries.forget(forgotten)
         for inode in forgotten:
-            gone.setdefault(route_index(inode), []).append(node_of(inode))
+            gone.setdefault(inode >> NODE_BITS, []).append(inode & MAX_NODE)
         gone.pop(SYNTHETIC_INDEX, None)
         routes = self.tree.attached
         for index, nodes in gone.items():
@@ -101,28 +97,14 @@ class InodeResolver:
         return [(routes[index], nodes) for index, nodes in gone.items()]
 
     def _unknown(self, family: list[Route], nodes: list[int]) -> list[int]:
-        """Return those of the nodes of these routes' volume that the kernel knows by none of their inodes."""
-        firsts, are_unknown = [route.index << NODE_BITS for route in family], self.inodes.are_unknown
-        if not any(route.is_ruled for route in family):
-            return [node for node in nodes if are_unknown([first | node for first in firsts])]
-        known = self._known_restricted(family, nodes)
-        return [
-            node
-            for node in nodes
-            if node & NODES not in known and are_unknown([first | node & NODES for first in firsts])
+        """Return those of the nodes of these routes' volume that the kernel knows by none of their inodes. Through a
+        view a file may have several, as rules have restricted it in different ways (`VARIANTS`)."""
+        mask = NODES if any(route.is_ruled for route in family) else MAX_NODE
+        known_as = [
+            inode_number(route.index, bits) for route in family for bits in (VARIANTS if route.is_ruled else (0,))
         ]
-
-    def _known_restricted(self, family: list[Route], nodes: list[int]) -> set[int]:
-        """Return those of the nodes that the kernel knows by a number of a restricted file, perhaps with others.
-
-        Whichever is less: to go through all of these numbers, or to ask for all that the nodes may have.
-        """
-        restricted = self._restricted
-        ruled = [route.index for route in family if route.is_ruled]
-        if len(restricted) <= len(nodes) * len(ruled) * len(VARIANTS):
-            return {node_of(inode) & NODES for inode in restricted if route_index(inode) in ruled}
-        numbers = [inode_number(index, bits) for index in ruled for bits in VARIANTS]
-        return {node & NODES for node in nodes if any(number | node & NODES in restricted for number in numbers)}
+        are_unknown = self.inodes.are_unknown
+        return [node for node in nodes if are_unknown([number | node & mask for number in known_as])]
 
     async def place(self, inode: int, make: bool = False) -> tuple[Route, int]:
         """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""
@@ -212,10 +194,8 @@ class InodeResolver:
         if attr.mode & SET_ID or self._marked:
             self._set_id.attr_sent(inode, attr)
         timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
-        if route.is_ruled and attr.node > NODES:
-            self._restricted.add(inode)
-            timeout_s = 0.0
-        elif attr.is_brief or (self.twins.contended and self.twins.is_contended(directory)):
+        is_restricted = route.is_ruled and attr.node > NODES
+        if is_restricted or attr.is_brief or (self.twins.contended and self.twins.is_contended(directory)):
             timeout_s = 0.0
         return self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
 

@@ -193,19 +193,16 @@ def routes_of(
     routes = []
     for index, prefix in enumerate([ROOT, *sorted(prefix for prefix in volumes if prefix != ROOT)]):
         volume = volumes[prefix]
-        features = volume.features
         alone = list(volumes.values()).count(volume) == 1
         policy_of = partial(_policy, alone, ttl_s if volume.ttl_s is None else volume.ttl_s)
         own = limits.get(prefix, RouteLimits()).or_else(others)
         name = "The default backend" if prefix == ROOT else f"Route '{prefix}/'"
-        probe = partial(volume.readdir, ROOT_NODE, b"", 1)
         executor = RouteExecutor(
-            features.blocking,
+            volume.features.blocking,
+            volume,
             own.deadline_s or DEFAULT_DEADLINE_S,
             max_calls=own.max_calls or DEFAULT_MAX_CALLS,
             name=name,
-            probe=probe,
-            volume=volume,
         )
         routes.append(Route(index, prefix, volume, policy_of, executor))
     return routes
@@ -214,7 +211,7 @@ def routes_of(
 def _own_route(index: int, prefix: AgentPath, files: PseudoFiles) -> Route:
     """The route of the trees directory's files."""
     policy_of = partial(_policy, True, files.ttl_s)
-    return Route(index, prefix, files, policy_of, RouteExecutor(False, name="The trees directory", volume=files))
+    return Route(index, prefix, files, policy_of, RouteExecutor(False, files, name="The trees directory"))
 
 
 def _policy(alone: bool, ttl_s: float, features: Features) -> CachePolicy:
@@ -475,7 +472,7 @@ class MountTree:
         if name in above.children:
             raise ValueError(f"there is a directory '{to_text(name)}' already")
         prefix = join(above.path, to_text(name))
-        executor = RouteExecutor(volume.features.blocking, deadline_s, name=f"'{prefix}/'", volume=volume)
+        executor = RouteExecutor(volume.features.blocking, volume, deadline_s, name=f"'{prefix}/'")
         policy_of = partial(_policy, True, DEFAULT_TTL_S if volume.ttl_s is None else volume.ttl_s)
         route = Route(len(self.attached), prefix, volume, policy_of, executor)
         is_listed = not (self.servers.is_listed and above is self.servers)

@@ -464,7 +464,7 @@ class FileSystem:
         known = self.inodes.get(inode)
         if known is not None:
             self.append_end.wrote(inode, known, offset + written, appending)
-        if inode in self.set_id.marked and not handle.privileged:
+        if inode in self.set_id.marked:
             await self.set_id.written(inode, handle.route, handle.node, handle.opener)
         if handle.route.is_ruled:
             await self.twins.file_changed(handle.route, handle.node)
@@ -592,15 +592,11 @@ class FileSystem:
             FileNotFoundError: there is no such route.
         """
         with self._growing:
-            tree, at = self.tree, to_name(name)
-            if at in tree.private.children:
-                raise ValueError(f"there is a tree '{name}' already")
+            tree = self.tree
             if of is not None and of not in tree.beside:
                 raise oserror(errno.ENOENT, of)
             routes = tree.routes if of is None else [tree.beside[of]]
-            root = self._grow(routes, tuple(pinned), view)
-            # Last: from now on it can be found.
-            tree.private.children = {**tree.private.children, at: root}
+            self._grow(tree.private, name, routes, view, tuple(pinned))
         return join(tree.private.path, name)
 
     def add_view(self, view: View) -> None:
@@ -610,20 +606,22 @@ class FileSystem:
             ValueError: there is a view of that name.
         """
         with self._growing:
-            tree, at = self.tree, to_name(view.name)
+            tree = self.tree
             above = tree.servers.children.get(VIEWS_NAME) or tree.add_directory(VIEWS_NAME, holds_routes=True)
-            if at in above.children:
-                raise ValueError(f"there is a view '{view.name}' already")
-            above.children = {**above.children, at: self._grow(tree.routes, (), view)}
+            self._grow(above, view.name, tree.routes, view)
 
-    def _grow(self, routes: list[Route], pinned: tuple[bytes, ...], view: View | None) -> Junction:
-        """Return the root of a new tree with twins of these routes. What a view hides is not in it."""
-        tree = self.tree
+    def _grow(
+        self, above: Junction, name: str, routes: list[Route], view: View | None, pinned: tuple[bytes, ...] = ()
+    ) -> None:
+        """Add a new tree with twins of these routes below a directory. What a view hides is not in it."""
+        tree, at = self.tree, to_name(name)
+        if at in above.children:
+            raise ValueError(f"there is a tree '{name}' already")
         seen = [route for route in routes if view is None or not view.is_hidden(route.prefix)]
         root = tree.grow([tree.attach_twin(route, view) for route in seen], pinned)
         self.invalidation.follow()
         self.feed.follow()
-        return root
+        above.children = {**above.children, at: root}  # last: from now on it can be found
 
     def remove_tree(self, name: str) -> None:
         """Remove a tree of `add_tree` whose routes have been removed. In any thread."""

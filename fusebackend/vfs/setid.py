@@ -122,9 +122,10 @@ class SetId:
 
     async def written(self, inode: int, route: Route, node: int, opener: Request) -> None:
         """Clear the bits of a `marked` file after a write by a process without the privilege to leave them."""
-        self.marked.discard(inode)
-        await route.call(clear_set_id, route.volume, route.door, node, opener)
-        self._tell(inode)
+        if not opener.can(CAP_FSETID):
+            self.marked.discard(inode)
+            await route.call(clear_set_id, route.volume, route.door, node, opener)
+            self._tell(inode)
 
     def _tell(self, inode: int) -> None:
         kernel = self._kernel()

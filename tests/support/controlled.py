@@ -21,9 +21,10 @@ from unittest import mock
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.control.client.client import Client
 from fusebackend.control.client.client_connection import Connection
+from fusebackend.control.client.pool import Pool
 from fusebackend.control.server.control_server import ControlServer
 from fusebackend.linux.command import Command
-from fusebackend.protocol import ExecuteResponse
+from fusebackend.protocol import NOBODY, ExecuteResponse
 from fusebackend.server.approvals import Approvals
 from fusebackend.server.assemble import MountParts
 from fusebackend.server.mounted import MountedBackend
@@ -57,7 +58,9 @@ class ClientOf(Client):
 
     def __init__(self, server: ControlServer | Listener | SimpleNamespace) -> None:
         self.server = server
-        self._begin(MOUNTPOINT)
+        self.mountpoint, self.is_mounted = MOUNTPOINT, True
+        self.actor, self.view = NOBODY, None
+        self._pool = Pool(self._connect)
 
     def _connect(self) -> Connection:
         return Connection.made(self.server.address, self.mountpoint)

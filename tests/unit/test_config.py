@@ -366,8 +366,8 @@ def test_where_metrics_listen() -> None:
         (MetricsOptions(), None),
         (MetricsOptions("127.0.0.1:9464"), ("127.0.0.1", 9464)),
         (MetricsOptions("localhost:0"), ("127.0.0.1", 0)),
-        (MetricsOptions.of("[::1]:80"), ("::1", 80)),
-        (MetricsOptions.of("0.0.0.0:9464", public=True), ("0.0.0.0", 9464)),
+        (MetricsOptions("[::1]:80"), ("::1", 80)),
+        (MetricsOptions("0.0.0.0:9464", public=True), ("0.0.0.0", 9464)),
     )):  # fmt: skip
         with case as (options, address):
             assert options.address == address

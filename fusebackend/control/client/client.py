@@ -126,14 +126,7 @@ class Client(MountProtocol):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, actor: Actor = NOBODY, view: str | None = None) -> None:
-        place, is_mounted = rendezvous.place_of(path)
-        self._begin(place, actor, view, is_mounted=is_mounted)
-
-    def _begin(
-        self, mountpoint: str, actor: Actor = NOBODY, view: str | None = None, *, is_mounted: bool = True
-    ) -> None:
-        self.mountpoint = mountpoint
-        self.is_mounted = is_mounted
+        self.mountpoint, self.is_mounted = rendezvous.place_of(path)
         self.actor = actor
         self.view = view
         self._pool = Pool(self._connect)

@@ -38,7 +38,7 @@ from fusebackend.base import budget, jitter
 from fusebackend.base.deadline import BoundedCalls, GivenUp, Pending
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import WouldWait, at_once
-from fusebackend.protocol import Volume
+from fusebackend.protocol import ROOT_NODE, Volume
 from fusebackend.vfs.calls import request
 from fusebackend.vfs.calls.circuit_breaker import LOST, TROUBLE, CircuitBreaker
 from fusebackend.vfs.options import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS
@@ -121,21 +121,20 @@ class RouteExecutor:
 
     Args:
         blocking: calls may wait for a network or a slow disk. Otherwise everything else here is idle.
+        volume: it may tell which of its calls need not wait. A listing of its root is the probe of one that is down.
         deadline_s: how long one call may take.
         max_calls: how many may run at once.
         name: of the route, in the log and in errors.
-        probe: a harmless call that the volume can't answer without its backend.
     """
 
     def __init__(
         self,
         blocking: bool,
+        volume: Volume,
         deadline_s: float = DEFAULT_DEADLINE_S,
         *,
         max_calls: int = DEFAULT_MAX_CALLS,
         name: str = "the volume",
-        probe: Callable[[], object] = lambda: None,
-        volume: Volume | None = None,
     ) -> None:
         self.blocking = blocking
         self.deadline_s = deadline_s
@@ -143,9 +142,8 @@ class RouteExecutor:
         self.name = name
         self.health = CircuitBreaker(name)
         self.abandoned = 0  # calls of processes that were killed meanwhile
-        self._probe = probe
         self._volume = volume
-        self._at_once = volume.at_once if volume is not None else frozenset()
+        self._at_once = volume.at_once
         self._sync_s = INLINE_SYNC_S  # a moving average of how long a sync takes
         self._call_s = AWAITED_S  # the same of calls in threads
         self._caller, self._called_at = 0, 0.0
@@ -158,11 +156,11 @@ class RouteExecutor:
     @property
     def tries_all(self) -> bool:
         """Whether each call is made on the loop first, and once more in a thread if it would wait."""
-        return self._volume is not None and self._volume.all_at_once
+        return self._volume.all_at_once
 
     def describe(self) -> dict[str, Any]:
         """For `status`. Begins a probe of a volume that is down, if one is due."""
-        trouble = self._volume.trouble if self._volume is not None else None
+        trouble = self._volume.trouble
         if trouble is not None:
             return {"state": "degraded", "since": trouble[0], "why": trouble[1]}
         if not self.blocking:
@@ -178,33 +176,25 @@ class RouteExecutor:
         """Return the function's result; ETIMEDOUT when the deadline passes, and at once while the volume is down."""
         if not self.blocking:
             return function(*args, **kwargs)
-        if self.tries_all or (
+        may_try = self.tries_all or (
             getattr(function, "__self__", self) is self._volume and getattr(function, "__name__", "") in self._at_once
-        ):
-            try:
-                return self._tried(partial(function, *args, **kwargs))
-            except WouldWait:
-                pass
-        change = partial(self._in_thread, partial(function, *args, **kwargs), True)
-        return await self._judged(change)
+        )
+        return await self._made(partial(function, *args, **kwargs), may_try, changes=True)
 
     async def ask(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`call` a function that changes nothing: it is repeated when its connection was lost."""
         if not self.blocking:
             return function(*args, **kwargs)
-        if self._at_once or self.tries_all:
-            try:
-                return self._tried(partial(function, *args, **kwargs))
-            except WouldWait:
-                pass
-        question = partial(self._in_thread, partial(function, *args, **kwargs), False)
-        return await self._judged(lambda: _repeated(question))
+        may_try = bool(self._at_once) or self.tries_all
+        return await self._made(partial(function, *args, **kwargs), may_try, changes=False)
 
-    def _tried(self, function: Callable[[], T]) -> T:
-        """Return the result of a function that need not wait; `WouldWait` if it must, or while the volume is down."""
-        if self.health.down:
-            raise WouldWait
-        return at_once(function)
+    async def _made(self, function: Callable[[], T], may_try: bool, *, changes: bool) -> T:
+        """Return the result of a function: tried on the loop first, unless the volume is down; else of a thread."""
+        if may_try and not self.health.down:
+            with contextlib.suppress(WouldWait):
+                return at_once(function)
+        attempt = partial(self._in_thread, function, changes)
+        return await self._judged(attempt if changes else partial(_repeated, attempt))
 
     async def give_back(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """`call` a function that tells the volume what the kernel no longer needs, also while the volume is down: the
@@ -407,19 +397,16 @@ class RouteExecutor:
 
     def _patience(self) -> Callable[[], float]:
         """Seconds left of a deadline that begins anew whenever fewer files are still to be stored."""
-        left_s, fewest = _countdown(self.deadline_s), self._unstored()
+        left_s, fewest = _countdown(self.deadline_s), self._volume.unstored
 
         def left() -> float:
             nonlocal left_s, fewest
-            unstored = self._unstored()
+            unstored = self._volume.unstored
             if unstored < fewest:
                 left_s, fewest = _countdown(self.deadline_s), unstored
             return left_s()
 
         return left
-
-    def _unstored(self) -> int:
-        return self._volume.unstored if self._volume is not None else 0
 
     # -- probes ------------------------------------------------------------------------------------------------
 
@@ -445,7 +432,7 @@ class RouteExecutor:
 
     def _probe_now(self) -> None:
         try:
-            self._probe()
+            self._volume.readdir(ROOT_NODE, b"", 1)
         except OSError as error:
             if error.errno in TROUBLE:
                 self.health.still_down(error)

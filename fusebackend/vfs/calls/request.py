@@ -8,9 +8,12 @@ Signals that a process handles don't count: system calls on files are not expect
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import signal
 from typing import NamedTuple, Protocol, TypeAlias
+
+from fusebackend.linux import proc
 
 _KILLED = 1 << (signal.SIGKILL - 1)
 
@@ -31,17 +34,17 @@ class Request(NamedTuple):
     @property
     def is_abandoned(self) -> bool:
         """True if the thread that waits for the answer was killed."""
-        pending = self._status(b"SigPnd:")
+        pending = self._status.get(b"SigPnd")
         return bool(pending and int(pending[0], 16) & _KILLED)  # if it has ended, another one waits for this
 
     def can(self, capability: int) -> bool:
         """True if the thread has this capability. If /proc does not show it, root has all and others none."""
-        effective = self._status(b"CapEff:")
+        effective = self._status.get(b"CapEff")
         return bool(int(effective[0], 16) >> capability & 1) if effective else self.uid == 0
 
     def is_in(self, group: int) -> bool:
         """True if the group is the user's first one, or a supplementary group of the thread."""
-        return self.gid == group or b"%d" % group in (self._status(b"Groups:") or ())
+        return self.gid == group or b"%d" % group in self._status.get(b"Groups", ())
 
     @property
     def is_confined(self) -> bool:
@@ -50,25 +53,20 @@ class Request(NamedTuple):
 
         A thread that /proc does not show counts as confined; the kernel's own requests don't.
         """
-        if self.thread == 0:
-            return False
-        try:
-            with open(f"/proc/{self.thread}/status", "rb") as status:
-                fields = {words[0]: words[1:] for line in status if (words := line.split())}
-        except OSError:
-            return True
-        gains_nothing = fields.get(b"NoNewPrivs:") == [b"1"] and int(fields[b"CapBnd:"][0], 16) == 0
-        return gains_nothing and len(fields.get(b"NSpid:", ())) > 1
+        fields = self._status
+        if not fields:
+            return self.thread != 0
+        gains_nothing = fields.get(b"NoNewPrivs") == [b"1"] and int(fields[b"CapBnd"][0], 16) == 0
+        return gains_nothing and len(fields.get(b"NSpid", ())) > 1
 
-    def _status(self, field: bytes) -> list[bytes] | None:
-        """Return the words of a line in the thread's /proc/…/status; None if it is not known or has ended."""
+    @property
+    def _status(self) -> dict[bytes, list[bytes]]:
+        """What the kernel says of the thread; nothing if it is not known or has ended."""
         if self.thread == 0:
-            return None
-        try:
-            with open(f"/proc/{self.thread}/status", "rb") as status:
-                return next((line.split()[1:] for line in status if line.startswith(field)), None)
-        except OSError:
-            return None
+            return {}
+        with contextlib.suppress(OSError):
+            return proc.status(self.thread)
+        return {}
 
 
 NOBODYS = Request("a call")

@@ -50,9 +50,6 @@ class Dentries:
         self._lingering: deque[tuple[float, Name, Dentry]] = deque()
         self._guard = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._dentries)
-
     def of(self, inode: int) -> tuple[Name, ...]:
         """The names of an inode."""
         return self._names.get(inode, ())

@@ -109,7 +109,7 @@ class Waiting(Volume):
 async def test_what_need_not_wait_is_done_on_the_loop_and_all_else_in_threads() -> None:
     volume = Waiting()
 
-    route_executor = RouteExecutor(True, volume=volume)
+    route_executor = RouteExecutor(True, volume)
     here = threading.current_thread().name
     assert await route_executor.ask(volume.read, 1, 0, 4) == b"data"
     assert await route_executor.call(volume.write, 1, 0, b"xyz") == 3
@@ -128,7 +128,7 @@ async def test_nothing_is_tried_on_the_loop_for_a_volume_that_does_not_say_so() 
     volume = Waiting()
     volume.at_once = frozenset()  # type: ignore[misc]
 
-    route_executor = RouteExecutor(True, volume=volume)
+    route_executor = RouteExecutor(True, volume)
     await route_executor.ask(volume.read, 1, 0, 4)
     assert threading.current_thread().name not in volume.threads
 

@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
@@ -50,6 +51,14 @@ def hanging() -> Iterator[Hanging]:
     call.go.set()
 
 
+def executor_of(blocking: bool, *, probe: Callable[[], object] = lambda: None, **options: Any) -> RouteExecutor:
+    """The executor of a volume whose root is listed by `probe`."""
+    volume = SimpleNamespace(
+        at_once=frozenset(), all_at_once=False, trouble=None, unstored=0, readdir=lambda *_: probe()
+    )
+    return RouteExecutor(blocking, cast(Any, volume), **options)
+
+
 def run(function: Callable[[], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         with trio.fail_after(LIMIT_S):
@@ -70,7 +79,7 @@ async def fails(number: int, call: Callable[[], Awaitable[Any]]) -> None:
 @pytest.mark.trio
 async def test_the_loop_waits_for_short_calls_of_one_caller_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "AWAITED_S", LIMIT_S)
-    route_executor = RouteExecutor(True, deadline_s=2 * LIMIT_S)
+    route_executor = executor_of(True, deadline_s=2 * LIMIT_S)
     route_executor._call_s = 0.0
     begun, let_go = threading.Event(), threading.Event()
     turns: list[str] = []
@@ -113,7 +122,7 @@ async def test_no_answer_is_lost_or_told_twice_when_the_loop_has_waited_in_vain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(executor, "AWAITED_S", 1e-4)
-    route_executor = RouteExecutor(True, deadline_s=LIMIT_S, max_calls=2)
+    route_executor = executor_of(True, deadline_s=LIMIT_S, max_calls=2)
 
     for number in range(500):
         route_executor._call_s = 0.0
@@ -130,7 +139,7 @@ async def test_no_answer_is_lost_or_told_twice_when_the_loop_has_waited_in_vain(
 @pytest.mark.trio
 @pytest.mark.parametrize("places", [1, 3])
 async def test_no_more_threads_than_places_and_first_come_first_served(hanging: Hanging, places: int) -> None:
-    route_executor = RouteExecutor(True, deadline_s=LIMIT_S, max_calls=places)
+    route_executor = executor_of(True, deadline_s=LIMIT_S, max_calls=places)
     begun: list[int] = []
 
     def begin(number: int) -> None:
@@ -152,7 +161,7 @@ async def test_no_more_threads_than_places_and_first_come_first_served(hanging: 
 
 @pytest.mark.trio
 async def test_threads_that_hang_keep_their_places_and_nothing_piles_up(hanging: Hanging) -> None:
-    route_executor = RouteExecutor(True, deadline_s=0.05, max_calls=2)
+    route_executor = executor_of(True, deadline_s=0.05, max_calls=2)
     before = threading.active_count()
 
     for _ in range(2):
@@ -163,7 +172,7 @@ async def test_threads_that_hang_keep_their_places_and_nothing_piles_up(hanging:
 
 @pytest.mark.trio
 async def test_places_are_free_again_when_what_hung_has_ended(hanging: Hanging) -> None:
-    route_executor = RouteExecutor(True, deadline_s=0.05, max_calls=1)
+    route_executor = executor_of(True, deadline_s=0.05, max_calls=1)
 
     await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
     hanging.go.set()
@@ -173,7 +182,7 @@ async def test_places_are_free_again_when_what_hung_has_ended(hanging: Hanging) 
 
 
 def test_the_loop_ends_though_a_thread_hangs(hanging: Hanging) -> None:
-    route_executor = RouteExecutor(True, deadline_s=LIMIT_S)
+    route_executor = executor_of(True, deadline_s=LIMIT_S)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -194,7 +203,7 @@ def test_the_loop_ends_though_a_thread_hangs(hanging: Hanging) -> None:
 async def test_the_outcome_of_a_change_is_unknown_and_that_of_a_question_no_matter(
     hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
-    route_executor = RouteExecutor(True, deadline_s=0.05, name="Route '/x/'")
+    route_executor = executor_of(True, deadline_s=0.05, name="Route '/x/'")
 
     request.answer("rename", None)
     await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
@@ -251,7 +260,7 @@ async def test_nobody_waits_for_a_call_whose_process_was_killed(
     killed: set[int] = set()
     monkeypatch.setattr(request.Request, "is_abandoned", property(lambda self: self.thread in killed))
     monkeypatch.setattr(executor, "PATIENCE_S", 0.01)
-    route_executor = RouteExecutor(True, deadline_s=LIMIT_S, max_calls=1)
+    route_executor = executor_of(True, deadline_s=LIMIT_S, max_calls=1)
 
     async def ask_for(thread: int) -> None:
         request.answer("read", Caller(0, 0, thread))
@@ -303,7 +312,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_a_question_is_asked_again_when_its_connection_was_lost(verb: str, errors: list[int], calls: int) -> None:
-    flaky, route_executor = Flaky(*errors), RouteExecutor(True)
+    flaky, route_executor = Flaky(*errors), executor_of(True)
     asked = partial(getattr(route_executor, verb), flaky)
     if calls > len(errors):
         assert await asked() == "answer"
@@ -343,7 +352,7 @@ async def bring_down(route_executor: RouteExecutor, service: Service) -> None:
 @pytest.mark.trio
 async def test_calls_fail_at_once_until_it_answers_again() -> None:
     service = Service()
-    route_executor = RouteExecutor(True, probe=service.probe, name="Route '/x/'")
+    route_executor = executor_of(True, probe=service.probe, name="Route '/x/'")
 
     await bring_down(route_executor, service)
     asked = 0
@@ -367,7 +376,7 @@ async def test_calls_fail_at_once_until_it_answers_again() -> None:
 @pytest.mark.trio
 async def test_the_call_that_finds_it_back_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service()
-    route_executor = RouteExecutor(True, probe=service.probe)
+    route_executor = executor_of(True, probe=service.probe)
 
     await bring_down(route_executor, service)
     service.up = True
@@ -382,7 +391,7 @@ async def test_a_probe_that_hangs_holds_nobody_up_and_there_is_one(
 ) -> None:
     monkeypatch.setattr(executor, "PROBE_PATIENCE_S", 0.05)
     service = Service()
-    route_executor = RouteExecutor(True, probe=hanging)
+    route_executor = executor_of(True, probe=hanging)
 
     start = time.monotonic()
     await bring_down(route_executor, service)
@@ -395,7 +404,7 @@ async def test_a_probe_that_hangs_holds_nobody_up_and_there_is_one(
 
 def test_asking_for_the_status_is_a_reason_to_look() -> None:
     service = Service()
-    route_executor = RouteExecutor(True, probe=service.probe)
+    route_executor = executor_of(True, probe=service.probe)
     run(lambda: bring_down(route_executor, service))
     service.up = True
     eventually(lambda: route_executor.describe()["state"] == "healthy")
@@ -403,7 +412,7 @@ def test_asking_for_the_status_is_a_reason_to_look() -> None:
 
 @pytest.mark.trio
 async def test_application_errors_say_that_it_is_there() -> None:
-    route_executor = RouteExecutor(True)
+    route_executor = executor_of(True)
 
     for _ in range(2 * FAILURES_TO_OPEN):
         await fails(errno.ENOENT, lambda: route_executor.call(Flaky(errno.ENOENT)))
@@ -414,7 +423,7 @@ async def test_application_errors_say_that_it_is_there() -> None:
 
 
 def test_an_agent_is_given_the_same_deadline_and_the_same_health(hanging: Hanging) -> None:
-    route_executor = RouteExecutor(True, deadline_s=0.05)
+    route_executor = executor_of(True, deadline_s=0.05)
     for _ in range(FAILURES_TO_OPEN):
         with pytest.raises(GivenUp, match=r"^no answer to read within 0.05 s$"):
             route_executor.run("read", hanging)
@@ -426,7 +435,7 @@ def test_an_agent_is_given_the_same_deadline_and_the_same_health(hanging: Hangin
 
 def test_a_search_that_is_given_up_says_nothing_of_the_route(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "GRACE_S", 0.0)
-    route_executor = RouteExecutor(True, deadline_s=LIMIT_S)
+    route_executor = executor_of(True, deadline_s=LIMIT_S)
     for _ in range(FAILURES_TO_OPEN):
         with budget.granted(0.0), pytest.raises(GivenUp, match=r"^no answer to grep in time$"):
             route_executor.run("grep", hanging)
@@ -435,12 +444,12 @@ def test_a_search_that_is_given_up_says_nothing_of_the_route(hanging: Hanging, m
 
 def test_a_route_that_does_not_block_is_called_where_we_are() -> None:
     here = threading.get_ident()
-    assert RouteExecutor(False).run("read", threading.get_ident) == here
-    assert run(lambda: RouteExecutor(False).call(threading.get_ident)) == here
+    assert executor_of(False).run("read", threading.get_ident) == here
+    assert run(lambda: executor_of(False).call(threading.get_ident)) == here
 
 
 def test_agents_have_as_many_places_again(hanging: Hanging) -> None:
-    route_executor = RouteExecutor(True, deadline_s=0.05, max_calls=1)
+    route_executor = executor_of(True, deadline_s=0.05, max_calls=1)
     with pytest.raises(GivenUp):
         route_executor.run("read", hanging)
     assert run(lambda: route_executor.call(lambda: 7)) == 7, "the kernel's calls have places of their own"
@@ -451,7 +460,7 @@ def test_agents_have_as_many_places_again(hanging: Hanging) -> None:
 
 def test_the_last_words_are_said_to_a_volume_that_is_down_and_end_at_the_deadline(hanging: Hanging) -> None:
     service = Service()
-    route_executor = RouteExecutor(True, deadline_s=0.05)
+    route_executor = executor_of(True, deadline_s=0.05)
     run(lambda: bring_down(route_executor, service))
     said: list[int] = []
     route_executor.finish(lambda: said.append(1))
@@ -461,13 +470,13 @@ def test_the_last_words_are_said_to_a_volume_that_is_down_and_end_at_the_deadlin
     assert failure.value.errno == errno.ETIMEDOUT
     with pytest.raises(ZeroDivisionError):
         route_executor.finish(lambda: 1 / 0)
-    RouteExecutor(False).finish(lambda: said.append(threading.get_ident()))
+    executor_of(False).finish(lambda: said.append(threading.get_ident()))
     assert said[1:] == [threading.get_ident()]
 
 
 def test_the_last_words_may_take_as_long_as_files_are_stored():
     volume = Storing()
-    route_executor = RouteExecutor(True, deadline_s=1.0, volume=volume)
+    route_executor = RouteExecutor(True, cast(Any, volume), deadline_s=1.0)
     route_executor.finish(volume.store_all)
     assert volume.unstored == 0
     volume.unstored = 5
@@ -478,6 +487,8 @@ def test_the_last_words_may_take_as_long_as_files_are_stored():
 
 class Storing:
     """As much of a volume as is asked here, with three files that take half a second each."""
+
+    at_once, all_at_once, trouble = frozenset[str](), False, None
 
     at_once = frozenset()
     all_at_once = False
@@ -504,7 +515,7 @@ async def test_a_slow_disk_is_waited_for_in_a_thread_and_a_fast_one_where_we_are
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(executor.time, "perf_counter", lambda: clock[0])
-    route_executor = RouteExecutor(False)
+    route_executor = executor_of(False)
 
     async def where(takes_s: float) -> bool:
         def fsync() -> bool:

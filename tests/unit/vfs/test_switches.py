@@ -168,7 +168,6 @@ def test_a_write_takes_the_set_id_bits_and_the_kernel_is_told() -> None:
     inode = run(filesystem.mknod(ROOT_INODE, b"f", 0o106777, 0, ME)).inode
     filesystem.attach(kernel)
     number = _open_as_nobody(filesystem, inode, os.O_WRONLY)
-    filesystem.files[number]._privileged = False
     run(filesystem.write(number, 0, b"other bytes"))
     attr = run(filesystem.getattr(inode)).attr
     assert attr is not None and stat.S_IMODE(attr.mode) == 0o777
