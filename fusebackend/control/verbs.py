@@ -238,6 +238,20 @@ def _streamed(call: RunningCall, method: str, result: Any) -> Any:
     return replace(result, matches=None)
 
 
+_edited = _of_method(SERVED["edit"])
+
+
+@_socket_verb()
+def _edit(call: RunningCall, asked: Any) -> Any:
+    try:
+        return _edited(call, asked)
+    except NoRoom:
+        raise NoRoom(
+            f"'{asked.file_path}', or what it would become, is too large to be edited here, where all clients share "
+            f"{limits.MAX_BYTES >> 20} MiB: edit it through the mount, or download it and upload it again"
+        ) from None
+
+
 def _text(call: RunningCall, token: str) -> str:
     """Raises ValueError for bytes that are not UTF-8; for lone surrogates, `write` gives the error."""
     return _staged(call, token, 4).decode("utf-8", "surrogatepass")

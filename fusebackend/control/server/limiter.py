@@ -297,7 +297,7 @@ class HeldMemory:
             ):
                 raise NoRoom(
                     f"the answer, or what it is made of, takes more memory than the {self.size >> 20} MiB for all "
-                    "clients leave: ask for less, with stream, or again later; or do it through the mount"
+                    "clients leave: ask for less, with stream, or again later"
                 )
             client.held_bytes += more
             self.used += more

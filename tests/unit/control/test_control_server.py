@@ -253,7 +253,7 @@ class TestLimits:
         for method, words, params in [
             ("read", "", {"file_path": "/large", "limit": 1 << 30}),
             ("edit", "", {"file_path": "/large", "old_string": "a", "new_string": "b", "replace_all": True}),
-            ("edit", "do it through the mount",
+            ("edit", "edit it through the mount",
              {"file_path": "/small", "old_string": "a", "new_string": "b" * 100, "replace_all": True}),
             ("download_files", "", {"paths": ["/large"]}),
         ]:  # fmt: skip
