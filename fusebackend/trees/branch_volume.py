@@ -421,6 +421,13 @@ class BranchVolume(SqliteVolume):
         """Return True for a directory whose entries are not those of below."""
         return node >= FIRST_OWN or (node in self._origins and self._origins[node].names)
 
+    def has_lost(self, node: int, name: bytes) -> bool:
+        """Return True for a name that a directory has among its own entries, and that nothing is found by: the mount
+        has moved or deleted the live file, the branch has not."""
+        with self.lock:
+            listed = self.has_own_names(node) and super()._child(node, name) is not None
+            return listed and self._child(node, name) is None
+
     def has_own_bytes(self, node: int) -> bool:
         """Return True for a regular file with bytes that were changed."""
         return node >= FIRST_OWN or (node in self._origins and self._origins[node].limit is not None)

@@ -80,7 +80,8 @@ class Pairs:
                     if old.key is None or old.key != new.key or self._may_differ(new):
                         left.append((old, new))
                     continue
-                if old is not None and not old.is_fixed:
+                lost = new is None and theirs.node and theirs.tree.has_lost(theirs.node, name)
+                if old is not None and not old.is_fixed and not lost:
                     self._vanish(old)
                 if new is not None and not new.is_fixed:
                     self._appeared.append(new)

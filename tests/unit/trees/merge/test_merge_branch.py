@@ -197,6 +197,17 @@ def test_names_that_come_and_go_meanwhile_are_no_changes_of_the_branch(
     assert {step.path for step in found.steps} == {b"a", b"a2"}
 
 
+def test_what_main_has_renamed_was_not_deleted_in_the_branch(branched: Any) -> None:
+    """The names of a live directory are kept at the first change of one; a merge deleted what was not there any more by
+    its name."""
+    trees = branched("dir")
+    write(trees.branch, b"d/new", b"")
+    rename(trees.main, b"d/x", b"d/renamed")
+    rename(trees.main, b"d/deep", b"d/moved")
+    assert not trees.merge("branch").plan.decided
+    assert {b"d/new", b"d/renamed", b"d/moved/z"} <= shown(trees.main).keys()
+
+
 @pytest.mark.parametrize("kind", ["memory", "dir", "store"])
 def test_main_is_free_while_a_merge_reads_the_branch(kind: str, branched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks up a name in the branch has its lock, and asks main with it: the merge and that one waited for each
