@@ -36,6 +36,7 @@ from merging import (
 )
 from merging import make as make_steps
 from profiles import examples
+from raising import raising
 from test_merge import STORIES, tell
 from test_merge_random import RENAMES, perform
 from together import together
@@ -195,6 +196,19 @@ def test_names_that_come_and_go_meanwhile_are_no_changes_of_the_branch(
     assert next(times) > 4, "it was listed"
     assert found.conflicts == []
     assert {step.path for step in found.steps} == {b"a", b"a2"}
+
+
+def test_the_journal_ends_when_what_was_staged_is_gone_for_good(branched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill takes back what is not durable: the staging directory was there again, and nobody removed it."""
+    trees = branched("memory")
+    write(trees.branch, b"a", b"changed\n")
+    seen: list[object] = []
+    monkeypatch.setattr(trees.main, "sync", lambda: seen.append(len(trees.main.readdir(ROOT_NODE, b"", 9))))
+    monkeypatch.setattr(trees.main, "change_at_once", raising(OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(run_module.Journal, "end", lambda journal: seen.append("end"))
+    with pytest.raises(OSError, match="full"):
+        trees.merge()
+    assert seen[-2:] == [len(trees.main.readdir(ROOT_NODE, b"", 9)), "end"]
 
 
 def test_what_main_has_renamed_was_not_deleted_in_the_branch(branched: Any) -> None:
