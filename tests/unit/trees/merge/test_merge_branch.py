@@ -222,6 +222,31 @@ def test_what_main_has_renamed_was_not_deleted_in_the_branch(branched: Any) -> N
     assert {b"d/new", b"d/renamed", b"d/moved/z"} <= shown(trees.main).keys()
 
 
+def test_what_main_has_put_into_another_directory_is_followed(branched: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a live route, where the branch sees the new place as well: it was a conflict, or deleted there."""
+    trees = branched("dir")
+    mkdir(trees.main, b"e")
+    write(trees.branch, b"d/new", b"")
+    rename(trees.main, b"d", b"e/d")
+    assert not {b"d", b"d/new"} - shown(trees.branch).keys() and b"e/d" not in shown(trees.branch)
+    assert not trees.plan().conflicts
+    with pytest.raises(FileNotFoundError):
+        trees.branch.lookup(at(trees.branch, b"e").node, b"d")
+    write(trees.branch, b"e/names", b"")
+    assert not trees.merge("branch").plan.decided and not caplog.messages
+    assert {b"e/d/new", b"e/d/x", b"e/d/deep/z"} <= shown(trees.main).keys()
+
+
+def test_what_the_branch_has_found_at_a_new_place_was_not_deleted_at_the_old_one(branched: Any) -> None:
+    trees = branched("dir")
+    mkdir(trees.main, b"e")
+    mkdir(trees.branch, b"names")
+    rename(trees.main, b"d", b"e/d")
+    mkdir(trees.branch, b"e/d/new")
+    assert not trees.merge("branch").plan.decided
+    assert {b"names", b"e/d/new", b"e/d/x", b"e/d/deep/z"} <= shown(trees.main).keys()
+
+
 @pytest.mark.parametrize("kind", ["memory", "dir", "store"])
 def test_main_is_free_while_a_merge_reads_the_branch(kind: str, branched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks up a name in the branch has its lock, and asks main with it: the merge and that one waited for each
