@@ -43,14 +43,14 @@ class RoutedPath(NamedTuple):
     def words(self, error: str | None, besides: str = "") -> str | None:
         """An error that quotes the path inside the backend, with the path the agent knows.
 
-        Only whole paths are replaced, the root only in quotes, and nothing if `besides`, which the error may quote as
-        well, holds the path.
+        Only whole paths are replaced, with a slash at the end or without one, the root only in quotes, and nothing if
+        `besides`, which the error may quote as well, holds the path.
         """
         if error is None or self.prefix is None or self.inner in besides:
             return error
         if self.inner == ROOT:
             return error.replace("'/'", f"'{self.outer}'")
-        whole = rf"(?<![\w/.~-]){re.escape(self.inner)}(?![\w/~-]|\.\w)"
+        whole = rf"(?<![\w/.~-]){re.escape(self.inner)}(?![\w~-]|/[\w/.~-]|\.\w)"
         return re.sub(whole, lambda _: self.outer, error)
 
 

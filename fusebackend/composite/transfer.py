@@ -501,17 +501,23 @@ def _beside(path: AgentPath, name: bytes) -> AgentPath:
 
 @contextlib.contextmanager
 def _noted(note: NoteHidden, names: HiddenNames, volume: Volume, into: Volume) -> Iterator[None]:
-    """Have hidden names noted for as long as something has them, or may get them after a call that was given up."""
+    """Have hidden names noted for as long as something has them, or may get them: after a call that was given up, or
+    after a kill, which takes a removal back that is not durable."""
     ended = note(names)
-    is_over = True
+    is_over, is_copied = True, False
     try:
         yield
+        is_copied = True  # and that is durable
     except OSError as error:
         is_over = not isinstance(error.__cause__, GivenUp)
         raise
     finally:
         if is_over and not _has_any(names, volume, into):
-            ended()
+            changed = [volume] if is_copied else [volume, into]
+            with contextlib.suppress(OSError):  # the next server looks, and finds nothing
+                for each in changed:
+                    each.sync()
+                ended()
 
 
 def _has_any(names: HiddenNames, volume: Volume, into: Volume) -> bool:

@@ -421,6 +421,13 @@ class BranchVolume(SqliteVolume):
         """Return True for a directory whose entries are not those of below."""
         return node >= FIRST_OWN or (node in self._origins and self._origins[node].names)
 
+    def has_lost(self, node: int, name: bytes) -> bool:
+        """Return True for a name that a directory has among its own entries, and that nothing is found by: the mount
+        has moved or deleted the live file, the branch has not."""
+        with self.lock:
+            listed = self.has_own_names(node) and super()._child(node, name) is not None
+            return listed and self._child(node, name) is None
+
     def has_own_bytes(self, node: int) -> bool:
         """Return True for a regular file with bytes that were changed."""
         return node >= FIRST_OWN or (node in self._origins and self._origins[node].limit is not None)
@@ -579,7 +586,8 @@ class BranchVolume(SqliteVolume):
         """Copy the entries of a directory up."""
         directory = inode.node
         origin = self._copy_attributes(inode)
-        entries = list(paged(self.lower.listing, directory))
+        listed = paged(self.lower.listing, directory)
+        entries = [(name, attr) for name, attr in listed if not self._is_elsewhere(directory, attr)]
         for _, attr in entries:
             if self.lower.is_numbered(attr.node):
                 self._known(attr.node)
@@ -750,10 +758,14 @@ class BranchVolume(SqliteVolume):
             node = super()._child(parent, name)
             return node if node is None or self._is_there(parent, name, node) else None
         attr = unless((errno.ENOENT, errno.ENOTDIR), self.lower.find, parent, name)
-        if attr is None:
+        if attr is None or self._is_elsewhere(parent, attr):
             return None
         self._found_below(parent, attr)
         return attr.node
+
+    def _is_elsewhere(self, parent: int, attr: Attr) -> bool:
+        """Return True for a directory that the mount has moved here, and that the branch has at a place of its own."""
+        return attr.is_dir and self._is_own(attr.node) and self._inode(attr.node).parent != parent
 
     def _found_below(self, parent: int, attr: Attr) -> None:
         """Keep the attributes of a file, about which the caller asks next."""
@@ -790,10 +802,14 @@ class BranchVolume(SqliteVolume):
     def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
         if not self.has_own_names(parent):
             self._directory(parent)
-            listed = self.lower.listing(parent, after, limit)
-            for _, attr in listed:
-                self._found_below(parent, attr)
-            return [(name, attr.node) for name, attr in listed]
+            while listed := self.lower.listing(parent, after, limit):
+                for _, attr in listed:
+                    self._found_below(parent, attr)
+                found = [(name, attr.node) for name, attr in listed if not self._is_elsewhere(parent, attr)]
+                if found:
+                    return found
+                after = listed[-1][0]
+            return []
         while page := super()._children(parent, after, limit):
             for name, node in page:
                 self._note_entry(parent, name, node)
@@ -822,6 +838,8 @@ class BranchVolume(SqliteVolume):
                 if not (attr.is_dir or self._is_own(node) or node in self._gone) and self.lower.is_live(node):
                     CLOCK.saw(attr.ctime_ns)
                     return attr  # of no use here: they are asked for again
+                if self._is_elsewhere(parent, attr):
+                    raise oserror(errno.ENOENT, name)
                 self._found_below(parent, attr)
                 inode = self._inode(node)
                 CLOCK.saw(inode.ctime_ns)

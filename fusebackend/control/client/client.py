@@ -64,8 +64,8 @@ from fusebackend.text import iso_time, read_bytes
 from fusebackend.vfs.watch.async_watch import AsyncWatch
 
 BATCH_BYTES = 512 << 10
-"""How much content one `upload_files` message carries; a larger file is staged in pieces. In base64, and with the
-paths, it fits into a message of 1 MiB."""
+"""How much of contents and paths one message carries; a larger file is staged in pieces. In base64 it fits into a
+message of 1 MiB."""
 
 BATCH_FILES = 500
 """And how many files."""
@@ -182,22 +182,24 @@ class Client(MountProtocol):
 
     def fetch(self, paths: Sequence[str], take: Callable[[int, bytes], None]) -> list[FileDownloadResponse]:
         """`download_files` of files of any size: `take` gets an index and bytes as they come, the answers have none."""
-        asked = list(paths)
+        answers: list[FileDownloadResponse] = []
+        for batch in by_size(paths, _path_size, MAX_ITEMS, BATCH_BYTES):
+            start = len(answers)
 
-        def taken(piece: Mapping[str, Any]) -> None:
-            take(piece["index"], msgspec.convert(piece["data"], bytes))
+            def taken(piece: Mapping[str, Any], start: int = start) -> None:
+                take(start + piece["index"], msgspec.convert(piece["data"], bytes))
 
-        try:
-            params = {"paths": asked, "stream": True}
-            return self._call(list[FileDownloadResponse], "download_files", params, taken)
-        except Failures as error:
-            return [FileDownloadResponse(path, error=str(error)) for path in asked]
+            try:
+                params = {"paths": batch, "stream": True}
+                answers += self._call(list[FileDownloadResponse], "download_files", params, taken)
+            except Failures as error:
+                answers += [FileDownloadResponse(path, error=str(error)) for path in batch]
+        return answers
 
     def real_paths(self, wanted: list[str]) -> list[str | None]:
         found: list[str | None] = []
-        for start in range(0, len(wanted), MAX_ITEMS):
-            part = list(wanted[start : start + MAX_ITEMS])
-            found += self._done(list[str | None], "real_paths", {"paths": part})
+        for batch in by_size(wanted, _path_size, MAX_ITEMS, BATCH_BYTES):
+            found += self._done(list[str | None], "real_paths", {"paths": batch})
         return found
 
     def append(self, path: str, pieces: Iterable[bytes]) -> None:
@@ -490,8 +492,14 @@ def _content(value: Any) -> bytes | None:
 
 
 def _upload_size(item: tuple[str, bytes, Conditions]) -> int:
-    """Return the size of a file; of one that is refused, more than goes with others."""
-    return BATCH_BYTES + 1 if not_bytes(item[0], item[1]) is not None else len(item[1])
+    """Return the size of a file with its path; of one that is refused, more than goes with others."""
+    path, content, _ = item
+    return BATCH_BYTES + 1 if not_bytes(path, content) is not None else len(content) + _path_size(path)
+
+
+def _path_size(path: str) -> int:
+    """Return what a path takes of a message at most: a character that is not printable is an escape."""
+    return len(path) * (4 if path.isprintable() else 6)
 
 
 def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:

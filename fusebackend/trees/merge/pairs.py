@@ -56,6 +56,8 @@ class Pairs:
         self._vanished: list[Item] = []
         self._appeared: deque[Item] = deque()
         self._lost: dict[Hashable, Item] = {}
+        self._directories: set[Hashable] = set()
+        """Keys of those that the branch has. A live base may have one at two places: main has moved it in between."""
         self._compare(base.root, branch)
         self._find_renamed()
 
@@ -67,6 +69,8 @@ class Pairs:
             ours, theirs = left.pop()
             self._to_branch[ours], self._from_branch[theirs] = theirs, ours
             self.kept.append((ours, theirs))
+            if ours.is_dir and ours.key is not None:
+                self._directories.add(ours.key)
             before, after = self._names(ours, theirs)
             names = before.keys() | after.keys()
             if theirs.node and not theirs.tree.has_own_names(theirs.node):
@@ -80,7 +84,8 @@ class Pairs:
                     if old.key is None or old.key != new.key or self._may_differ(new):
                         left.append((old, new))
                     continue
-                if old is not None and not old.is_fixed:
+                lost = new is None and theirs.node and theirs.tree.has_lost(theirs.node, name)
+                if old is not None and not old.is_fixed and not lost:
                     self._vanish(old)
                 if new is not None and not new.is_fixed:
                     self._appeared.append(new)
@@ -124,7 +129,7 @@ class Pairs:
         left = [top]
         while left:
             item = left.pop()
-            if item in self._to_branch:
+            if item in self._to_branch or (item.is_dir and item.key in self._directories):
                 continue  # it was renamed, and what was deleted in it is in `_vanished`
             yield item
             left += [below for below in item.names().values() if not below.is_fixed]
@@ -164,7 +169,9 @@ class Pairs:
         for found in self._main.find_key(base.key):
             if found.type == base.type and found.prefix == owner:
                 other = self._base.find(found.path)
-                if other is None or other.type != found.type:
+                # A live base may have a directory at its new place, too: that is main's.
+                is_same = other is not None and other.is_dir and other.key == base.key
+                if other is None or other.type != found.type or is_same:
                     yield found
 
     def new_names(self, base: Item) -> Iterable[Item]:

@@ -255,9 +255,7 @@ class Merge:
             except Exception:
                 self.tidy()
                 raise
-        for volume in {id(volume): volume for volume in self._volumes.values()}.values():
-            if not volume.features.read_only:
-                volume.sync()
+        self._sync(*self._volumes)
         self.tidy()
         return outcome
 
@@ -329,7 +327,14 @@ class Merge:
                 route.clear()
         if moves:
             self._follow(lines[0]["id"], moves)
+        # A kill takes back what is not durable: nobody would look for the staging directory again.
+        self._sync(*(prefix for prefix in lines[0]["routes"] if prefix in self._volumes))
         self._journal.end()
+
+    def _sync(self, *prefixes: str) -> None:
+        for volume in {id(volume): volume for volume in (self._volumes[AgentPath(each)] for each in prefixes)}.values():
+            if not volume.features.read_only:
+                volume.sync()
 
 
 def _not_merged(path: AgentPath, error: OSError) -> OSError:

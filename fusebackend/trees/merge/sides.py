@@ -164,7 +164,7 @@ def trees_of(
     view = BranchBase(branch)
     frozen_ns = min((route.time_ns for route in branch.routes if route.snapshot is not None), default=0)
     base = MergeTree({ROOT: view}, volumes, key, frozen_ns, view.is_unknown)
-    theirs = MergeTree({ROOT: branch}, volumes, key, has_own_names=branch.has_own_names)
+    theirs = MergeTree({ROOT: branch}, volumes, key, has_own_names=branch.has_own_names, has_lost=branch.has_lost)
     main = MergeTree(volumes, volumes, main_key)
     return base, theirs, main, _may_differ(branch, base)
 

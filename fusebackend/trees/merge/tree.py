@@ -245,6 +245,7 @@ class MergeTree:
         time_ns: when the tree was frozen; 0 for one that changes.
         is_unknown: says of a node that its bytes are not those that the tree had, which nobody has kept.
         has_own_names: says of a directory's node that its names may be other ones than in the tree it is compared with.
+        has_lost: says of a directory's node and a name that it was not removed there, though nothing is found by it.
     """
 
     def __init__(
@@ -255,9 +256,11 @@ class MergeTree:
         time_ns: int = 0,
         is_unknown: Callable[[int], bool] = lambda node: False,
         has_own_names: Callable[[int], bool] = lambda node: True,
+        has_lost: Callable[[int, bytes], bool] = lambda node, name: False,
     ) -> None:
         self.is_unknown = is_unknown
         self.has_own_names = has_own_names
+        self.has_lost = has_lost
         self.volumes = volumes
         self.key_of: KeyOf = key_of or (lambda prefix, node: None)
         self.time_ns = time_ns

@@ -81,20 +81,25 @@ class AppendEnd:
     def write(self, handle: FileHandle, offset: int, data: bytes) -> int:
         """Write through a handle with O_APPEND. In the volume's thread."""
         known = self._inodes.get(handle.inode)
-        if self._on and (known is None or offset == known.size or self.may_be_end(handle.inode, known, offset)):
+        if self._on and (known is None or self.may_be_end(handle.inode, known, offset, len(data))):
             return handle.route.door.append(handle.node, data)
         return handle.write(offset, data)
 
-    def may_be_end(self, inode: int, known: KnownInode, offset: int) -> bool:
-        """True if this offset may have been the kernel's end of the file when it sent the write.
+    def may_be_end(self, inode: int, known: KnownInode, offset: int, length: int) -> bool:
+        """True if this offset may have been the kernel's end of the file when it sent the write of this length.
 
-        Also a size from before the last one counts, but not at an offset of a mapped page: that page is written where
-        it is.
+        Also a size from before the last one counts, but not for a mapped page: that page is written where it is. A
+        write that begins at a page is not taken for one if it ends elsewhere than a page or the file does: the kernel
+        sends a cached append in two where it crosses into a page that it has not read (`fuse_fill_write_pages`).
         """
         if offset == known.size:
             return True
+        earlier = self._earlier.get(inode, ())
         is_page = inode in self._mappers and offset < known.size and offset % PAGE_BYTES == 0
-        return offset in self._earlier.get(inode, ()) and not is_page
+        if is_page and length % PAGE_BYTES:
+            end = offset + length
+            is_page = end == known.size or end in earlier
+        return offset in earlier and not is_page
 
 
 # -- range order -------------------------------------------------------------------------------------------------

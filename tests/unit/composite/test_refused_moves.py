@@ -182,6 +182,18 @@ def test_what_gets_a_hidden_name_while_it_is_copied_stays() -> None:
         assert everything(target.volume) == {}
 
 
+def test_a_hidden_name_is_noted_until_its_removal_is_durable() -> None:
+    """A kill takes back what is not: the file had its hidden name again, and nobody knew."""
+    done: list[object] = []
+    with InMemoryBackend() as source, InMemoryBackend() as target:
+        put(source, "/tree/f")
+        source.volume.sync = lambda: done.append(everything(source.volume))  # type: ignore[method-assign]
+        both = CompositeBackend(source, {"/r": target})
+        both.note_hidden = lambda names: lambda: done.append("forgotten")
+        assert both.move("/tree", "/r/tree").error is None
+    assert done[:2] == [{}, "forgotten"]
+
+
 def test_a_new_place_that_is_moved_meanwhile_gets_nothing() -> None:
     with InMemoryBackend() as source, InMemoryBackend() as target:
         put(source, "/f")

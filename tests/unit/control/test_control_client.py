@@ -154,6 +154,13 @@ class TestVerbs:
         monkeypatch.setattr(type(files.volume), "readlink", raising(FileNotFoundError(2, "gone")))
         assert client.stat("/link").code == "file_not_found"
 
+    def test_more_paths_than_a_message_takes(self, client):
+        """A part of them was asked for at a time by number alone, or all at once: nothing was done then."""
+        paths = [f"{('/' + 'd' * 200) * 18}/{number}" for number in range(320)]
+        assert not any(answer.error for answer in client.upload_files([(path, path.encode()) for path in paths]))
+        assert [answer.content for answer in client.download_files(paths)] == [path.encode() for path in paths]
+        assert client.real_paths(paths) == paths
+
     def test_ranges_appends_and_directories(self, client, files):
         files.write("/deep/file", "0123456789")
         found, stat = client.read_range("/deep/file", 3, 4), client.stat("/deep/file")

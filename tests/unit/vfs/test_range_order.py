@@ -114,19 +114,21 @@ def file() -> Iterator[tuple[AppendEnd, InodeTable, KnownInode]]:
 def test_the_end_that_the_kernel_believes_in(file: tuple[AppendEnd, InodeTable, KnownInode]) -> None:
     """An append is told from other writes by where the kernel has put it; it may not have heard of a new size yet."""
     end, inodes, known = file
-    assert end.may_be_end(5, known, 10_000)
-    assert not any(end.may_be_end(5, known, offset) for offset in (0, 9_999, 20_000))
+    assert end.may_be_end(5, known, 10_000, 4096)
+    assert not any(end.may_be_end(5, known, offset, 4096) for offset in (0, 9_999, 20_000))
     for size in (8192, 20_000):
         end.size_sent(5, known, size)
-    assert all(end.may_be_end(5, known, offset) for offset in (20_000, 10_000, 8192))
+    assert all(end.may_be_end(5, known, offset, 4096) for offset in (20_000, 10_000, 8192))
     mapping: Any = SimpleNamespace(inode=5, can_map=True)
     end.opened(mapping)
-    assert not end.may_be_end(5, known, 8192), "that is where a page of a mapping goes"
+    assert not end.may_be_end(5, known, 8192, 4096), "that is where a page of a mapping goes"
+    assert not end.may_be_end(5, known, 8192, 1808), "the last one, as far as the file went"
+    assert end.may_be_end(5, known, 8192, 700), "an append across a page comes in two"
     end.closed(mapping)
-    assert end.may_be_end(5, known, 8192)
+    assert end.may_be_end(5, known, 8192, 4096)
     for size in range(30_001, 30_001 + 2 * EARLIER_SIZES):
         end.size_sent(5, known, size)
-    assert len(end._earlier[5]) == EARLIER_SIZES and not end.may_be_end(5, known, 10_000)
+    assert len(end._earlier[5]) == EARLIER_SIZES and not end.may_be_end(5, known, 10_000, 4096)
     inodes.forget([(5, 1)])
     assert not end._earlier and not end._mappers, "what is remembered goes with the inode"
 
@@ -136,10 +138,10 @@ def test_the_end_of_an_append_is_where_the_next_one_comes_if_the_kernel_has_not_
 ) -> None:
     end, _, known = file
     end.size_sent(5, known, 19_001)  # thrown away: it was told of something else at that moment
-    assert end.may_be_end(5, known, 10_000)
+    assert end.may_be_end(5, known, 10_000, 4096)
     end.wrote(5, known, 10_100, True)
-    assert end.may_be_end(5, known, 10_100) and known.size == 19_001
+    assert end.may_be_end(5, known, 10_100, 4096) and known.size == 19_001
     end.wrote(5, known, 500, False)
-    assert not end.may_be_end(5, known, 500), "who writes in the middle says nothing of the end"
+    assert not end.may_be_end(5, known, 500, 4096), "who writes in the middle says nothing of the end"
     end.wrote(5, known, 20_001, False)
-    assert end.may_be_end(5, known, 20_001)
+    assert end.may_be_end(5, known, 20_001, 4096)

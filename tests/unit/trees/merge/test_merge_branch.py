@@ -36,6 +36,7 @@ from merging import (
 )
 from merging import make as make_steps
 from profiles import examples
+from raising import raising
 from test_merge import STORIES, tell
 from test_merge_random import RENAMES, perform
 from together import together
@@ -195,6 +196,55 @@ def test_names_that_come_and_go_meanwhile_are_no_changes_of_the_branch(
     assert next(times) > 4, "it was listed"
     assert found.conflicts == []
     assert {step.path for step in found.steps} == {b"a", b"a2"}
+
+
+def test_the_journal_ends_when_what_was_staged_is_gone_for_good(branched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill takes back what is not durable: the staging directory was there again, and nobody removed it."""
+    trees = branched("memory")
+    write(trees.branch, b"a", b"changed\n")
+    seen: list[object] = []
+    monkeypatch.setattr(trees.main, "sync", lambda: seen.append(len(trees.main.readdir(ROOT_NODE, b"", 9))))
+    monkeypatch.setattr(trees.main, "change_at_once", raising(OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(run_module.Journal, "end", lambda journal: seen.append("end"))
+    with pytest.raises(OSError, match="full"):
+        trees.merge()
+    assert seen[-2:] == [len(trees.main.readdir(ROOT_NODE, b"", 9)), "end"]
+
+
+def test_what_main_has_renamed_was_not_deleted_in_the_branch(branched: Any) -> None:
+    """The names of a live directory are kept at the first change of one; a merge deleted what was not there any more by
+    its name."""
+    trees = branched("dir")
+    write(trees.branch, b"d/new", b"")
+    rename(trees.main, b"d/x", b"d/renamed")
+    rename(trees.main, b"d/deep", b"d/moved")
+    assert not trees.merge("branch").plan.decided
+    assert {b"d/new", b"d/renamed", b"d/moved/z"} <= shown(trees.main).keys()
+
+
+def test_what_main_has_put_into_another_directory_is_followed(branched: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a live route, where the branch sees the new place as well: it was a conflict, or deleted there."""
+    trees = branched("dir")
+    mkdir(trees.main, b"e")
+    write(trees.branch, b"d/new", b"")
+    rename(trees.main, b"d", b"e/d")
+    assert not {b"d", b"d/new"} - shown(trees.branch).keys() and b"e/d" not in shown(trees.branch)
+    assert not trees.plan().conflicts
+    with pytest.raises(FileNotFoundError):
+        trees.branch.lookup(at(trees.branch, b"e").node, b"d")
+    write(trees.branch, b"e/names", b"")
+    assert not trees.merge("branch").plan.decided and not caplog.messages
+    assert {b"e/d/new", b"e/d/x", b"e/d/deep/z"} <= shown(trees.main).keys()
+
+
+def test_what_the_branch_has_found_at_a_new_place_was_not_deleted_at_the_old_one(branched: Any) -> None:
+    trees = branched("dir")
+    mkdir(trees.main, b"e")
+    mkdir(trees.branch, b"names")
+    rename(trees.main, b"d", b"e/d")
+    mkdir(trees.branch, b"e/d/new")
+    assert not trees.merge("branch").plan.decided
+    assert {b"names", b"e/d/new", b"e/d/x", b"e/d/deep/z"} <= shown(trees.main).keys()
 
 
 @pytest.mark.parametrize("kind", ["memory", "dir", "store"])
