@@ -137,19 +137,6 @@ class TestMount:
         shell.ok("mount", point)
         assert (point / "notes/a.txt").read_text() == "kept"
 
-    def test_a_config_file(self, shell: Shell, point: Path) -> None:
-        place = shell.home / "etc"
-        (place / "notes").mkdir(parents=True)
-        (place / "agent.toml").write_text(
-            f'mountpoint = "{point}"\ndefault = "sqlite:agent.db"\nread_only = true\nttl = "3 s"\n'
-            '[routes]\n"/notes/" = "dir:notes"\n"/other/" = "memory:"\n'
-        )
-        shell.ok("mount", "--config", place / "agent.toml")
-        status = shell.status(point)
-        urls = {route["prefix"]: route["url"] for route in status["routes"]}
-        assert urls == {"/": f"sqlite:{place}/agent.db", "/notes/": f"dir:{place}/notes", "/other/": "memory:"}
-        assert status["read_only"] is True
-
     def test_the_command_line_wins_over_the_file(self, shell: Shell, point: Path) -> None:
         (shell.home / "agent.toml").write_text(
             'mountpoint = "/nowhere"\ndefault = "sqlite:/no/such/directory.db"\nread_only = true\n'
@@ -300,14 +287,6 @@ class TestRefusals:
         for words, message in (([], "give a MOUNTPOINT"), ([point, "--route", "/notes"], "'/notes' is not PREFIX=URL")):
             done = shell("mount", *words)
             assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
-
-    def test_a_database_that_is_in_use(self, shell: Shell, point: Path, tmp_path: Path) -> None:
-        other = tmp_path / "other"
-        other.mkdir()
-        shell.ok("mount", point, "--default", "sqlite:x.db")
-        said = shell.refused("mount", other, "--default", "sqlite:x.db")
-        assert "is in use by another fusebackend; unmount or close that one first" in said
-        shell.ok("umount", point)
 
     def test_a_log_inside_the_mount(self, shell: Shell, point: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_STATE_HOME", str(point))

@@ -20,7 +20,6 @@ from pathlib import Path
 import mounts
 import pytest
 from controlled import Raw
-from eventually import eventually
 from mounts import ROOT, Mounted, Serve
 from profiles import amount
 
@@ -30,8 +29,6 @@ from fusebackend.control.client import client_connection as connection_module
 from fusebackend.control.verbs import MAX_CONTENT_BYTES, MAX_INPUT_BYTES, PIECE_MATCHES
 from fusebackend.linux.mount_table import MountError
 from fusebackend.testing.each import each
-
-LIMIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -75,33 +72,6 @@ class TestFinding:
         copy = mounted.path / "copy"
         subprocess.run(["cp", "-a", mounted.path / "file", copy], check=True)
         assert os.listxattr(copy) == []
-
-
-class TestHolding:
-    def test_connections_one_after_the_other_leave_nothing(self, mounted):
-        address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
-
-        def held() -> tuple[int, int]:
-            """Count threads and descriptors of the server."""
-            return len(os.listdir(f"/proc/{mounted.pid}/task")), len(os.listdir(f"/proc/{mounted.pid}/fd"))
-
-        def use(times: int) -> None:
-            for number in range(times):
-                with Raw(address) as raw:
-                    if number % 3 == 0:
-                        raw.ask("grep", pattern="x")
-                    elif number % 3 == 1:
-                        raw.ask("subscribe")
-                    else:
-                        raw.send(b'{"jsonrpc":"2.0","id":1,"method":"execute"')
-
-        use(100)
-        before = held()
-        memory = mounted.memory_kib()
-        use(500)
-        few = 8  # background threads come and go: the index has one, and so do calls that wait for the disk
-        eventually(lambda: all(now <= then + few for now, then in zip(held(), before, strict=True)), LIMIT_S)
-        assert mounted.memory_kib() < memory + 8 * 1024
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -196,14 +166,6 @@ class TestConfusion:
 
 
 class TestServers:
-    def test_any_mount_point(self, serve):
-        name = b"\xff\xfe a\nb a\\040b " + "ü ☃".encode().ljust(230, b"x")
-        mounted = serve("memory:", at=os.fsdecode(name))
-        with fusebackend.connect(mounted.path) as client:
-            assert client.hello()["mountpoint"] == client.status()["mountpoint"] == str(mounted.path)
-            assert client.write("/\udcff", "text").error is None
-        assert os.listdir(os.fsencode(mounted.path)) == [b"\xff"]
-
     def test_a_server_that_is_stopped(self, mounted, monkeypatch):
         monkeypatch.setattr(rendezvous, "ANSWER_TIMEOUT_S", 0.3)
         monkeypatch.setattr(connection_module, "SILENCE_S", 0.1)
@@ -220,20 +182,6 @@ class TestServers:
             finally:
                 mounted.process.send_signal(signal.SIGCONT)
             assert client.ls("/").error is None
-
-    def test_a_server_that_was_killed(self, serve):
-        mounted = serve("memory:", at="mnt")
-        with fusebackend.connect(mounted.path) as client:
-            client.write("/x", "text")
-            mounted.process.kill()
-            mounted.process.wait()
-            for error in (client.read("/x").error, client.write("/y", "").error, client.execute("true").output):
-                assert "is gone; mount it again" in error
-            with pytest.raises(MountError, match="is gone; mount it again"):
-                fusebackend.connect(mounted.path)
-            mounted.kill()
-            serve("memory:", at="mnt")
-            assert client.write("/y", "").error is None
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
     @pytest.mark.parametrize("options", [[], ["allow_other"]])

@@ -1,5 +1,5 @@
-"""Calls of processes on real mounts: patches for git, named calls, `log -f`, and `hook`. What the commands print is
-tested without a mount, in `tests/unit/cli/test_cli_history.py` and `test_cli_states.py`."""
+"""Calls of processes on real mounts: named calls, `log -f`, and `hook`. What the commands print is tested without a
+mount, in `tests/unit/cli/test_cli_history.py` and `test_cli_states.py`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import live
 from mounts import Mounted, Serve
-from programs import Beside, ok, session
+from programs import Beside, ok
 
 import fusebackend
 from fusebackend import Actor
@@ -36,27 +35,6 @@ def mounted(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
 def logged(mounted: Mounted, **options: Any) -> list[CallInfo]:
     with fusebackend.connect(mounted.path) as files:
         return files.log(**options)
-
-
-SCENE = (
-    "mkdir repo; for each in 1 2 3; do echo line $each > repo/f$each; echo $each > src/s$each; done; echo n > notes/n"
-)
-DAMAGE = "rm -rf repo; sed -i s/1/one/ src/s1; mv src/s2 src/moved; : > notes/n; echo new > made"
-
-
-def test_the_patch_of_a_call_is_one_that_git_takes(mounted: Mounted, tmp_path: Path) -> None:
-    session(SCENE, mounted.path)
-    copy = tmp_path / "copy"
-    subprocess.run(["cp", "-a", mounted.path, copy], check=True)
-    session(DAMAGE, mounted.path)
-    patch = ok("diff", cwd=mounted.path)
-    session("echo later >> src/s1; rm made", mounted.path)
-    assert ok("diff", logged(mounted)[1].call, cwd=mounted.path) == patch
-    subprocess.run(["git", "apply", "--check", "-"], input=patch, text=True, cwd=copy, check=True)
-    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=copy, check=True)
-    assert (copy / "src/s1").read_text() == "one\n"
-    assert (copy / "made").read_text() == "new\n"
-    assert not (copy / "repo").exists()
 
 
 # -- who acts ----------------------------------------------------------------------------------------------------------
@@ -81,25 +59,6 @@ def test_commands_of_one_client_have_the_actor_that_each_was_made_by(mounted: Mo
     assert sorted((each.actor.agent, each.changes, each.kind) for each in found) == [
         (f"agent{number}", 1, "command") for number in range(8)
     ]
-
-
-def test_a_call_is_named_for_a_process_and_its_descendants(mounted: Mounted) -> None:
-    with fusebackend.connect(mounted.path) as files:
-        name = files.begin_call("tidy up", id="toolu_7", agent="me", thread="t")
-        assert name == "toolu_7"
-        (mounted.path / "one").write_text("1")
-        subprocess.run(["bash", "-c", "setsid sh -c 'echo 2 > two'"], cwd=mounted.path, check=True)
-        call = files.end_call(name)
-        (mounted.path / "three").write_text("3")
-        assert files.end_call(name) is None
-        assert files.end_call(files.begin_call("nothing")) is None
-        (found,) = files.log([str(call)])
-        assert (found.title, found.kind, found.actor.agent, found.actor.call) == ("tidy up", "tool", "me", "toolu_7")
-        assert [each.path for each in files.changes(found.call)] == ["/one", "/two"]
-        files.undo(found.call)
-        assert sorted(os.listdir(mounted.path)) == ["notes", "src", "three"]
-        with pytest.raises(ProcessLookupError, match="there is no process"):
-            files.begin_call("x", pid=2**22 + 1)
 
 
 def test_a_named_call_is_by_the_actor_of_the_client_or_the_block(mounted: Mounted) -> None:
@@ -205,42 +164,6 @@ def test_tool_calls_of_a_coding_agent_are_calls(
     assert (mounted.path / "written").read_text() == "x"
 
 
-# -- in this process, and space ----------------------------------------------------------------------------------------
-
-
-def test_a_langgraph_tool_is_a_call(tmp_path: Path) -> None:
-    pytest.importorskip("langgraph")
-    from langchain_core.messages import AIMessage
-    from langchain_core.tools import tool
-    from langgraph.graph import START, MessagesState, StateGraph
-    from langgraph.prebuilt import ToolNode
-
-    from fusebackend.backends import InMemoryBackend
-
-    with live(tmp_path, InMemoryBackend()) as server, server.connect() as files:
-
-        @tool
-        def note(word: str) -> str:
-            """Write two files."""
-            files.write(f"/{word}1", word)
-            files.write(f"/{word}2", word)
-            return word
-
-        graph: Any = StateGraph(MessagesState)
-        graph.add_node("tools", ToolNode([note]))
-        graph.add_edge(START, "tools")
-        calls = [{"name": "note", "args": {"word": word}, "id": f"call_{word}"} for word in "ab"]
-        config = {"configurable": {"thread_id": "t1"}, "metadata": {"lc_agent_name": "planner"}}
-        graph.compile().invoke({"messages": [AIMessage("", tool_calls=calls)]}, config)
-        found = files.log()
-        assert [(each.kind, each.actor.agent, each.actor.thread, each.changes) for each in found] == [
-            ("tool", "planner", "t1", 2), ("tool", "planner", "t1", 2),
-        ]  # fmt: skip
-        assert len({each.actor.call for each in found}) == 2
-        files.undo(*(each.call for each in found))
-        assert files.ls("/").entries == []
-
-
 # --------------------------------------------------------------------------------------------------------------
 # The log as files in `/.fusebackend/log`
 # --------------------------------------------------------------------------------------------------------------
@@ -253,10 +176,14 @@ def test_calls_are_lines_of_files(serve: Serve, tmp_path: Path, monkeypatch: pyt
     day = f"{date.today().isoformat()}.jsonl"
     assert sorted(os.listdir(directory)) == [day, "calls.tsv", "today.jsonl"]
     assert (directory / day).read_text() == ""
-    with fusebackend.connect(logging.path, actor=Actor(agent="planner")) as files:
+    with (
+        fusebackend.connect(logging.path, actor=Actor(agent="planner")) as files,
+        open(directory / "today.jsonl") as following,
+    ):
         files.write("/a\tb", "1")
+        first = json.loads(following.read())
         files.move("/a\tb", "/c")
-        first, second = map(json.loads, (directory / "today.jsonl").read_text().splitlines())
+        second = json.loads(following.read())
         (call,) = files.log(limit=1)
         table = files.read("/.fusebackend/log/calls.tsv")
     assert (first["title"], first["actor"]["agent"], first["changes"]) == ("write /a b", "planner", 1)
@@ -283,6 +210,9 @@ def test_calls_are_lines_of_files(serve: Serve, tmp_path: Path, monkeypatch: pyt
         assert not {"\x1b", "\x07", "\x9b"} & set(text), name
     *_, row = csv.DictReader((directory / "calls.tsv").read_text().splitlines(), dialect="excel-tab")
     assert (row["agent"], row["title"]) == ("eve\\033]0;x\\007\\nc9\\u2028", "write /\\033[2J\\u009b\\377")
+    with fusebackend.connect(logging.path) as files:
+        files.prune()
+    assert (directory / "today.jsonl").read_text() == ""
 
 
 @pytest.mark.parametrize("option", ["trees=off", "history=off"])

@@ -1,14 +1,11 @@
-"""Exhausted resources and large amounts: a full disk, sizes, memory, many waiters, defects of clients."""
+"""Exhausted resources and large amounts: a full disk, and memory."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import mounts
@@ -161,41 +158,3 @@ def _filled(tmp_path: Path, scheme: str, *directories: str) -> str:
 def _list_all(directory: Path) -> None:
     """Have the kernel know all files: READDIRPLUS counts as a lookup of each, in a tenth of the time."""
     assert len(os.listdir(directory)) == KNOWN_FILES
-
-
-# --------------------------------------------------------------------------------------------------------------
-# Many at once
-# --------------------------------------------------------------------------------------------------------------
-
-
-def test_killed_clients_leave_nothing_behind(serve: Serve, tmp_path: Path) -> None:
-    """A client killed in the middle of a write, a lock or a listing must not keep the server from ending well."""
-    server = serve(f"sqlite:{tmp_path}/volume.db")
-    (server.path / "lock").touch()
-    program = """
-import fcntl, os, sys
-os.chdir(sys.argv[1])
-lock = open("lock", "r+")
-print("ready", flush=True)
-fcntl.flock(lock, fcntl.LOCK_EX)
-while True:
-    with open(f"file{os.getpid()}", "wb") as file:
-        file.write(os.urandom(300_000))
-    os.listdir(".")
-"""
-    for _ in range(5):
-        clients = [
-            subprocess.Popen([sys.executable, "-S", "-c", program, str(server.path)], stdout=subprocess.PIPE)
-            for _ in range(3)
-        ]
-        for client in clients:
-            assert client.stdout is not None
-            assert client.stdout.readline() == b"ready\n"
-        for client in clients:
-            client.kill()
-            client.communicate(timeout=60)
-    with opened(server.path / "lock", os.O_RDWR) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with contextlib.ExitStack() as handles:
-        for name in os.listdir(server.path):
-            handles.enter_context((server.path / name).open("rb"))

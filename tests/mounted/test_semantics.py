@@ -12,9 +12,7 @@ import os
 import re
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import mounts
@@ -23,8 +21,6 @@ import pytest
 from eventually import eventually
 from kinds import MEMORY
 from mounts import Serve
-from services.docker import DockerEngine
-from together import beside, together
 
 import fusebackend
 from fusebackend.testing.posix import PosixCases
@@ -33,8 +29,6 @@ from fusebackend.testing.posix.case import fails, refused
 TESTS = Path(__file__).parents[1]
 SEMANTICS = Path(fusebackend.__file__).with_name("SEMANTICS.md")
 MINIMAL_ACL = bytes.fromhex("0200000001000600ffffffff04000400ffffffff20000400ffffffff")
-READ_ONLY = errno.EROFS if os.geteuid() == 0 else errno.EACCES
-"""The kernel looks at the modes first, except for root."""
 NATIVE = ["sqlite:{tmp}/volume.db", MEMORY, "dir:{tmp}/files"]
 
 
@@ -142,6 +136,27 @@ ELSEWHERE = {
         "unit/dialects/test_textfiles.py::test_what_can_not_be_replaced_is_eexist_and_stays",
         "unit/dialects/test_textfiles.py::test_what_is_not_known_is_eio_and_can_be_deleted",
         "unit/dialects/test_textfiles.py::test_every_change_is_exact_or_an_error_that_changed_nothing",
+    ),
+    "A route is a mount point": (
+        "unit/vfs/test_mounted_tree.py::test_names_that_lead_to_routes_are_busy",
+        "unit/vfs/test_mounted_tree.py::test_from_route_to_route_is_another_device",
+        "unit/vfs/test_mounted_tree.py::test_a_synthesised_directory_becomes_real_when_it_is_needed",
+        "unit/composite/test_composite.py::test_move_across_routes_of_volumes_keeps_everything",
+    ),
+    "A hung route hangs alone": (
+        "mounted/test_route_health.py::test_every_request_ends_at_its_deadline",
+        "mounted/test_route_health.py::test_readers_of_a_hung_file_do_not_use_up_what_the_kernel_reads_at_once",
+        "mounted/test_route_health.py::test_status_names_a_route_that_is_down_since_when_and_why",
+        "mounted/test_route_health.py::test_an_agent_is_not_kept_waiting",
+    ),
+    "A container's files are what its commands see": (
+        "mounted/test_docker.py::test_both_sides_see_the_same_files",
+        "mounted/test_docker.py::test_a_container_that_stops_hurts_nobody_else",
+        "unit/remote/test_foreign.py::test_a_file_that_others_changed_meanwhile_is_a_conflict_that_loses_nothing",
+    ),
+    "The log is read as files": (
+        "mounted/test_history_cli.py::test_calls_are_lines_of_files",
+        "mounted/test_history_cli.py::test_without_trees_or_history_there_is_no_log",
     ),
     "Every change can be watched": (
         "mounted/test_watch.py::test_shell_commands",
@@ -356,53 +371,6 @@ def test_extended_attributes_are_kept_acls_where_the_kernel_checks_them(native: 
         assert os.getxattr(file, "security.selinux") == b"label"
 
 
-def test_a_route_is_a_mount_point(tmp_path: Path, serve: Serve) -> None:
-    path = serve(f"sqlite:{tmp_path}/volume.db", routes={"/a/b": "memory:", "/a/b/c": "memory:"}).path
-    assert (os.listdir(path), os.listdir(path / "a"), os.listdir(path / "a/b")) == (["a"], ["b"], ["c"])
-    for change in (lambda: (path / "a" / "b").rmdir(), lambda: (path / "a").rename(path / "z")):
-        refused(errno.EBUSY, change)
-    (path / "a" / "file").write_text("real now")
-    for crossing in (os.rename, os.link):
-        refused(errno.EXDEV, crossing, path / "a" / "file", path / "a" / "b" / "file")
-    with fusebackend.connect(path) as client:
-        assert client.move("/a/file", "/a/b/moved/file").error is None
-    assert os.listdir(path / "a") == ["b"] and (path / "a/b/moved/file").read_text() == "real now"
-
-
-def test_a_hung_route_hangs_alone(serve: Serve) -> None:
-    server = serve("memory:", routes={"/hung": "python:hanging:backend"}, options=["deadline=1"])
-    reach = partial(refused, errno.ETIMEDOUT, os.listdir, server.path / "hung")
-    with beside(partial(together, reach, reach, reach)) as reaching:
-        while not reaching.done():
-            (server.path / "file").write_text("at once")
-            assert (server.path / "file").read_text() == "at once"
-            time.sleep(0.01)
-    assert '"timeouts": 0}' not in os.getxattr(server.path, "user.fusebackend.status").decode().split('"/hung/"')[1]
-    # The hung route can't confirm that its files are stored, so the end of the mount reports an error.
-    server.process.terminate()
-    assert server.process.wait(mounts.STOP_LIMIT_S) == 1
-    assert "could not close route /hung" in server.log_text()
-
-
-def test_a_container_s_files_are_what_its_commands_see(
-    docker_engine: DockerEngine, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DOCKER_HOST", docker_engine.url)
-    with docker_engine.container(name="there-before") as container:
-        mounted = serve("memory:", routes={"/box": "docker:there-before?root=/tmp"})
-        (mounted.path / "box/file").write_text("by the mount\n")
-        assert container.exec_run(["cat", "/tmp/file"]).output == b"by the mount\n"
-        held = os.open(mounted.path / "box/file", os.O_WRONLY)
-        container.exec_run(["sh", "-c", "chmod 600 /tmp/file; echo by a command > /tmp/file"])
-        os.write(held, b"late")
-        refused(errno.ESTALE, os.close, held)
-        mounted.expected_log = "was changed by others"
-        eventually(lambda: (mounted.path / "box/file").read_text() == "by a command\n")
-        mounted.stop()
-        container.reload()
-        assert container.status == "running"
-
-
 def _names_and_bytes(top: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(top)): path.read_bytes() if path.is_file() else None for path in top.rglob("*")}
 
@@ -507,21 +475,6 @@ def test_every_change_has_a_call(kind: str, tmp_path: Path, serve: Serve) -> Non
     assert [found[2] for found in history_of(mounted, "sh -c echo h")] == [[("create", "/other")]]
     assert ("session", [("content", "/three")]) in [(kind, found) for kind, _, found in history_of(mounted, "")]
     assert json.loads((path / ".fusebackend/status.json").read_text())["history"]["incomplete"] is None
-
-
-def test_the_log_is_read_as_files(serve: Serve) -> None:
-    """`test_history_cli.py` has more."""
-    mounted = serve("memory:")
-    log = mounted.path / ".fusebackend/log"
-    with fusebackend.connect(mounted.path) as client, open(log / "today.jsonl") as opened:
-        for name in ("one", "two"):
-            client.write(f"/{name}", "x")
-            (line,) = opened.readlines()
-            assert json.loads(line)["title"] == f"write /{name}"
-        assert len((log / "calls.tsv").read_text().splitlines()) == 3
-        refused(READ_ONLY, os.truncate, log / "today.jsonl", 0)
-        client.prune()
-        assert (log / "today.jsonl").read_text() == ""
 
 
 @contextlib.contextmanager

@@ -14,9 +14,9 @@ import mounts
 import pytest
 from eventually import eventually
 from kinds import MEMORY
-from mounts import Mounted, Serve
+from mounts import Mounted
 from profiles import amount
-from programs import command, sh
+from programs import sh
 from together import over_and_over
 from trees import snapshot as attributes
 
@@ -132,24 +132,6 @@ def test_a_snapshot_is_a_frozen_copy(mounted: Mounted, tmp_path: Path) -> None:
         assert sorted(os.listdir(kept(mounted))) == sorted(copies)
 
 
-def test_an_open_file_is_in_it_as_it_was(mounted: Mounted) -> None:
-    path = mounted.path
-    (path / "open").write_text("before")
-    (path / "nameless").write_text("nameless")
-    with (path / "open").open("r+b", buffering=0) as opened, (path / "nameless").open("r+b", buffering=0) as nameless:
-        (path / "nameless").unlink()
-        with fusebackend.connect(path) as client:
-            client.create_snapshot("one")
-        opened.write(b"AFTER!")
-        (path / "open").unlink()
-        nameless.write(b"N")
-        assert nameless.seek(0) == 0 and nameless.read() == b"Nameless"
-        assert sorted(os.listdir(kept(mounted, "one"))) == ["notes", "open"]
-        assert kept(mounted, "one/open").read_text() == "before"
-    assert kept(mounted, "one/open").read_text() == "before"
-    assert not (path / "open").exists()
-
-
 # -- kernel caches ---------------------------------------------------------------------------------------------------
 
 
@@ -230,19 +212,3 @@ def test_what_is_read_to_put_files_back_does_not_go(tmp_path: Path, monkeypatch:
             assert [each.path for each in files.restore(["/file"], names[-1], to=["/copy"]).changes] == ["/copy"]
         assert free and not any(free)
         assert all(map(volume.may_go, names))
-
-
-def test_snapshots_of_another_host_come_and_go(postgres_dsn: str, serve: Serve) -> None:
-    """Also names that were looked up before they were there, and are cached as absent."""
-    one, two = (serve(f"postgres:{postgres_dsn}?volume=v", options=MANUAL) for _ in range(2))
-    (one.path / "file").write_text("before")
-    for _ in range(3):
-        assert not kept(two, "s").exists() and "s" not in os.listdir(kept(two))
-        assert command("snapshot", "create", "s", "--mount", one.path).returncode == 0
-        (two.path / "file").write_text("after")
-        eventually(lambda: (kept(two, "s") / "file").read_text() == "before", LIMIT_S)
-        assert (kept(one, "s") / "file").read_text() == "before" and os.listdir(kept(two)) == ["s"]
-        assert command("snapshot", "delete", "s", "--yes", "--mount", two.path).returncode == 0
-        eventually(lambda: not kept(one, "s").exists() and os.listdir(kept(one)) == [], LIMIT_S)
-        (two.path / "file").write_text("before")
-        eventually(lambda: (one.path / "file").read_text() == "before", LIMIT_S)

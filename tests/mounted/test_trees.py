@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import random
 import shutil
@@ -27,10 +26,8 @@ from programs import command, sh
 from two_faces import TwoFaces, two_faces
 
 import fusebackend
-from fusebackend.backends import InMemoryBackend
 from fusebackend.linux import mount_table as table
-from fusebackend.protocol import RENAME_EXCHANGE
-from fusebackend.testing.posix.case import opened, renameat2
+from fusebackend.testing.posix.case import opened
 
 TREE = ".fusebackend/private/sandbox"
 
@@ -139,20 +136,6 @@ def test_a_file_is_the_same(trees: Trees) -> None:
     assert (trees.there / "second").stat().st_nlink == 1
 
 
-def test_mappings_meet(trees: Trees) -> None:
-    (trees.here / "page").write_bytes(b"1" * 10_000)
-    with (
-        (trees.here / "page").open("r+b") as mine,
-        (trees.there / "page").open("r+b") as other,
-        mmap.mmap(mine.fileno(), 0) as one,
-        mmap.mmap(other.fileno(), 0) as two,
-    ):
-        one[5000:5004] = b"mmap"
-        assert two[4999:5005] == b"1mmap1"
-        two[0:3] = b"two"
-        assert one[:4] == b"two1"
-
-
 def test_a_directory_moves_under_who_stands_in_it(trees: Trees) -> None:
     here, there = trees.here, trees.there
     (here / "a/b").mkdir(parents=True)
@@ -173,17 +156,6 @@ def test_a_directory_moves_under_who_stands_in_it(trees: Trees) -> None:
         assert os.listdir(inside) == [] and os.fstat(inside).st_nlink == 0
         with pytest.raises(OSError):
             os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=inside)
-
-
-def test_exchanged(trees: Trees) -> None:
-    here, there = trees.here, trees.there
-    (here / "d").mkdir()
-    (here / "d/inner").write_text("in d")
-    (here / "file").write_text("file")
-    assert (there / "file").is_file() and (there / "d").is_dir()
-    renameat2(here / "d", here / "file", RENAME_EXCHANGE)
-    assert (there / "d").read_text() == "file"
-    assert (there / "file/inner").read_text() == "in d"
 
 
 # -- between trees ---------------------------------------------------------------------------------------------------
@@ -318,32 +290,6 @@ def test_status_is_what_the_attribute_and_the_command_say(mounted: Mounted) -> N
     assert text.startswith('{\n  "mountpoint": ') and text.endswith("}\n")
 
 
-def test_tools_get_all_of_it(mounted: Mounted, tmp_path: Path) -> None:
-    if not shutil.which("jq"):
-        pytest.skip("jq is not installed")
-    own = mounted.path / OWN
-    assert sh("jq -r .mountpoint status.json", own) == f"{mounted.path}\n"
-    assert sh("cat status.json | jq -r .pid", own) == f"{mounted.pid}\n"
-    for script in (
-        "cp status.json {copy}",
-        "cp -a status.json {copy}",
-        "dd if=status.json of={copy} bs=7 status=none",
-        "dd if=status.json of={copy} bs=1M iflag=direct status=none",
-        "tail -c +1 status.json > {copy}",
-        "tail -n 1000 status.json > {copy}",
-        "tac status.json | tac > {copy}",
-        "(head -c 10; cat) < status.json > {copy}",
-        "tar c status.json | tar xO > {copy}",
-        "rsync status.json {copy} 2>/dev/null || cp status.json {copy}",
-    ):
-        copy = tmp_path / "copy.json"
-        copy.unlink(missing_ok=True)
-        sh(script.format(copy=copy), own)
-        assert json.loads(copy.read_bytes())["pid"] == mounted.pid, script
-    with (own / "status.json").open("rb") as file:
-        assert os.fstat(file.fileno()).st_size == len(file.read()) == file.seek(0, os.SEEK_END)
-
-
 # -- its name --------------------------------------------------------------------------------------------------------
 
 
@@ -387,20 +333,6 @@ def test_a_volume_that_has_the_name_is_refused(serve: Serve, tmp_path: Path) -> 
     (mounted.path / OWN).rename(mounted.path / "renamed")
     mounted.stop()
     assert status_of(serve(url))["trees"] == f"/{OWN}"
-
-
-def test_a_backend_of_this_process_that_has_the_name_is_refused(tmp_path: Path) -> None:
-    backend = InMemoryBackend()
-    backend.write(f"/{OWN}", "x")
-    with pytest.raises(fusebackend.MountError, match=f"^InMemoryBackend has a file '/{OWN}', which is the mount's"):
-        fusebackend.mount(backend, tmp_path)
-    for options in ({"trees": "off"}, {"trees_name": "other"}, {"options": ["trees=off"]}):
-        with fusebackend.mount(backend, tmp_path, **options) as files:
-            assert files.read(f"/{OWN}").error is None
-    for options in ({"trees": "no"}, {"trees_name": "a/b"}, {"options": ["trees=no"]}):
-        with pytest.raises(ValueError, match=r"^trees(_name)? ?= ?'.*'.*[:;] give one"):
-            fusebackend.mount(backend, tmp_path, **options)
-    assert table.mount_at(str(tmp_path)) is None
 
 
 def test_a_default_that_runs_commands_is_asked_when_it_has_started(serve: Serve, tmp_path: Path) -> None:

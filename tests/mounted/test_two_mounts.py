@@ -254,14 +254,6 @@ def test_what_the_other_host_does_is_seen_without_opening(pair: Pair) -> None:
     eventually(lambda: os.path.isdir(pair.second / "kind/below"))
 
 
-def test_an_open_file_outlives_its_name_at_the_other_host(pair: Pair) -> None:
-    (pair.first / "file").write_bytes(b"kept" * 50_000)
-    with (pair.second / "file").open("rb", buffering=0) as opened:
-        (pair.first / "file").unlink()
-        eventually(lambda: os.fstat(opened.fileno()).st_nlink == 0)
-        assert opened.read() == b"kept" * 50_000
-
-
 # -- other routes that two hosts mount ---------------------------------------------------------------------------------
 
 

@@ -475,12 +475,6 @@ class TestItsOwnMountPoint:
             os.close(fd)
         assert not found & {".env", "key", ".fusebackend"}
 
-    def test_it_ends_with_the_mount(self, tmp_path: Path) -> None:
-        with at_its_own_point(tmp_path) as (server, place):
-            done = run("umount", server.path)
-            assert (done.returncode, done.stdout) == (0, f"unmounted {server.path}\n"), done
-            assert not mounts.is_listed(place)
-
     def test_a_dead_one_is_cleared_away(self, tmp_path: Path) -> None:
         with at_its_own_point(tmp_path) as (server, place):
             server.kill()

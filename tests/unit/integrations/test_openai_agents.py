@@ -362,7 +362,15 @@ def seen_actors(steps: list[Any], *, options: dict[str, Any] | None = None, **na
 STEPS = [patched("update_file", "plan.md", "@@\n-monday\n+1\n", call="one"), called("ls", call="two")]
 
 
-def test_who_does_it() -> None:
+class WatchedShell(LocalShellBackend):
+    """Its command tells whom it is run for."""
+
+    def execute(self, command: str, *, timeout: float | None = None) -> Any:
+        actor = current_actor()
+        return super().execute(f"echo {actor.agent} {actor.call}; {command}", timeout=timeout)
+
+
+def test_who_does_it(tmp_path: Path) -> None:
     assert seen_actors(STEPS, agent="planner") == {Actor("planner", "", "one"), Actor("planner", "", "two")}
     assert {each.call for each in seen_actors(STEPS, options={"needs_approval": lambda *_: False})} == {
         "one",
@@ -372,6 +380,8 @@ def test_who_does_it() -> None:
         assert {each.thread for each in seen_actors(STEPS)} == {"chat-7"}
     with acting(Actor(agent="team", thread="t")):
         assert {(each.agent, each.thread) for each in seen_actors(STEPS, agent="planner")} == {("team", "t")}
+    (done,) = answers([shell_tool(WatchedShell(tmp_path), agent="planner")], commanded("true"))
+    assert done["output"][0]["stdout"] == f"planner {done['call_id']}\n"
 
 
 def test_approvals_of_the_sdk_hold() -> None:

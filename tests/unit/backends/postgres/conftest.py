@@ -1,4 +1,4 @@
-"""An empty database for the tests of a module, and volumes in it on two hosts."""
+"""Volumes on two hosts, in the database that the tests of a module share, and how many round trips a call takes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,16 @@ from postgres_hosts import Host
 from round_trips import Trips, counted
 
 
-@pytest.fixture(scope="module")
-def database(shared_dsn: str) -> str:
-    return shared_dsn
-
-
 @pytest.fixture
-def one(database: str, request: pytest.FixtureRequest) -> Iterator[Host]:
-    with contextlib.closing(Host(database, request.node.name)) as volume:
+def one(shared_dsn: str, request: pytest.FixtureRequest) -> Iterator[Host]:
+    with contextlib.closing(Host(shared_dsn, request.node.name)) as volume:
         yield volume
 
 
 @pytest.fixture
-def two(one: Host, database: str) -> Iterator[Host]:
+def two(one: Host, shared_dsn: str) -> Iterator[Host]:
     """Another host with the volume of `one`."""
-    with contextlib.closing(Host(database, one.name)) as volume:
+    with contextlib.closing(Host(shared_dsn, one.name)) as volume:
         yield volume
 
 

@@ -229,23 +229,6 @@ def test_a_small_file_is_opened_and_read_in_one_round_trip(one: Host, two: Host,
     eventually(lambda: trips(lambda: whole(two, node)) == 2)  # its bytes are asked for by themselves
 
 
-def test_what_was_opened_changes_with_a_change_of_this_host_and_one_that_is_told(
-    one: Host,
-    two: Host,
-) -> None:
-    node = put(one, b"file", b"before")
-    two.open(node, os.O_RDONLY)
-    two.open(node, os.O_WRONLY)
-    two.write(node, 0, b"after!")
-    assert two.read(node, 0, 9) == b"after!"
-    two.setattr(node, AttrChanges(size=2))
-    assert (two.read(node, 0, 9), two.getattr(node).size) == (b"af", 2)
-    two.release(node, os.O_WRONLY)
-    two.open(node, os.O_RDONLY)
-    one.setattr(node, AttrChanges(size=0))
-    eventually(lambda: two.read(node, 0, 9) == b"" and two.getattr(node).size == 0)
-
-
 def test_access_times_are_shown_at_once_and_stored_together(one: Host, two: Host, trips: Trips) -> None:
     node = put(one, b"file", b"content")
     one.setattr(node, AttrChanges(atime_ns=1, mtime_ns=2))

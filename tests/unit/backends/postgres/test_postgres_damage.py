@@ -15,16 +15,16 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture
-def backend(database: str, request: pytest.FixtureRequest) -> Iterator[PostgresBackend]:
+def backend(shared_dsn: str, request: pytest.FixtureRequest) -> Iterator[PostgresBackend]:
     """/bad/, /d/below/, /d/file and /hard."""
-    with PostgresBackend(database, request.node.name) as backend:
+    with PostgresBackend(shared_dsn, request.node.name) as backend:
         for path in ("/d/file", "/hard", "/bad/file", "/d/below/file"):
             backend.write(path, "some words")
         yield backend
 
 
 @pytest.fixture
-def damage(database: str, backend: PostgresBackend) -> Callable[[str], None]:
+def damage(shared_dsn: str, backend: PostgresBackend) -> Callable[[str], None]:
     """Change the tables. In the statement, `V` is the volume, and a path in braces the node there."""
 
     def run(script: str) -> None:
@@ -32,7 +32,7 @@ def damage(database: str, backend: PostgresBackend) -> Callable[[str], None]:
         nodes = {path: volume.lookup(1, path.encode()).node for path in ("bad", "d", "hard")}
         nodes["below"] = volume.lookup(nodes["d"], b"below").node
         for statement in script.format(V=volume.id, **nodes).split(";"):
-            sql(database, statement)
+            sql(shared_dsn, statement)
 
     return run
 
@@ -98,12 +98,12 @@ def test_a_directory_below_itself_is_gone_into_once(
 
 
 def test_a_volume_without_a_root_says_so_at_once(
-    database: str, backend: PostgresBackend, damage: Callable[[str], None]
+    shared_dsn: str, backend: PostgresBackend, damage: Callable[[str], None]
 ) -> None:
     damage("UPDATE fusebackend.inode SET mode = 33188 WHERE volume = {V} AND node = 1")
     try:
         with pytest.raises(VolumeDatabaseError, match="is damaged: it has no root directory"):
-            PostgresBackend(database, volume_of(backend).name)
+            PostgresBackend(shared_dsn, volume_of(backend).name)
     finally:
         undone = "UPDATE fusebackend.inode SET mode = 16877 WHERE volume = %s AND node = 1"
-        sql(database, undone, volume_of(backend).id)
+        sql(shared_dsn, undone, volume_of(backend).id)

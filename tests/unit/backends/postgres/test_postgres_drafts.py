@@ -160,8 +160,8 @@ def test_and_what_it_does_next_comes_after_it(one: PostgresVolume, two: Postgres
     assert one.read(node, 0, 100) == contents
 
 
-def test_agents_see_it_at_once(database: str) -> None:
-    with PostgresBackend(database, "agents") as backend:
+def test_agents_see_it_at_once(shared_dsn: str) -> None:
+    with PostgresBackend(shared_dsn, "agents") as backend:
         volume = backend.volume
         directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
         verbs: list[Callable[[str], object]] = [
@@ -358,8 +358,8 @@ def test_a_connection_that_is_lost_at_the_commit_loses_nothing(
     one.setattr(node, AttrChanges(size=0))  # no other host has changed it
 
 
-def test_a_volume_that_is_closed_stores_its_drafts(database: str, two: PostgresVolume) -> None:
-    with contextlib.closing(PostgresVolume(database, two.name)) as other:
+def test_a_volume_that_is_closed_stores_its_drafts(shared_dsn: str, two: PostgresVolume) -> None:
+    with contextlib.closing(PostgresVolume(shared_dsn, two.name)) as other:
         node = draft(other)
         two.open(node, os.O_RDONLY)
     assert two.read(node, 0, 100) == b"draft"

@@ -69,21 +69,6 @@ def works_again(call: Callable[[], object]) -> None:
             assert time.monotonic() < deadline, f"it does not work again: {error}"
 
 
-def test_numbers_are_never_given_twice_though_the_server_forgets(server: Server, volume: PostgresVolume) -> None:
-    seen: set[int] = set()
-    versions: set[int] = set()
-    for attempt in range(2):
-        for number in range(300):
-            attr = volume.mknod(ROOT_NODE, b"%d-%d" % (attempt, number), 0o100644, 0, ME)
-            assert attr.node not in seen
-            assert attr.version not in versions
-            seen.add(attr.node)
-            versions.add(attr.version)
-        server.crash()
-        server.start()
-        works_again(lambda: volume.getattr(ROOT_NODE))
-
-
 def test_a_server_that_is_away_is_an_error_within_a_bound(
     server: Server, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,19 +430,19 @@ SELECT pg_terminate_backend(pid) FROM (
 """Any connection, but this one: those of changes, of reads, of sessions, and of feeds."""
 
 
-def test_connections_may_be_cut_at_any_moment(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    volumes = [PostgresVolume(database, "cut") for _ in range(2)]
+def test_connections_may_be_cut_at_any_moment(shared_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    volumes = [PostgresVolume(shared_dsn, "cut") for _ in range(2)]
     held = volumes[0].create(ROOT_NODE, b"held", 0o644, os.O_RDWR, ME).node
     volumes[0].write(held, 0, b"kept" * 50_000)
     workers = [Worker(volumes[number % 2], number) for number in range(4)]
     volumes[1].unlink(ROOT_NODE, b"held")
     with (
-        psycopg.connect(database, autocommit=True) as connection,
+        psycopg.connect(shared_dsn, autocommit=True) as connection,
         over_and_over(lambda: connection.execute(CUT), pause_s=0.025),
     ):
         together(*(worker.run for worker in workers), limit_s=CUTS_LIMIT_S)
     assert all(worker.slowest_s < CALL_LIMIT_S for worker in workers)
-    assert check(database, volumes[0].id) == []
+    assert check(shared_dsn, volumes[0].id) == []
     for worker in workers:
         for volume in volumes:
             assert worker.found(volume) == worker.files
@@ -466,6 +451,6 @@ def test_connections_may_be_cut_at_any_moment(database: str, monkeypatch: pytest
     monkeypatch.setattr(session, "GRACE_S", 0.0)
     for volume in volumes:
         volume.close()
-    PostgresVolume(database, "cut").close()  # frees what nobody uses, now that it is alone
-    assert sql(database, "SELECT node FROM fusebackend.inode WHERE nlink = 0") == []
-    assert sql(database, "SELECT id FROM fusebackend.session") == []
+    PostgresVolume(shared_dsn, "cut").close()  # frees what nobody uses, now that it is alone
+    assert sql(shared_dsn, "SELECT node FROM fusebackend.inode WHERE nlink = 0") == []
+    assert sql(shared_dsn, "SELECT id FROM fusebackend.session") == []

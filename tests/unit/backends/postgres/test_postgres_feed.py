@@ -66,8 +66,8 @@ class Host(PostgresVolume):
 
 
 @pytest.fixture
-def here(database: str, request: pytest.FixtureRequest) -> Iterator[Host]:
-    with contextlib.closing(Host(database, request.node.name)) as host:
+def here(shared_dsn: str, request: pytest.FixtureRequest) -> Iterator[Host]:
+    with contextlib.closing(Host(shared_dsn, request.node.name)) as host:
         yield host
 
 
@@ -117,16 +117,16 @@ def test_a_lost_connection_is_told_and_so_is_the_next_one(here: Host, there: Hos
 
 
 def test_a_server_that_says_nothing_is_as_good_as_lost(
-    database: str, here: Host, monkeypatch: pytest.MonkeyPatch
+    shared_dsn: str, here: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "PING_S", 0.2)
-    words = psycopg.conninfo.conninfo_to_dict(database)
+    words = psycopg.conninfo.conninfo_to_dict(shared_dsn)
     port = f".s.PGSQL.{words['port']}"
     with (
         tempfile.TemporaryDirectory(prefix="fusebackend-") as directory,  # the path of a socket may have 107 bytes
         Stall(f"{words['host']}/{port}", f"{directory}/{port}") as network,
     ):
-        dsn = psycopg.conninfo.make_conninfo(database, host=directory)
+        dsn = psycopg.conninfo.make_conninfo(shared_dsn, host=directory)
         with contextlib.closing(Host(dsn, here.name)) as volume:
             here.make(b"a")
             volume.wait(Change(ROOT_NODE))
@@ -145,9 +145,9 @@ NONSENSE = (
 
 
 @for_each("words", NONSENSE)
-def test_a_wake_up_that_makes_no_sense_is_one(here: Host, there: Host, database: str, words: str) -> None:
+def test_a_wake_up_that_makes_no_sense_is_one(here: Host, there: Host, shared_dsn: str, words: str) -> None:
     """Whoever may connect to the database may send one."""
-    with psycopg.connect(database, autocommit=True) as connection:
+    with psycopg.connect(shared_dsn, autocommit=True) as connection:
         connection.execute("SELECT pg_notify(%s, %s)", [feed.channel(here.id), words])
     node = there.make(words.encode())
     here.wait(Change(node, ROOT_NODE, words.encode()))
@@ -169,8 +169,8 @@ def test_links_that_are_not_there_are_found_out(here: Host, there: Host) -> None
     assert here.wrong_links([wrong[0], right, *wrong[1:]]) == wrong
 
 
-def test_a_transaction_that_is_open_for_long_stalls_nobody(here: Host, there: Host, database: str) -> None:
-    with psycopg.connect(database) as dump, psycopg.connect(database) as load:
+def test_a_transaction_that_is_open_for_long_stalls_nobody(here: Host, there: Host, shared_dsn: str) -> None:
+    with psycopg.connect(shared_dsn) as dump, psycopg.connect(shared_dsn) as load:
         dump.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         dump.execute("SELECT count(*) FROM fusebackend.inode")
         load.execute("SELECT pg_current_xact_id()")
@@ -181,7 +181,7 @@ def test_a_transaction_that_is_open_for_long_stalls_nobody(here: Host, there: Ho
         assert here.rest() == [], "no row is read twice"
 
 
-def test_a_host_that_dies_before_its_wake_up_is_heard_within_a_second(here: Host, there: Host, database: str) -> None:
+def test_a_host_that_dies_before_its_wake_up_is_heard_within_a_second(here: Host, there: Host, shared_dsn: str) -> None:
     here.read_rows()
     writer = Writer(here, 1002)
     writer.end()
@@ -226,15 +226,15 @@ def test_every_commit_is_told_once_whatever_the_order(postgres_volume: Host, ste
 
 
 @pytest.fixture(scope="module")
-def postgres_volume(database: str) -> Iterator[Host]:
+def postgres_volume(shared_dsn: str) -> Iterator[Host]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listener, "RETRY_S", (0.0,))  # its connections are cut often
-        with contextlib.closing(Host(database, "any order")) as host:
+        with contextlib.closing(Host(shared_dsn, "any order")) as host:
             yield host
 
 
 def test_a_reader_that_was_away_for_too_long_invalidates_everything(
-    here: Host, there: Host, database: str, monkeypatch: pytest.MonkeyPatch
+    here: Host, there: Host, shared_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows were deleted meanwhile. Time is that of the snapshots: `there` deletes what it saw long ago."""
     monkeypatch.setattr(here._feed, "turn", lambda ask: 0.1)  # as when its process is stopped
@@ -242,7 +242,7 @@ def test_a_reader_that_was_away_for_too_long_invalidates_everything(
     there.read_rows()
     there._feed._past.clear()
     there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
-    sql(database, "UPDATE fusebackend.change_kept SET at = at - interval '1 minute' WHERE volume = %s", here.id)
+    sql(shared_dsn, "UPDATE fusebackend.change_kept SET at = at - interval '1 minute' WHERE volume = %s", here.id)
     there._session.run(there._feed.sweep)
     assert rows_of(here) == 0
     monkeypatch.undo()
@@ -253,19 +253,19 @@ def test_a_reader_that_was_away_for_too_long_invalidates_everything(
 
 
 def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
-    here: Host, there: Host, database: str, monkeypatch: pytest.MonkeyPatch
+    here: Host, there: Host, shared_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = Writer(here, 1003)
     rows = feed.SWEPT_AT_ONCE + 500
     plant = "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 9999, %s FROM generate_series(1, %s)"
-    sql(database, plant, here.id, feed.encode([Change(7)]), rows)
+    sql(shared_dsn, plant, here.id, feed.encode([Change(7)]), rows)
     there.read_rows()
     here.read_rows()
     there._feed._past.clear()
     there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
     there.make(b"new")
     assert there._session.run(there._feed.sweep) is False, "another host has just done so"
-    sql(database, "UPDATE fusebackend.change_kept SET at = at - interval '1 minute' WHERE volume = %s", here.id)
+    sql(shared_dsn, "UPDATE fusebackend.change_kept SET at = at - interval '1 minute' WHERE volume = %s", here.id)
     assert there._session.run(there._feed.sweep) is True
     assert rows_of(here) == 501
     assert there._session.run(there._feed.sweep) is False
@@ -275,27 +275,27 @@ def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
     assert rows_of(here) == 2
 
 
-def test_rows_of_another_server_are_passed_over(here: Host, there: Host, database: str) -> None:
+def test_rows_of_another_server_are_passed_over(here: Host, there: Host, shared_dsn: str) -> None:
     """A dump that was restored has rows and a floor with numbers that this server has not reached."""
-    sql(database, "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '[[1004,null,null]]')", here.id)
+    sql(shared_dsn, "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '[[1004,null,null]]')", here.id)
     sql(
-        database,
+        shared_dsn,
         "UPDATE fusebackend.change_kept SET floor = '99999999:99999999:', done = floor WHERE volume = %s",
         here.id,
     )
     assert set(here.rest()) <= {Change()}
     node = there.make(b"f")
     assert Change(1004) not in here.wait(Change(node, ROOT_NODE, b"f"))
-    Host(database, here.name).close()
+    Host(shared_dsn, here.name).close()
     floor = "SELECT floor::text FROM fusebackend.change_kept WHERE volume = %s"
-    assert sql(database, floor, here.id) == [("1:1:",)]
+    assert sql(shared_dsn, floor, here.id) == [("1:1:",)]
 
 
-def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host, database: str) -> None:
+def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host, shared_dsn: str) -> None:
     here.make(b"a")
     eventually(lambda: not here._feed._pending, LIMIT_S)
     assert here._feed._others == 0
-    with contextlib.closing(Host(database, here.name)) as there:
+    with contextlib.closing(Host(shared_dsn, here.name)) as there:
         node = here.make(b"b")
         there.ear.until(Change(node, ROOT_NODE, b"b"), feed.LOOK_S * 5)
         assert here._feed._others == 1
@@ -307,14 +307,14 @@ def third(there: Host) -> Iterator[Host]:
 
 
 def test_five_busy_hosts_hear_of_every_change_by_wake_ups(
-    here: Host, there: Host, third: Host, database: str, monkeypatch: pytest.MonkeyPatch
+    here: Host, there: Host, third: Host, shared_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "LOOK_S", 1000.0)  # no host looks by itself
     monkeypatch.setattr(feed, "IDLE_S", 1000.0)
     changes = amount("FEED_CHANGES", day=200, night=3_000)
     with (
-        contextlib.closing(Host(database, here.name)) as fourth,
-        contextlib.closing(Host(database, here.name)) as fifth,
+        contextlib.closing(Host(shared_dsn, here.name)) as fourth,
+        contextlib.closing(Host(shared_dsn, here.name)) as fifth,
     ):
         hosts = [here, there, third, fourth, fifth]
         for host in hosts:
@@ -364,21 +364,21 @@ def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
 
 
 def test_a_newcomer_reads_what_nobody_tells(
-    here: Host, there: Host, third: Host, database: str, monkeypatch: pytest.MonkeyPatch
+    here: Host, there: Host, third: Host, shared_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others may be reading by themselves."""
     monkeypatch.setattr(feed, "LOOK_S", 1000.0)
     monkeypatch.setattr(feed, "IDLE_S", 1000.0)
     monkeypatch.setattr(feed.VolumeFeed, "_tell", lambda self, ask: None)
-    with contextlib.closing(Host(database, here.name)) as fourth:
+    with contextlib.closing(Host(shared_dsn, here.name)) as fourth:
         node = here.make(b"news")
         fourth.wait(Change(node, ROOT_NODE, b"news"))
 
 
 def test_more_changes_than_can_be_read_are_everything(
-    here: Host, database: str, monkeypatch: pytest.MonkeyPatch
+    here: Host, shared_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with psycopg.connect(database, autocommit=True) as connection:
+    with psycopg.connect(shared_dsn, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '[[7,null,null]]'"
             " FROM generate_series(1, %s)",

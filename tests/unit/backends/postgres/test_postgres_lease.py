@@ -87,7 +87,7 @@ def test_a_host_alone_asks_for_small_files_together_and_then_nothing(one: Host, 
     assert names(one) == sorted({*nodes, b"new", b"moved"} - {b"01", b"02"})
 
 
-def test_many_newcomers_at_once(database: str, one: Host) -> None:
+def test_many_newcomers_at_once(shared_dsn: str, one: Host) -> None:
     node = put(one, b"file", b"0")
     has_lease(one)
 
@@ -101,7 +101,7 @@ def test_many_newcomers_at_once(database: str, one: Host) -> None:
     has_lease(one)
 
 
-def test_it_ends_with_its_connection(one: Host, database: str) -> None:
+def test_it_ends_with_its_connection(one: Host, shared_dsn: str) -> None:
     node = put(one, b"file", b"0")
     has_lease(one)
     cut_feed(one)
@@ -137,13 +137,13 @@ while sys.stdin.readline():
 
 
 def test_a_host_that_does_not_answer_is_cut_off(
-    database: str, one: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shared_dsn: str, one: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = put(one, b"file", b"before")
     one.close()
     monkeypatch.setattr(host_session, "LOCK_S", lease.LEASE_S + 1)
     with subprocess.Popen(
-        [sys.executable, "-c", STOPPED, database, one.name, str(node)],
+        [sys.executable, "-c", STOPPED, shared_dsn, one.name, str(node)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -163,7 +163,7 @@ def test_a_host_that_does_not_answer_is_cut_off(
 
 
 def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything(
-    database: str, one: Host, monkeypatch: pytest.MonkeyPatch
+    shared_dsn: str, one: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection is lost, and its row: another host has the lease, and loses it by the change."""
     monkeypatch.setattr(host_session, "REJOIN_S", 0.0)
@@ -174,7 +174,7 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
     eventually(lambda: not one._feed.live)
     with joined(one) as two:
         assert whole(two, node) == b"0"
-        sql(database, "DELETE FROM fusebackend.session WHERE id = %s", int(one.session))
+        sql(shared_dsn, "DELETE FROM fusebackend.session WHERE id = %s", int(one.session))
         has_lease(two)
         rewrite(one, node, b"1")
         assert not is_held(two)
@@ -184,7 +184,7 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
 
 
 def test_a_session_that_does_not_know_that_it_was_taken_for_dead_comes_back(
-    database: str, one: Host, monkeypatch: pytest.MonkeyPatch
+    shared_dsn: str, one: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A computer has slept: its feed still seems to be live when the first change is made."""
     monkeypatch.setattr(host_session, "REJOIN_S", 0.3)
@@ -192,7 +192,7 @@ def test_a_session_that_does_not_know_that_it_was_taken_for_dead_comes_back(
     monkeypatch.setattr(one._feed, "turn", lambda ask: 1000.0)
     with joined(one) as two:
         assert whole(two, node) == b"0"
-        sql(database, "DELETE FROM fusebackend.session WHERE id = %s", int(one.session))
+        sql(shared_dsn, "DELETE FROM fusebackend.session WHERE id = %s", int(one.session))
         has_lease(two)
         assert one._feed.live
         rewrite(one, node, b"1")
@@ -215,9 +215,9 @@ def test_a_view_says_nothing_of_what_came_later(one: Host) -> None:
     assert one.lookup(ROOT_NODE, b"new").nlink == 1
 
 
-def test_it_ends_when_another_session_is_counted_before_it_says_hello(one: Host, database: str) -> None:
+def test_it_ends_when_another_session_is_counted_before_it_says_hello(one: Host, shared_dsn: str) -> None:
     has_lease(one)
-    with psycopg.connect(database, autocommit=True) as connection:
+    with psycopg.connect(shared_dsn, autocommit=True) as connection:
         add = "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, 'h', 1)"
         connection.execute(add, [one.id])
         wait = "SELECT pg_advisory_lock_shared(%s::int, %s::int)"
@@ -226,20 +226,20 @@ def test_it_ends_when_another_session_is_counted_before_it_says_hello(one: Host,
         assert not is_held(one)
 
 
-def test_a_sibling_that_is_damaged_or_gone_keeps_no_file_from_being_opened(one: Host, database: str) -> None:
+def test_a_sibling_that_is_damaged_or_gone_keeps_no_file_from_being_opened(one: Host, shared_dsn: str) -> None:
     sound, damaged, gone = (put(one, name, b"content") for name in (b"1", b"2", b"3"))
     has_lease(one)
     names(one)
-    sql(database, "UPDATE fusebackend.inode SET uid = -5 WHERE volume = %s AND node = %s", one.id, damaged)
-    sql(database, "UPDATE fusebackend.inode SET nlink = 0 WHERE volume = %s AND node = %s", one.id, gone)
+    sql(shared_dsn, "UPDATE fusebackend.inode SET uid = -5 WHERE volume = %s AND node = %s", one.id, damaged)
+    sql(shared_dsn, "UPDATE fusebackend.inode SET nlink = 0 WHERE volume = %s AND node = %s", one.id, gone)
     assert whole(one, sound) == b"content"
 
 
-def test_a_name_that_leads_to_a_directory_elsewhere_is_refused(one: Host, database: str) -> None:
+def test_a_name_that_leads_to_a_directory_elsewhere_is_refused(one: Host, shared_dsn: str) -> None:
     directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
     inner = one.mkdir(directory, b"inner", 0o755, ME).node
     lead = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
-    sql(database, lead, one.id, inner, b"again", directory)
+    sql(shared_dsn, lead, one.id, inner, b"again", directory)
     for leased in (False, True):
         if leased:
             has_lease(one)
@@ -250,14 +250,14 @@ def test_a_name_that_leads_to_a_directory_elsewhere_is_refused(one: Host, databa
 
 @pytest.mark.parametrize("setting", ["statement_timeout = '300ms'", "lock_timeout = 0"])
 def test_a_newcomer_waits_as_long_as_the_lease_may_hold(
-    database: str, one: Host, monkeypatch: pytest.MonkeyPatch, setting: str
+    shared_dsn: str, one: Host, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     """Whatever its role is set to, and behind a pooler, whose connections have no settings of ours."""
     one.close()
     monkeypatch.setattr(host_session, "LOCK_S", 1)
-    with psycopg.connect(database, autocommit=True) as silent:
+    with psycopg.connect(shared_dsn, autocommit=True) as silent:
         silent.execute("SELECT pg_advisory_lock(%s::int, %s::int)", [lease.LEASE_LOCK, one.id])
-        with psycopg.connect(database, autocommit=True) as connection:
+        with psycopg.connect(shared_dsn, autocommit=True) as connection:
             connection.execute(f"SET {setting}")
             began = time.monotonic()
             one._session._wait_for_lease(connection)
@@ -265,20 +265,20 @@ def test_a_newcomer_waits_as_long_as_the_lease_may_hold(
 
 
 def test_a_newcomer_that_may_not_cut_another_host_off_begins_all_the_same(
-    database: str, one: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shared_dsn: str, one: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(host_session, "LOCK_S", 1)
     role = f"newcomer_{uuid.uuid4().hex[:8]}"
     node = put(one, b"file", b"content")
     one.close()
-    with psycopg.connect(database, autocommit=True) as silent:
+    with psycopg.connect(shared_dsn, autocommit=True) as silent:
         silent.execute(f"CREATE ROLE {role} LOGIN")
         try:
             silent.execute(f"GRANT ALL ON SCHEMA fusebackend TO {role}")
             for kind in ("TABLES", "SEQUENCES"):
                 silent.execute(f"GRANT ALL ON ALL {kind} IN SCHEMA fusebackend TO {role}")
             silent.execute("SELECT pg_advisory_lock(%s::int, %s::int)", [lease.LEASE_LOCK, one.id])
-            with contextlib.closing(Host(database.replace("user=postgres", f"user={role}"), one.name)) as two:
+            with contextlib.closing(Host(shared_dsn.replace("user=postgres", f"user={role}"), one.name)) as two:
                 assert whole(two, node) == b"content"
                 assert not is_held(two)
             assert "pg_signal_backend" in caplog.text
@@ -299,13 +299,13 @@ def test_it_is_taken_anew_when_it_has_lapsed(one: Host, monkeypatch: pytest.Monk
 
 
 def test_a_change_that_comes_about_after_its_connection_is_lost(
-    one: Host, database: str, monkeypatch: pytest.MonkeyPatch
+    one: Host, shared_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server goes on with what it has been sent: a host does not believe what it has read until then."""
     node = put(one, b"file", b"0")
     has_lease(one)
     names(one)
-    with psycopg.connect(database) as connection:
+    with psycopg.connect(shared_dsn) as connection:
         connection.execute("LOCK TABLE fusebackend.dentry IN SHARE MODE")
         with monkeypatch.context() as impatient, pytest.raises(OSError):
             impatient.setattr(pipeline, "STALL_S", 0.5)
@@ -313,7 +313,7 @@ def test_a_change_that_comes_about_after_its_connection_is_lost(
         assert not is_held(one)
         assert one.lookup(ROOT_NODE, b"file").node == node
         assert names(one) == [b"file"]
-    eventually(lambda: sql(database, "SELECT 1 FROM fusebackend.dentry WHERE volume = %s AND name = 'moved'", one.id))
+    eventually(lambda: sql(shared_dsn, "SELECT 1 FROM fusebackend.dentry WHERE volume = %s AND name = 'moved'", one.id))
     has_lease(one)
     assert is_absent(one, b"file")
     assert one.lookup(ROOT_NODE, b"moved").node == node

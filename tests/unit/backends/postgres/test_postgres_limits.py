@@ -22,11 +22,11 @@ KIB = 1 << 10
 
 
 @pytest.fixture
-def host(database: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., PostgresBackend]]:
+def host(shared_dsn: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., PostgresBackend]]:
     made: list[PostgresBackend] = []
 
     def make(**limits: Any) -> PostgresBackend:
-        made.append(PostgresBackend(database, request.node.name, **limits))
+        made.append(PostgresBackend(shared_dsn, request.node.name, **limits))
         return made[-1]
 
     yield make

@@ -43,9 +43,9 @@ def rounds(number: int) -> int:
 
 
 @pytest.fixture
-def hosts(database: str, request: pytest.FixtureRequest) -> Iterator[Hosts]:
+def hosts(shared_dsn: str, request: pytest.FixtureRequest) -> Iterator[Hosts]:
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(PostgresBackend(database, request.node.name)) for _ in range(HOSTS)]
+        yield [stack.enter_context(PostgresBackend(shared_dsn, request.node.name)) for _ in range(HOSTS)]
 
 
 def ok(*results: Any) -> None:
@@ -122,7 +122,7 @@ def test_a_directory_is_renamed_while_no_verb_walks(hosts: Hosts) -> None:
     assert {info["path"] for info in two.ls("/").entries or ()} == {"/a/", "/d/"}
 
 
-def test_those_who_wait_for_a_directory_stand_in_line(hosts: Hosts, database: str) -> None:
+def test_those_who_wait_for_a_directory_stand_in_line(hosts: Hosts, shared_dsn: str) -> None:
     """A commit wakes one of them. All that wait for a row are woken by each, for its next version."""
     ok(hosts[0].write("/a/first", "x"))
     volume = hosts[3].volume
@@ -138,14 +138,14 @@ def test_those_who_wait_for_a_directory_stand_in_line(hosts: Hosts, database: st
     )
     paused = Paused(hosts[0], lambda: ok(hosts[0].write("/a/zero", "x")), "/a/zero")
     with paused, beside(lambda: together(*calls)):
-        eventually(lambda: len(sql(database, waiting)) == len(calls), LIMIT_S)
-        assert sql(database, waiting) == [("advisory", TURN_LOCK)] * len(calls)
+        eventually(lambda: len(sql(shared_dsn, waiting)) == len(calls), LIMIT_S)
+        assert sql(shared_dsn, waiting) == [("advisory", TURN_LOCK)] * len(calls)
         paused.__exit__()
     assert {entry["path"] for entry in hosts[0].ls("/a").entries or []} == {"/a/second", "/a/third", "/a/zero"}
 
 
-def test_roots_of_volumes_have_lines_of_their_own(hosts: Hosts, database: str) -> None:
-    with PostgresBackend(database, "another") as another, Paused(hosts[0], lambda: hosts[0].write("/f", "x"), "/f"):
+def test_roots_of_volumes_have_lines_of_their_own(hosts: Hosts, shared_dsn: str) -> None:
+    with PostgresBackend(shared_dsn, "another") as another, Paused(hosts[0], lambda: hosts[0].write("/f", "x"), "/f"):
         ok(another.write("/g", "x"))
         another.volume.mknod(ROOT_NODE, b"h", 0o100644, 0, ME)
 
@@ -407,7 +407,7 @@ def test_operations_of_rows_in_any_order_do_not_deadlock(hosts: Hosts, postgres:
 
 
 def test_a_name_that_led_elsewhere_when_its_directory_was_free_is_no_deadlock(
-    hosts: Hosts, database: str, postgres: Postgres
+    hosts: Hosts, shared_dsn: str, postgres: Postgres
 ) -> None:
     """Each of two hosts has locked the file that the other one finds under its name after the wait for the directory.
 
@@ -425,14 +425,14 @@ def test_a_name_that_led_elsewhere_when_its_directory_was_free_is_no_deadlock(
         rename = [host.volume.rename for host in hosts]
         together(lambda: rename[1](here, b"x", there, b"x"), lambda: rename[2](here, b"y", there, b"y"))
 
-    with psycopg.connect(database) as swapper:
+    with psycopg.connect(shared_dsn) as swapper:
         swapper.execute("SELECT FROM fusebackend.inode WHERE volume = %s AND node = %s FOR UPDATE", key)
         with beside(rename_both):
             waiting = (
                 "SELECT count(*) FROM pg_locks WHERE NOT granted"
                 " AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database())"
             )
-            eventually(lambda: sql(database, waiting) == [(2,)], LIMIT_S)
+            eventually(lambda: sql(shared_dsn, waiting) == [(2,)], LIMIT_S)
             swap = "UPDATE fusebackend.dentry SET node = %s - node WHERE volume = %s AND parent = %s"
             swapper.execute(swap, (one + other, *key))
             swapper.execute("UPDATE fusebackend.inode SET version = version + 1 WHERE volume = %s AND node = %s", key)

@@ -51,15 +51,15 @@ def opened(dsn: str, volume: str | None = None) -> PostgresBackend:
 
 
 @pytest.fixture
-def backend(database: str) -> Iterator[PostgresBackend]:
-    with opened(database) as backend:
+def backend(shared_dsn: str) -> Iterator[PostgresBackend]:
+    with opened(shared_dsn) as backend:
         yield backend
 
 
 @pytest.fixture
-def sql(database: str) -> Sql:
+def sql(shared_dsn: str) -> Sql:
     """Runs a statement beside the volume, which commits by itself."""
-    return functools.partial(postgres_hosts.sql, database)
+    return functools.partial(postgres_hosts.sql, shared_dsn)
 
 
 def indexer_of(backend: PostgresBackend) -> SearchIndexer:
@@ -163,8 +163,8 @@ class PostgresSearchMachine(SearchMachine):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def machine_database(database: str) -> None:
-    PostgresSearchMachine.dsn = database
+def machine_database(shared_dsn: str) -> None:
+    PostgresSearchMachine.dsn = shared_dsn
 
 
 TestPostgresSearchMachine = PostgresSearchMachine.TestCase
@@ -210,8 +210,8 @@ def test_what_means_something_to_like_is_itself(backend: PostgresBackend, patter
     assert backend.grep(pattern).matches == [GrepMatch(**line) for line in lines if pattern in line["text"]]  # type: ignore[typeddict-item]
 
 
-def test_what_another_host_has_closed_is_found(database: str, backend: PostgresBackend, sql: Sql) -> None:
-    with opened(database, backend.volume.name) as other:
+def test_what_another_host_has_closed_is_found(shared_dsn: str, backend: PostgresBackend, sql: Sql) -> None:
+    with opened(shared_dsn, backend.volume.name) as other:
         put(other, "/file.txt", b"first\n")
         assert found(backend, "first") == ["/file.txt"]
         index_all(backend)
@@ -279,12 +279,14 @@ def test_what_is_written_while_it_is_indexed_is_indexed_again(
     assert nodes_in(sql, "unindexed", backend) == set()
 
 
-def test_who_is_in_the_middle_of_a_change_is_not_waited_for(backend: PostgresBackend, database: str, sql: Sql) -> None:
+def test_who_is_in_the_middle_of_a_change_is_not_waited_for(
+    backend: PostgresBackend, shared_dsn: str, sql: Sql
+) -> None:
     import psycopg
 
     node = put(backend, "/file.txt", b"first\n")
     other = put(backend, "/other.txt", b"other\n")
-    with psycopg.connect(database) as writer:
+    with psycopg.connect(shared_dsn) as writer:
         change = "UPDATE fusebackend.chunk SET data = 'secon\n' WHERE volume = %s AND node = %s"
         writer.execute(change, [backend.volume.id, node])
         assert indexer_of(backend).work(quiet_s=0) == 0.0, "a wait would end after 10 s, with an error"
@@ -295,11 +297,11 @@ def test_who_is_in_the_middle_of_a_change_is_not_waited_for(backend: PostgresBac
     assert found(backend, "secon") == ["/file.txt"] and nodes_in(sql, "unindexed", backend) == set()
 
 
-def test_one_host_indexes_at_a_time(backend: PostgresBackend, database: str, sql: Sql) -> None:
+def test_one_host_indexes_at_a_time(backend: PostgresBackend, shared_dsn: str, sql: Sql) -> None:
     import psycopg
 
     node = put(backend, "/file.txt", b"needle\n")
-    with psycopg.connect(database) as other:
+    with psycopg.connect(shared_dsn) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s::int, %s)", [index_module.INDEX_LOCK, backend.volume.id])
         assert indexer_of(backend).work(quiet_s=0) == index_module.LOOK_S
         assert nodes_in(sql, "unindexed", backend) == {node}
@@ -314,7 +316,7 @@ def test_what_is_changed_all_the_time_waits(backend: PostgresBackend) -> None:
 
 
 def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
-    database: str, sql: Sql, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shared_dsn: str, sql: Sql, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(index_module, "QUIET_S", 0.0)
     for pause in ("LOOK_S", "FAILED_S"):
@@ -327,7 +329,7 @@ def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
     monkeypatch.setattr(SearchIndexer, "_indexing", fail)
     with (
         caplog.at_level(logging.WARNING, index_module.__name__),
-        PostgresBackend(database, uuid.uuid4().hex) as backend,
+        PostgresBackend(shared_dsn, uuid.uuid4().hex) as backend,
     ):
         node = put(backend, "/file.txt", b"needle\n")
         eventually(lambda: "no room for an entry" in caplog.text)
@@ -481,18 +483,18 @@ def test_searches_leave_connections_to_others(backend: PostgresBackend) -> None:
 
 
 def test_a_search_ends_when_the_server_says_nothing(
-    postgres: Postgres, database: str, monkeypatch: pytest.MonkeyPatch
+    postgres: Postgres, shared_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(query_module, "STALL_S", 0.5)
     monkeypatch.setattr(query_module, "CANCEL_S", 0.2)
     name = uuid.uuid4().hex
-    with opened(database, name) as backend:
+    with opened(shared_dsn, name) as backend:
         put(backend, "/file.txt", b"needle\n")
     socket = f".s.PGSQL.{PORT}"
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fusebackend-"))
         network = stack.enter_context(Stall(str(postgres.directory / socket), f"{directory}/{socket}"))
-        backend = stack.enter_context(opened(database.replace(str(postgres.directory), directory), name))
+        backend = stack.enter_context(opened(shared_dsn.replace(str(postgres.directory), directory), name))
         assert found(backend, "needle") == ["/file.txt"]
         network.stall()
         begun = time.monotonic()

@@ -34,14 +34,14 @@ OLD = ("old_inode", "old_dentry", "old_chunk", "pruning")
 
 
 @pytest.fixture
-def volume(database: str) -> Iterator[PostgresVolume]:
-    yield from opened(database, uuid.uuid4().hex)
+def volume(shared_dsn: str) -> Iterator[PostgresVolume]:
+    yield from opened(shared_dsn, uuid.uuid4().hex)
 
 
 @pytest.fixture
-def other(volume: PostgresVolume, database: str) -> Iterator[PostgresVolume]:
+def other(volume: PostgresVolume, shared_dsn: str) -> Iterator[PostgresVolume]:
     """The same volume on another host."""
-    yield from opened(database, volume.name)
+    yield from opened(shared_dsn, volume.name)
 
 
 def opened(dsn: str, name: str) -> Iterator[PostgresVolume]:
@@ -376,8 +376,8 @@ class PostgresMachine(SnapshotMachine):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def machines_database(database: str) -> None:
-    PostgresMachine.dsn = database
+def machines_database(shared_dsn: str) -> None:
+    PostgresMachine.dsn = shared_dsn
 
 
 TestAnySteps = PostgresMachine.TestCase
@@ -388,5 +388,5 @@ TestAnySteps.settings = hypothesis.settings(
 
 class TestPostgres(SnapshotCases):
     @pytest.fixture
-    def volume(self, database: str) -> Iterator[PostgresVolume]:
-        yield from opened(database, uuid.uuid4().hex)
+    def volume(self, shared_dsn: str) -> Iterator[PostgresVolume]:
+        yield from opened(shared_dsn, uuid.uuid4().hex)

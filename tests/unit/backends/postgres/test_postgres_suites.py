@@ -11,8 +11,8 @@ from fusebackend.testing.conformance import BackendConformance
 
 
 @pytest.fixture(scope="module")
-def opened(database: str) -> Iterator[PostgresBackend]:
-    with PostgresBackend(database) as backend:
+def opened(shared_dsn: str) -> Iterator[PostgresBackend]:
+    with PostgresBackend(shared_dsn) as backend:
         yield backend
 
 

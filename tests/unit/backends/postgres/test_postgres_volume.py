@@ -128,10 +128,10 @@ def test_times_never_go_back_though_the_clock_of_a_host_does(
 # -- nodes without a name ------------------------------------------------------------------------------------------
 
 
-def test_what_a_dead_host_had_open_is_freed(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_dead_host_had_open_is_freed(shared_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "PERIOD_S", 0.2)
     monkeypatch.setattr(session, "GRACE_S", 1.0)
-    dead = Host(database, "dead")
+    dead = Host(shared_dsn, "dead")
     node = dead.make(b"file", b"hello" * 50_000)
     dead.open(node, os.O_RDWR)
     dead.unlink(ROOT_NODE, b"file")
@@ -140,7 +140,7 @@ def test_what_a_dead_host_had_open_is_freed(database: str, monkeypatch: pytest.M
     dead._session.wake()
     dead._session._thread.join()
     dead._session._host.close()
-    with contextlib.closing(Host(database, "dead")) as other:
+    with contextlib.closing(Host(shared_dsn, "dead")) as other:
         other._session._free()
         assert rows_of(other, node) == [1, 4, 1]  # not at once: the connection may have been all that it lost
         eventually(lambda: rows_of(other, node) == [0, 0, 0])
@@ -148,7 +148,7 @@ def test_what_a_dead_host_had_open_is_freed(database: str, monkeypatch: pytest.M
 
 
 def test_what_is_open_where_a_connection_was_lost_stays(
-    one: Host, two: Host, database: str, monkeypatch: pytest.MonkeyPatch
+    one: Host, two: Host, shared_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lock is free until it connects again, and so looks dead to the other host."""
     monkeypatch.setattr(session, "PERIOD_S", 3600.0)
@@ -156,7 +156,7 @@ def test_what_is_open_where_a_connection_was_lost_stays(
     node = one.make(b"file", b"kept")
     one.open(node, os.O_RDWR)
     one.unlink(ROOT_NODE, b"file")
-    with psycopg.connect(database, autocommit=True) as connection:
+    with psycopg.connect(shared_dsn, autocommit=True) as connection:
         own = [schema.SESSION_LOCK, one._session.id]
         cut = (
             "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE classid = %s AND objid = %s"
@@ -175,8 +175,8 @@ def test_what_is_open_where_a_connection_was_lost_stays(
     one.release(node, os.O_RDWR)
 
 
-def test_closing_frees_what_was_left_open(database: str) -> None:
-    volume = Host(database, "closing")
+def test_closing_frees_what_was_left_open(shared_dsn: str) -> None:
+    volume = Host(shared_dsn, "closing")
     node = volume.make(b"file", b"hello")
     volume.open(node, os.O_RDWR)
     volume.unlink(ROOT_NODE, b"file")
@@ -276,20 +276,6 @@ def test_many_files_are_changed_together_of_which_one_has_attributes(one: Host, 
         expected = [b"user.x"] if mode == 0o600 else []
         found = [two.lookup(ROOT_NODE, b"%d" % number).mode & 0o777 for number in range(6)]
         assert (found, two.listxattr(nodes[0]), two.listxattr(nodes[1])) == ([mode] * 6, expected, [])
-
-
-def test_nobody_changes_anything_during_a_change_of_several_operations(one: Host, two: Host) -> None:
-    """Counting in a file, as an agent's edit does: read it, and write what it is then."""
-    node = one.make(b"count", b"0")
-
-    def count(volume: Host) -> None:
-        for _ in range(20):
-            with volume.changing():
-                value = int(volume.content(node))
-                volume.write(node, 0, b"%d" % (value + 1))
-
-    together(*(lambda volume=volume: count(volume) for volume in (one, two, one, two)))
-    assert one.content(node) == b"80"
 
 
 def test_a_view_is_of_one_state(one: Host, two: Host) -> None:

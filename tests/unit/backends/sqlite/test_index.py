@@ -361,19 +361,6 @@ def test_a_damaged_index_is_told_and_not_used(backend: SqliteBackend, caplog: py
     assert "the trigram index" in caplog.text and "is not used" in caplog.text
 
 
-def test_an_index_without_a_text_is_told_by_the_check(backend: SqliteBackend) -> None:
-    node = put(backend, "/file.txt", b"needle\n")
-    other = put(backend, "/other.txt", b"pin\n")
-    index_all(backend)
-    with contextlib.closing(connected(backend)) as db:
-        db.execute("UPDATE chunk SET data = x'6e6565646c6573' WHERE node = ?", (node,))
-        db.execute("INSERT INTO unindexed VALUES (?, 0), (4711, 0)", (other,))
-    assert check(backend.volume.path) == [
-        "inode 4711 waits to be indexed, and does not exist",
-        f"inode {node} holds b'les' and the index does not know it",
-    ]
-
-
 def test_the_budget_ends_a_search_in_the_database(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(300):
         put(backend, f"/{number}.txt", b"needle\n")

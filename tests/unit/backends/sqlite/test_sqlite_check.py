@@ -197,16 +197,6 @@ def test_a_nameless_inode_is_what_a_crash_leaves_of_an_open_file(tmp_path: Path)
             assert connection.execute(f"SELECT count(*) FROM {table} WHERE node = ?", (node,)).fetchone() == (0,)
 
 
-def test_an_open_volume_is_checked_as_of_its_last_flush(tmp_path: Path) -> None:
-    path = tmp_path / "volume.db"
-    with contextlib.closing(SqliteVolume(path)) as volume:
-        for name in (b"a", b"b", b"c"):
-            node = volume.mkdir(ROOT_NODE, name, 0o755, ME).node
-            volume.write_back()
-            volume.mkdir(node, b"unwritten", 0o755, ME)
-            assert check(path) == []
-
-
 def test_a_page_of_noise_is_told_of(volume_file: Path) -> None:
     page_bytes = 16384
     size = volume_file.stat().st_size

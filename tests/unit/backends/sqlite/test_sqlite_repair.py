@@ -103,16 +103,6 @@ def test_damaged_pages_are_not_written_to(volume_file: Path) -> None:
     assert volume_file.read_bytes() == before
 
 
-def test_a_file_in_use_is_refused(volume_file: Path) -> None:
-    volume = SqliteVolume(volume_file)
-    try:
-        damage(volume_file, f"UPDATE inode SET nlink = 7 WHERE node = {FILE}")
-        with pytest.raises(VolumeFileError, match="is in use by another route"):
-            repair(volume_file)
-    finally:
-        volume.close()
-
-
 def test_what_fails_to_open_leaves_nothing_open(volume_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.listdir("/proc/self/fd")
     monkeypatch.setattr(SqliteVolume, "_redo", None)
