@@ -50,6 +50,12 @@ def silently() -> Iterator[None]:
         _silent.reset(token)
 
 
+class _Later(threading.local):
+    """What this thread is to tell of at the end of the block of `changing` that it is in; None outside of one."""
+
+    changes: Changes | None = None
+
+
 class NativeVolume(ObservableVolume):
     """A volume with a re-entrant `lock`, and lists of subscribers and observers.
 
@@ -68,6 +74,7 @@ class NativeVolume(ObservableVolume):
         self._observers: list[Observer] = []
         self._guards: list[Guard] = []
         self._changes: Changes = []  # of the block that holds the lock, where that excludes others
+        self._later = _Later()
 
     def _new_lock(self) -> AbstractContextManager[Any]:
         return threading.RLock()
@@ -106,19 +113,21 @@ class NativeVolume(ObservableVolume):
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:
         changes: Changes = []
+        later: Changes = []
         shown = contextlib.ExitStack().close
         try:
             with self.lock:
                 self.unpublished += 1
                 outer, self._changes = self._changes, changes
+                above, self._later.changes = self._later.changes, later
                 try:
                     yield changes
                 finally:
                     self.note_step(changes)
-                    self._changes = outer
+                    self._changes, self._later.changes = outer, above
                     shown = self.report(changes)
         finally:
-            self.tell(changes)
+            self.tell([*changes, *later])
             with self.lock:
                 self.unpublished -= 1
             shown()
@@ -224,7 +233,11 @@ class NativeVolume(ObservableVolume):
         return answers.close
 
     def tell(self, changes: Sequence[Change]) -> None:
-        """Call every subscriber with each change for caches, in order. If one fails, that is logged."""
+        """Call every subscriber with each change for caches, in order: in a block of `changing` at its end, when this
+        thread has let go of the lock. If one fails, that is logged."""
+        if self._later.changes is not None:
+            self._later.changes += changes
+            return
         for callback in tuple(self._subscribers):
             for change in changes:
                 if not change.is_for_caches:

@@ -12,16 +12,17 @@ from typing import Any
 
 import obstore
 import pytest
+from langgraph.store.memory import InMemoryStore
 from nodes import ME, node_at
 from obstore.store import MemoryStore
 from raising import raising
 from seed_backends import DuckBackend
 from together import together
 
-from fusebackend.backends import ForeignVolume
+from fusebackend.backends import ForeignVolume, StoreBackend
 from fusebackend.backends.object_store import volume as bucket_module
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
-from fusebackend.protocol import ROOT_NODE, AttrChanges
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.entry import NEVER
 from fusebackend.testing.posix.case import refused
@@ -241,3 +242,28 @@ def test_names_that_come_and_go_in_a_large_directory_take_no_memory(monkeypatch:
         volume.make_file(directory, b"t%d" % number, 0o644, b"", ME)
         volume.unlink(directory, b"t%d" % number)
     assert len(listing.changes) <= 100
+
+
+def test_the_kernel_is_told_of_what_a_verb_stores_when_the_lock_is_free() -> None:
+    """A notice waits for the kernel, and the kernel for an answer to a request that needs the lock."""
+    store = InMemoryStore()
+    one, other = (StoreBackend(store, namespace=("files",)) for _ in range(2))
+    other.upload_files([("/f", b"one\n")])
+    volume = ForeignVolume(one, ttl_s=0.0)
+    node = node_at(volume, "f")
+    answered: list[bool] = []
+
+    def tell(change: Change) -> None:
+        asked = threading.Thread(target=volume.getattr, args=(node,))
+        asked.start()
+        asked.join(2)
+        answered.append(not asked.is_alive())
+
+    volume.subscribe(tell)
+    with volume.changing(), opened(volume, node, APPENDING):
+        volume.append(node, b"three\n")
+        other.edit("/f", "one\n", "one\ntwo\n")
+        volume.flush(node)
+        assert not answered
+    assert answered and all(answered)
+    assert other.download_files(["/f"])[0].content == b"one\ntwo\nthree\n"
