@@ -296,8 +296,8 @@ class HeldMemory:
                 lambda: client.held_bytes + more <= self.size - self.used - more, patience_s
             ):
                 raise NoRoom(
-                    f"the answer, or what it is made of, takes more memory than the {self.size >> 20} MiB for all "
-                    "clients leave: ask for less, with stream, or again later"
+                    f"the call, with its answer, takes more memory than the {self.size >> 20} MiB for all clients "
+                    "leave: send or ask for less, with stream, or again later"
                 )
             client.held_bytes += more
             self.used += more
