@@ -29,6 +29,7 @@ from fusebackend.protocol import (
     SEED_VERBS,
     Actor,
     BackendProtocol,
+    Change,
     ExecuteResponse,
     GlobResult,
     GrepResult,
@@ -274,3 +275,11 @@ def test_a_tool_of_a_langgraph_run_is_a_call() -> None:
     assert {(each.agent, each.thread, each.uid) for each in found} == {("planner", "t1", 7)}
     assert len({each.call for each in found}) == 2  # one for each tool call, the same for all verbs in it
     assert "" not in {each.call for each in found}
+
+
+def test_of_an_exchange_nobody_is_told_a_path_that_is_hidden() -> None:
+    """`Change.shown`, which views and the rules of routes use: of two hidden names one was told."""
+    change = Change(kind="exchanged", path="/secret/b", moved_from="/secret/a")
+    assert change.shown(lambda path: False) is None
+    assert change.shown(lambda path: path == "/secret/a") == Change(kind="unknown", path="/secret/a")
+    assert change.shown(lambda path: True) is change
