@@ -35,7 +35,7 @@ def is_installed(module: str) -> bool:
     """Return True if a module can be imported, without importing it."""
     try:
         return find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # a package above it; one that was put into sys.modules as None
+    except (ModuleNotFoundError, ValueError):  # its package; sys.modules has None for it
         return False
 
 

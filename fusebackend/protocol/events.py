@@ -56,8 +56,8 @@ class Change(NamedTuple):
         return not self.path or self.node is not None or self.parent is not None
 
     def shown(self, shows: Callable[[str], bool]) -> Change | None:
-        """Return the change as a watcher has it who is shown some paths; None if it is of none of them. A move from or
-        to what is not shown is a file's beginning or end."""
+        """Return the change for a watcher that sees some paths alone; None if it sees none of the change's. A move from
+        or to a hidden path is a file's beginning or end."""
         stays = shows(self.path)
         came = stays if self.moved_from is None else shows(self.moved_from)
         if stays and came:

@@ -492,7 +492,7 @@ def _content(value: Any) -> bytes | None:
 
 
 def _upload_size(item: tuple[str, bytes, Conditions]) -> int:
-    """Return the size of a file with its path; of one that is refused, more than goes with others."""
+    """Return the size of a file with its path; of a refused file, more than goes with others."""
     path, content, _ = item
     return BATCH_BYTES + 1 if not_bytes(path, content) is not None else len(content) + _path_size(path)
 

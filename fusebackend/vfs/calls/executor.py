@@ -121,7 +121,7 @@ class RouteExecutor:
 
     Args:
         blocking: calls may wait for a network or a slow disk. Otherwise everything else here is idle.
-        volume: it may tell which of its calls need not wait. A listing of its root is the probe of one that is down.
+        volume: it may tell which of its calls need not wait. While it is down, a listing of its root is the probe.
         deadline_s: how long one call may take.
         max_calls: how many may run at once.
         name: of the route, in the log and in errors.

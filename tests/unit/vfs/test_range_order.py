@@ -142,6 +142,6 @@ def test_the_end_of_an_append_is_where_the_next_one_comes_if_the_kernel_has_not_
     end.wrote(5, known, 10_100, True)
     assert end.may_be_end(5, known, 10_100, 4096) and known.size == 19_001
     end.wrote(5, known, 500, False)
-    assert not end.may_be_end(5, known, 500, 4096), "who writes in the middle says nothing of the end"
+    assert not end.may_be_end(5, known, 500, 4096), "a write in the middle says nothing of the end"
     end.wrote(5, known, 20_001, False)
     assert end.may_be_end(5, known, 20_001, 4096)
