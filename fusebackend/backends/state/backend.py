@@ -38,7 +38,6 @@ from fusebackend.protocol import (
     FileInfo,
     FileUploadResponse,
     OnExists,
-    conditions_of,
 )
 from fusebackend.protocol.registered import registered_with
 from fusebackend.protocol.scheme import ON_EXISTS, Scheme
@@ -224,12 +223,9 @@ class StateBackend(FileVerbs):
         if_absent: Sequence[bool] | None = None,
     ) -> list[FileUploadResponse]:
         """All of them in one change."""
-        conditions = conditions_of(len(files), if_version, if_absent)
         try:
             with self._view.changing() as draft:
-                view = self._over(draft)
-                given = zip(files, conditions, strict=True)
-                return [view.upload(path, content, **when) for (path, content), when in given]
+                return FileVerbs.upload_files(self._over(draft), files, if_version=if_version, if_absent=if_absent)
         except OSError as error:
             return [FileUploadResponse(path=path, error=error.strerror) for path, _ in files]
 
