@@ -65,7 +65,6 @@ class Parent:
     """The warm process, seen from the tests."""
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
-        self.environment = _read_at_start(environment)
         self.address = f"fusebackend-tests-{os.getpid()}-{os.urandom(8).hex()}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(f"\0{self.address}")  # without a file, which tests that are killed would leave
@@ -87,22 +86,22 @@ class Parent:
             self.process.wait(60)
 
 
-_parents: dict[Sequence[str], tuple[int, Parent]] = {}
-"""By the modules that they import besides those of every command."""
+_parents: dict[tuple[Sequence[str], str | None], tuple[int, Parent]] = {}
+"""By the modules that they import besides those of every command, and by PYTHONPATH."""
 
 
 def parent(environment: Mapping[str, str], modules: Sequence[str] = ()) -> Parent | None:
     """Return this process's warm parent, started when it is first needed; None if it can't have such a child."""
-    read = _read_at_start(environment)
-    if _rights() != RIGHTS or {**read, "PYTHONPATH": ""} != BEGUN:
+    if _rights() != RIGHTS or {**_read_at_start(environment), "PYTHONPATH": ""} != BEGUN:
         return None
-    owner, found = _parents.get(modules, (0, None))
+    key = modules, environment.get("PYTHONPATH")
+    owner, found = _parents.get(key, (0, None))
     if found is None or owner != os.getpid() or found.process.poll() is not None:
         if threading.current_thread() is not threading.main_thread():
             return None  # PR_SET_PDEATHSIG is about the thread that started it
         found = Parent(environment, modules)
-        _parents[modules] = os.getpid(), found
-    return found if found.environment == read else None
+        _parents[key] = os.getpid(), found
+    return found
 
 
 def start(
