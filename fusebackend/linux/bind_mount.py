@@ -29,21 +29,21 @@ def unbind(target: str) -> None:
     Raises:
         OSError: EINVAL, nothing is mounted there; EPERM, or another of umount(2).
     """
-    _called("umount2", target, os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW)
+    called("umount2", target, os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW)
 
 
 def mount(source: str, target: str, flags: int, fstype: str | None = None, data: str | None = None) -> None:
     """mount(2). OSError."""
     words = [None if each is None else os.fsencode(each) for each in (source, target, fstype, data)]
-    _called("mount", target, *words[:3], ctypes.c_ulong(flags), words[3])
+    called("mount", target, *words[:3], ctypes.c_ulong(flags), words[3])
 
 
 def unshare(flags: int) -> None:
     """unshare(2). OSError."""
-    _called("unshare", None, flags)
+    called("unshare", None, flags)
 
 
-def _called(name: str, target: str | None, *arguments: object) -> None:
+def called(name: str, target: str | None, *arguments: object) -> None:
     """Make a call of the C library. OSError: about `target`, if it is about a path."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
         number = ctypes.get_errno()

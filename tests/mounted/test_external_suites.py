@@ -24,7 +24,7 @@ from profiles import amount
 
 import fusebackend
 from fusebackend.testing.exerciser import Exerciser
-from fusebackend.testing.posix.case import fork
+from fusebackend.testing.posix.case import ForkedChild
 
 SECONDS = amount("FUSEBACKEND_STRESS_SECONDS", day=0, night=5)
 LIMIT_S = 300.0
@@ -238,7 +238,8 @@ def _share(path: Path, seed: int, steps: int) -> None:
     path.write_bytes(bytes(SHARED_BYTES))
     ends = [number * SHARED_BYTES // WORKERS for number in range(WORKERS + 1)]
     children = [
-        fork(partial(_work, path, seed + number, part, steps)) for number, part in enumerate(itertools.pairwise(ends))
+        ForkedChild(partial(_work, path, seed + number, part, steps))
+        for number, part in enumerate(itertools.pairwise(ends))
     ]
     for child in children:
         child.result(EXERCISED_S)

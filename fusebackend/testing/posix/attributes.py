@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusebackend.base.stamps import now_ns
+from fusebackend.linux.bind_mount import called
 from fusebackend.testing.each import each, needs
 from fusebackend.testing.posix.case import (
+    AT_FDCWD,
     NOBODY,
     Case,
     all_refused,
@@ -285,8 +287,6 @@ UTIME_OMIT = (1 << 30) - 2
 OLD_NS = 1_000_000_000_123_456_789
 SECOND_NS = 1_000_000_000
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
@@ -295,9 +295,7 @@ class _Timespec(ctypes.Structure):
 def utimensat(path: Path, atime: tuple[int, int], mtime: tuple[int, int], flags: int = 0) -> None:
     """utimensat(2) with the special values that `os.utime` does not pass."""
     times = (_Timespec * 2)(_Timespec(*atime), _Timespec(*mtime))
-    if _libc.utimensat(-100, os.fsencode(path), times, flags) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    called("utimensat", None, AT_FDCWD, os.fsencode(path), times, flags)
 
 
 class TimedCall(NamedTuple):

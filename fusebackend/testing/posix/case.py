@@ -12,19 +12,20 @@ import contextlib
 import ctypes
 import errno
 import itertools
+import multiprocessing
 import os
-import pickle
 import re
 import shutil
 import struct
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import pytest
 
+from fusebackend.linux.bind_mount import called
 from fusebackend.protocol import Features
 from fusebackend.testing.each import each
 
@@ -37,7 +38,7 @@ AT_FDCWD = -100
 
 _NUMBERS = itertools.count(1)
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
@@ -194,10 +195,8 @@ def remove_tree(directory: Path) -> None:
 
 def renameat2(source: Path | str, target: Path | str, flags: int) -> None:
     """`renameat2(2)`, which Python does not have. Raises OSError."""
-    result = _libc.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags))
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), os.fspath(source))
+    names = os.fsencode(source), os.fsencode(target)
+    called("renameat2", os.fspath(source), AT_FDCWD, names[0], AT_FDCWD, names[1], ctypes.c_uint(flags))
 
 
 def as_user(directory: Path, action: Callable[[], Any], uid: int = NOBODY, groups: tuple[int, ...] = ()) -> Any:
@@ -219,66 +218,45 @@ def as_user(directory: Path, action: Callable[[], Any], uid: int = NOBODY, group
 
 def drop_capabilities() -> None:
     """Drop all capabilities and keep the user id, by capset(2), version 3. Call it in a child: there is no way back."""
-    header, data = struct.pack("Ii", 0x20080522, 0), bytes(24)
-    if _libc.capset(header, data) != 0:
-        raise OSError(ctypes.get_errno(), "capset")
+    called("capset", None, struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
 def in_child(action: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """Run `action` in a forked child; return its result or raise its exception, as `ForkedChild.result`."""
-    return fork(action).result(timeout_s)
+    return ForkedChild(action).result(timeout_s)
 
 
 class ForkedChild:
     """A forked process that runs one function and sends its result to the parent through a pipe."""
 
-    def __init__(self, pid: int, pipe: int) -> None:
-        self.pid = pid
-        self._pipe = pipe
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self._answers, answers = _FORK.Pipe(duplex=False)
+        self._process = _FORK.Process(target=_answer, args=(action, answers), daemon=True)
+        self._process.start()
+        answers.close()
 
     def result(self, timeout_s: float = 60.0) -> Any:
-        """Return the function's result, or raise its exception. Kill the child after `timeout_s` without data."""
-        import select
-        import signal
-
-        data = b""
-        late = False
-        with os.fdopen(self._pipe, "rb", buffering=0) as pipe:
-            while select.select([pipe], [], [], timeout_s)[0]:
-                part = pipe.read(65536)
-                if not part:
-                    break
-                data += part
-            else:
-                late = True
-                os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        assert not late, f"the child did not end within {timeout_s} s"
-        assert data, "the child died without a word"
-        good, value = pickle.loads(data)
+        """Return the function's result, or raise its exception. Kill the child where it has none after `timeout_s`."""
+        try:
+            assert self._answers.poll(timeout_s), f"the child did not end within {timeout_s} s"
+            good, value = self._answers.recv()
+        except EOFError:
+            pytest.fail("the child died without a word")
+        finally:
+            self._process.kill()
+            self._process.join()
+            self._answers.close()
         if not good:
             raise value
         return value
 
 
-def fork(action: Callable[[], Any]) -> ForkedChild:
-    """Start `action` in a child process; `ForkedChild.result` waits for it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return ForkedChild(pid, reader)
+def _answer(action: Callable[[], Any], answers: Connection) -> None:
     try:
-        os.close(reader)
-        try:
-            answer = pickle.dumps((True, action()))
-        except BaseException as error:
-            answer = pickle.dumps((False, _portable(error)))
-        os.write(writer, answer)
-    finally:
-        os._exit(0)  # no pytest teardown in the child
+        answer = True, action()
+    except BaseException as error:
+        answer = False, _portable(error)
+    answers.send(answer)
 
 
 def _portable(error: BaseException) -> Exception:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from fusebackend.testing.each import each, needs
-from fusebackend.testing.posix.case import Case, fork, fresh, in_child, opened, refused, umask
+from fusebackend.testing.posix.case import Case, ForkedChild, fresh, in_child, opened, refused, umask
 
 # -- open(2), creat and the promises of an open file: flags, modes, appenders, files unlinked while open ---------
 
@@ -58,7 +58,7 @@ class OpenCases(Case):
                     pass
             return wins
 
-        children = [fork(attempt) for _ in range(4)]
+        children = [ForkedChild(attempt) for _ in range(4)]
         assert sum(child.result() for child in children) == 20
         assert len(os.listdir(d)) == 20
 
@@ -100,7 +100,7 @@ class OpenCases(Case):
                 for number in range(rounds):
                     os.write(fd, f"{who} {number} {'.' * (number % 50)}\n".encode())
 
-        children = [fork(partial(append, who)) for who in ("first", "second")]
+        children = [ForkedChild(partial(append, who)) for who in ("first", "second")]
         for child in children:
             child.result()
         lines = [line.split()[:2] for line in (d / "log").read_text().splitlines()]

@@ -13,7 +13,18 @@ from typing import Any, NamedTuple
 
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
 from fusebackend.testing.each import each, needs
-from fusebackend.testing.posix.case import Case, all_refused, fork, fresh, make, opened, refused, renameat2, tree, umask
+from fusebackend.testing.posix.case import (
+    Case,
+    ForkedChild,
+    all_refused,
+    fresh,
+    make,
+    opened,
+    refused,
+    renameat2,
+    tree,
+    umask,
+)
 
 # -- names and paths: bytes and lengths that Linux allows in a name, and making and removing directories ---------
 
@@ -389,7 +400,7 @@ class RenameCases(Case):
                 (d / "next").write_bytes(b"%d" % number)
                 os.rename(d / "next", d / "target")
 
-        child = fork(replace)
+        child = ForkedChild(replace)
         for _ in range(300):
             content = (d / "target").read_bytes()
             assert content and int(content) < 150
@@ -539,7 +550,7 @@ class DirectoryCases(Case):
                 os.rename(d / f"passing-{step % 50}", d / f"passed-{step % 50}")
                 os.unlink(d / f"passed-{step % 50}")
 
-        child = fork(disturb)
+        child = ForkedChild(disturb)
         listings = [os.listdir(d) for _ in range(5)]
         child.result()
         for names in listings:
