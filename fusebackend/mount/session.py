@@ -176,10 +176,9 @@ class Session:
         notifier = Notifier(self.filesystem.inodes, on.notify_again)
         self.filesystem.attach(notifier)
         if on.eager_loop:
-            self.operations.cached_opendir = CachedOpendir(notifier) if on.cached_readdir else None
+            cached_opendir = self.operations.cached_opendir = CachedOpendir(notifier)
             init_flags = partial(InitFlags, acls=self.options.acls) if on.init_flags else None
-            awake = self._cpu_latency if self.options.may_keep_awake else None
-            eager = EagerTrio(init_flags, self.operations.cached_opendir, awake, self._prune_notice)
+            eager = EagerTrio(cached_opendir, self._cpu_latency, self._prune_notice, init_flags)
             self.filesystem.xattrs.has_acls = lambda: bool(eager.agreed & FUSE_POSIX_ACL)
             self._eager = eager
         if self.options.may_keep_awake:

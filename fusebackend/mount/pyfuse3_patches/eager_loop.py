@@ -49,13 +49,13 @@ class _EagerLock:
     each request. Here the worker that has just answered takes the lock again before the woken one gets to run.
     """
 
-    def __init__(self, cached_opendir: CachedOpendir | None = None) -> None:
+    def __init__(self, cached_opendir: CachedOpendir) -> None:
         self._held = False
         self._waiting = trio.lowlevel.ParkingLot()
         self._cached_opendir = cached_opendir
 
     async def __aenter__(self) -> None:
-        if self._cached_opendir is not None and self._cached_opendir.is_on:
+        if self._cached_opendir.is_on:
             self._cached_opendir.end()
         while self._held:
             await self._waiting.park()
@@ -74,10 +74,10 @@ class _Lowlevel:
 
     def __init__(
         self,
+        cached_opendir: CachedOpendir,
+        cpu_latency: CpuLatency,
+        prune_notice: PruneNotice,
         init_flags: Callable[[int], InitFlags] | None,
-        cached_opendir: CachedOpendir | None,
-        cpu_latency: CpuLatency | None,
-        prune_notice: PruneNotice | None,
     ) -> None:
         self._begin = init_flags
         self._prune_notice = prune_notice
@@ -101,13 +101,13 @@ class _Lowlevel:
             self._registered = descriptor
         if self.init_flags is not None and not self.init_flags.is_over:
             await self.init_flags.go_on()
-            if self.init_flags.is_over and self._cached_opendir is not None:
+            if self.init_flags.is_over:
                 self._cached_opendir.prepare(descriptor)
-            if self.init_flags.is_over and self._prune_notice is not None:
                 self._prune_notice.prepare(descriptor, self.init_flags.minor)
         self._served += 1
         if self._served >= BURST:
-            self._note_served()
+            self._cpu_latency.served(self._served)
+            self._served = 0
             await trio.lowlevel.checkpoint()  # and no wait: its sleep takes 100 µs, and the next request comes sooner
         give_up = 0.0
         while not self._poll.poll(0):
@@ -115,7 +115,8 @@ class _Lowlevel:
             if not give_up:
                 give_up = now + SPIN_S
             elif now > give_up:
-                self._note_served()
+                self._cpu_latency.served(self._served)
+                self._served = 0
                 if self._is_closing:  # since this call began
                     raise trio.ClosedResourceError
                 await trio.lowlevel.wait_readable(descriptor)
@@ -127,16 +128,11 @@ class _Lowlevel:
         self._is_closing = True
         trio.lowlevel.notify_closing(descriptor)
 
-    def _note_served(self) -> None:
-        if self._cpu_latency is not None:
-            self._cpu_latency.served(self._served)
-        self._served = 0
-
 
 class _Nursery:
     """A nursery for pyfuse3's workers, which go on when there was nothing to read after all."""
 
-    def __init__(self, nursery: trio.Nursery, cached_opendir: CachedOpendir | None) -> None:
+    def __init__(self, nursery: trio.Nursery, cached_opendir: CachedOpendir) -> None:
         self._nursery = nursery
         self._cached_opendir = cached_opendir
 
@@ -154,28 +150,27 @@ class _Nursery:
             except BlockingIOError:
                 continue
             finally:
-                if self._cached_opendir is not None:
-                    self._cached_opendir.end()  # one of too many workers, which does not come back
+                self._cached_opendir.end()  # one of too many workers, which does not come back
             return
 
 
 class EagerTrio:
-    """Stands for the module `trio` in pyfuse3."""
+    """Stands for the module `trio` in pyfuse3.
+
+    Args:
+        cached_opendir, prune_notice: are prepared with the descriptor that pyfuse3 waits for, after FUSE_INIT.
+        cpu_latency: counts the answers.
+        init_flags: is begun on that descriptor; None: FUSE_INIT goes as it comes, and nothing is prepared.
+    """
 
     def __init__(
         self,
+        cached_opendir: CachedOpendir,
+        cpu_latency: CpuLatency,
+        prune_notice: PruneNotice,
         init_flags: Callable[[int], InitFlags] | None = None,
-        cached_opendir: CachedOpendir | None = None,
-        cpu_latency: CpuLatency | None = None,
-        prune_notice: PruneNotice | None = None,
     ) -> None:
-        """
-        Args:
-            init_flags: is begun on the descriptor that pyfuse3 waits for.
-            cached_opendir, prune_notice: are prepared with it after that.
-            cpu_latency: counts the answers.
-        """
-        self.lowlevel = _Lowlevel(init_flags, cached_opendir, cpu_latency, prune_notice)
+        self.lowlevel = _Lowlevel(cached_opendir, cpu_latency, prune_notice, init_flags)
         self._cached_opendir = cached_opendir
         self._prune_notice = prune_notice
 
@@ -197,9 +192,7 @@ class EagerTrio:
 
     def close(self) -> None:
         """The mount has ended, perhaps before it has begun."""
-        if self._cached_opendir is not None:
-            self._cached_opendir.close()
-        if self._prune_notice is not None:
-            self._prune_notice.close()
+        self._cached_opendir.close()
+        self._prune_notice.close()
         if self.lowlevel.init_flags is not None:
             self.lowlevel.init_flags.close()

@@ -8,7 +8,14 @@ import os
 import pytest
 import trio
 
+from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
+from fusebackend.mount.pyfuse3_patches.cpu_latency import CpuLatency
 from fusebackend.mount.pyfuse3_patches.eager_loop import BURST, EagerTrio
+from fusebackend.mount.pyfuse3_patches.prune_notice import PruneNotice
+
+
+def eager() -> EagerTrio:
+    return EagerTrio(CachedOpendir(None), CpuLatency(), PruneNotice())
 
 
 @pytest.mark.trio
@@ -22,7 +29,7 @@ async def test_a_worker_that_had_nothing_to_read_goes_on():
         if len(runs) == 3:
             nursery.start_soon(worker, nursery, 2, name="another")
 
-    async with EagerTrio().open_nursery() as nursery:
+    async with eager().open_nursery() as nursery:
         nursery.start_soon(worker, nursery, 1)
     assert runs == [1, 1, 1, 2]
 
@@ -32,7 +39,7 @@ def test_any_other_failure_is_one():
         raise OSError(errno.EIO, "fuse_session_receive_buf failed")
 
     async def main():
-        async with EagerTrio().open_nursery() as nursery:
+        async with eager().open_nursery() as nursery:
             nursery.start_soon(worker)
 
     with pytest.raises(ExceptionGroup) as failed:
@@ -44,7 +51,7 @@ def test_waiting_leaves_a_descriptor_that_does_not_block():
     reader, writer = os.pipe()
 
     async def main():
-        await EagerTrio().lowlevel.wait_readable(reader)
+        await eager().lowlevel.wait_readable(reader)
 
     try:
         os.write(writer, b"x")
@@ -59,7 +66,7 @@ def test_the_end_is_seen_also_by_a_worker_that_lets_others_go_first():
     reader, writer = os.pipe()
 
     async def main():
-        lowlevel = EagerTrio().lowlevel
+        lowlevel = eager().lowlevel
         os.write(writer, b"x")
         for _ in range(BURST - 1):
             await lowlevel.wait_readable(reader)
