@@ -12,7 +12,8 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -46,35 +47,24 @@ class RouteDown(OSError):
     """A call that was not made, for those before it were not answered. It has their errno."""
 
 
-class Pending(Generic[T]):
-    """One call under way."""
+class Pending(Future[T]):
+    """One call under way, in a daemon thread of its own."""
 
-    def __init__(self, function: Callable[[], T], at_end: Callable[[Pending[T]], None] | None = None) -> None:
-        self._function = function
-        self._at_end = at_end
-        self._done = threading.Event()
-        self._answer: T
-        self.error: BaseException | None = None
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__()
         self.given_up = False
         # Budgets and the like travel in context variables.
         run = contextvars.copy_context().run
-        threading.Thread(target=run, args=(self._run,), name="fusebackend-call", daemon=True).start()
+        threading.Thread(target=run, args=(self._run, function), name="fusebackend-call", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, function: Callable[[], T]) -> None:
         try:
-            self._answer = self._function()
+            self.set_result(function())
         except BaseException as error:
-            self.error = error
-        self._done.set()
-        if self._at_end is not None:
-            self._at_end(self)
+            self.set_exception(error)
 
-    @property
-    def ended(self) -> bool:
-        return self._done.is_set()
-
-    def result(self, left_s: Callable[[], float]) -> T:
-        """Call the function, and return or raise its outcome.
+    def outcome(self, left_s: Callable[[], float]) -> T:
+        """Return or raise the outcome of the call, when it has ended.
 
         Args:
             left_s: asked now and then: seconds that there are left, 0 when the call is to be given up.
@@ -82,19 +72,17 @@ class Pending(Generic[T]):
         Raises:
             GivenUp: it had not ended by then.
         """
-        while not self._done.wait(min(left_s(), POLL_S)):
+        while not wait((self,), min(left_s(), POLL_S)).done:
             if left_s() <= 0:
                 self.given_up = True
                 raise GivenUp("no answer in time")
-        if self.error is not None:
-            raise self.error
-        return self._answer
+        return self.result()
 
 
 def within(seconds: float, function: Callable[[], T]) -> T:
     """Return or raise the outcome of a call, made in a thread of its own. `GivenUp` if it takes longer."""
     until = time.monotonic() + seconds
-    return Pending(function).result(lambda: until - time.monotonic())
+    return Pending(function).outcome(lambda: until - time.monotonic())
 
 
 class BoundedCalls:
@@ -111,7 +99,7 @@ class BoundedCalls:
         self._late = late
 
     def run(self, function: Callable[[], T], left_s: Callable[[], float]) -> T:
-        """`Pending.result` of a call, which is begun when there is a place for it.
+        """`Pending.outcome` of a call, which is begun when there is a place for it.
 
         Raises:
             GivenUp: there was no place, or no answer, as long as there was time.
@@ -119,10 +107,11 @@ class BoundedCalls:
         while not self._places.acquire(timeout=min(left_s(), POLL_S)):
             if left_s() <= 0:
                 raise GivenUp(f"not even begun: {self.most} earlier calls have not ended")
-        call: Pending[T] = Pending(function, self._ended)
-        return call.result(left_s)
+        call = Pending(function)
+        call.add_done_callback(self._ended)
+        return call.outcome(left_s)
 
-    def _ended(self, call: Pending[Any]) -> None:
+    def _ended(self, call: Any) -> None:
         self._places.release()
         if call.given_up:
-            self._late(call.error)
+            self._late(call.exception())

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
@@ -237,7 +236,7 @@ def _answers(
             yield part, None if left.spent else ask(part)
     yield from zip(awaited, each(ask, awaited, MAX_AWAITED), strict=True)
     for part, call in zip(apart, begun, strict=True):
-        yield part, call.result(lambda: math.inf)
+        yield part, call.result()
 
 
 def _missing(results: Iterable[GrepResult | GlobResult]) -> str | None:

@@ -390,7 +390,7 @@ class RouteExecutor:
             function()
             return
         try:
-            BoundedCalls(1).run(function, self._patience())
+            Pending(function).outcome(self._patience())
         except GivenUp as error:
             self.health.failed("finish", error)
             raise oserror(errno.ETIMEDOUT) from None
@@ -418,7 +418,7 @@ class RouteExecutor:
 
     def _probe_left_s(self) -> float:
         """How long the latest probe is worth waiting for."""
-        if self._probing is None or self._probing.ended:
+        if self._probing is None or self._probing.done():
             return 0.0
         return max(0.0, self._probe_began + PROBE_PATIENCE_S - time.monotonic())
 
@@ -427,7 +427,7 @@ class RouteExecutor:
         self._begin_probe()
         if self._probing is not None:
             with contextlib.suppress(GivenUp):
-                self._probing.result(self._probe_left_s)
+                self._probing.outcome(self._probe_left_s)
         return not self.health.down
 
     def _probe_now(self) -> None:
