@@ -13,7 +13,7 @@ import os
 import stat as stat_module
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from fusebackend.base.errors import ERRNO_OF_LACK, oserror
@@ -72,43 +72,25 @@ RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 
 
+@dataclass(slots=True, eq=False)
 class Attr:
     """The attributes of a node. A volume may hand out the object it keeps: read it at once, never change it."""
 
-    __slots__ = (
-        "atime_ns", "blocks", "ctime_ns", "gid", "mode", "mtime_ns", "nlink", "node", "rdev", "size", "uid", "version",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        node: int,
-        mode: int,
-        *,
-        nlink: int = 1,
-        uid: int = 0,
-        gid: int = 0,
-        rdev: int = 0,
-        size: int = 0,
-        blocks: int = 0,
-        atime_ns: int = 0,
-        mtime_ns: int = 0,
-        ctime_ns: int = 0,
-        version: int = 0,
-    ) -> None:
-        self.node = node
-        self.mode = mode  # type and permission bits, as st_mode
-        self.nlink = nlink
-        self.uid = uid
-        self.gid = gid
-        self.rdev = rdev
-        self.size = size  # bytes
-        self.blocks = blocks  # of BLOCK_BYTES
-        self.atime_ns = atime_ns  # since the epoch; negative before 1970
-        self.mtime_ns = mtime_ns
-        self.ctime_ns = ctime_ns
-        # Of a shared volume: another one after every change of the node's attributes or data. Of others: after a change
-        # of a file's data, or of the names in a directory, that may have left the times as they were.
-        self.version = version
+    node: int
+    mode: int  # type and permission bits, as st_mode
+    _: KW_ONLY
+    nlink: int = 1
+    uid: int = 0
+    gid: int = 0
+    rdev: int = 0
+    size: int = 0  # bytes
+    blocks: int = 0  # of BLOCK_BYTES
+    atime_ns: int = 0  # since the epoch; negative before 1970
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    # Of a shared volume: another one after every change of the node's attributes or data. Of others: after a change
+    # of a file's data, or of the names in a directory, that may have left the times as they were.
+    version: int = 0
 
     @property
     def is_brief(self) -> bool:
@@ -129,10 +111,6 @@ class Attr:
     def shown_nlink(self) -> int:
         """The number of names that programs are told."""
         return self.nlink
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in sorted(Attr.__slots__))
-        return f"Attr({fields})"
 
 
 class UncountedAttr(Attr):

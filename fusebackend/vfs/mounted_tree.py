@@ -45,7 +45,7 @@ from fusebackend.vfs.coherence.range_order import AppendEnd, RangeOrder, RereadP
 from fusebackend.vfs.door import ChangeListener
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, WriteBarrier, close_all
 from fusebackend.vfs.inode_resolver import InodeResolver
-from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Emit, Entry, InodeTable, node_of, route_index
+from fusebackend.vfs.inodes import SYNTHETIC_INDEX, Emit, Entry, InodeTable, node_of, route_index
 from fusebackend.vfs.junctions import VIEWS_NAME, Junction, MountTree, Route, call_and_hold, routes_of
 from fusebackend.vfs.listing import CachedReaddir, Listing
 from fusebackend.vfs.options import DEFAULT_DEADLINE_S, RouteLimits, TreesOptions
@@ -688,8 +688,7 @@ class FileSystem:
         first: OSError | None = None
         handles = list(self.files.values())
         self.files.clear()
-        known = [reference for reference in self.inodes.items() if reference[0] != ROOT_INODE]
-        nameless = dict(self.resolver.let_go(known))
+        nameless = dict(self.resolver.let_go(self.inodes.items()))
         views = [twin for route in self.tree.routes for twin in route.twins if twin.is_view]
         for route in (*views, *self.tree.routes):
             mine = [handle for handle in handles if handle.route is route]

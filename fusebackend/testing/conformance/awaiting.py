@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -54,19 +52,6 @@ def changing(at: str) -> dict[str, tuple[tuple[Any, ...], Contents]]:
 CROWD = 100
 
 
-def run(loop: str, function: Callable[[], Awaitable[Any]]) -> Any:
-    """Await `function()` under asyncio or trio."""
-
-    async def main() -> Any:
-        return await function()
-
-    if loop == "asyncio":
-        return asyncio.run(main())
-    import trio
-
-    return trio.run(main)
-
-
 class AwaitingCases(Case):
     def test_the_twin_of_a_verb_that_looks(self, b: Probe) -> None:
         b.put("/dir/file.txt", FILE)
@@ -96,9 +81,11 @@ class AwaitingCases(Case):
         for case in each(LOOPS):
             with case as loop:
                 self._know(loop)
-                result = run(loop, lambda: b.backend.agrep(pattern="needle", path="/dir", glob=None, max_count=1))
+                result: Any = anyio.run(
+                    lambda: b.backend.agrep(pattern="needle", path="/dir", glob=None, max_count=1), backend=loop
+                )
                 assert len(result.matches) == 1 and result.truncated
-                missing = run(loop, lambda: b.backend.aread(file_path="/none.txt", offset=0, limit=1))
+                missing = anyio.run(lambda: b.backend.aread(file_path="/none.txt", offset=0, limit=1), backend=loop)
                 assert str(missing) == "Error: File '/none.txt' not found"
 
     @needs("ends_when_cancelled")
@@ -115,7 +102,7 @@ class AwaitingCases(Case):
             with case as (loop, verb):
                 self._know(loop, verb)
                 arguments, _ = changing("")[verb]
-                assert run(loop, functools.partial(cancelled, verb, arguments))
+                assert anyio.run(functools.partial(cancelled, verb, arguments), backend=loop)
                 assert b.bytes_of("/dir/file.txt") == FILE.encode()
                 assert b.names() == ["/dir/"]
 
@@ -138,7 +125,7 @@ class AwaitingCases(Case):
         for case in each(LOOPS):
             with case as loop:
                 self._know(loop)
-                assert run(loop, main) < self.cancelled_s
+                assert anyio.run(main, backend=loop) < self.cancelled_s
 
     @needs("ends_when_cancelled")
     def test_a_cancelled_command_ends_at_once(self, b: Probe) -> None:
@@ -154,7 +141,7 @@ class AwaitingCases(Case):
             with case as loop:
                 self._know(loop)
                 began = time.monotonic()
-                run(loop, main)
+                anyio.run(main, backend=loop)
                 assert time.monotonic() - began < 0.2 + self.cancelled_s
 
     def test_records_are_plain_dataclasses(self, b: Probe) -> None:
@@ -167,13 +154,11 @@ class AwaitingCases(Case):
         """Skip a case of a loop, or of a verb, that the backend declares to be without."""
         if not getattr(self, f"supports_{verb}", True):
             pytest.skip(f"no {verb}")
-        if loop == "trio":
-            pytest.importorskip("trio")
-            if not self.awaits_under_trio:
-                pytest.skip("the backend does not declare awaits_under_trio")
+        if loop == "trio" and not self.awaits_under_trio:
+            pytest.skip("the backend does not declare awaits_under_trio")
 
     def _await(self, b: Probe, loop: str, verb: str, arguments: tuple[Any, ...]) -> Any:
         try:
-            return run(loop, lambda: getattr(b.backend, f"a{verb}")(*arguments))
+            return anyio.run(lambda: getattr(b.backend, f"a{verb}")(*arguments), backend=loop)
         except NotImplementedError as error:
             return b.without(error)

@@ -54,10 +54,6 @@ class CachePolicy:
             return cls(COHERENT_TIMEOUT_S, True)
         return cls(ttl_s, False)
 
-    def version(self, attr: Attr) -> object:
-        """Return the version to compare at open: pages stay in the kernel's cache while it is the same."""
-        return True if self.coherent else attr.fingerprint
-
     def timeout(self, attr: Attr) -> float:
         """Return the entry timeout of a shared volume, in seconds."""
         return min(self.timeout_s, SHARED_DIRECTORY_TIMEOUT_S) if attr.is_dir else self.timeout_s

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from fusebackend.base.recent import Recent
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import Attr
 
@@ -49,7 +50,7 @@ CERTAIN_S = 0.1
 POLL_S = 0.0005
 
 MAX_OPENED = 1_000
-"""Of so many, those are dropped for which nothing waits."""
+"""Files whose notices are held back at once. Of more, the one that was opened first is left out."""
 
 
 class _ChangedOpen:
@@ -100,7 +101,7 @@ class PageVersions:
         self._compares = compares
         self._holds_back = holds_back
         self._versions: dict[int, object] = inodes.by_inode({})
-        self._opened: dict[int, _ChangedOpen] = {}
+        self._opened: Recent[int, _ChangedOpen] = Recent(MAX_OPENED)
         self._waiting: dict[int, Callable[[], None]] = {}  # the last notice of each inode: they say the same
         self._telling: Counter[int] = Counter()  # inodes with a notice on its way
         self._guard = threading.Lock()
@@ -116,8 +117,7 @@ class PageVersions:
             if route.policy.coherent:
                 same = known.size == attr.size
             else:
-                version = route.policy.version(attr)
-                same, self._versions[inode] = self._versions.get(inode) == version, version
+                same, self._versions[inode] = self._versions.get(inode) == attr.fingerprint, attr.fingerprint
             if not same and known.size != attr.size and kernel is not None:
                 kernel.invalidate_inode(inode, attributes_only=True)
             return same
@@ -138,8 +138,6 @@ class PageVersions:
         if not self._holds_back:
             return
         with self._guard:
-            if len(self._opened) >= MAX_OPENED:
-                self._drop_expired()
             self._opened[inode] = _ChangedOpen(version)
         while self._telling[inode]:
             await trio.sleep(POLL_S)
@@ -165,12 +163,6 @@ class PageVersions:
             with self._guard:
                 self._telling -= Counter([inode])
 
-    def _drop_expired(self) -> None:
-        now = time.monotonic()
-        for inode, opened in list(self._opened.items()):
-            if opened.until <= now and inode not in self._waiting:
-                del self._opened[inode]
-
     def _later(self, inode: int, opened: _ChangedOpen) -> None:
         timer = threading.Timer(max(0.0, opened.until - time.monotonic()), self._now, [inode])
         timer.daemon = True
@@ -178,11 +170,11 @@ class PageVersions:
 
     def _now(self, inode: int) -> None:
         with self._guard:
-            opened = self._opened[inode]
-            if time.monotonic() < opened.until:  # opened once more since
+            opened = self._opened.get(inode)
+            if opened is not None and time.monotonic() < opened.until:  # opened once more since
                 self._later(inode, opened)
                 return
-            del self._opened[inode]
+            self._opened.pop(inode, None)
             notice = self._waiting.pop(inode)
         self.tell(inode, notice)
 

@@ -195,11 +195,6 @@ class TestPolicies:
         assert CachePolicy.of(Features(change_feed=False), 0.5) == CachePolicy(0.5, False)
         assert CachePolicy.of(Features(), 0.5) == CachePolicy(COHERENT_TIMEOUT_S, True)
 
-    def test_pages_are_kept_while_size_and_times_stay(self) -> None:
-        policy = CachePolicy.of(Features(change_feed=False), 1)
-        before, after = Attr(1, 0o100644, size=3, mtime_ns=5), Attr(1, 0o100644, size=3, mtime_ns=6)
-        assert policy.version(before) == policy.version(before) != policy.version(after)
-
     def test_one_volume_under_two_prefixes_is_believed_for_the_ttl(self) -> None:
         volume = InMemoryVolume()
         filesystem = FileSystem({ROOT: volume, AgentPath("/twin"): volume}, ttl_s=0.25)
