@@ -34,7 +34,7 @@ from fusebackend.history.history_file import Filter, HistoryFile
 from fusebackend.history.records import Call
 from fusebackend.protocol import Attr
 from fusebackend.server.history import call_info, change_info
-from fusebackend.vfs.pseudo_files import PseudoDirectory
+from fusebackend.vfs.pseudo_files import PseudoDirectory, own_attr
 
 TABLE_NODE: Final = 2
 TODAY_NODE: Final = 3
@@ -141,7 +141,7 @@ class LogFiles(PseudoDirectory):
         with self.lock:
             lines = self._extended(node)
             time_ns = lines.last_ns if lines.last_ns > 0 else self.since_ns
-            return self.attr(node, stat.S_IFREG | self.file_mode, time_ns, lines.size)
+            return own_attr(node, stat.S_IFREG | self.file_mode, time_ns, lines.size)
 
     def _extended(self, node: int) -> _Lines:
         """Return the file of a node, with all calls that have ended. With the lock held."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import errno
-import os
 import stat
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from typing import NamedTuple
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, split
 from fusebackend.protocol import ROOT_NODE, Attr, UncountedAttr, Volume
+from fusebackend.vfs.pseudo_files import own_attr
 
 WAY = -1
 """In place of a route, of directories that lead to a prefix."""
@@ -134,7 +134,7 @@ class ComposedTree(abc.ABC):
             route, node = at.under
             return self._shown(route, self.views[route].getattr(node), number)
         assert number is not None, "every node but that of a place is a route's"
-        return directory(number, self.time_ns, self.permissions)
+        return own_attr(number, stat.S_IFDIR | self.permissions, self.time_ns)
 
     def shown(self, route: int, attr: Attr) -> Attr:
         """Return attributes of a route's volume, with the number that they have here."""
@@ -199,9 +199,3 @@ class ComposedTree(abc.ABC):
                 assert child is not None
                 found.append((name, self.attr(child)))
         return sorted(found, key=lambda entry: entry[0])[:limit]
-
-
-def directory(node: int, time_ns: int, permissions: int) -> Attr:
-    """Return the attributes of a directory that no route has."""
-    times = {"atime_ns": time_ns, "mtime_ns": time_ns, "ctime_ns": time_ns}
-    return Attr(node, stat.S_IFDIR | permissions, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import stat
 import time
 from collections.abc import Iterable, Sequence
 
@@ -33,8 +34,9 @@ from fusebackend.protocol import (
     StatFs,
     Volume,
 )
-from fusebackend.trees.composed import WAY, ComposedTree, Places, Spot, Under, directory
+from fusebackend.trees.composed import WAY, ComposedTree, Places, Spot, Under
 from fusebackend.trees.snapshots import Parts, Snapshots
+from fusebackend.vfs.pseudo_files import own_attr
 from fusebackend.volumes.native import NativeVolume
 
 NODE_BITS, ROUTE_BITS = 31, 5
@@ -244,7 +246,7 @@ class SnapshotTrees(NativeVolume):
 
     def getattr(self, node: int) -> Attr:
         if node == ROOT_NODE:
-            return directory(node, self._changed_ns, PERMISSIONS)
+            return own_attr(node, stat.S_IFDIR | PERMISSIONS, self._changed_ns)
         tree, at = self._at(node)
         return tree.attr(at)
 

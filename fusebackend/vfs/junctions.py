@@ -46,7 +46,7 @@ from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.door import ChangeListener, Door
 from fusebackend.vfs.inodes import NODE_BITS, SYNTHETIC_INDEX, inode_number, node_of, route_index
 from fusebackend.vfs.options import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits, TreesOptions
-from fusebackend.vfs.pseudo_files import PseudoFiles
+from fusebackend.vfs.pseudo_files import PseudoFiles, own_attr
 from fusebackend.volumes.native import NativeVolume
 
 if TYPE_CHECKING:
@@ -344,9 +344,7 @@ class Junction:
 
 def servers_directory(permissions: int = 0o755) -> Attr:
     """Attributes of a directory that is no volume's."""
-    since = time.time_ns()
-    times = {"atime_ns": since, "mtime_ns": since, "ctime_ns": since}
-    return Attr(0, stat.S_IFDIR | permissions, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)
+    return own_attr(0, stat.S_IFDIR | permissions, time.time_ns())
 
 
 class MountTree:

@@ -42,6 +42,13 @@ MAX_OPENED = 4096
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 
 
+def own_attr(node: int, mode: int, since_ns: int, size: int = 0) -> Attr:
+    """Return the attributes of a file or directory that is the server's own, and no volume's of a backend."""
+    times = {"atime_ns": since_ns, "mtime_ns": since_ns, "ctime_ns": since_ns}
+    owner = {"uid": os.geteuid(), "gid": os.getegid()}
+    return Attr(node, mode, nlink=1 + stat.S_ISDIR(mode), **owner, size=size, blocks=-(-size // BLOCK_BYTES), **times)
+
+
 class ContentSince(NamedTuple):
     """The content of a file at one moment."""
 
@@ -100,16 +107,8 @@ class PseudoDirectory(NativeVolume):
 
     def getattr(self, node: int) -> Attr:
         if node == ROOT_NODE:
-            return self.attr(node, stat.S_IFDIR | self.directory_mode, self.since_ns)
+            return own_attr(node, stat.S_IFDIR | self.directory_mode, self.since_ns)
         return self.file_attr(node)
-
-    def attr(self, node: int, mode: int, since_ns: int, size: int = 0) -> Attr:
-        """Return attributes."""
-        times = {"atime_ns": since_ns, "mtime_ns": since_ns, "ctime_ns": since_ns}
-        owner = {"uid": os.geteuid(), "gid": os.getegid()}
-        return Attr(
-            node, mode, nlink=1 + stat.S_ISDIR(mode), **owner, size=size, blocks=-(-size // BLOCK_BYTES), **times
-        )
 
     def open(self, node: int, flags: int) -> Attr:
         if flags & _WRITING:
@@ -168,7 +167,7 @@ class PseudoFiles(PseudoDirectory):
         return file
 
     def _attr_of(self, node: int, content: ContentSince) -> Attr:
-        return self.attr(node, stat.S_IFREG | self.file_mode, content.since_ns, len(content.data))
+        return own_attr(node, stat.S_IFREG | self.file_mode, content.since_ns, len(content.data))
 
     def _computed(self, file: PseudoFile) -> ContentSince:
         data = file.compute()
