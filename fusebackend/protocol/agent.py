@@ -58,9 +58,16 @@ def checked_on_exists(value: OnExists) -> OnExists:
     return value
 
 
-def _overridden(backend: object, name: str) -> bool:
-    """Return True if the backend's class defines `name` itself and does not inherit the default."""
-    return getattr(type(backend), name, None) is not getattr(BackendProtocol, name)
+def _defined(backend: object, name: str, verb: str) -> Callable[..., Any]:
+    """Return the method of this name, which the backend's class has to define itself: the default is by the other name.
+
+    Raises:
+        NotImplementedError: it inherits the default, so it has no such verb by either name.
+    """
+    if getattr(type(backend), name) is getattr(BackendProtocol, name):
+        raise NotImplementedError(f"{type(backend).__name__} has no {verb}")
+    method: Callable[..., Any] = getattr(backend, name)
+    return method
 
 
 def absent(verb: F) -> F:
@@ -124,9 +131,7 @@ class BackendProtocol(AwaitedFiles):
 
     def ls(self, path: str) -> LsResult:
         """List the direct children of the directory `path`, sorted by path; directories end with `/`."""
-        if _overridden(self, "ls_info"):
-            return LsResult(entries=self.ls_info(path))
-        raise NotImplementedError(f"{type(self).__name__} has no ls")
+        return LsResult(entries=_defined(self, "ls_info", "ls")(path))
 
     @absent
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
@@ -168,20 +173,16 @@ class BackendProtocol(AwaitedFiles):
             glob: only files whose path (relative to `path`) matches; rules in `base/globs.py`.
             max_count: stop after this many matches in all and say `truncated`.
         """
-        if _overridden(self, "grep_raw"):
-            raw = self.grep_raw(pattern, path, glob)
-            if isinstance(raw, str):
-                return GrepResult(error=raw)
-            matches = sorted(raw, key=lambda match: (match["path"], match["line"]))
-            cut = max_count is not None and len(matches) > max_count
-            return GrepResult(matches=matches[:max_count], truncated=cut)
-        raise NotImplementedError(f"{type(self).__name__} has no grep")
+        raw: list[GrepMatch] | str = _defined(self, "grep_raw", "grep")(pattern, path, glob)
+        if isinstance(raw, str):
+            return GrepResult(error=raw)
+        matches = sorted(raw, key=lambda match: (match["path"], match["line"]))
+        cut = max_count is not None and len(matches) > max_count
+        return GrepResult(matches=matches[:max_count], truncated=cut)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         """Find regular files below `path` (None means `/`) by a glob pattern; rules in `base/globs.py`."""
-        if _overridden(self, "glob_info"):
-            return GlobResult(matches=self.glob_info(pattern, path or "/"))
-        raise NotImplementedError(f"{type(self).__name__} has no glob")
+        return GlobResult(matches=_defined(self, "glob_info", "glob")(pattern, path or "/"))
 
     @absent
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
@@ -229,22 +230,16 @@ class BackendProtocol(AwaitedFiles):
 
     def ls_info(self, path: str) -> list[FileInfo]:
         """Seed name of `ls`: the entries alone, empty after an error."""
-        if not _overridden(self, "ls"):
-            raise NotImplementedError(f"{type(self).__name__} has no ls")
-        return self.ls(path).entries or []
+        return _defined(self, "ls", "ls")(path).entries or []
 
     def grep_raw(self, pattern: str, path: str | None = None, glob: str | None = None) -> list[GrepMatch] | str:
         """Seed name of `grep`: the matches alone, or the error as a string."""
-        if not _overridden(self, "grep"):
-            raise NotImplementedError(f"{type(self).__name__} has no grep")
-        result = self.grep(pattern, path, glob)
+        result: GrepResult = _defined(self, "grep", "grep")(pattern, path, glob)
         return result.error if result.error is not None else (result.matches or [])
 
     def glob_info(self, pattern: str, path: str = "/") -> list[FileInfo]:
         """Seed name of `glob`: the matches alone, empty after an error."""
-        if not _overridden(self, "glob"):
-            raise NotImplementedError(f"{type(self).__name__} has no glob")
-        return self.glob(pattern, path).matches or []
+        return _defined(self, "glob", "glob")(pattern, path).matches or []
 
 
 @registered_with("deepagents.backends.protocol", "SandboxBackendProtocol")

@@ -191,10 +191,12 @@ def entries(volume: Volume, directory: int, is_brief: bool = False) -> Iterator[
     return paged(volume.readdir_brief if is_brief else volume.readdir, directory)
 
 
-def paged(read: Callable[[int, bytes, int], Sequence[tuple[bytes, T]]], directory: int) -> Iterator[tuple[bytes, T]]:
-    """Yield what is under all names of a directory, in their order, by calls for a page after a name."""
+def paged(
+    read: Callable[[int, bytes, int], Sequence[tuple[bytes, T]]], directory: int, limit: int | None = None
+) -> Iterator[tuple[bytes, T]]:
+    """Yield what is under all names of a directory, in their order, by calls for a page after a name, of `limit` entries if given."""
     after = b""
-    while page := read(directory, after, PAGE_ENTRIES):
+    while page := read(directory, after, limit or PAGE_ENTRIES):
         yield from page
         after = page[-1][0]
 

@@ -22,6 +22,7 @@ from fusebackend.testing.model.tree import Node, Refusals, Tree
 from fusebackend.testing.model.values import MAX_FILE_BYTES, NAMES, XATTRS, contents, lengths, offsets, times
 from fusebackend.testing.posix.case import refused
 from fusebackend.volumes.placing import xattrs_of
+from fusebackend.volumes.walk import paged
 
 OPEN_FLAGS = os.O_RDWR
 
@@ -423,7 +424,7 @@ class VolumeMachine(RuleBasedStateMachine):
     def names_are_right(self) -> None:
         for path, node in self.tree.walk():
             if node.is_directory:
-                listed = self._listed(node)
+                listed = [(name, attr.node) for name, attr in paged(self.volume.readdir, self.number(node), 3)]
                 wanted = sorted(node.children)
                 assert [name for name, _ in listed] == wanted, f"names in {b'/'.join(path)!r}"
                 for name, number in listed:
@@ -448,10 +449,3 @@ class VolumeMachine(RuleBasedStateMachine):
             assert attr.size == len(node.data), f"size of {node!r}: {attr.size} instead of {len(node.data)}"
         if node.mtime_ns is not None and features.persistent_modes:
             assert attr.mtime_ns == node.mtime_ns, f"mtime of {node!r}: {attr.mtime_ns} instead of {node.mtime_ns}"
-
-    def _listed(self, directory: Node) -> list[tuple[bytes, int]]:
-        number, listed, after = self.number(directory), list[tuple[bytes, int]](), b""
-        while page := self.volume.readdir(number, after, 3):
-            listed += [(name, attr.node) for name, attr in page]
-            after = listed[-1][0]
-        return listed

@@ -7,6 +7,7 @@ import stat
 from typing import NamedTuple
 
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
+from fusebackend.volumes.walk import paged
 
 PAGE_ENTRIES = 3
 """Entries of a directory that are asked for at once: few, so that every listing has several pages."""
@@ -51,20 +52,14 @@ def _walk(volume: Volume) -> dict[bytes, Copied]:
     waiting = [(b"/", volume.getattr(ROOT_NODE).node)]
     while waiting:
         path, node = waiting.pop()
-        children = _children(volume, node) if volume.getattr(node).is_dir else []
+        listed = paged(volume.readdir, node, PAGE_ENTRIES) if volume.getattr(node).is_dir else ()
+        children = [(name, attr.node) for name, attr in listed]
         found[path] = _copied(volume, volume.getattr(node))
         for name, child in children:
             assert volume.lookup(node, name).node == child, f"{name!r} in {path!r} is listed as node {child}"
             waiting.append((path.rstrip(b"/") + b"/" + name, child))
     # Reading moves access times, of directories and links too, so attributes are asked for after everything was read.
     return {path: each._replace(times_ns=_times(volume.getattr(each.node))) for path, each in sorted(found.items())}
-
-
-def _children(volume: Volume, node: int) -> list[tuple[bytes, int]]:
-    listed: list[tuple[bytes, int]] = []
-    while page := volume.readdir(node, listed[-1][0] if listed else b"", PAGE_ENTRIES):
-        listed += [(name, attr.node) for name, attr in page]
-    return listed
 
 
 def _times(attr: Attr) -> tuple[int, int, int]:
