@@ -165,12 +165,6 @@ class MovingCases(Case):
         assert b.delete("/dir/only.txt").error is None
         assert b.names() == (["/dir/"] if self.keeps_empty_directories else [])
 
-    @needs("supports_delete", "checks_paths")
-    def test_the_root_can_not_be_deleted(self, b: Probe) -> None:
-        b.put("/file.txt", "x")
-        assert b.delete("/").error
-        assert b.names() == ["/file.txt"]
-
     @needs("supports_delete")
     def test_what_was_deleted_can_be_written_again(self, b: Probe) -> None:
         b.put("/file.txt", "old")
@@ -178,11 +172,14 @@ class MovingCases(Case):
         b.put("/file.txt", "new")
         assert b.bytes_of("/file.txt") == b"new"
 
-    @needs("supports_move", "checks_paths")
-    def test_the_root_can_not_be_moved(self, b: Probe) -> None:
+    @needs("checks_paths")
+    def test_the_root_can_not_be_deleted_nor_moved(self, b: Probe) -> None:
         b.put("/file.txt", "x")
-        assert b.move("/", "/elsewhere").error
-        assert b.names() == ["/file.txt"]
+        for case in each([("delete", "/"), ("move", "/", "/elsewhere")]):
+            with case as (verb, *paths):
+                self.require(b.backend, (f"supports_{verb}",))
+                assert getattr(b, verb)(*paths).error
+                assert b.names() == ["/file.txt"]
 
 
 # -- cases of `upload_files` and `download_files` ----------------------------------------------------------------
