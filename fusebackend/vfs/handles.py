@@ -39,15 +39,13 @@ class OpenedFile(NamedTuple):
 class FileHandle:
     """One open file."""
 
-    __slots__ = ("bare", "can_map", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
+    __slots__ = ("bare", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
 
     def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
         self.inode = inode
         self.route = route
         self.node = node
         self.flags = flags  # of open(2)
-        self.can_map = flags & os.O_ACCMODE == os.O_RDWR
-        """Pages can be mapped for writing (mmap(2)): the file is open for reading and writing."""
         self.direct = False  # its writes pass the kernel's page cache by …
         self.bare = False  # … and the file is known to have no capabilities, see `vfs/setid.py`
         self.opened_at = time.monotonic()

@@ -114,7 +114,7 @@ class FileSystem:
         self.write_barrier = WriteBarrier(self.files, on.write_barrier)
         self.range_order = RangeOrder(on.range_order)
         self.reread_pages = RereadPages(inodes, kernel, self.range_order, on.reread_pages)
-        self.append_end = AppendEnd(inodes, on.append_end)
+        self.append_end = AppendEnd(inodes, self.files, on.append_end)
         self.set_id = SetId(inodes, kernel, on.set_id)
         self.capabilities = Capabilities(inodes, self.files, on.capabilities)
 
@@ -427,8 +427,6 @@ class FileSystem:
         if known is None:
             return  # the kernel opens what it knows, and forgets nothing that is open
         known.opens += 1
-        if handle.can_map:
-            self.append_end.opened(handle)
         if handle.flags & _WRITING:
             self.prefill.filled.discard(handle.inode)
         elif self.invalidation.kernel is not None and not handle.route.is_restricted(handle.node):
@@ -485,8 +483,6 @@ class FileSystem:
         known = self.inodes.get(handle.inode)
         if known is not None:
             known.opens -= 1
-            if handle.can_map:
-                self.append_end.closed(handle)
             if self.direct_io.writers:
                 self.direct_io.closed(handle.inode, handle.flags)
         await handle.route.executor.give_back(handle.route.volume.release, handle.node, handle.flags)

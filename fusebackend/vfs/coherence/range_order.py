@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import trio
 
 from fusebackend.vfs.coherence.page_cache import KernelCache
-from fusebackend.vfs.handles import FileHandle
+from fusebackend.vfs.handles import FileHandle, HandleTable
 from fusebackend.vfs.inodes import InodeTable, KnownInode
 
 # -- append end --------------------------------------------------------------------------------------------------
@@ -41,23 +42,13 @@ class AppendEnd:
     Switch: `append_end`.
 
     On the mount's loop, but for `write`.
-
-    `opened` and `closed` are for handles that can map.
     """
 
-    def __init__(self, inodes: InodeTable, on: bool) -> None:
+    def __init__(self, inodes: InodeTable, files: HandleTable[FileHandle], on: bool) -> None:
         self._inodes = inodes
+        self._files = files
         self._on = on
         self._earlier: dict[int, tuple[int, ...]] = inodes.by_inode({})  # sizes before `KnownInode.size`
-        self._mappers: dict[int, int] = inodes.by_inode({})  # open handles through which pages can be mapped to write
-
-    def opened(self, handle: FileHandle) -> None:
-        self._mappers[handle.inode] = self._mappers.get(handle.inode, 0) + 1
-
-    def closed(self, handle: FileHandle) -> None:
-        left = self._mappers.pop(handle.inode, 1) - 1
-        if left:
-            self._mappers[handle.inode] = left
 
     def size_sent(self, inode: int, known: KnownInode, size: int) -> None:
         """Note that the kernel gets another size than it has."""
@@ -95,11 +86,16 @@ class AppendEnd:
         if offset == known.size:
             return True
         earlier = self._earlier.get(inode, ())
-        is_page = inode in self._mappers and offset < known.size and offset % PAGE_BYTES == 0
+        is_page = offset < known.size and offset % PAGE_BYTES == 0 and self._is_mapped(inode)
         if is_page and length % PAGE_BYTES:
             end = offset + length
             is_page = end == known.size or end in earlier
         return offset in earlier and not is_page
+
+    def _is_mapped(self, inode: int) -> bool:
+        """True if pages of a file may be mapped to write (mmap(2)): it is open for reading and writing."""
+        handles = list(self._files.values())
+        return any(handle.inode == inode and handle.flags & os.O_ACCMODE == os.O_RDWR for handle in handles)
 
 
 # -- range order -------------------------------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import pytest
 import trio
@@ -15,6 +16,7 @@ import trio.testing
 from fusebackend.protocol import Attr
 from fusebackend.vfs import switches
 from fusebackend.vfs.coherence.range_order import EARLIER_SIZES, AppendEnd, RangeOrder
+from fusebackend.vfs.handles import FileHandle, HandleTable
 from fusebackend.vfs.inodes import ROOT_INODE, InodeTable, KnownInode
 
 
@@ -108,7 +110,7 @@ def file() -> Iterator[tuple[AppendEnd, InodeTable, KnownInode]]:
     """One of 10,000 bytes, as the kernel believes."""
     inodes = InodeTable()
     known = inodes.reference(5, ROOT_INODE, b"f", Attr(5, stat.S_IFREG | 0o644, size=10_000))
-    yield AppendEnd(inodes, True), inodes, known
+    yield AppendEnd(inodes, HandleTable(), True), inodes, known
 
 
 def test_the_end_that_the_kernel_believes_in(file: tuple[AppendEnd, InodeTable, KnownInode]) -> None:
@@ -119,18 +121,17 @@ def test_the_end_that_the_kernel_believes_in(file: tuple[AppendEnd, InodeTable, 
     for size in (8192, 20_000):
         end.size_sent(5, known, size)
     assert all(end.may_be_end(5, known, offset, 4096) for offset in (20_000, 10_000, 8192))
-    mapping: Any = SimpleNamespace(inode=5, can_map=True)
-    end.opened(mapping)
+    mapping = end._files.add(cast(FileHandle, SimpleNamespace(inode=5, flags=os.O_RDWR)))
     assert not end.may_be_end(5, known, 8192, 4096), "that is where a page of a mapping goes"
     assert not end.may_be_end(5, known, 8192, 1808), "the last one, as far as the file went"
     assert end.may_be_end(5, known, 8192, 700), "an append across a page comes in two"
-    end.closed(mapping)
+    del end._files[mapping]
     assert end.may_be_end(5, known, 8192, 4096)
     for size in range(30_001, 30_001 + 2 * EARLIER_SIZES):
         end.size_sent(5, known, size)
     assert len(end._earlier[5]) == EARLIER_SIZES and not end.may_be_end(5, known, 10_000, 4096)
     inodes.forget([(5, 1)])
-    assert not end._earlier and not end._mappers, "what is remembered goes with the inode"
+    assert not end._earlier, "what is remembered goes with the inode"
 
 
 def test_the_end_of_an_append_is_where_the_next_one_comes_if_the_kernel_has_not_heard_of_more(
