@@ -6,10 +6,11 @@ could not see it. It travels in a context variable, as `budget.py`'s does.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import NamedTuple
+
+from fusebackend.base.context import during
 
 
 class Asked(NamedTuple):
@@ -29,13 +30,8 @@ def current() -> Asked | None:
     return _asked.get()
 
 
-@contextlib.contextmanager
-def for_pattern(pattern: str, here: str | None) -> Iterator[None]:
+def for_pattern(pattern: str, here: str | None) -> AbstractContextManager[object]:
     """Calls in the block are parts of a search for this glob. Inside of another one, that of the outermost search is
     the one."""
     outer = _asked.get()
-    token = _asked.set(Asked(pattern if outer is None else outer.pattern, here))
-    try:
-        yield
-    finally:
-        _asked.reset(token)
+    return during(_asked, Asked(pattern if outer is None else outer.pattern, here))

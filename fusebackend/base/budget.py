@@ -27,6 +27,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
+from fusebackend.base.context import during
+
 SEARCH_S = 15.0
 """Seconds for one `grep` or `glob` without a limit (as deepagents 0.7)."""
 
@@ -181,24 +183,17 @@ def current() -> Budget:
     return _current.get()
 
 
-@contextlib.contextmanager
 def limited(
     seconds: float | None, cancelled: threading.Event | None = None, host: Host | None = None
-) -> Iterator[Budget]:
+) -> contextlib.AbstractContextManager[Budget]:
     """Give what is done inside at most so many seconds, and less if `cancelled` is set meanwhile.
 
     Inside of another budget the tighter one holds. None says nothing about time, so that `SEARCH_S` is left in force;
     `math.inf` says that there is no limit.
     """
-    token = _current.set(_current.get().within(seconds, cancelled, host))
-    try:
-        yield _current.get()
-    finally:
-        _current.reset(token)
+    return during(_current, _current.get().within(seconds, cancelled, host))
 
 
-@contextlib.contextmanager
-def granted(seconds: float = SEARCH_S) -> Iterator[Budget]:
+def granted(seconds: float = SEARCH_S) -> contextlib.AbstractContextManager[Budget]:
     """The budget of the caller; so many seconds where it says nothing about time."""
-    with limited(None if _current.get().timed else seconds) as budget:
-        yield budget
+    return limited(None if _current.get().timed else seconds)

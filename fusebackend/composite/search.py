@@ -214,7 +214,7 @@ class TreeSearch:
         return visible
 
 
-def _asking(pattern: TreePattern | None, scope: Scope, part: RoutedPath) -> contextlib.AbstractContextManager[None]:
+def _asking(pattern: TreePattern | None, scope: Scope, part: RoutedPath) -> contextlib.AbstractContextManager[object]:
     """Give a part the arguments of the search: it is given `TreePattern.broad`, which names less."""
     if pattern is None:
         return contextlib.nullcontext()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from fusebackend.base.context import during
 from fusebackend.base.recent import Recent
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.processes import Process, Processes, ancestors, read
@@ -196,11 +197,10 @@ class Calls:
         with self._guard:
             call.users += 1
             self._running[call] += counted
-        token = _inside.set(call)
         try:
-            yield call
+            with during(_inside, call):
+                yield call
         finally:
-            _inside.reset(token)
             with self._guard:
                 call.users -= 1
                 self._running[call] -= counted

@@ -10,11 +10,12 @@ tool call.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+
+from fusebackend.base.context import during
 
 __all__ = ["NOBODY", "Actor", "acting", "current_actor"]
 
@@ -61,15 +62,10 @@ _acting: ContextVar[Actor] = ContextVar("fusebackend_actor", default=NOBODY)
 _CONFIG_MODULE = "langchain_core.runnables.config"
 
 
-@contextlib.contextmanager
-def acting(actor: Actor) -> Iterator[None]:
+def acting(actor: Actor) -> AbstractContextManager[object]:
     """Have the verbs of this block made by `actor`. Threads and tasks that are begun in it with a copy of the context
     are in the block, too."""
-    token = _acting.set(actor)
-    try:
-        yield
-    finally:
-        _acting.reset(token)
+    return during(_acting, actor)
 
 
 def current_actor(default: Actor = NOBODY) -> Actor:

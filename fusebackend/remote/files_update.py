@@ -6,11 +6,13 @@ other under one lock for the whole process, so two backends over one state lose 
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
+
+from fusebackend.base.context import during
 
 CHANGING = threading.RLock()
 """Held while the files of any state are changed."""
@@ -38,15 +40,9 @@ def apply_files_update(runtime: Any, update: Mapping[str, Any]) -> None:
 _collected: ContextVar[dict[str, Any] | None] = ContextVar("fusebackend_files_update", default=None)
 
 
-@contextlib.contextmanager
-def collecting() -> Iterator[dict[str, Any]]:
+def collecting() -> AbstractContextManager[dict[str, Any]]:
     """Gather what `note` is told of meanwhile."""
-    update: dict[str, Any] = {}
-    token = _collected.set(update)
-    try:
-        yield update
-    finally:
-        _collected.reset(token)
+    return during(_collected, {})
 
 
 def note(update: Mapping[str, Any] | None, runtime: Any = None) -> None:

@@ -12,6 +12,7 @@ import contextvars
 import errno
 from collections.abc import Iterator
 
+from fusebackend.base.context import during
 from fusebackend.base.errors import oserror
 
 
@@ -67,15 +68,9 @@ def current() -> Met | None:
     return _met.get()
 
 
-@contextlib.contextmanager
-def meeting() -> Iterator[Met]:
+def meeting() -> contextlib.AbstractContextManager[Met]:
     """Note the rules that are met in the block."""
-    met = Met()
-    token = _met.set(met)
-    try:
-        yield met
-    finally:
-        _met.reset(token)
+    return during(_met, Met())
 
 
 def deciding() -> contextlib.AbstractContextManager[None]:

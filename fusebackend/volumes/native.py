@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from fusebackend.base.context import during
 from fusebackend.protocol import STEP, Attr, AttrChanges, Change, Changes, Guard, ObservableVolume, Observer
 
 log = logging.getLogger(__name__)
@@ -40,14 +41,9 @@ class NewFile(NamedTuple):
 _silent = contextvars.ContextVar("silent", default=False)
 
 
-@contextlib.contextmanager
-def silently() -> Iterator[None]:
+def silently() -> AbstractContextManager[object]:
     """Report no changes of this thread to observers meanwhile: they are steps of a change reported as a whole."""
-    token = _silent.set(True)
-    try:
-        yield
-    finally:
-        _silent.reset(token)
+    return during(_silent, True)
 
 
 class _Later(threading.local):

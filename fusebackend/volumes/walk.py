@@ -194,7 +194,8 @@ def entries(volume: Volume, directory: int, is_brief: bool = False) -> Iterator[
 def paged(
     read: Callable[[int, bytes, int], Sequence[tuple[bytes, T]]], directory: int, limit: int | None = None
 ) -> Iterator[tuple[bytes, T]]:
-    """Yield what is under all names of a directory, in their order, by calls for a page after a name, of `limit` entries if given."""
+    """Yield what is under all names of a directory, in their order, by calls for a page after a name; of `limit` names
+    if it is given."""
     after = b""
     while page := read(directory, after, limit or PAGE_ENTRIES):
         yield from page

@@ -13,11 +13,12 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
 from fusebackend.base import jitter
+from fusebackend.base.context import during
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 from fusebackend.protocol.scheme import mask
@@ -110,14 +111,9 @@ def _said(text: str) -> str | None:
     return os.strerror(int(number[1])) if number is not None else None
 
 
-@contextmanager
-def told_by_caller() -> Iterator[None]:
+def told_by_caller() -> AbstractContextManager[object]:
     """Log no errors in here: the caller tells them. The service's code, or the network's, is their note."""
-    before = _quiet.set(True)
-    try:
-        yield
-    finally:
-        _quiet.reset(before)
+    return during(_quiet, True)
 
 
 def errno_of(error: BaseException) -> int:

@@ -1,0 +1,21 @@
+"""`during`: a context variable with another value for the length of a block."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+V = TypeVar("V")
+
+
+@contextlib.contextmanager
+def during(variable: ContextVar[Any], value: V) -> Iterator[V]:
+    """Set a variable in a block, which gets the value, and set it back at its end. Threads and tasks that are begun in
+    it with a copy of the context have the value, too."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
