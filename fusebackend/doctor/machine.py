@@ -266,7 +266,9 @@ def user_namespaces() -> Iterable[Finding]:
     """A process may make a user namespace: what confines commands of users other than root needs one."""
     what = "user namespaces"
     number = in_child(lambda: unshare(CLONE_NEWUSER))
-    forbids = [_sysctl(name, value) for name, value in _SETTINGS if _setting(name) == (not value)]
+    forbids = [
+        f"sysctl -w {name.replace('/', '.')}={value}" for name, value in _SETTINGS if _setting(name) == (not value)
+    ]
     if number == 0 and (os.geteuid() == 0 or not forbids):
         return [ok(what, "can be made")]
     why = f"none can be made: {os.strerror(number)}" if number else "one has no rights here"
@@ -279,10 +281,6 @@ def _setting(name: str) -> bool | None:
     with contextlib.suppress(OSError, ValueError), open(f"/proc/sys/{name}", encoding="ascii") as file:
         return int(file.read()) != 0
     return None
-
-
-def _sysctl(name: str, value: int) -> str:
-    return f"sysctl -w {name.replace('/', '.')}={value}"
 
 
 def confinement() -> Iterable[Finding]:

@@ -111,11 +111,6 @@ def _text(failed: list[OneCase[Any]], count: int) -> str:
     lines = [f"{len(failed)} of {count} cases failed"]
     for case in failed[:SHOWN]:
         lines.append(f"-- {case.name}")
-        lines.extend(_own_frames(case.failure))
+        lines.extend("".join(traceback.format_exception(case.failure)).rstrip().splitlines())
     lines.extend(f"-- {case.name}, too" for case in failed[SHOWN:])
     return "\n".join(lines)
-
-
-def _own_frames(error: BaseException | None) -> list[str]:
-    assert error is not None
-    return "".join(traceback.format_exception(error)).rstrip().splitlines()

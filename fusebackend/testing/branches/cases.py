@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.protocol import ROOT_NODE, AttrChanges, MergeResult, SnapshotVolume, Volume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, SnapshotVolume, Volume
 from fusebackend.testing.branches.branched import Branched
 from fusebackend.testing.by_path import (
     at,
@@ -67,10 +67,6 @@ def _as_a_user_sees_it(volume: Volume) -> dict[bytes, Copied]:
 def _contents(volume: Volume) -> dict[bytes, tuple[int, bytes]]:
     """Type and bytes of each file."""
     return {path: (file.type, file.data) for path, file in shown(volume, modes=False).items()}
-
-
-def _conflicts(result: MergeResult) -> list[str]:
-    return sorted(each.path for each in result.conflicts)
 
 
 class BranchCases:
@@ -278,7 +274,7 @@ class BranchCases:
         write(branch, b"d/x", b"no conflict, and not merged either")
         main, ours = _state(volume), shown(branch)
         result = branched.merges.merge("b")
-        assert _conflicts(result) == ["/both", "/gone", "/lines"] and result.changes == []
+        assert sorted(each.path for each in result.conflicts) == ["/both", "/gone", "/lines"] and not result.changes
         assert _state(volume) == main and shown(branch) == ours
 
     def test_a_reader_keeps_the_file_that_is_replaced(self, branched: Branched, volume: Volume) -> None:

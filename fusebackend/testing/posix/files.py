@@ -225,19 +225,12 @@ class OpenCases(Case):
         block = 4096
         with opened(d / "file", os.O_RDWR | os.O_CREAT) as cached, opened(d / "file", os.O_RDWR | os.O_DIRECT) as raw:
             os.pwrite(cached, b"c" * 2 * block, 0)
-            aligned = _aligned(block)
+            aligned = memoryview(mmap.mmap(-1, block))  # at a page, as O_DIRECT on a disk requires
             assert os.preadv(raw, [aligned], 0) == block
             assert bytes(aligned) == b"c" * block
             aligned[:] = b"d" * block
             assert os.pwritev(raw, [aligned], block) == block
             assert os.pread(cached, 2 * block, 0) == b"c" * block + b"d" * block
-
-
-def _aligned(size: int) -> memoryview:
-    """Return a page-aligned buffer, as O_DIRECT on a disk requires."""
-    import mmap
-
-    return memoryview(mmap.mmap(-1, size))
 
 
 # -- read, write, truncate, seek and the calls that move data between files --------------------------------------

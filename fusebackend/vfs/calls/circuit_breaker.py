@@ -147,15 +147,13 @@ class CircuitBreaker:
     def describe(self) -> dict[str, Any]:
         """For `status`: `healthy`; or `degraded` or `down`, since when and why."""
         with self._lock:
-            state = "down" if self.down else "degraded" if self._recently_failed() else "healthy"
+            has_failed_lately = self._failures and self._clock() - self._failed_at < REMEMBERED_S
+            state = "down" if self.down else "degraded" if has_failed_lately else "healthy"
             counts = {"timeouts": self.timeouts, "refused": self.refused}
             if state == "healthy":
                 return {"state": state, **counts}
             assert self._why is not None, "it has failed"
             return {"state": state, "since": self._since, "why": _words(self._why), **counts}
-
-    def _recently_failed(self) -> bool:
-        return bool(self._failures) and self._clock() - self._failed_at < REMEMBERED_S
 
 
 def _words(error: OSError) -> str:

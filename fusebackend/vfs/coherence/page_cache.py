@@ -130,7 +130,9 @@ class PageVersions:
 
     def answered(self, inode: int, version: object) -> None:
         """Note the answer to a GETATTR of a shared volume's file: the kernel's pages become of this version."""
-        if self.is_taken_in(inode, version) and self._inodes.get(inode) is not None:
+        opened = self._opened.get(inode)
+        is_taken_in = opened is not None and opened.version == version and time.monotonic() < opened.until - CERTAIN_S
+        if is_taken_in and self._inodes.get(inode) is not None:
             self._versions[inode] = version
 
     async def begin(self, inode: int, version: object) -> None:
@@ -141,11 +143,6 @@ class PageVersions:
             self._opened[inode] = _ChangedOpen(version)
         while self._telling[inode]:
             await trio.sleep(POLL_S)
-
-    def is_taken_in(self, inode: int, version: object) -> bool:
-        """True if the kernel will apply the attributes of this version, if it gets them now."""
-        opened = self._opened.get(inode)
-        return opened is not None and opened.version == version and time.monotonic() < opened.until - CERTAIN_S
 
     def tell(self, inode: int, notice: Callable[[], None]) -> None:
         """Send a notice of an inode, now or in a moment. With no lock held: it may have to wait for a request."""
