@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import pyfuse3
 
+from fusebackend.vfs.coherence.page_cache import KernelCache
 from fusebackend.vfs.inodes import InodeTable
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ PATIENCE_S = 1.0
 POLL_S = 0.0002
 
 
-class Notifier:
+class Notifier(KernelCache):
     """See the module's docstring. Made by the loop's thread.
 
     Args:

@@ -19,6 +19,7 @@ from typing import Any
 from fusebackend.linux.command import REFUSED, Command
 from fusebackend.mount.options import MountOptions
 from fusebackend.protocol import ExecuteResponse
+from fusebackend.vfs.coherence.page_cache import KernelCache
 from fusebackend.vfs.mounted_tree import FileSystem
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -31,19 +32,6 @@ WHY_NONE = (
     "nothing is mounted here, so commands run in the default backend, and {default} runs none: mount it, or give a "
     "default that has a shell, such as shell: or docker:"
 )
-
-
-class NoKernel:
-    """A `KernelCache` that has nothing cached."""
-
-    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
-        """There is no kernel to notify."""
-
-    def invalidate_entry(self, parent: int, name: bytes) -> None:
-        """There is no kernel to notify."""
-
-    def store(self, inode: int, content: bytes) -> None:
-        """There is no kernel to notify."""
 
 
 class Unmounted:
@@ -73,7 +61,7 @@ class Unmounted:
             OSError: a volume could not be made durable at the end.
         """
         try:
-            self.filesystem.attach(NoKernel())
+            self.filesystem.attach(KernelCache())
             if on_ready is not None:
                 on_ready()
             is_stopped = False

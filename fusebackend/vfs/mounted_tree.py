@@ -40,7 +40,7 @@ from fusebackend.vfs.calls.request import Request, current, on_behalf_of
 from fusebackend.vfs.coherence.dentries import Dentries, Revalidation
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, NegativeDentries, Overtaken
 from fusebackend.vfs.coherence.invalidation import Invalidation, Pruning, Twins
-from fusebackend.vfs.coherence.page_cache import DirectIO, KernelCache, PageVersions, Prefill
+from fusebackend.vfs.coherence.page_cache import NO_KERNEL, DirectIO, KernelCache, PageVersions, Prefill
 from fusebackend.vfs.coherence.range_order import AppendEnd, RangeOrder, RereadPages
 from fusebackend.vfs.door import ChangeListener
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, WriteBarrier, close_all
@@ -104,7 +104,7 @@ class FileSystem:
         """Make what keeps the kernel's caches right."""
         tree, inodes = self.tree, self.inodes
 
-        def kernel() -> KernelCache | None:
+        def kernel() -> KernelCache:
             return self.invalidation.kernel
 
         self.dentries = Dentries()
@@ -429,7 +429,7 @@ class FileSystem:
         known.opens += 1
         if handle.flags & _WRITING:
             self.prefill.filled.discard(handle.inode)
-        elif self.invalidation.kernel is not None and not handle.route.is_restricted(handle.node):
+        elif self.invalidation.kernel is not NO_KERNEL and not handle.route.is_restricted(handle.node):
             self.prefill.opened(self.invalidation.kernel, handle, attr, known.opens)
 
     def _handle(self, number: int) -> FileHandle:

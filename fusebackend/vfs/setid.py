@@ -99,10 +99,10 @@ class SetId:
     """Marks the files that may have these bits, of those that the kernel knows. On the mount's loop.
 
     Args:
-        kernel: gives the kernel's caches, None before `FileSystem.attach`.
+        kernel: gives the kernel's caches.
     """
 
-    def __init__(self, inodes: InodeTable, kernel: Callable[[], KernelCache | None], on: bool) -> None:
+    def __init__(self, inodes: InodeTable, kernel: Callable[[], KernelCache], on: bool) -> None:
         self._kernel = kernel
         self._on = on
         self.marked: set[int] = inodes.by_inode(set())
@@ -118,19 +118,14 @@ class SetId:
     def truncated(self, inode: int) -> None:
         """Have the kernel ask for the mode of a file that was emptied."""
         if inode in self.marked:
-            self._tell(inode)
+            self._kernel().invalidate_inode(inode, attributes_only=True)
 
     async def written(self, inode: int, route: Route, node: int, opener: Request) -> None:
         """Clear the bits of a `marked` file after a write by a process without the privilege to leave them."""
         if not opener.can(CAP_FSETID):
             self.marked.discard(inode)
             await route.call(clear_set_id, route.volume, route.door, node, opener)
-            self._tell(inode)
-
-    def _tell(self, inode: int) -> None:
-        kernel = self._kernel()
-        if kernel is not None:
-            kernel.invalidate_inode(inode, attributes_only=True)
+            self._kernel().invalidate_inode(inode, attributes_only=True)
 
 
 # -- capabilities ------------------------------------------------------------------------------------------------

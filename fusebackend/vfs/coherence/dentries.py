@@ -171,10 +171,10 @@ class Revalidation:
     On the mount's loop.
 
     Args:
-        kernel: gives the kernel's caches, None before `FileSystem.attach`.
+        kernel: gives the kernel's caches.
     """
 
-    def __init__(self, tree: MountTree, dentries: Dentries, kernel: Callable[[], KernelCache | None], on: bool) -> None:
+    def __init__(self, tree: MountTree, dentries: Dentries, kernel: Callable[[], KernelCache], on: bool) -> None:
         self._tree = tree
         self._dentries = dentries
         self._kernel = kernel
@@ -266,7 +266,6 @@ class Revalidation:
             trio.lowlevel.spawn_system_task(self._drop, name, dentry)
 
     async def _drop(self, name: Name, dentry: Dentry) -> None:
-        kernel = self._kernel()
-        if kernel is not None and self._dentries.get(name) is dentry:  # it has not been found again since
-            await trio.to_thread.run_sync(kernel.invalidate_entry, *name)
+        if self._dentries.get(name) is dentry:  # it has not been found again since
+            await trio.to_thread.run_sync(self._kernel().invalidate_entry, *name)
             self._dentries.dropped(name, dentry)

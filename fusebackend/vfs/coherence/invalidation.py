@@ -26,7 +26,7 @@ from fusebackend.protocol import Change, Link
 from fusebackend.rules.ruled_volume import NODES
 from fusebackend.vfs.coherence.dentries import Dentries, Name, links_of
 from fusebackend.vfs.coherence.entry_cache import NegativeDentries, Overtaken
-from fusebackend.vfs.coherence.page_cache import KernelCache, PageVersions
+from fusebackend.vfs.coherence.page_cache import NO_KERNEL, KernelCache, PageVersions
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, InodeTable, inode_number, route_index
 from fusebackend.vfs.junctions import MountTree, Route
 
@@ -55,7 +55,7 @@ class Invalidation:
         self._filled = filled  # of `Prefill`
         self._on = on
         self.overtaken = overtaken
-        self.kernel: KernelCache | None = None
+        self.kernel: KernelCache = NO_KERNEL
         self._unsubscribe: list[Callable[[], None]] = []
         self._followed = 0  # of the tree's routes
         self._guard = threading.Lock()
@@ -67,7 +67,7 @@ class Invalidation:
     def follow(self) -> None:
         """Subscribe to routes that were attached since the last call, if there is a kernel. In any thread."""
         with self._guard:
-            if self.kernel is not None:
+            if self.kernel is not NO_KERNEL:
                 new = self._tree.attached[self._followed :]
                 self._followed += len(new)
                 self._unsubscribe += [route.volume.subscribe(partial(self.changed, route)) for route in new]
@@ -77,7 +77,7 @@ class Invalidation:
             for unsubscribe in self._unsubscribe:
                 unsubscribe()
             self._unsubscribe = []
-            self.kernel = None
+            self.kernel = NO_KERNEL
 
     def expire(self, route: Route) -> None:
         """Expire everything that the kernel has of this route: others may have changed anything.
@@ -91,7 +91,7 @@ class Invalidation:
         absent = {name for each in family for name in self._negative.take(each)}
         for each in family:
             self.changed(each, Change())
-        if self.kernel is None or route.shared:
+        if route.shared:
             return
         for inode, known in self._inodes.records():
             absent.discard((known.parent, known.name))  # it was made since
@@ -102,10 +102,9 @@ class Invalidation:
 
     def drop(self, *names: Name) -> None:
         """Drop these dentries. Not those of the server's: something may be mounted there."""
-        if self.kernel is not None:
-            for name in names:
-                if self._tree.is_volumes(*name):
-                    self.kernel.invalidate_entry(*name)
+        for name in names:
+            if self._tree.is_volumes(*name):
+                self.kernel.invalidate_entry(*name)
 
     def _in_all_trees(self, name: Name) -> Iterator[Name]:
         """A name in a directory, and the same name by each number that the directory has in other trees."""
@@ -123,41 +122,40 @@ class Invalidation:
         anything = change.node is None and change.parent is None
         if anything and route.shared:
             route.follow_feed()
-        kernel = self.kernel
-        if kernel is None or not self._on:
+        if not self._on:
             return
         if anything:
             for inode, _ in self._inodes.items():
                 if route_index(inode) == route.index:
-                    self._invalidate(route, kernel, inode)
+                    self._invalidate(route, inode)
             if route.shared:
-                self._drop_names(route, kernel)
+                self._drop_names(route)
             return
         if change.node is not None:
             for inode in self._numbers(route, change.node):
-                self._invalidate(route, kernel, inode)
+                self._invalidate(route, inode)
         if change.parent is not None and change.name is not None:
             for inode in self._numbers(route, change.parent):
                 if self._tree.is_volumes(inode, change.name):
-                    self._drop_name(kernel, (inode, change.name))
+                    self._drop_name((inode, change.name))
                 # A directory's pages are its cached listing. They go even though its time has moved, for utimes(2) may
                 # set that back.
-                kernel.invalidate_inode(inode, attributes_only=not route.keeps_listings)
+                self.kernel.invalidate_inode(inode, attributes_only=not route.keeps_listings)
 
-    def _invalidate(self, route: Route, kernel: KernelCache, inode: int) -> None:
+    def _invalidate(self, route: Route, inode: int) -> None:
         self._filled.discard(inode)
         if route.shared:
-            self._page_versions.tell(inode, partial(kernel.invalidate_inode, inode))
+            self._page_versions.tell(inode, partial(self.kernel.invalidate_inode, inode))
         else:
-            kernel.invalidate_inode(inode)
+            self.kernel.invalidate_inode(inode)
 
-    def _drop_name(self, kernel: KernelCache, name: Name) -> None:
+    def _drop_name(self, name: Name) -> None:
         dentry = self._dentries.get(name)
-        kernel.invalidate_entry(*name)
+        self.kernel.invalidate_entry(*name)
         if dentry is not None:
             self._dentries.dropped(name, dentry)
 
-    def _drop_names(self, route: Route, kernel: KernelCache) -> None:
+    def _drop_names(self, route: Route) -> None:
         """Drop all dentries of files, and those of directories that are wrong, if the volume answers."""
         directories: dict[Link, Name] = {}
         for inode, known in self._inodes.records():
@@ -168,12 +166,12 @@ class Invalidation:
                 directories.update((link, names[0]) for link, names in links.items())
             else:
                 for name in self._dentries.of(inode):
-                    self._drop_name(kernel, name)
+                    self._drop_name(name)
         if not route.volume.features.change_feed:
             return  # the volume's server may be away: opens look at the names, and they expire soon
         try:
             for link in route.volume.wrong_links(list(directories)):
-                self._drop_name(kernel, directories[link])
+                self._drop_name(directories[link])
         except OSError as error:
             log.info("route %s: directories are looked at when they are opened: %s", route.prefix, error)
 
@@ -382,7 +380,7 @@ class Twins:
                 notices.append((twin, Change(parent=node, name=name)))
             elif number in self._kept:
                 notices.append((twin, Change(node=node)))
-            elif self._invalidation.kernel is not None and self._on:
+            elif self._on:
                 self._invalidation.kernel.invalidate_inode(number, attributes_only=True)
         return notices, targets
 
@@ -407,8 +405,6 @@ class Twins:
         return name in names or len(names) >= MAX_NOTED
 
     async def _notify(self, notices: Notices, held: list[int], waits: bool) -> None:
-        if self._invalidation.kernel is None:
-            return
         notify = partial(
             trio.to_thread.run_sync,
             self._notify_in_thread,
@@ -454,10 +450,9 @@ class Twins:
 
     def attributes_changed(self, route: Route, node: int) -> None:
         """Expire a directory's attributes in other trees after a change through this one. Does not wait."""
-        kernel = self._invalidation.kernel
         for twin in route.twins:
             number = self._tree.directory(twin, node)
             if self._inodes.get(number) is not None:
                 self._invalidation.overtaken.generation += 1
-                if kernel is not None and self._on:
-                    kernel.invalidate_inode(number, attributes_only=True)
+                if self._on:
+                    self._invalidation.kernel.invalidate_inode(number, attributes_only=True)

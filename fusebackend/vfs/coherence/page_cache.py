@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -27,15 +27,24 @@ if TYPE_CHECKING:
     from fusebackend.vfs.junctions import Route
 
 
-class KernelCache(Protocol):
-    """The kernel's caches. Callable from any thread; a name the kernel doesn't know is no error."""
+class KernelCache:
+    """The kernel's caches. These are of no kernel, as where nothing is mounted: notices go nowhere.
 
-    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None: ...
+    Callable from any thread; a name the kernel doesn't know is no error.
+    """
 
-    def invalidate_entry(self, parent: int, name: bytes) -> None: ...
+    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
+        """Have the kernel ask for the attributes of an inode again, and drop its pages unless `attributes_only`."""
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        """Have the kernel drop a name."""
 
     def store(self, inode: int, content: bytes) -> None:
         """Give the kernel the pages of a file from its beginning. On the loop's thread; see `Prefill` for when."""
+
+
+NO_KERNEL: Final = KernelCache()
+"""Before a mount, and after it."""
 
 
 # -- page versions -----------------------------------------------------------------------------------------------
@@ -90,12 +99,10 @@ class PageVersions:
     On the mount's loop, but for `tell`, which belongs to the threads that notify.
 
     Args:
-        kernel: gives the kernel's caches, None before `FileSystem.attach`.
+        kernel: gives the kernel's caches.
     """
 
-    def __init__(
-        self, inodes: InodeTable, kernel: Callable[[], KernelCache | None], compares: bool, holds_back: bool
-    ) -> None:
+    def __init__(self, inodes: InodeTable, kernel: Callable[[], KernelCache], compares: bool, holds_back: bool) -> None:
         self._inodes = inodes
         self._kernel = kernel
         self._compares = compares
@@ -118,14 +125,13 @@ class PageVersions:
                 same = known.size == attr.size
             else:
                 same, self._versions[inode] = self._versions.get(inode) == attr.fingerprint, attr.fingerprint
-            if not same and known.size != attr.size and kernel is not None:
+            if not same and known.size != attr.size:
                 kernel.invalidate_inode(inode, attributes_only=True)
             return same
         if self._versions.get(inode) == attr.version:
             return True
         await self.begin(inode, attr.version)
-        if kernel is not None:
-            kernel.invalidate_inode(inode, attributes_only=True)
+        kernel.invalidate_inode(inode, attributes_only=True)
         return False
 
     def answered(self, inode: int, version: object) -> None:

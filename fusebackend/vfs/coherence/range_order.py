@@ -201,12 +201,10 @@ class RereadPages:
     On the mount's loop.
 
     Args:
-        kernel: gives the kernel's caches, None before `FileSystem.attach`.
+        kernel: gives the kernel's caches.
     """
 
-    def __init__(
-        self, inodes: InodeTable, kernel: Callable[[], KernelCache | None], order: RangeOrder, on: bool
-    ) -> None:
+    def __init__(self, inodes: InodeTable, kernel: Callable[[], KernelCache], order: RangeOrder, on: bool) -> None:
         self._inodes = inodes
         self._kernel = kernel
         self._order = order
@@ -265,12 +263,9 @@ class RereadPages:
         return await self._order.write(handle.inode, offset, len(data), call)
 
     async def _notify(self, inode: int, patience_s: float) -> None:
-        kernel = self._kernel()
-        if kernel is not None:
-            with trio.move_on_after(patience_s):
-                await trio.to_thread.run_sync(
-                    kernel.invalidate_inode, inode, abandon_on_cancel=True, limiter=self._notices
-                )
+        notice = partial(self._kernel().invalidate_inode, inode)
+        with trio.move_on_after(patience_s):
+            await trio.to_thread.run_sync(notice, abandon_on_cancel=True, limiter=self._notices)
 
 
 def _common(one: Range, others: Iterable[Range]) -> list[Range]:

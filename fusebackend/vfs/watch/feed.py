@@ -36,7 +36,7 @@ from fusebackend.protocol import (
     FileEvent,
     ObservableVolume,
 )
-from fusebackend.vfs.coherence.page_cache import KernelCache
+from fusebackend.vfs.coherence.page_cache import NO_KERNEL, KernelCache
 from fusebackend.vfs.door import ChangeListener, DoorChange
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.vfs.watch.node_paths import NodePaths
@@ -220,7 +220,7 @@ class ChangeFeed:
     def __init__(self, tree: MountTree, names: NodePaths) -> None:
         self._tree = tree
         self._names = names
-        self._kernel: KernelCache | None = None
+        self._kernel: KernelCache = NO_KERNEL
         self._watches: tuple[Watch, ...] = ()  # replaced as a whole: it is read with no lock
         self._guard = threading.Lock()
         self._unobserve: list[Callable[[], None]] = []
@@ -304,13 +304,14 @@ class ChangeFeed:
 
     def _wait_for_kernel(self, change: Change, inode: int) -> None:
         """Return when the kernel has applied the answer that carried a change."""
-        kernel = self._kernel
-        if kernel is None or self._stopped:
+        if self._stopped:
             return
         if change.kind in ("modified", "attributes"):
-            kernel.invalidate_inode(inode, attributes_only=True)  # it asks again: for the size, the mode, the times
+            self._kernel.invalidate_inode(
+                inode, attributes_only=True
+            )  # it asks again: for the size, the mode, the times
         else:
-            kernel.invalidate_entry(inode, NO_NAME)  # does nothing, as soon as it has the directory's lock
+            self._kernel.invalidate_entry(inode, NO_NAME)  # does nothing, as soon as it has the directory's lock
 
     def _changed_by_others(self, routes: list[Route], changes: Sequence[Change]) -> Callable[[], None] | None:
         """Queue changes that an agent, or another host, has made to the volume of these routes."""

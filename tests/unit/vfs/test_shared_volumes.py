@@ -288,7 +288,7 @@ async def test_pages_are_kept_while_the_version_is_the_one_the_kernel_has_asked_
 @pytest.mark.fails_without("hold_back")
 async def test_a_notice_waits_while_the_kernel_takes_in_what_it_has_asked() -> None:
     told: list[int] = []
-    waiting = PageVersions(InodeTable(), lambda: None, True, switches.DEFAULT.hold_back)
+    waiting = PageVersions(InodeTable(), FakeKernel, True, switches.DEFAULT.hold_back)
     waiting.tell(5, lambda: told.append(1))
     assert told == [1], "nobody has just opened it"
     await waiting.begin(5, version=2)
@@ -303,7 +303,7 @@ async def test_a_notice_waits_while_the_kernel_takes_in_what_it_has_asked() -> N
 
 @pytest.mark.trio
 async def test_an_open_waits_for_a_notice_that_is_on_its_way() -> None:
-    waiting = PageVersions(InodeTable(), lambda: None, True, switches.DEFAULT.hold_back)
+    waiting = PageVersions(InodeTable(), FakeKernel, True, switches.DEFAULT.hold_back)
     telling, opened = trio.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
 
@@ -327,7 +327,7 @@ async def test_what_is_settled_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(page_cache, "QUIET_S", -1.0)
     monkeypatch.setattr(page_cache, "MAX_OPENED", 10)
 
-    waiting = PageVersions(InodeTable(), lambda: None, True, switches.DEFAULT.hold_back)
+    waiting = PageVersions(InodeTable(), FakeKernel, True, switches.DEFAULT.hold_back)
     for inode in range(1000):
         await waiting.begin(inode, version=1)
     assert len(waiting._opened) <= 10
