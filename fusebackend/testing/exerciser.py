@@ -17,6 +17,7 @@ import mmap
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from fusebackend.testing.posix.case import opened
@@ -213,29 +214,26 @@ class Exerciser:
         return f"mapped write of {size} at {offset}"
 
     def _truncate(self) -> str:
-        size = self._number(self._limit)
-        self._unmap_other(size)
-        os.ftruncate(self._fd, size)
-        return self._resized(size, "ftruncate")
+        return self._resize(partial(os.ftruncate, self._fd), "ftruncate")
 
     def _truncate_by_name(self) -> str:
+        return self._resize(partial(os.truncate, self.path), "truncate")
+
+    def _resize(self, truncate: Callable[[int], None], how: str) -> str:
         size = self._number(self._limit)
         self._unmap_other(size)
-        os.truncate(self.path, size)
-        return self._resized(size, "truncate")
+        truncate(size)
+        del self._bytes[size:]
+        self._bytes.extend(bytes(size - len(self._bytes)))
+        if os.fstat(self._fd).st_size != size:
+            self._fail(f"{how} to {size} left {os.fstat(self._fd).st_size} bytes")
+        return f"{how} to {size}"
 
     def _unmap_other(self, size: int) -> None:
         """Close a mapping of another size: touching it beyond the end of the file is SIGBUS."""
         if self._map is not None and len(self._map) != size:
             self._map.close()
             self._map = None
-
-    def _resized(self, size: int, how: str) -> str:
-        del self._bytes[size:]
-        self._bytes.extend(bytes(size - len(self._bytes)))
-        if os.fstat(self._fd).st_size != size:
-            self._fail(f"{how} to {size} left {os.fstat(self._fd).st_size} bytes")
-        return f"{how} to {size}"
 
     def _copy_within(self) -> str:
         source, size = self._range(extend=False)

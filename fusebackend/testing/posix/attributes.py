@@ -56,13 +56,12 @@ class AttributeCases(Case):
         assert stat.S_IMODE((d / "two").stat().st_mode) == 0o640
 
     @needs("persistent_modes")
-    def test_chmod_leaves_the_data_and_its_time(self, d: Path) -> None:
-        (d / "file").write_bytes(b"data")
-        before = (d / "file").stat()
-        os.chmod(d / "file", 0o600)
-        after = (d / "file").stat()
+    def test_chmod_leaves_the_data_and_its_time(self, file: Path) -> None:
+        before = file.stat()
+        os.chmod(file, 0o600)
+        after = file.stat()
         assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-        assert (d / "file").read_bytes() == b"data"
+        assert file.read_bytes() == b"x"
 
     def test_statvfs_is_plausible(self, d: Path) -> None:
         status = os.statvfs(d)
@@ -228,9 +227,8 @@ class OwnershipCases(Case):
                 assert _modes(own) == dict.fromkeys(CHANGES_OF_CONTENTS, oct(left))
 
     @needs("root", "persistent_modes", "other_users")
-    def test_a_handle_opened_before_the_bits_were_set_clears_them_too(self, d: Path) -> None:
-        (d / "file").write_bytes(b"x" * 100)
-        os.chown(d / "file", NOBODY, NOBODY)
+    def test_a_handle_opened_before_the_bits_were_set_clears_them_too(self, d: Path, file: Path) -> None:
+        os.chown(file, NOBODY, NOBODY)
 
         def write() -> None:
             with opened("file", os.O_RDWR) as fd:
@@ -240,7 +238,7 @@ class OwnershipCases(Case):
                 os.write(fd, b"again")
 
         as_user(d, write)
-        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
+        assert stat.S_IMODE(file.stat().st_mode) == 0o755
 
     @needs("root", "persistent_modes", "other_users", "special_files")
     def test_chown_to_nobody_in_particular_clears_the_bits(self, d: Path) -> None:
@@ -559,12 +557,11 @@ class ExtendedAttributeCases(Case):
                 refused(errno.ENODATA, os.getxattr, d / "file", "security.capability")
 
     @needs("xattrs", "root")
-    def test_truncate_and_chown_take_the_capabilities_of_a_file(self, d: Path) -> None:
-        (d / "file").write_bytes(b"xyz")
-        for change in (partial(os.truncate, d / "file", 1), partial(os.chown, d / "file", 5, 5)):
-            os.setxattr(d / "file", "security.capability", CAPABILITIES)
+    def test_truncate_and_chown_take_the_capabilities_of_a_file(self, file: Path) -> None:
+        for change in (partial(os.truncate, file, 0), partial(os.chown, file, 5, 5)):
+            os.setxattr(file, "security.capability", CAPABILITIES)
             change()
-            refused(errno.ENODATA, os.getxattr, d / "file", "security.capability")
+            refused(errno.ENODATA, os.getxattr, file, "security.capability")
 
 
 def _listed(path: Path) -> list[str]:

@@ -32,13 +32,12 @@ class OpenCases(Case):
         assert (d / "file").read_bytes() == b"written"
         assert stat.S_IMODE((d / "file").stat().st_mode) == 0o444
 
-    def test_o_creat_opens_an_existing_file_as_it_is(self, d: Path) -> None:
-        (d / "file").write_bytes(b"kept")
-        before = (d / "file").stat()
-        with opened(d / "file", os.O_RDWR | os.O_CREAT, 0o600) as fd:
-            assert os.read(fd, 10) == b"kept"
-        after = (d / "file").stat()
-        assert (after.st_ino, after.st_mode, after.st_size) == (before.st_ino, before.st_mode, 4)
+    def test_o_creat_opens_an_existing_file_as_it_is(self, file: Path) -> None:
+        before = file.stat()
+        with opened(file, os.O_RDWR | os.O_CREAT, 0o600) as fd:
+            assert os.read(fd, 10) == b"x"
+        after = file.stat()
+        assert (after.st_ino, after.st_mode, after.st_size) == (before.st_ino, before.st_mode, 1)
 
     @needs("symlinks")
     def test_o_creat_follows_a_dangling_symlink(self, d: Path) -> None:
@@ -192,11 +191,10 @@ class OpenCases(Case):
             )  # with a directory handle, Python calls linkat, which follows the link
         assert os.listdir(d) == []
 
-    def test_many_handles_on_one_file(self, d: Path) -> None:
-        (d / "file").write_bytes(b"shared")
-        handles = [os.open(d / "file", os.O_RDONLY) for _ in range(200)]
+    def test_many_handles_on_one_file(self, file: Path) -> None:
+        handles = [os.open(file, os.O_RDONLY) for _ in range(200)]
         try:
-            assert {os.read(fd, 10) for fd in handles} == {b"shared"}
+            assert {os.read(fd, 10) for fd in handles} == {b"x"}
         finally:
             for fd in handles:
                 os.close(fd)
@@ -254,9 +252,8 @@ class DataCases(Case):
                 assert (own / "file").stat().st_size == size
                 assert (own / "file").read_bytes() == data
 
-    def test_pread_far_beyond_the_end_is_empty(self, d: Path) -> None:
-        (d / "file").write_bytes(b"abc")
-        with opened(d / "file", os.O_RDONLY) as fd:
+    def test_pread_far_beyond_the_end_is_empty(self, file: Path) -> None:
+        with opened(file, os.O_RDONLY) as fd:
             for offset in (4, 4096, 1 << 31, 1 << 40, (1 << 62) - 1):
                 assert os.pread(fd, 100, offset) == b""
 

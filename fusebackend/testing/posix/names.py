@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -198,14 +199,13 @@ class LinkCases(Case):
         assert (d / "link-19").read_bytes() == b"kept"
 
     @needs("links")
-    def test_link_count_of_an_open_file(self, d: Path) -> None:
-        with opened(d / "one", os.O_RDWR | os.O_CREAT) as fd:
-            os.link(d / "one", d / "two")
-            assert os.fstat(fd).st_nlink == 2
-            os.unlink(d / "one")
-            assert os.fstat(fd).st_nlink == 1
-            os.unlink(d / "two")
-            assert os.fstat(fd).st_nlink == 0
+    def test_link_count_of_an_open_file(self, d: Path, fd: int) -> None:
+        os.link(d / "file", d / "two")
+        assert os.fstat(fd).st_nlink == 2
+        os.unlink(d / "file")
+        assert os.fstat(fd).st_nlink == 1
+        os.unlink(d / "two")
+        assert os.fstat(fd).st_nlink == 0
 
     @needs("links")
     def test_rename_over_one_of_two_links(self, d: Path) -> None:
@@ -514,12 +514,8 @@ class DirectoryCases(Case):
         assert seen == {"link": stat.S_IFLNK, "fifo": stat.S_IFIFO}
 
     def test_dot_and_dot_dot_are_listed_once(self, d: Path, file: Path) -> None:
-        stream = _libc.opendir(os.fsencode(d))
-        names = []
-        while entry := _libc.readdir64(stream):
-            names.append(bytes(entry.contents.d_name))
-        _libc.closedir(stream)
-        assert sorted(names) == [b".", b"..", b"file"]
+        names = subprocess.check_output(["ls", "-a", d], text=True).splitlines()
+        assert sorted(names) == [".", "..", "file"]
 
     def test_a_large_directory_read_while_it_changes(self, d: Path) -> None:
         count = fill(d, self.limits.many_entries)
