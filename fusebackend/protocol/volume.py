@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from fusebackend.base.errors import ERRNO_OF_LACK, oserror
+from fusebackend.base.errors import ERRNO_OF_LACK, VANISHED, oserror, unless
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol.events import Change, Changes
 
@@ -413,12 +413,8 @@ class Volume(abc.ABC):
             raise WrongLinks(wrong)
 
     def _find(self, link: Link) -> int | None:
-        try:
-            return self.lookup(link.parent, link.name).node
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-                raise
-            return None
+        found = unless(VANISHED, self.lookup, link.parent, link.name)
+        return None if found is None else found.node
 
     # -- attributes --------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fusebackend.base import acl
-from fusebackend.base.errors import VANISHED, oserror
+from fusebackend.base.errors import VANISHED, oserror, unless
 from fusebackend.base.paths import ROOT, AgentPath, join, to_name, to_text
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
@@ -216,12 +216,8 @@ class RuledVolume(NativeVolume):
         return None
 
     def _leads_to(self, parent: int, name: bytes, node: int) -> bool:
-        try:
-            return self.below.lookup(parent, name).node == node
-        except OSError as error:
-            if error.errno not in VANISHED:
-                raise
-            return False
+        found = unless(VANISHED, self.below.lookup, parent, name)
+        return found is not None and found.node == node
 
     def _bits(self, path: AgentPath, view: View | None = None) -> int | None:
         """Return what may not be done with what is at a path; None where it is hidden."""

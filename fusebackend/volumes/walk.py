@@ -15,6 +15,7 @@ import logging
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Literal, NamedTuple, TypeVar
 
@@ -204,23 +205,15 @@ def paged(
 
 def find(volume: Volume, path: str) -> Attr | None:
     """Return what is at a path, None if nothing is. A link at its end is not followed."""
-    try:
-        return resolve(volume, path, follow=False, most_bytes=ANY_BYTES).attr
-    except OSError as error:
-        if error.errno not in NOWHERE:
-            raise
-        return None
+    found = unless(NOWHERE, partial(resolve, volume, path, follow=False, most_bytes=ANY_BYTES))
+    return None if found is None else found.attr
 
 
 def known(volume: Volume, node: int, path: str) -> Attr:
     """Return the attributes of what a walk has found at a path: of its node, or of its present node, where the
     volume has forgotten that. A directory on disk keeps 2,000 files that nobody holds."""
-    try:
-        return volume.getattr(node)
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        return resolve(volume, path, follow=False, most_bytes=ANY_BYTES).found
+    attr = unless((errno.ESTALE,), volume.getattr, node)
+    return resolve(volume, path, follow=False, most_bytes=ANY_BYTES).found if attr is None else attr
 
 
 class Directories:

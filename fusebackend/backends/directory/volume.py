@@ -284,11 +284,8 @@ class DirectoryVolume(NativeVolume):
         The new file has that ACL from the lower file system, which made it with the owner's permissions alone.
         """
         mode = stat.S_IMODE(mode)
-        try:
-            default = os.getxattr(at.path, os.fsdecode(acl.DEFAULT))
-        except OSError as error:
-            if error.errno not in UNREAD:
-                raise
+        default = unless(UNREAD, os.getxattr, at.path, os.fsdecode(acl.DEFAULT))
+        if default is None:
             return mode & ~caller.umask
         return mode & ~0o777 | acl.inherited(default, mode & 0o777)[1]
 
