@@ -81,8 +81,13 @@ class Pending(Future[T]):
 
 def within(seconds: float, function: Callable[[], T]) -> T:
     """Return or raise the outcome of a call, made in a thread of its own. `GivenUp` if it takes longer."""
-    until = time.monotonic() + seconds
-    return Pending(function).outcome(lambda: until - time.monotonic())
+    return Pending(function).outcome(countdown(seconds))
+
+
+def countdown(seconds: float) -> Callable[[], float]:
+    """Return what tells the seconds that are left of these, 0 at their end."""
+    end = time.monotonic() + seconds
+    return lambda: max(0.0, end - time.monotonic())
 
 
 class BoundedCalls:

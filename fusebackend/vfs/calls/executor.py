@@ -35,7 +35,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import trio
 
 from fusebackend.base import budget, jitter
-from fusebackend.base.deadline import BoundedCalls, GivenUp, Pending
+from fusebackend.base.deadline import BoundedCalls, GivenUp, Pending, countdown
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE, Volume
@@ -367,7 +367,7 @@ class RouteExecutor:
         is_search = verb in SEARCHES
         most_s = self.deadline_s + (files - 1) * FILE_S
         try:
-            answer = self._calls.run(call, _time_for_search() if is_search else _countdown(most_s))
+            answer = self._calls.run(call, _time_for_search() if is_search else countdown(most_s))
         except GivenUp:
             gone = GivenUp(f"no answer to {verb} {'in time' if is_search else f'within {most_s:g} s'}")
             if not is_search:
@@ -397,13 +397,13 @@ class RouteExecutor:
 
     def _patience(self) -> Callable[[], float]:
         """Seconds left of a deadline that begins anew whenever fewer files are still to be stored."""
-        left_s, fewest = _countdown(self.deadline_s), self._volume.unstored
+        left_s, fewest = countdown(self.deadline_s), self._volume.unstored
 
         def left() -> float:
             nonlocal left_s, fewest
             unstored = self._volume.unstored
             if unstored < fewest:
-                left_s, fewest = _countdown(self.deadline_s), unstored
+                left_s, fewest = countdown(self.deadline_s), unstored
             return left_s()
 
         return left
@@ -467,11 +467,6 @@ def _time_for_search() -> Callable[[], float]:
         return max(0.0, spent_at + GRACE_S - time.monotonic())
 
     return left_s
-
-
-def _countdown(seconds: float) -> Callable[[], float]:
-    end = time.monotonic() + seconds
-    return lambda: max(0.0, end - time.monotonic())
 
 
 def _tell_loop(token: trio.lowlevel.TrioToken, ended: Callable[[], None]) -> None:

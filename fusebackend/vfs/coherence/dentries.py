@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeAlias, TypeVar
 
@@ -32,13 +33,11 @@ Name: TypeAlias = tuple[int, bytes]
 """A directory's inode number, and a name in it."""
 
 
+@dataclass(slots=True, eq=False)
 class Dentry:
     """The inode of a name, from one lookup: the next lookup makes another one."""
 
-    __slots__ = ("inode",)
-
-    def __init__(self, inode: int) -> None:
-        self.inode = inode
+    inode: int
 
 
 class Dentries:
