@@ -451,21 +451,15 @@ class _Dirent(ctypes.Structure):
 
 
 _libc.opendir.restype = ctypes.c_void_p
-_libc.opendir.argtypes = [ctypes.c_char_p]
 _libc.readdir64.restype = ctypes.POINTER(_Dirent)
-_libc.readdir64.argtypes = [ctypes.c_void_p]
 _libc.telldir.restype = ctypes.c_long
-_libc.telldir.argtypes = [ctypes.c_void_p]
-_libc.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]
-_libc.rewinddir.argtypes = [ctypes.c_void_p]
-_libc.closedir.argtypes = [ctypes.c_void_p]
 
 
 class Listing:
     """opendir, readdir, telldir, seekdir and rewinddir, which Python does not offer. `.` and `..` are left out."""
 
     def __init__(self, path: Path) -> None:
-        self._stream = _libc.opendir(os.fsencode(path))
+        self._stream = ctypes.c_void_p(_libc.opendir(os.fsencode(path)))
         assert self._stream, os.strerror(ctypes.get_errno())
 
     def __enter__(self) -> Listing:
@@ -489,7 +483,7 @@ class Listing:
         return int(_libc.telldir(self._stream))
 
     def seek(self, position: int) -> None:
-        _libc.seekdir(self._stream, position)
+        _libc.seekdir(self._stream, ctypes.c_long(position))
 
     def rewind(self) -> None:
         _libc.rewinddir(self._stream)
