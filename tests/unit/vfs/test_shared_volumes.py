@@ -324,7 +324,6 @@ async def test_an_open_waits_for_a_notice_that_is_on_its_way() -> None:
 
 @pytest.mark.trio
 async def test_what_is_settled_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_cache, "QUIET_S", -1.0)
     monkeypatch.setattr(page_cache, "MAX_OPENED", 10)
 
     waiting = PageVersions(InodeTable(), FakeKernel, True, switches.DEFAULT.hold_back)
