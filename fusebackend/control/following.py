@@ -1,17 +1,19 @@
-"""`follow`: the calls of a mount as they end, of a mount of this process as of another one.
+"""`FollowedMount`: what a mount of this process and a client have in common: the calls of a mount as they end, and the
+requests for approvals as they come.
 
 It asks every half second. The end of the last call is where the next question goes on, so each call comes once.
 """
 
 from __future__ import annotations
 
+import abc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from fusebackend.linux.mount_table import MountError
-from fusebackend.protocol import ApprovalInfo, CallInfo
+from fusebackend.protocol import ApprovalInfo, CallInfo, ExecuteResponse, MountProtocol
 from fusebackend.trees.refs import begin_ns
 
 POLLED_S = 0.5
@@ -25,22 +27,48 @@ T = TypeVar("T")
 _OF_AN_END = (ConnectionError, MountError, RuntimeError)
 
 
-def follow(
-    log: Callable[..., list[CallInfo]], has_ended: Callable[[], bool], since: int | str | None, **wanted: Any
-) -> Iterator[CallInfo]:
-    """Yield calls as they end, until the mount ends.
+class FollowedMount(MountProtocol):
+    """See the module's docstring."""
 
-    Args:
-        log: of the mount.
-        has_ended: says if the mount has ended.
-        since: first those that have ended since then; from now on when None.
-        wanted: for `log`.
+    @property
+    def id(self) -> str:
+        return f"fusebackend:{self.mountpoint}"
 
-    Raises:
-        ValueError, OSError: as `log`; the server died, and its mount is still there.
-    """
-    after_ns = time.time_ns() if since is None else begin_ns(since) if isinstance(since, str) else since
-    return _ended(log, has_ended, after_ns, wanted)
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        return self.run(command, timeout=timeout)
+
+    @abc.abstractmethod
+    def has_ended(self) -> bool:
+        """Return True if the mount is gone."""
+
+    def follow_log(
+        self, *, by: str | None = None, paths: Sequence[str] = (), since: int | str | None = None
+    ) -> Iterator[CallInfo]:
+        """Yield calls as they end, from now on, until the mount ends.
+
+        Args:
+            by, paths: as of `log`.
+            since: first those that have ended since then.
+
+        Raises:
+            ValueError, OSError: as `log`; the server died, and its mount is still there.
+        """
+        self.log(by=by, paths=paths, limit=1)  # an error is the caller's, not that of the first step
+        after_ns = time.time_ns() if since is None else begin_ns(since) if isinstance(since, str) else since
+        return _ended(self.log, self.has_ended, after_ns, {"by": by, "paths": paths})
+
+    def follow_approvals(self) -> Iterator[ApprovalInfo]:
+        """Yield the requests that wait, and each new one, until the mount ends. Raises as `until_end`."""
+        last = 0
+        while not self.has_ended():
+            found = until_end(self.approvals, self.has_ended)
+            if found is None:
+                return
+            for each in found:
+                if each.number > last and each.state == "pending":
+                    yield each
+            last = max([last, *(each.number for each in found)])
+            time.sleep(POLLED_S)
 
 
 def _ended(
@@ -55,20 +83,6 @@ def _ended(
             after_ns = call.ended_ns or after_ns
         if not found:
             time.sleep(POLLED_S)
-
-
-def new_approvals(ask: Callable[[], list[ApprovalInfo]], has_ended: Callable[[], bool]) -> Iterator[ApprovalInfo]:
-    """Yield the requests that wait, and then each new one, until the mount ends. Raises as `until_end`."""
-    last = 0
-    while not has_ended():
-        found = until_end(ask, has_ended)
-        if found is None:
-            return
-        for each in found:
-            if each.number > last and each.state == "pending":
-                yield each
-        last = max([last, *(each.number for each in found)])
-        time.sleep(POLLED_S)
 
 
 def until_end(ask: Callable[[], T], has_ended: Callable[[], bool]) -> T | None:

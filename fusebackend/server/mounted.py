@@ -26,7 +26,7 @@ from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError, normalise, to_name
 from fusebackend.config import MetricsOptions
-from fusebackend.control.following import follow, new_approvals
+from fusebackend.control.following import FollowedMount
 from fusebackend.control.verbs import SPOOLED_BYTES
 from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import mounts_below
@@ -79,7 +79,7 @@ from fusebackend.protocol import (
     verbs,
 )
 from fusebackend.protocol.records import FILE_TYPES
-from fusebackend.protocol.served import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, MountProtocol, OnOutput
+from fusebackend.protocol.served import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, OnOutput
 from fusebackend.rules import met
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, info_of
 from fusebackend.server.asking import KEPT_OUTPUT, Change, InterruptedVerbs
@@ -164,7 +164,7 @@ class Absent:
         raise OSError(errno.ENOTSUP, self._why())
 
 
-class MountedBackend(MountProtocol):
+class MountedBackend(FollowedMount):
     """See the module's docstring.
 
     Args:
@@ -465,13 +465,6 @@ class MountedBackend(MountProtocol):
         """`download_files` of one file into another, see `CompositeBackend.download_to`."""
         return self._downloaded(path, lambda backend, inside: backend.download_to(inside, file))
 
-    @property
-    def id(self) -> str:
-        return f"fusebackend:{self.mountpoint}"
-
-    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        return self.run(command, timeout=timeout)
-
     def run(
         self,
         command: str,
@@ -527,10 +520,6 @@ class MountedBackend(MountProtocol):
         self._asking.approvals.deny(number, self._decider(), reason or "")
         return info_of(self._asking.approvals.find(number))
 
-    def follow_approvals(self) -> Iterator[ApprovalInfo]:
-        """Yield the requests that wait, and each new one, until the mount ends."""
-        return new_approvals(self.approvals, lambda: self._asking.approvals.is_closed)
-
     def _decider(self) -> Actor:
         return current_actor(Actor(uid=os.geteuid(), pid=os.getpid()))
 
@@ -559,6 +548,9 @@ class MountedBackend(MountProtocol):
             return status
         shown = {"version": status.get("version"), "mountpoint": status.get("mountpoint")}
         return {**shown, "trees": None, "view": self._view_name}
+
+    def has_ended(self) -> bool:
+        return self._asking.approvals.is_closed
 
     def metrics(self) -> str:
         from fusebackend.server.metrics import opened
@@ -843,21 +835,6 @@ class MountedBackend(MountProtocol):
         """Return paths of a branch, or its root, as paths of the mount."""
         branch = self._branch(name)
         return [paths.join(branch, normalise(path).strip("/")) for path in inner or ("/",)]
-
-    def follow_log(
-        self, *, by: str | None = None, paths: Sequence[str] = (), since: int | str | None = None
-    ) -> Iterator[CallInfo]:
-        """Yield calls as they end, from now on, until the mount ends.
-
-        Args:
-            by, paths: as of `log`.
-            since: first those that have ended since then.
-
-        Raises:
-            ValueError, OSError: as `log`.
-        """
-        self.log(by=by, paths=paths, limit=1)
-        return follow(self.log, lambda: not self._recording.is_open, since, by=by, paths=paths)
 
     def verify_log(self) -> VerifyResult:
         return self._past.verify()

@@ -34,7 +34,7 @@ from fusebackend.base.here import absolute
 from fusebackend.control import rendezvous, wire
 from fusebackend.control.client.client_connection import AnsweredError, Connection, RemoteWatch, ServerLost
 from fusebackend.control.client.pool import Pool, Take
-from fusebackend.control.following import follow, new_approvals
+from fusebackend.control.following import FollowedMount
 from fusebackend.control.limits import MAX_ITEMS
 from fusebackend.linux import mount_table
 from fusebackend.linux.mount_table import MountError
@@ -43,9 +43,7 @@ from fusebackend.protocol import (
     READ_LIMIT_LINES,
     SERVED,
     Actor,
-    ApprovalInfo,
     BranchInfo,
-    CallInfo,
     Conditions,
     Declared,
     ExecuteResponse,
@@ -110,7 +108,7 @@ def connect(path: str | os.PathLike[str] | None = None, *, actor: Actor = NOBODY
     return client
 
 
-class Client(MountProtocol):
+class Client(FollowedMount):
     """See the module's docstring. Its verbs are made from their table, but for those below.
 
     Args:
@@ -143,10 +141,6 @@ class Client(MountProtocol):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    @property
-    def id(self) -> str:
-        return f"fusebackend:{self.mountpoint}"
 
     # -- verbs whose parameters or answers travel in another form; the others are made at the end ---------------
 
@@ -252,9 +246,6 @@ class Client(MountProtocol):
 
     # -- execution ---------------------------------------------------------------------------------------------
 
-    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        return self.run(command, timeout=timeout)
-
     def run(
         self,
         command: str,
@@ -337,22 +328,7 @@ class Client(MountProtocol):
         made: str = self._done(str, "begin_call", {"title": title, "pid": pid or os.getpid(), **by})
         return made
 
-    def follow_log(
-        self, *, by: str | None = None, paths: Sequence[str] = (), since: int | str | None = None
-    ) -> Iterator[CallInfo]:
-        """Yield calls as they end, from now on, until the mount ends.
-
-        Args:
-            by, paths: as of `log`.
-            since: first those that have ended since then.
-
-        Raises:
-            ValueError, OSError: as `log`.
-        """
-        return follow(self.log, self.has_ended, since, by=by, paths=paths)
-
     def has_ended(self) -> bool:
-        """Return True if the mount is gone."""
         if self.is_mounted:
             entry = mount_table.mount_at(self.mountpoint)
             return entry is None or not entry.is_ours
@@ -361,10 +337,6 @@ class Client(MountProtocol):
         except ServerLost:
             return True
         return False
-
-    def follow_approvals(self) -> Iterator[ApprovalInfo]:
-        """Yield the requests that wait, and each new one, until the mount ends."""
-        return new_approvals(self.approvals, self.has_ended)
 
     def watch(self, path: str = "/") -> RemoteWatch:
         """The changes at and below a path, from now on, whichever face makes them. Close it when done.
@@ -528,5 +500,5 @@ def _over_socket(declared: Declared) -> Callable[..., Any]:
 
 
 for _name, _declared in SERVED.items():
-    if _name not in vars(Client):
+    if getattr(Client, _name) is getattr(MountProtocol, _name):
         setattr(Client, _name, _over_socket(_declared))
