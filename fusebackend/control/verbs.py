@@ -8,16 +8,18 @@ own, so that the connection goes on and can cancel it, and may stream its matche
 
 from __future__ import annotations
 
+import abc
 import errno
 import inspect
 import io
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import UnionType
-from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol, Union, Unpack, cast, get_args, get_origin
+from typing import IO, TYPE_CHECKING, Annotated, Any, Union, Unpack, cast, get_args, get_origin
 
 import msgspec
 
@@ -26,9 +28,9 @@ from fusebackend.base.budget import Spent
 from fusebackend.base.errors import oserror
 from fusebackend.base.version import __version__
 from fusebackend.control import limits
+from fusebackend.control.following import FollowedMount
 from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.control.wire import Params as Params
-from fusebackend.linux.command import Command
 from fusebackend.protocol import (
     PLAIN,
     SERVED,
@@ -38,8 +40,9 @@ from fusebackend.protocol import (
     ExecuteResponse,
     FileDownloadResponse,
     FileUploadResponse,
+    OnOutput,
 )
-from fusebackend.protocol.served import MAX_CONTENT_BYTES, STAT_COLUMNS, DiffForm
+from fusebackend.protocol.served import MAX_CONTENT_BYTES
 
 if TYPE_CHECKING:
     from fusebackend.control.server.server_connection import RunningCall
@@ -71,49 +74,45 @@ SPOOLED_BYTES = 64 << 10
 """A file that is larger is copied to disk for the time of its download."""
 
 
-class ServedMount(Protocol):
-    """What the functions of this table, and the control server, ask of a mount (`server/mounted.py`); other verbs are
-    the methods of their names."""
-
-    mountpoint: str
-    is_mounted: bool
+class ServedMount(FollowedMount):
+    """What the functions of this table, and the control server, ask of a mount besides its verbs
+    (`server/mounted.py`)."""
 
     @property
-    def id(self) -> str: ...
-
-    @property
+    @abc.abstractmethod
     def default_view(self) -> str | None:
         """The view of clients that name none."""
 
-    def real_paths(self, wanted: list[str]) -> list[str | None]: ...
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]: ...
-
+    @abc.abstractmethod
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file."""
 
+    @abc.abstractmethod
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another."""
 
+    @abc.abstractmethod
     def append_from(self, path: str, file: IO[bytes]) -> None:
         """`append` of the contents of an open file."""
 
-    def run_command(self, command: Command) -> ExecuteResponse:
-        """Run a command where the default backend does, with every route at the path that the other verbs use."""
-
-    def diff_pieces(
+    @abc.abstractmethod
+    def run(
         self,
-        call: str,
+        command: str,
         *,
-        paths: Sequence[str] = (),
-        form: DiffForm = "patch",
-        columns: int = STAT_COLUMNS,
-        on_skipped: Callable[[str, str], None] | None = None,
-    ) -> Iterator[bytes]:
-        """`diff`, in pieces of whole lines."""
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        cwd: str = "/",
+        on_output: OnOutput | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> ExecuteResponse:
+        """See `MountProtocol.run`. The command is ended when `cancelled` is set."""
 
+    @abc.abstractmethod
     def viewed(self, name: str) -> ServedMount:
         """Return the mount through a view. OSError: ENOENT, there is none of that name."""
 
+    @abc.abstractmethod
     def watch(self, path: str = "/") -> Watch:
         """The changes at and below a path, from now on, whichever face makes them. PathError."""
 
@@ -232,8 +231,7 @@ def _streamed(call: RunningCall, method: str, result: Any) -> Any:
     if result.matches is None:
         return result
     for matches in by_size(result.matches, lambda match: len(match.get("text", "")), PIECE_MATCHES, PIECE_TEXT):
-        if call.cancelled.is_set():
-            break
+        call.require()
         call.notify(method, matches=matches)
     return replace(result, matches=None)
 
@@ -295,8 +293,7 @@ def _download_files(call: RunningCall, asked: Any) -> Any:
     answers = []
     room = MAX_CONTENT_BYTES
     for index, path in enumerate(asked.paths):
-        if call.cancelled.is_set():
-            break
+        call.require()
         with _Spool(math.inf if asked.stream else room) as file:
             try:
                 answer = call.backend.download_to(path, cast("IO[bytes]", file))
@@ -369,8 +366,11 @@ def _execute(call: RunningCall, asked: Any) -> ExecuteResponse:
         call.notify("execute.output", stream=stream, data=data)
 
     stdin = asked.stdin if asked.staged is None else _staged(call, asked.staged)
-    shown = on_output if asked.stream else None
-    return call.backend.run_command(Command(asked.command, asked.timeout, stdin, asked.cwd, shown, call.cancelled))
+    options: dict[str, Any] = {"on_output": on_output if asked.stream else None, "cancelled": call.cancelled}
+    return call.backend.run(asked.command, timeout=asked.timeout, stdin=stdin, cwd=asked.cwd, **options)
+
+
+_differs = _of_method(SERVED["diff"])
 
 
 @_socket_verb(stream=(bool, False), report=(bool, False))
@@ -378,20 +378,23 @@ def _diff(call: RunningCall, asked: Any) -> str:
     """With `stream`, the text goes in pieces, and the answer is empty. With `report`, what was not compared is told
     beside the text."""
     text = bytearray()
-    on_skipped = (lambda path, reason: call.notify("diff.skipped", path=path, reason=reason)) if asked.report else None
-    options: dict[str, Any] = {"form": asked.form, "columns": asked.columns, "on_skipped": on_skipped}
-    for piece in call.backend.diff_pieces(asked.call, paths=asked.paths, **options):
-        if call.cancelled.is_set():
-            break
-        text += piece
+
+    def send() -> None:
+        call.notify("diff.text", data=bytes(text))
+        text.clear()
+
+    def take(piece: bytes) -> None:
+        call.require()
+        text.extend(piece)
         if not asked.stream:
             call.hold(3 * len(piece))
         elif len(text) >= PIECE_TEXT:
-            call.notify("diff.text", data=bytes(text))
-            text.clear()
+            send()
+
+    on_skipped = (lambda path, reason: call.notify("diff.skipped", path=path, reason=reason)) if asked.report else None
+    _differs(call, asked, on_text=take, on_skipped=on_skipped)
     if asked.stream and text:
-        call.notify("diff.text", data=bytes(text))
-        text.clear()
+        send()
     return text.decode()
 
 

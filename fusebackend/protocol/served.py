@@ -162,7 +162,7 @@ SERVED["execute"] = Declared(
     command=True,
     has_actor=True,
     in_view=True,
-    within=("run_command",),
+    within=("run",),
 )
 SERVED["real_paths"] = Declared("real_paths", SandboxBackendProtocol.real_paths, long=True, in_view=True)
 

@@ -14,7 +14,7 @@ import os
 import stat as stat_module
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -26,8 +26,7 @@ from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError, normalise, to_name
 from fusebackend.config import MetricsOptions
-from fusebackend.control.following import FollowedMount
-from fusebackend.control.verbs import SPOOLED_BYTES
+from fusebackend.control.verbs import SPOOLED_BYTES, ServedMount
 from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import mounts_below
 from fusebackend.protocol import (
@@ -164,7 +163,7 @@ class Absent:
         raise OSError(errno.ENOTSUP, self._why())
 
 
-class MountedBackend(FollowedMount):
+class MountedBackend(ServedMount):
     """See the module's docstring.
 
     Args:
@@ -210,7 +209,6 @@ class MountedBackend(FollowedMount):
             self._for = lambda *_: backend
             for verb in (each for each in SERVED.values() if not each.in_view):
                 setattr(self, verb.name, partial(_refuse, verb.name))
-            self.diff_pieces = partial(_refuse, "diff")  # type: ignore[method-assign]
 
     def _attach(self, branches: Branches, volumes: dict[AgentPath, Volume]) -> None:
         """Give the mount what it changes many files with: merges, restores, branches in directories."""
@@ -475,21 +473,17 @@ class MountedBackend(FollowedMount):
         on_output: OnOutput | None = None,
         cancelled: threading.Event | None = None,
     ) -> ExecuteResponse:
-        return self.run_command(Command(command, timeout, stdin, cwd, on_output, cancelled))
-
-    def run_command(self, command: Command) -> ExecuteResponse:
-        """Run a command where the default backend does, with every route at the path that the other verbs use."""
         if self._view_name is not None:
-            root, start = self._views.root(self._view_name), normalise(command.cwd)
-            command = replace(command, cwd=root if start == ROOT else root + start)
-        name, cwd = self._views.split(command.cwd)
+            root, start = self._views.root(self._view_name), normalise(cwd)
+            cwd = root if start == ROOT else root + start
+        wanted = Command(command, timeout, stdin, cwd, on_output, cancelled)
+        name, inside = self._views.split(cwd)
         if name is None:
             name = self._views.default
         if name is None or not self._views.find(name).has_commands:
-            return self._started(command)
+            return self._started(wanted)
         # A command that starts anywhere else than in its view is for the shell to refuse.
-        inside = replace(command, cwd=cwd)
-        return self._asking.before_command(name, inside, lambda: self._started(command))
+        return self._asking.before_command(name, replace(wanted, cwd=inside), lambda: self._started(wanted))
 
     def _started(self, command: Command) -> ExecuteResponse:
         self._automatic.before_call()
@@ -857,21 +851,6 @@ class MountedBackend(FollowedMount):
         on_text: Callable[[bytes], None] | None = None,
         on_skipped: Callable[[str, str], None] | None = None,
     ) -> str:
-        found: list[bytes] = []
-        for piece in self.diff_pieces(call, paths=paths, form=form, columns=columns, on_skipped=on_skipped):
-            (on_text or found.append)(piece)
-        return b"".join(found).decode()
-
-    def diff_pieces(
-        self,
-        call: str,
-        *,
-        paths: Sequence[str] = (),
-        form: DiffForm = "patch",
-        columns: int = STAT_COLUMNS,
-        on_skipped: Callable[[str, str], None] | None = None,
-    ) -> Iterator[bytes]:
-        """`diff`, in pieces of whole lines."""
         refs = self._refs()
         if ".." not in call and refs.has_call(call):
             result = self._past.diff(call, paths)
@@ -882,7 +861,10 @@ class MountedBackend(FollowedMount):
                 if ref.is_branch:
                     self.take_in_branch(ref.name)
             result = self._states.differences(before, after, inner)
-        return said(result, form, columns, on_skipped)
+        found: list[bytes] = []
+        for piece in said(result, form, columns, on_skipped):
+            (on_text or found.append)(piece)
+        return b"".join(found).decode()
 
     def _of_main(self, given: Sequence[str]) -> list[AgentPath]:
         """Return paths in the main tree, which every state has. Raises `ValueError` for others."""

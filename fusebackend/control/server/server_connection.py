@@ -512,8 +512,7 @@ class RunningCall:
         return True
 
     def _encoded(self, result: Any) -> bytearray:
-        if self.cancelled.is_set() and not self.verb.changes:  # the outcome of a change is sent in any case
-            raise WireError(wire.CANCELLED, self.connection.why_cancelled)
+        self.require()
         line = wire.encode(Response(self.key, result))
         if len(line) > MAX_ANSWER_BYTES:
             raise WireError(
@@ -524,6 +523,11 @@ class RunningCall:
         return line
 
     # -- for verbs ---------------------------------------------------------------------------------------------
+
+    def require(self) -> None:
+        """Raise `WireError` if it was cancelled. The outcome of a change is sent in any case."""
+        if self.cancelled.is_set() and not self.verb.changes:
+            raise WireError(wire.CANCELLED, self.connection.why_cancelled)
 
     def notify(self, method: str, **params: Any) -> None:
         """Send what there is so far; waits for the reader, and raises `ConnectionError` when there is none."""
