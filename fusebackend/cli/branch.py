@@ -8,12 +8,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, json_option
 from fusebackend.cli.space import size_text
-from fusebackend.cli.target import Target, complete_names, complete_path, mount_option, trees_path
+from fusebackend.cli.target import Target, complete_path, completing, mount_option, trees_path
 from fusebackend.cli.undo import CHANGED, refuse, show_changes, show_json, show_left
 from fusebackend.cli.worktree import fetch_commits
 from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult
@@ -38,9 +37,8 @@ def branch_path(files: Client, name: str) -> str:
     return f"{trees}/branches/{name}"
 
 
-def complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a branch."""
-    return complete_names(context, incomplete, lambda files: [(each.name, None) for each in files.branches()])
+complete_name = completing(lambda files: [(each.name, None) for each in files.branches()])
+"""Complete the name of a branch."""
 
 
 @click.group()
@@ -89,11 +87,8 @@ def list_branches(output: Output, mount: str | None) -> None:
     found = files.branches()
     trees = trees_path(files)
     top = target.outside(files, f"{trees}/branches")
-    output.document([{**asdict(each), "path": each.directory or f"{top}/{each.name}"} for each in found])
-    if not found:
-        output.note("no branches")
-    for line in aligned([_row(output, each) for each in found]):
-        output.line(line)
+    objects = [{**asdict(each), "path": each.directory or f"{top}/{each.name}"} for each in found]
+    output.listing(objects, aligned([_row(output, each) for each in found]), "no branches")
 
 
 def _row(output: Output, each: BranchInfo) -> tuple[str, ...]:
@@ -185,8 +180,7 @@ def merge(
     if result.conflicts:
         _refuse_conflicts(place, result, merge_lines=merge_lines)
     _show_merge(output, place, result, dry_run=dry_run)
-    for line in failed:
-        output.note(line)
+    output.notes(failed)
 
 
 def _refuse_conflicts(place: Target, result: MergeResult, *, merge_lines: bool) -> None:
@@ -200,8 +194,7 @@ def _show_merge(output: Output, place: Target, result: MergeResult, *, dry_run: 
     show_changes(output, place, result.changes, _MERGED, result.call, dry_run=dry_run)
     decided = [f"decided: '{place.shown(each.path)}': {each.reason}" for each in result.decided]
     show_left(output, decided, "were decided")
-    for line in result.partly:
-        output.note(line)
+    output.notes(result.partly)
     name = output.name(result.branch)
     if not result.changes:
         output.note(f"the mount has everything of '{result.branch}' already")

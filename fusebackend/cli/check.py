@@ -98,8 +98,7 @@ def _judge(text: str, repair: bool, compact: bool) -> Verdict:
 
 
 def _show(output: Output, verdict: Verdict, repair: bool, compact: bool) -> None:
-    for line in verdict.found:
-        output.line(line)
+    output.lines(verdict.found)
     if not verdict.found:
         output.line("the volume is sound")
     if verdict.sizes is not None:
@@ -114,9 +113,7 @@ def _show(output: Output, verdict: Verdict, repair: bool, compact: bool) -> None
             else "--repair mends what can be mended"
         )
         return
-    new = [line for line in verdict.left if line not in verdict.found]
-    for line in new:
-        output.line(line)
+    output.lines(line for line in verdict.left if line not in verdict.found)
     if verdict.left:
         output.note(f"still wrong: {len(verdict.left)}; a copy from before is better than what is left here")
     else:

@@ -166,14 +166,12 @@ def _name(entry: Entry) -> str:
 
 def _show_entries(output: Output, entries: list[Entry], names: list[str], long: bool, columns: bool) -> None:
     if long:
-        for line in long_lines(output, entries, names):
-            output.line(line)
+        output.lines(long_lines(output, entries, names))
     elif columns:
         for row in in_columns([output.name(name) for name in names], shutil.get_terminal_size().columns):
             output.line("".join(_painted(output, cell) for cell in row))
     else:
-        for name in names:
-            output.line(_painted(output, output.name(name)))
+        output.lines(_painted(output, output.name(name)) for name in names)
 
 
 def _painted(output: Output, cell: str) -> str:

@@ -20,7 +20,7 @@ from click.shell_completion import CompletionItem
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, json_option, padded, user_name
-from fusebackend.cli.target import Target, complete_names, complete_path, mount_option
+from fusebackend.cli.target import Target, complete_path, completing, mount_option
 from fusebackend.control.following import POLLED_S, until_end
 from fusebackend.history.records import is_call_name
 from fusebackend.trees.refs import RefError, begin_ns
@@ -42,11 +42,8 @@ PAGE = 1000
 """Changes that one question asks for."""
 
 
-def complete_call(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a call; its title is the help."""
-    return complete_names(
-        context, incomplete, lambda files: [(each.call, each.title) for each in files.log(limit=COMPLETED)]
-    )
+complete_call = completing(lambda files: [(each.call, each.title) for each in files.log(limit=COMPLETED)])
+"""Complete the name of a call; its title is the help."""
 
 
 def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -15,7 +15,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
@@ -104,8 +104,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [line.rstrip() for line in padded(rows)]
 
 
-def confirm_loss(lost: str, question: str) -> None:
-    """Ask on the terminal before something is lost.
+def confirm_loss(lost: str, question: str, yes: bool) -> None:
+    """Ask on the terminal before something is lost, unless `yes`.
 
     Args:
         lost: what can't be had back.
@@ -114,6 +114,8 @@ def confirm_loss(lost: str, question: str) -> None:
         Failed: there is no terminal.
         click.Abort: the answer is no.
     """
+    if yes:
+        return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise Failed(f"{lost} can't be had back, and there is no terminal to ask on: add --yes")
     click.confirm(f"{question}?", abort=True, err=True)
@@ -128,9 +130,8 @@ def confirm_deletion(one: str, several: str, names: Sequence[str], known: Collec
     for name in names:
         if name not in known:
             raise Failed(f"there is no {one} '{name}', and nothing was deleted; '{one} list' shows them")
-    if not yes:
-        which = ", ".join(f"'{Output().name(name)}'" for name in names)
-        confirm_loss(f"a deleted {one}", f"Delete {several if len(names) > 1 else one} {which}")
+    which = ", ".join(f"'{Output().name(name)}'" for name in names)
+    confirm_loss(f"a deleted {one}", f"Delete {several if len(names) > 1 else one} {which}", yes)
 
 
 def note(message: str) -> None:
@@ -179,10 +180,25 @@ class Output:
         if not self.json:
             self.bytes(encode(text + end))
 
+    def lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.line(line)
+
     def note(self, message: str) -> None:
         """Something for people to know that is no error."""
         if not self.json:
             note(message)
+
+    def notes(self, messages: Iterable[str]) -> None:
+        for message in messages:
+            self.note(message)
+
+    def listing(self, objects: Sequence[Any], lines: Sequence[str], empty: str) -> None:
+        """A list of things: as one document for programs, a line each for people. `empty` says that there are none."""
+        self.document(objects)
+        if not lines:
+            self.note(empty)
+        self.lines(lines)
 
     def bytes(self, data: bytes, *, at_once: bool = False) -> None:
         write_all(self._stream, data)

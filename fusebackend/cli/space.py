@@ -61,8 +61,7 @@ def prune(dry_run: bool, yes: bool, output: Output, mount: str | None) -> None:
     files = target.here(mount).files
     going = files.prune(dry_run=True)
     if not dry_run:
-        if not yes:
-            confirm_loss("what is pruned", f"Delete {_words(going)}")
+        confirm_loss("what is pruned", f"Delete {_words(going)}", yes)
         going = files.prune()
     output.document(asdict(going))
     output.line(f"{'would delete' if dry_run else 'deleted'} {_words(going)}")
@@ -121,17 +120,14 @@ def forget(paths: Sequence[str], dry_run: bool, yes: bool, output: Output, mount
     files, given = places[0].files, [place.path for place in places]
     found = files.forget(*given, dry_run=True)
     if not dry_run:
-        if not yes:
-            confirm_loss("what is forgotten", f"Forget {_forgotten(output, places[0], found)}")
+        confirm_loss("what is forgotten", f"Forget {_forgotten(output, places[0], found)}", yes)
         found = files.forget(*given)
     output.document(asdict(found))
     if output.json and found.unknown:
         click.get_current_context().exit(1)
     output.line(f"{'would forget' if dry_run else 'forgot'} {_forgotten(output, places[0], found)}")
-    for path in found.live:
-        output.note(f"'{output.name(places[0].shown(path))}' is there, and stays as it is")
-    for line in found.left:
-        output.note(f"not reached: {line}")
+    output.notes(f"'{output.name(places[0].shown(path))}' is there, and stays as it is" for path in found.live)
+    output.notes(f"not reached: {line}" for line in found.left)
     if found.unknown:
         unknown = ", ".join(f"'{places[0].shown(path)}'" for path in found.unknown)
         raise Failed(f"no file, snapshot, branch or call has {unknown}: is that how it was written?")

@@ -19,7 +19,7 @@ from fusebackend.base.paths import ROOT, AgentPath, join
 from fusebackend.cli import target
 from fusebackend.cli.log import complete_call
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_deletion, json_option, note, to_the_second
-from fusebackend.cli.target import complete_names, complete_path, mount_option
+from fusebackend.cli.target import complete_path, completing, mount_option
 from fusebackend.linux.unmount import holders
 from fusebackend.protocol import RestoreResult, SnapshotInfo
 from fusebackend.protocol.served import NOT_HELD, STAT_COLUMNS, DiffForm
@@ -40,9 +40,8 @@ def snapshot() -> None:
     """
 
 
-def complete_snapshot(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a snapshot."""
-    return complete_names(context, incomplete, lambda files: [(each.name, None) for each in files.snapshots()])
+complete_snapshot = completing(lambda files: [(each.name, None) for each in files.snapshots()])
+"""Complete the name of a snapshot."""
 
 
 @snapshot.command()
@@ -78,15 +77,12 @@ def list_snapshots(with_automatic: bool, output: Output, mount: str | None) -> N
     kept = files.snapshots()
     directory = _directory(files)
     found = [each for each in kept if with_automatic or not each.name.startswith(AUTOMATIC)]
-    output.document([_as_object(each, directory) for each in found])
-    if not found:
-        output.note("no snapshots but automatic ones, which --all shows" if kept else "no snapshots")
     rows = [
         (output.name(each.name), to_the_second(each.time_ns // 10**9), " ".join(map(output.name, each.routes)))
         for each in found
     ]
-    for line in aligned(rows):
-        output.line(line)
+    empty = "no snapshots but automatic ones, which --all shows" if kept else "no snapshots"
+    output.listing([_as_object(each, directory) for each in found], aligned(rows), empty)
 
 
 @snapshot.command()

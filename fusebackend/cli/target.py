@@ -14,7 +14,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fusebackend.protocol import StatResult
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+Complete: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 _CLIENTS = "fusebackend.clients"
 """Where a click context keeps the clients it has opened, by mount point."""
@@ -309,18 +311,19 @@ def _names(files: Client, incomplete: str) -> list[str]:
     return [entry["path"][added:] for entry in entries if entry["path"].startswith(absolute)]
 
 
-def complete_names(
-    context: click.Context, incomplete: str, names: Callable[[Client], Iterable[tuple[str, str | None]]]
-) -> list[CompletionItem]:
+def completing(names: Callable[[Client], Iterable[tuple[str, str | None]]]) -> Complete:
     """Complete one of the names that a mount has, each with a help text or None."""
-    with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
-        found = list(names(here(context.params.get("mount")).files))
-        return [
-            CompletionItem(name, help=None if text is None else shown(text))
-            for name, text in found
-            if name.startswith(incomplete)
-        ]
-    return []
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        with contextlib.suppress(Failed, OSError, ValueError, RuntimeError):
+            return [
+                CompletionItem(name, help=None if text is None else shown(text))
+                for name, text in names(here(context.params.get("mount")).files)
+                if name.startswith(incomplete)
+            ]
+        return []
+
+    return complete
 
 
 def complete_mountpoint(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -62,8 +62,7 @@ def du(database: str, names: Sequence[str], by: str | None, blobs: str | None, o
     output.document([asdict(one) for one in sizes] + left)
     shown = [[size_text(one.bytes), output.told(one.thread), output.told(one.name or "")] for one in sizes]
     shown += [[size_text(size), "(no message)", digest] for digest, size in unnamed.items()]
-    for line in aligned(shown):
-        output.line(line)
+    output.lines(aligned(shown))
 
 
 def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -112,8 +111,7 @@ def prune_threads(
         wanted = names or [thread for thread, _ in opened.threads()]
         found = _each(opened, wanted, chosen, complaints, output.json, dry_run=True)
         if not dry_run:
-            if not yes:
-                confirm_loss("what is pruned", f"Delete {_words(found)}")
+            confirm_loss("what is pruned", f"Delete {_words(found)}", yes)
             found = _each(opened, [one.thread for one in found], chosen, complaints, output.json, dry_run=False)
             if vacuum:
                 with waiting("compacting", quiet=output.json):

@@ -106,8 +106,7 @@ def _conflict(place: Target, conflict: UndoConflict) -> str:
 def _print(output: Output, place: Target, result: UndoResult, *, dry_run: bool) -> None:
     show_changes(output, place, result.changes, _WORDS, result.undo, dry_run=dry_run)
     show_left(output, [f"left as it is: {_conflict(place, each)}" for each in result.kept], "were left as they are")
-    for line in result.partly:
-        output.note(line)
+    output.notes(result.partly)
     more = len(result.calls) - LISTED
     which = " ".join(result.calls[:LISTED]) + (f" and {more} calls more" if more > 0 else "")
     if not result.calls:
@@ -158,7 +157,6 @@ def show_changes(
 
 def show_left(output: Output, lines: Sequence[str], rest: str) -> None:
     """Show paths that were not changed as asked; `rest` is said of those that are not listed."""
-    for line in lines[:LISTED]:
-        output.note(line)
+    output.notes(lines[:LISTED])
     if len(lines) > LISTED:
         output.note(f"and {len(lines) - LISTED} paths more {rest}")

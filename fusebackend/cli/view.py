@@ -10,12 +10,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 from fusebackend.cli import target
 from fusebackend.cli.log import moment, who
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, json_option
-from fusebackend.cli.target import complete_names, mount_option
+from fusebackend.cli.target import completing, mount_option
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -30,9 +29,8 @@ def find_view(files: Client, name: str) -> ViewInfo:
     return found[name]
 
 
-def complete_view(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a view."""
-    return complete_names(context, incomplete, lambda files: [(each.name, None) for each in files.views()])
+complete_view = completing(lambda files: [(each.name, None) for each in files.views()])
+"""Complete the name of a view."""
 
 
 @click.group()
@@ -51,13 +49,10 @@ def list_views(output: Output, mount: str | None) -> None:
     """List the views: name, number of rules, directory."""
     files = target.here(mount).files
     found = files.views()
-    output.document([asdict(each) for each in found])
-    if not found:
-        output.note("no views; [views.NAME] in the mount's TOML file makes one")
     rules = [f"{len(each.rules)} {'rule' if len(each.rules) == 1 else 'rules'}" for each in found]
     places = [target.outside(files, each.path) + ("  (default)" if each.is_default else "") for each in found]
-    for line in aligned([*zip((each.name for each in found), map("{:<9}".format, rules), places, strict=True)]):
-        output.line(line)
+    lines = aligned([*zip((each.name for each in found), map("{:<9}".format, rules), places, strict=True)])
+    output.listing([asdict(each) for each in found], lines, "no views; [views.NAME] in the mount's TOML file makes one")
 
 
 @view.command()
@@ -121,13 +116,10 @@ FIELDS = (
 )
 
 
-def complete_number(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the number of a request that waits; what it asks is the help."""
-    return complete_names(
-        context,
-        incomplete,
-        lambda files: [(str(each.number), each.title) for each in files.approvals() if each.state == PENDING],
-    )
+complete_number = completing(
+    lambda files: [(str(each.number), each.title) for each in files.approvals() if each.state == PENDING]
+)
+"""Complete the number of a request that waits; what it asks is the help."""
 
 
 @click.group()
@@ -156,11 +148,8 @@ def list_requests(with_decided: bool, follow: bool, output: Output, mount: str |
             output.flush()
         return
     found = [each for each in files.approvals() if with_decided or each.state == PENDING]
-    output.document([asdict(each) for each in found])
-    for each in found:
-        output.line(output.row(_request_line(output, each)))
-    if not found:
-        output.note("nothing waits for an approval")
+    lines = [output.row(_request_line(output, each)) for each in found]
+    output.listing([asdict(each) for each in found], lines, "nothing waits for an approval")
 
 
 def _request_line(output: Output, info: ApprovalInfo) -> str:
