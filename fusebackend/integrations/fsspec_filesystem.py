@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import os
 import tempfile
@@ -165,15 +164,6 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
         if time_ns is None:
             raise OSError(errno.ENODATA, "a directory that exists only for the routes below it has no times", path)
         return datetime.fromtimestamp(time_ns / 1e9, UTC)
-
-    def ukey(self, path: str) -> str:
-        """Return another text after every change of a file's bytes or attributes, by size and times."""
-        info = self.info(path)
-        words = [str(info[name]) for name in ("name", "size", "mtime_ns", "ctime_ns")]
-        return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()
-
-    def checksum(self, path: str) -> int:
-        return int(self.ukey(path), 16)
 
     # -- bytes -------------------------------------------------------------------------------------------------
 
