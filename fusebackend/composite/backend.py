@@ -196,13 +196,12 @@ class CompositeBackend(BackendProtocol):
     # -- one path ----------------------------------------------------------------------------------------------
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return self._at(verbs.READ, file_path, lambda routed: routed.face.read(routed.inner, offset, limit))
+        return self._at(verbs.READ, file_path, offset, limit)
 
     def write(
         self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> WriteResult:
-        when = Conditions(if_version=if_version, if_absent=if_absent)
-        return self._at(verbs.WRITE, file_path, lambda routed: routed.face.write(routed.inner, content, **when))
+        return self._at(verbs.WRITE, file_path, content, if_version=if_version, if_absent=if_absent)
 
     def edit(
         self,
@@ -213,28 +212,29 @@ class CompositeBackend(BackendProtocol):
         *,
         if_version: str | None = None,
     ) -> EditResult:
-        def ask(routed: RoutedPath) -> EditResult:
-            return routed.face.edit(routed.inner, old_string, new_string, replace_all, if_version=if_version)
-
-        return self._at(verbs.EDIT, file_path, ask, besides=old_string)
+        return self._at(
+            verbs.EDIT, file_path, old_string, new_string, replace_all, besides=old_string, if_version=if_version
+        )
 
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
-        def ask(routed: RoutedPath) -> DeleteResult:
-            return routed.face.delete(routed.inner, is_directory=file_path.endswith("/"), if_version=if_version)
+        return self._at(verbs.DELETE, file_path, is_directory=file_path.endswith("/"), if_version=if_version)
 
-        return self._at(verbs.DELETE, file_path, ask)
-
-    def _at(self, verb: Verb[Record], path: str, ask: Callable[[RoutedPath], Record], besides: str = "") -> Record:
+    def _at(
+        self, verb: Verb[Record], path: str, *given: Any, method: str = "", besides: str = "", **options: Any
+    ) -> Record:
         """Ask the backend of a path; its record comes back with the agent's paths, and its update merged.
 
         Args:
+            given, options: the other arguments of the verb.
+            method: does it, if not the one of the verb's name.
             besides: text of the agent's that an error may quote, see `RoutedPath.words`.
         """
         try:
             routed = self._routed(verb, path)
         except (PathError, OSError) as error:
             return verb.refused(error, path)
-        return self._shown(verb, routed, ask(routed), path, besides)
+        answer: Record = getattr(routed.face, method or verb.name)(routed.inner, *given, **options)
+        return self._shown(verb, routed, answer, path, besides)
 
     def _routed(self, verb: Verb[Any], path: str) -> RoutedPath:
         """The backend of a path. The verb's error for the prefix of a route, and for a directory above one."""
@@ -367,12 +367,12 @@ class CompositeBackend(BackendProtocol):
     def upload_from(self, path: str, file: IO[bytes], **when: Unpack[Conditions]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, without holding it all in memory where its backend can do
         that."""
-        return self._at(verbs.UPLOAD_FILES, path, lambda routed: routed.face.upload_from(routed.inner, file, **when))
+        return self._at(verbs.UPLOAD_FILES, path, file, method="upload_from", **when)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, without holding all of it in memory where its
         backend can do that. The answer has no content."""
-        return self._at(verbs.DOWNLOAD_FILES, path, lambda routed: routed.face.download_to(routed.inner, file))
+        return self._at(verbs.DOWNLOAD_FILES, path, file, method="download_to")
 
     def _batched(
         self, verb: Verb[Response], wanted: list[str], ask: Callable[[Group], list[Response]]
