@@ -284,8 +284,7 @@ class Client(FollowedMount):
         self, name: str, ref: str | None = None, directory: str | os.PathLike[str] | None = None
     ) -> BranchInfo:
         place = None if directory is None else absolute(directory)
-        made: BranchInfo = self._done(BranchInfo, "create_branch", {"name": name, "ref": ref, "directory": place})
-        return made
+        return self._done(BranchInfo, "create_branch", {"name": name, "ref": ref, "directory": place})
 
     def diff(
         self,
@@ -319,14 +318,12 @@ class Client(FollowedMount):
                 on_progress(told["thread"], told["done"], told["total"])
 
         params = {**given, "paths": paths, "report": on_progress is not None}
-        found: list[PrunedThread] = self._done(list[PrunedThread], "prune_threads", params, take)
-        return found
+        return self._done(list[PrunedThread], "prune_threads", params, take)
 
     def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
         known = current_actor(self.actor)
         by = {"id": id or known.call, "agent": agent or known.agent, "thread": thread or known.thread}
-        made: str = self._done(str, "begin_call", {"title": title, "pid": pid or os.getpid(), **by})
-        return made
+        return self._done(str, "begin_call", {"title": title, "pid": pid or os.getpid(), **by})
 
     def has_ended(self) -> bool:
         if self.is_mounted:
@@ -367,7 +364,7 @@ class Client(FollowedMount):
         """
         return AsyncWatch(functools.partial(self.watch, path))
 
-    def _done(self, kind: Any, verb: str, params: Mapping[str, Any], take: Take | None = None) -> Any:
+    def _done(self, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None) -> T:
         """Call a verb of the mount; it raises what the same call raises in the server's own process."""
         try:
             return self._call(kind, verb, params, take)
