@@ -610,14 +610,18 @@ def accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, A
     given = {name: value for name, value in options.items() if value is not None}
     if not given:
         return given
-    function = getattr(method, "__wrapped__", method)
-    known = _option_names(getattr(function, "__func__", function))
+    known = option_names(method)
     return given if known is None else {name: value for name, value in given.items() if name in known}
+
+
+def option_names(method: Callable[..., Any]) -> frozenset[str] | None:
+    """The names of a method's parameters; None when it takes any name."""
+    function = getattr(method, "__wrapped__", method)
+    return _option_names(getattr(function, "__func__", function))
 
 
 @functools.lru_cache(maxsize=256)  # asking takes as long as reading a small file
 def _option_names(function: Callable[..., Any]) -> frozenset[str] | None:
-    """The names of a function's parameters; None when it takes any name."""
     known = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
         return None

@@ -17,7 +17,6 @@ How such a command comes to the other routes is a sight: `binds.py` and `carryin
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import math
 import threading
@@ -34,7 +33,7 @@ from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.base import budget, paths
 from fusebackend.base.deadline import BoundedCalls, GivenUp
 from fusebackend.base.paths import ROOT, AgentPath, PathError
-from fusebackend.dialects.agent_face import AgentFace
+from fusebackend.dialects.agent_face import AgentFace, option_names
 from fusebackend.dialects.answers import field_of
 from fusebackend.linux.command import (
     NO_OUTPUT,
@@ -128,7 +127,7 @@ class Guest:
         verb = AgentFace(self._default, "The default backend").verb("execute")
         assert verb is not None, "a guest has execute"
         self._verb = verb
-        self._known = _parameters(verb)
+        self._known = option_names(verb)  # None: any
         self.label = label_of(self._default)
         self._routes = [route.prefix for route in filesystem.tree.routes if route.prefix != ROOT]
         self._sight = self._choose_sight(plan.mountpoint, plan.settings.allow_other)
@@ -262,14 +261,15 @@ class Guest:
         if timeout is None and self._options.timeout_s != ShellOptions().timeout_s:
             timeout = self._options.timeout_s
         given: dict[str, Any] = {}
-        if "stopped" in self._known:
+        if self._known is not None and "stopped" in self._known:
             given = {"stopped": stopped, "timeout": timeout, "on_output": on_output}
             return self._answer(self._verb(command.text, **{k: v for k, v in given.items() if v is not None}))
         limit = timeout
-        if timeout is not None and (not self._known or "timeout" in self._known):
+        takes_timeout = self._known is None or "timeout" in self._known
+        if timeout is not None and takes_timeout:
             given["timeout"] = math.ceil(timeout)  # deepagents' are whole seconds
             limit = given["timeout"] + GRACE_S
-        elif timeout is None and self._known and "timeout" not in self._known:
+        elif timeout is None and not takes_timeout:
             limit = self._options.timeout_s
         deadline = math.inf if limit is None else time.monotonic() + limit
         answer = self._given_up_at(deadline, partial(self._verb, command.text, **given), stopped)
@@ -352,11 +352,3 @@ def label_of(default: Any) -> str:
     if not isinstance(told, str):
         return name
     return f"sandbox {told} ({name})" if isinstance(default, BaseSandbox) else f"{name} {told}"
-
-
-def _parameters(verb: Callable[..., Any]) -> frozenset[str]:
-    """Return the names of an `execute`'s parameters; empty if it takes any name."""
-    known = inspect.signature(verb).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
-        return frozenset()
-    return frozenset(known)
