@@ -119,8 +119,6 @@ class InterruptedVerbs:
         Args:
             view: that the client has chosen; None for one that names paths of views.
         """
-        if not self._views.by_name:
-            return None
         found = []
         names = set()
         for path in named:

@@ -204,12 +204,16 @@ def _recording(
     warnings: list[str],
     urls: Mapping[str, str],
 ) -> Recording | None:
-    """Open the history of calls, if there is one. Calls in branches are not of the mount."""
+    """Open the history of calls, if there is one; None, and a line in `warnings`, if there can't be one. Calls in
+    branches are not of the mount."""
     if plan.history is None:
         return None
-    kept = plan.settings.log
-    recording = Recording.opened(plan.history, plan.mountpoint, filesystem, automatic, warnings, urls, kept)
-    if recording is not None and branches is not None:
+    try:
+        recording = Recording(plan.history, plan.mountpoint, filesystem, automatic, urls, plan.settings.log)
+    except OSError as error:
+        warnings.append(f"no history of calls is kept, so nothing can be undone: {error.strerror or error}")
+        return None
+    if branches is not None:
         recording.apart(branches.path)
     return recording
 

@@ -246,7 +246,7 @@ class MountedBackend(ServedMount):
             given: its other arguments.
         """
         work: Callable[[], R] = partial(getattr(self._for(*named), verb.name), *named, **given)
-        where = self._asking.where(self._view_name, named)
+        where = self._asking.where(self._view_name, named) if self._views.by_name else None
         if where is None:
             return self._recorded(verb.name, named, work)
         arguments = partial(Change, **_listed(**given))
@@ -363,7 +363,7 @@ class MountedBackend(ServedMount):
     ) -> list[FileUploadResponse]:
         conditions = list(conditions_of(len(files), if_version, if_absent))
         named = [path for path, _ in files]
-        where = self._asking.where(self._view_name, named)
+        where = self._asking.where(self._view_name, named) if self._views.by_name else None
         if where is not None:
             backend = self._for(*named)
 

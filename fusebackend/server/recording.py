@@ -61,6 +61,9 @@ class Recording:
         urls: prefix → URL of the backend, where it is known.
         options: what is kept of calls.
 
+    Attributes:
+        is_open: False once the mount has ended: the backend's verbs go on, and nothing is recorded of them.
+
     Raises:
         OSError: there can't be a history in the directory, or another server has it open.
     """
@@ -78,6 +81,7 @@ class Recording:
         if os.path.commonpath([real, os.path.realpath(mountpoint)]) == os.path.realpath(mountpoint):
             raise OSError(f"it would be inside the mount: '{directory}'; set XDG_STATE_HOME to another place")
         self.directory = directory
+        self.is_open = True
         self._filesystem = filesystem
         self._automatic = automatic
         self.history = HistoryFile(os.path.join(directory, FILE_NAME), options=options)
@@ -97,23 +101,6 @@ class Recording:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-calls", daemon=True)
         self._thread.start()
-
-    @staticmethod
-    def opened(
-        directory: str,
-        mountpoint: str,
-        filesystem: FileSystem,
-        automatic: AutomaticSnapshots | None,
-        warnings: list[str],
-        urls: Mapping[str, str] | None = None,
-        options: LogOptions | None = None,
-    ) -> Recording | None:
-        """Return the history of a mount; None, and a line in `warnings`, if there can't be one."""
-        try:
-            return Recording(directory, mountpoint, filesystem, automatic, urls, options)
-        except OSError as error:
-            warnings.append(f"no history of calls is kept, so nothing can be undone: {error.strerror or error}")
-            return None
 
     def _replay(self) -> set[AgentPath]:
         """Take up what volumes have kept for a server that was killed; returns the routes that keep a log from now on.
@@ -216,8 +203,9 @@ class Recording:
 
     def close(self) -> None:
         """End all calls, and close the file. Twice is once."""
-        if self._ending.is_set():
+        if not self.is_open:
             return
+        self.is_open = False
         self._ending.set()
         self.calls.opened.set()
         self._thread.join()
@@ -231,11 +219,6 @@ class Recording:
                     with contextlib.suppress(OSError):  # the next server finds what is left
                         route.volume.keep_log(None)
         self.history.close()
-
-    @property
-    def is_open(self) -> bool:
-        """False once the mount has ended: the backend's verbs go on, and nothing is recorded of them."""
-        return not self._ending.is_set()
 
     def describe(self) -> dict[str, Any]:
         """For `status`."""

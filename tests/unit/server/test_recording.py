@@ -14,9 +14,11 @@ from nodes import ME
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.base.paths import ROOT
+from fusebackend.config import MountPlan
 from fusebackend.history.history_file import HistoryFile, HistoryLocked
 from fusebackend.history.records import Image
 from fusebackend.protocol import Actor, Caller
+from fusebackend.server import assemble
 from fusebackend.server.recording import KEPT_S, Recording
 from fusebackend.trees.automatic import AutomaticSnapshots, name_at
 from fusebackend.trees.snapshots import Snapshots
@@ -177,17 +179,15 @@ def test_a_snapshot_that_a_record_needs_is_kept(recording, automatic, backend):
 
 
 def test_one_server_at_a_time(recording, filesystem, tmp_path):
-    with pytest.raises(HistoryLocked):
+    with pytest.raises(HistoryLocked, match="another server keeps its history in"):
         Recording(str(tmp_path / "history"), "/mnt/nowhere", filesystem, None)
-    told: list[str] = []
-    assert Recording.opened(str(tmp_path / "history"), "/mnt/nowhere", filesystem, None, told) is None
-    assert "another server keeps its history in" in told[0]
 
 
 def test_not_inside_the_mount(filesystem, tmp_path):
     told: list[str] = []
-    assert Recording.opened(str(tmp_path / "mnt/history"), str(tmp_path / "mnt"), filesystem, None, told) is None
-    assert "inside the mount" in told[0]
+    plan = MountPlan(mountpoint=str(tmp_path / "mnt"), history=str(tmp_path / "mnt/history"))
+    assert assemble._recording(plan, filesystem, None, None, told, {}) is None
+    assert "nothing can be undone: it would be inside the mount" in told[0]
 
 
 def test_copies_that_no_record_has_go_at_the_start(filesystem, tmp_path):
