@@ -272,6 +272,7 @@ class LiveMount:
     The session is the kernel's (`mount/session.py`), or where nothing is mounted `unmounted.py`; all else is the same.
 
     Attributes:
+        face: its verbs, for the clients of its socket.
         warnings: messages for the user of the mount, a line each, once it answers.
     """
 
@@ -286,7 +287,7 @@ class LiveMount:
         parts = self.parts = face.parts
         self.filesystem = parts.filesystem
         self.warnings = list(parts.warnings)
-        self._face = face
+        self.face = face
         self._control = control
         self._view_mounts = view_mounts
         self._on_end: Callable[[], None] = lambda: None
@@ -323,7 +324,7 @@ class LiveMount:
             parts.branches.open()
             if parts.recording is not None:
                 parts.recording.opened_branches(parts.branches.names)
-            self._face.tidy()
+            self.face.tidy()
         self._listen()
         try:
             if parts.metrics is not None:

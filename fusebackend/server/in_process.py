@@ -59,7 +59,9 @@ class Mount(MountedBackend):
             self.mountpoint = point.prepare(mountpoint).path
             history = history_directory(self.mountpoint) if settings.keeps_history else None
             self._live = assemble(backend, MountPlan(mountpoint=self.mountpoint, settings=settings, history=history))
-            super().__init__(self._live.parts)
+            # All that the socket's face is made of. A second one would merge the same branch at the same time, and not
+            # know of the snapshots that the other one reads.
+            vars(self).update(vars(self._live.face))
             if self._metrics is not None:
                 self._metrics.measure_verbs(self)
             self._ready = threading.Event()

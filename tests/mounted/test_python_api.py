@@ -203,6 +203,31 @@ class TestTwoFaces:
         finally:
             other.kill()
 
+    def test_merges_by_the_process_and_over_the_socket_wait_for_one_another(self, script: Script) -> None:
+        script("""
+            from time import sleep
+            from fusebackend.trees.merge.merges import Merges
+
+            running, most, plain = [], [], Merges._merge
+
+            def slow(*given):
+                running.append(1)
+                most.append(len(running))
+                sleep(0.5)
+                running.pop()
+                return plain(*given)
+
+            Merges._merge = slow
+            with fusebackend.mount(InMemoryBackend(), point) as files, fusebackend.connect(point) as near:
+                files.create_branch("b")
+                merges = [threading.Thread(target=each.merge_branch, args=("b",)) for each in (files, near)]
+                for merge in merges:
+                    merge.start()
+                for merge in merges:
+                    merge.join()
+            assert most == [1, 1], most
+        """)
+
 
 class TestLife:
     def test_the_end_of_the_interpreter_unmounts(self, script: Script) -> None:
