@@ -25,6 +25,7 @@ from fusebackend.cli.show import (
     group_name,
     json_option,
     mode_string,
+    padded,
     to_the_minute,
     to_the_nanosecond,
     user_name,
@@ -209,14 +210,9 @@ def long_lines(output: Output, entries: Sequence[Entry], names: Sequence[str]) -
         )
         for entry in entries
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for (mode, links, user, group, size, time), name, entry in zip(rows, names, entries, strict=True):
-        _, links_width, user_width, group_width, size_width, time_width = widths
+    for head, name, entry in zip(padded(rows, " ", numbers=(1, 4)), names, entries, strict=True):
         arrow = f" -> {output.name(entry['target'])}" if entry["target"] is not None else ""
-        yield (
-            f"{mode} {links:>{links_width}} {user:<{user_width}} {group:<{group_width}} {size:>{size_width}} "
-            f"{time:<{time_width}} {_painted(output, output.name(name))}{arrow}"
-        )
+        yield f"{head} {_painted(output, output.name(name))}{arrow}"
 
 
 def _or_dash(value: int | None) -> str:

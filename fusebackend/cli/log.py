@@ -242,12 +242,11 @@ class PrintedLog:
                     value["changes"] = [self._shown_paths(asdict(change)) for change in self._changes(each)]
                 self.output.record(value)
             return
-        rows = [_row(self.output, each) for each in calls]
-        heads = padded([(row.call, row.when, row.who) for row in rows])
-        number_width = max((len(row.changes) for row in rows), default=0)
+        heads = padded([(each.call, moment(each.began_ns), self._who(each)) for each in calls])
+        number_width = max((len(str(each.changes)) for each in calls), default=0)
         columns = shutil.get_terminal_size().columns if self.output.terminal else None
-        for row, head, each in zip(rows, heads, calls, strict=True):
-            self.output.line(row.line(self.output, head, number_width, columns))
+        for head, each in zip(heads, calls, strict=True):
+            self.output.line(_line(self.output, head, each, number_width, columns))
             if self.with_changes:
                 for change in self._changes(each):
                     self.output.line(self.output.row(f"    {self._change(change)}"))
@@ -257,8 +256,11 @@ class PrintedLog:
         if self.output.json:
             self.output.record(self._shown_paths(asdict(change)))
             return
-        head = f"{moment(change.time_ns)}  {call.call:<5}  {_cut(self.output.told(who(call.actor)), WHO_COLUMNS):<12}"
+        head = f"{moment(change.time_ns)}  {call.call:<5}  {self._who(call):<12}"
         self.output.line(self.output.row(f"{head}  {self._change(change)}"))
+
+    def _who(self, call: CallInfo) -> str:
+        return _cut(self.output.told(who(call.actor)), WHO_COLUMNS)
 
     def _changes(self, call: CallInfo) -> Iterator[ChangeInfo]:
         after = 0
@@ -283,29 +285,8 @@ class PrintedLog:
         return line
 
 
-class _Row(NamedTuple):
-    """A line of the table."""
-
-    call: str
-    when: str
-    who: str
-    what: str
-    changes: str
-    end: str
-    undone: bool
-
-    def line(self, output: Output, head: str, number_width: int, columns: int | None) -> str:
-        """Return the line; the column of titles takes what the others leave of the terminal."""
-        tail = f"{self.changes:>{number_width}}{self.end}"
-        if columns is None:
-            return f"{head}  {tail}  {self.what}"
-        room = max(columns - len(head) - number_width - len(self.end) - 4, 10)
-        what = _cut(self.what, room)
-        painted = output.paint(what, "bright_black") if self.undone else what
-        return f"{head}  {painted}{' ' * (room - len(what))}  {tail}"
-
-
-def _row(output: Output, call: CallInfo) -> _Row:
+def _line(output: Output, head: str, call: CallInfo, number_width: int, columns: int | None) -> str:
+    """Return the line of a call in the table; the column of titles takes what the others leave of the terminal."""
     end = ""
     if call.undone_by is not None:
         end = f"  undone by {call.undone_by}"
@@ -314,9 +295,13 @@ def _row(output: Output, call: CallInfo) -> _Row:
     title = output.told(call.title)
     if call.undoes and call.kind == "undo":
         title = f"undo {' '.join(call.undoes)}"
-    when = moment(call.began_ns)
-    return _Row(call.call, when, _cut(output.told(who(call.actor)), WHO_COLUMNS), title, str(call.changes), end,
-                call.undone_by is not None)  # fmt: skip
+    tail = f"{call.changes:>{number_width}}{end}"
+    if columns is None:
+        return f"{head}  {tail}  {title}"
+    room = max(columns - len(head) - len(tail) - 4, 10)
+    what = _cut(title, room)
+    painted = what if call.undone_by is None else output.paint(what, "bright_black")
+    return f"{head}  {painted}{' ' * (room - len(what))}  {tail}"
 
 
 def who(actor: Actor) -> str:

@@ -93,10 +93,16 @@ class Complaints:
             click.get_current_context().exit(code)
 
 
-def padded(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line for each row of cells, in columns that are as wide as they must be."""
+def padded(rows: Sequence[Sequence[str]], gap: str = "  ", numbers: Collection[int] = ()) -> list[str]:
+    """Return a line for each row of cells, in columns that are as wide as they must be.
+
+    Args:
+        gap: between them.
+        numbers: the columns of numbers, which end together.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)) for row in rows]
+    pads = [str.rjust if column in numbers else str.ljust for column in range(len(widths))]
+    return [gap.join(pad(*cell) for pad, *cell in zip(pads, row, widths, strict=True)) for row in rows]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
