@@ -195,18 +195,9 @@ class Limiter:
     def at_work(self, place: Place) -> Iterator[None]:
         """Have a call go on in a place of the next kind, for the length of a block; where it has to wait for that, it
         leaves the one it has."""
-        kind = place.next
-        with self._guard:
-            has = place in self.taken[place.kind]
-            stays = has and kind is place.kind
-            if has and not stays and kind.works and self.left[kind] > 0:  # in the same thread: its time is counted on
-                self._remove(place)
-                place.kind = kind
-                self._add(place)
-                stays = True
-        if not stays:
+        if place.next is not place.kind or place not in self.taken[place.kind]:
             self.leave(place)
-            place.kind = kind
+            place.kind = place.next
             self.take(place)
         try:
             yield
@@ -229,16 +220,13 @@ class Limiter:
         if self.queues[kind]:
             self._next(kind)
 
-    def _add(self, place: Place) -> None:
+    def _give(self, place: Place) -> None:
         kind, client = place.kind, place.client
         self.left[kind] -= not (kind.first_is_free and not client.has[kind])
         client.has[kind] += 1
         self.taken[kind][place] = None
         place.counted, place.long = True, False
-
-    def _give(self, place: Place) -> None:
-        self._add(place)
-        if place.kind.works:
+        if kind.works:
             place.began_s = time.monotonic()
             place.worked_s()
         if place.given is not None:
