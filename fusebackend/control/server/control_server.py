@@ -75,8 +75,7 @@ class ControlServer:
         self.address = ""
         self._own_address = address
         self._switch_s = sys.getswitchinterval()
-        self._sockets: list[ServedSocket] = []  # the first one is the mount's
-        self._view_addresses: dict[str, str] = {}
+        self._sockets: dict[str, ServedSocket] = {}  # by the view's name; empty for the mount's
         self._connections: dict[ServedConnection, None] = {}  # the oldest first
         self._acceptor = threading.Thread(target=self._accept, name="fusebackend-control", daemon=True)
         self._selector = selectors.DefaultSelector()  # of the sockets, and of connections over which nothing has come
@@ -99,7 +98,7 @@ class ControlServer:
         self.address = self._own_address or rendezvous.address(self.backend.mountpoint)
         if self._own_address is None:
             rendezvous.remove_stale(os.path.dirname(self.address))
-        self._listen(self.address, None)
+        self._listen("", self.address, None)
         self._acceptor.start()
         return self.address
 
@@ -118,16 +117,14 @@ class ControlServer:
         with self._guard:
             if self._closing or not self._sockets:
                 raise OSError(errno.ENOTCONN, "the control socket is closed")
-            if name not in self._view_addresses:
-                address = rendezvous.address(self.backend.mountpoint)
-                self._listen(address, view)
-                self._view_addresses[name] = address
-            return self._view_addresses[name]
+            if name not in self._sockets:
+                self._listen(name, rendezvous.address(self.backend.mountpoint), view)
+            return self._sockets[name].address
 
-    def _listen(self, address: str, view: ServedMount | None) -> None:
+    def _listen(self, name: str, address: str, view: ServedMount | None) -> None:
         served = ServedSocket(rendezvous.listen(address, MAX_CONNECTIONS), address, view)
         served.listener.setblocking(False)
-        self._sockets.append(served)
+        self._sockets[name] = served
         self._selector.register(served.listener, selectors.EVENT_READ, served)
 
     def close(self) -> None:
@@ -138,11 +135,11 @@ class ControlServer:
             with self._guard:
                 self._closing = True
                 connections = list(self._connections)
-            for served in self._sockets:
+            for served in self._sockets.values():
                 with contextlib.suppress(OSError):
                     served.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._acceptor.join(END_TIMEOUT_S)
-            for served in self._sockets:
+            for served in self._sockets.values():
                 served.listener.close()
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(served.address)
