@@ -130,7 +130,7 @@ DIFFERENT = ("df", "metrics", "status", "prune", "forget", "execute")
 def test_every_verb_does_the_same_through_every_door(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         made = {name: stack.enter_context(server(tmp_path / name)) for name in "0123456"}
-        mount, seen = made["0"].mount._face, made["1"].mount._face.viewed("agent")
+        mount, seen = made["0"].mount.face, made["1"].mount.face.viewed("agent")
         socket, awaited = (stack.enter_context(made[name].connect()) for name in ("2", "3"))
         view = stack.enter_context(made["4"].connect(view="agent"))
         client, client_in_view = (

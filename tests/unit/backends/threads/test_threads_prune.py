@@ -514,7 +514,7 @@ def test_a_mount_weighs_and_prunes_its_threads_and_says_so_in_its_log(
         before = {name: seen(agent, name) for name, agent in agents.items()}
         routes = {"/threads/": ThreadsBackend.from_sqlite(path, write="head")}
         made = stack.enter_context(live(tmp_path, InMemoryBackend(), routes))
-        files: Any = made.mount._face if door == "mount" else stack.enter_context(made.connect())
+        files: Any = made.mount.face if door == "mount" else stack.enter_context(made.connect())
         monkeypatch.setattr(prune_module, "YOUNG_NS", -HOUR_NS)
         told: list[tuple[str, int, int]] = []
         for given, options, expected in [
