@@ -142,7 +142,7 @@ class ReportingFace(AgentFace):
 
     def _look(self, volume: ForeignVolume, path: AgentPath) -> Attr | None:
         try:
-            return self._guarded("stat", lambda: resolve(volume, path, follow=False).attr)
+            return self.guarded("stat", lambda: resolve(volume, path, follow=False).attr)
         except OSError:  # the verb fails in the same way
             return None
 
@@ -150,7 +150,7 @@ class ReportingFace(AgentFace):
         if volume is None:
             return
         try:
-            self._guarded("tell", lambda: volume.told(*changed, reports=reports))
+            self.guarded("tell", lambda: volume.told(*changed, reports=reports))
         except OSError as error:
             log.warning("%s: a mount shows changes late: %s", self.name, error)
 

@@ -128,7 +128,7 @@ def transfer(
     volume, into = _volume_of_paths(source), _volume_of_paths(target)
     for foreign, face in ((volume, source), (into, target)):
         if isinstance(foreign, ForeignVolume):
-            _in_time(face, foreign.expire)
+            face.guarded("move", foreign.expire)
     # Links on the way are followed here alone, where rules see where they lead.
     here = resolve(_guarded(ruled, source), source_path, follow=False)
     there = resolve(_guarded(seen, target), target_path, follow=False)
@@ -137,7 +137,7 @@ def transfer(
     items = list(_tree(reading, (place if here.attr is not None else here).found))
     with met.deciding():
         if isinstance(ruled, NativeVolume):
-            _in_time(source, partial(ruled.require_removable, source_path), len(items))
+            source.guarded("move", partial(ruled.require_removable, source_path), len(items))
         if isinstance(seen, NativeVolume):
             seen.require_new(*there.missing_paths, *(_below(there.path, item.names) for item in items), changed=True)
         _require_able(source, target, volume, into, items)  # after the rules, for it names what it finds
@@ -156,7 +156,7 @@ def transfer(
             copy.finish(items)
             if aside is not None:
                 try:
-                    left = _in_time(source, partial(_set_aside, volume, place, items, ruled, aside), len(items))
+                    left = source.guarded("move", partial(_set_aside, volume, place, items, ruled, aside), len(items))
                 except GivenUp as error:  # it may be set aside later
                     undoing.pop_all()
                     raise OSError(errno.EIO, f"It was copied, but the source may not be removed: {error}") from error
@@ -187,11 +187,6 @@ def _without_rules(face: AgentFace, volume: Volume) -> AgentFace:
     return plain
 
 
-def _in_time(face: AgentFace, call: Callable[[], T], files: int = 1) -> T:
-    """Call a volume with the deadline of its route."""
-    return call() if face.guard is None else face.guard.run("move", call, files)
-
-
 class _Guarded:
     """A volume, each call of which has the deadline of its route. Hold no lock of it: the calls are made in threads of
     their own."""
@@ -204,7 +199,7 @@ class _Guarded:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._volume, name)
-        return (lambda *args: _in_time(self._face, partial(found, *args))) if callable(found) else found
+        return (lambda *args: self._face.guarded("move", partial(found, *args))) if callable(found) else found
 
 
 def _guarded(volume: Volume, face: AgentFace) -> Volume:
@@ -364,11 +359,6 @@ def _digest(volume: Volume, node: int) -> bytes:
     return digest.value()
 
 
-def _require_same(found: bytes, wanted: bytes) -> None:
-    if found != wanted:
-        raise OSError(errno.EIO, "The copy is not what was copied")
-
-
 # -- the copy --------------------------------------------------------------------------------------------------
 
 
@@ -403,7 +393,7 @@ class _Copy:
 
     def add(self, source: Volume, item: MovedItem) -> None:
         if not item.names and self._place.missing:
-            _in_time(self._target, self._make_parents)
+            self._target.guarded("move", self._make_parents)
         parent, name = self._place_of(item.names)
         if item.nlink > 1 and not item.is_dir and self._calls.features.links:
             first = self.twins.setdefault(_twin(source, item), item.names)
@@ -437,10 +427,11 @@ class _Copy:
 
     def finish(self, items: list[MovedItem]) -> None:
         for names, digest in self.digests.items():
-            _require_same(_digest(self._calls, self._node(names)), digest)
+            if _digest(self._calls, self._node(names)) != digest:
+                raise OSError(errno.EIO, "The copy is not what was copied")
         for item in reversed(items):  # a directory after what is in it, for that moves its times
             self._adorn(item, self._node(item.names))
-        _in_time(self._target, partial(self._put_in_place, items))
+        self._target.guarded("move", partial(self._put_in_place, items))
         self._calls.sync()
 
     def _put_in_place(self, items: list[MovedItem]) -> None:
@@ -466,7 +457,7 @@ class _Copy:
 
     def undo(self) -> None:
         try:
-            _in_time(self._target, self._remove, len(self.nodes) + 1)
+            self._target.guarded("move", self._remove, len(self.nodes) + 1)
         except OSError as error:
             log.warning("%s: a copy of '%s' could not be removed: %s", self._target.name, self._path, error)
 

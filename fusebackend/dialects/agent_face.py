@@ -453,7 +453,7 @@ class AgentFace:
         if self.refusal is not None or find is None:
             return [None if self.refusal else path for path in wanted]
         try:
-            return self._guarded("stat", functools.partial(find, list(wanted)), len(wanted))
+            return self.guarded("stat", functools.partial(find, list(wanted)), len(wanted))
         except Exception:  # foreign code: it can't be told
             log.warning("%s: real_paths failed", self.name, exc_info=True)
             return [None] * len(wanted)
@@ -490,7 +490,7 @@ class AgentFace:
                 call = functools.partial(method, *args, **accepted(method, options))
                 try:
                     files = len(args[0]) if verb in ("upload_files", "download_files") else 1
-                    return self._guarded(verb, call, files)
+                    return self.guarded(verb, call, files)
                 except NotImplementedError:
                     continue
                 except Spent:  # the budget of the call is used up
@@ -509,7 +509,8 @@ class AgentFace:
             if (method := find(verb)) is not None:
                 yield method
 
-    def _guarded(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
+    def guarded(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
+        """Make a call with the deadline of the route, if it has one."""
         return call() if self.guard is None else self.guard.run(verb, call, files)
 
     def verb(self, name: str) -> Callable[..., Any] | None:
