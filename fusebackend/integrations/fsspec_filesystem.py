@@ -210,10 +210,6 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
         error = self.client.send(path, _pieces(file), if_absent=if_absent).error
         _require(path, os.strerror(errno.EEXIST) if error == "changed" else error)
 
-    def _require_absent(self, path: str) -> None:
-        if self.lexists(path):
-            raise oserror(errno.EEXIST, path)
-
     def lexists(self, path: str, **_: Any) -> bool:
         found = self.client.stat(self._strip_protocol(path))
         return found.error is None
@@ -342,8 +338,8 @@ class _Writing(io.IOBase):
         found = fs.client.stat(path, follow=True)
         if found.type == "directory":
             raise oserror(errno.EISDIR, path)
-        if mode == "xb":
-            fs._require_absent(path)
+        if mode == "xb" and fs.lexists(path):
+            raise oserror(errno.EEXIST, path)
         if mode == "ab":
             self._start = found.size or 0
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(MEMORY_BYTES, prefix="fusebackend-")  # noqa: SIM115

@@ -380,10 +380,6 @@ def _found(volume: Volume, attr: Attr | None, key: bytes) -> str:
         return ABSENT
     if attr.is_dir:
         return f"directory {digest(key, *_names(volume, attr)).hex()}"
-    return f"{_contents(volume, attr, key)}"
-
-
-def _contents(volume: Volume, attr: Attr, key: bytes) -> str:
     kind = stat.S_IFMT(attr.mode)
     if stat.S_ISLNK(attr.mode):
         return f"{kind:o} {digest(key, volume.readlink(attr.node)).hex()}"

@@ -337,12 +337,9 @@ class LiveMount:
                     parts.recording.close_branches()
                 parts.branches.close()
             parts.backend.guard({})
-            if parts.metrics is not None:
-                parts.metrics.close()
-            if parts.recording is not None:
-                parts.recording.close()
-            if parts.log_files is not None:
-                parts.log_files.close()
+            for part in (parts.metrics, parts.recording, parts.log_files):
+                if part is not None:
+                    part.close()
 
     def stop(self) -> None:
         """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""

@@ -347,7 +347,8 @@ class Carrying:
     def _store(self, round_: _Round, files: Mapping[AgentPath, bytes | None]) -> None:
         gone: list[AgentPath] = []
         for path, data in files.items():
-            now = self._now(path)
+            attr = self._look(path)
+            now = None if attr is None else _file_of(attr)
             before = round_.routes.get(path)
             if (now is None) != (before is None) or (now and now.version) != (before and before.version):
                 round_.overtaken = True  # it has changed since it was listed
@@ -368,12 +369,8 @@ class Carrying:
                     self._set_executable(path, round_.sandbox[path].executable)
         self._prune_routes(gone)
 
-    def _now(self, path: AgentPath) -> _File | None:
-        """The file that a route has at a path now."""
-        attr = self._look(path)
-        return None if attr is None else _file_of(attr)
-
     def _look(self, path: AgentPath) -> Attr | None:
+        """What a route has at a path now."""
         route = self._route_of(path)
         with contextlib.suppress(NotADirectoryError):
             return route.executor.run("carry", lambda: resolve(route.volume, route.inner(path), follow=False).attr)
