@@ -101,8 +101,8 @@ def padded(rows: Sequence[Sequence[str]], gap: str = "  ", numbers: Collection[i
         numbers: the columns of numbers, which end together.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    pads = [str.rjust if column in numbers else str.ljust for column in range(len(widths))]
-    return [gap.join(pad(*cell) for pad, *cell in zip(pads, row, widths, strict=True)) for row in rows]
+    cells = [f"{{:{'>' if column in numbers else '<'}{width}}}" for column, width in enumerate(widths)]
+    return [gap.join(cells).format(*row) for row in rows]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
