@@ -37,7 +37,7 @@ from fusebackend.base.errors import IS_DIRECTORY
 from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.integrations.deepagents import adopt
 from fusebackend.integrations.texts import ABSENT, NotChanged, NoText, Texts
-from fusebackend.integrations.tools import TOOLS, Refused, Tool
+from fusebackend.integrations.tools import TOOLS, Refused, Tool, check
 from fusebackend.linux.command import streams
 from fusebackend.protocol.actors import NOBODY, acting, current_actor
 from fusebackend.text import as_shown, keep_line_ends
@@ -110,7 +110,7 @@ class PatchEditor:
 
     async def create_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
         def create(path: str) -> str:
-            _check(self._place.files.write(path, _patched("", operation, "create")).error)
+            check(self._place.files.write(path, _patched("", operation, "create")).error)
             return f"Created {operation.path}"
 
         return await self._result(operation, create)
@@ -128,7 +128,7 @@ class PatchEditor:
             error = self._place.files.move(path, target).error
             if error and self._place.files.edit(path, after, before).error:  # others have changed it since
                 error = f"it is updated, and not moved: {error}"
-            _check(error)
+            check(error)
             return f"Updated {operation.path}\nMoved {operation.path} to {operation.move_to}"
 
         return await self._result(operation, update)
@@ -141,7 +141,7 @@ class PatchEditor:
             kind = self._texts.kind(path)
             if kind != "file":
                 raise NoText(IS_DIRECTORY if kind else ABSENT)
-            _check(self._place.files.delete(path).error)
+            check(self._place.files.delete(path).error)
             return f"Deleted {operation.path}"
 
         return await self._result(operation, delete)
@@ -194,11 +194,6 @@ class _Place:
                 return f"error: {error}"
 
         return agents.FunctionTool(tool.name, tool.text, tool.schema, call, strict_json_schema=False)
-
-
-def _check(error: str | None) -> None:
-    if error:
-        raise Refused(error)
 
 
 def _patched(text: str, operation: ApplyPatchOperation, mode: Literal["default", "create"] = "default") -> str:

@@ -140,7 +140,7 @@ def _conditions(if_version: str | None) -> dict[str, Any]:
 async def ls(files: Client, *, path: Path = "/", cursor: Cursor = 0) -> Iterable[str]:
     """List a directory: path, size in bytes, time of the last change. Directories end with /."""
     found = await files.als(path)
-    _check(found.error)
+    check(found.error)
     return [
         name_shown(entry["path"])
         + ("" if entry.get("is_dir") else f"\t{entry.get('size')}\t{entry.get('modified_at', '')}")
@@ -160,7 +160,7 @@ async def read(
 ) -> Iterable[str]:
     """Read lines of a text file, with their numbers. Bytes that are no text come as base64."""
     found = await files.aread(path, offset, limit)
-    _check(found.error)
+    check(found.error)
     lines = str(found).split("\n")
     if found.next_offset is not None:
         lines.append(f"(the file goes on: offset={found.next_offset})")
@@ -170,7 +170,7 @@ async def read(
 @_tool()
 async def write(files: Client, *, path: Path, content: str, if_version: IfVersion = None) -> Iterable[str]:
     """Make a new text file. One that exists is refused, unless its version is given: change it with edit."""
-    _check((await files.awrite(path, content, **_conditions(if_version))).error)
+    check((await files.awrite(path, content, **_conditions(if_version))).error)
     return [f"{name_shown(path)} is written"]
 
 
@@ -186,21 +186,21 @@ async def edit(
 ) -> Iterable[str]:
     """Replace a text in a file."""
     done = await files.aedit(path, old_string, new_string, replace_all, **_conditions(if_version))
-    _check(done.error)
+    check(done.error)
     return [f"{name_shown(path)}: {done.occurrences} replaced"]
 
 
 @_tool(destroys=True)
 async def delete(files: Client, *, path: Path, if_version: IfVersion = None) -> Iterable[str]:
     """Delete a file, or a directory with all that is in it."""
-    _check((await files.adelete(path, **_conditions(if_version))).error)
+    check((await files.adelete(path, **_conditions(if_version))).error)
     return [f"{name_shown(path)} is deleted"]
 
 
 @_tool()
 async def move(files: Client, *, source: Path, destination: Path, if_version: IfVersion = None) -> Iterable[str]:
     """Rename a file or directory. The destination must not exist."""
-    _check((await files.amove(source, destination, **_conditions(if_version))).error)
+    check((await files.amove(source, destination, **_conditions(if_version))).error)
     return [f"{name_shown(source)} is {name_shown(destination)} now"]
 
 
@@ -215,7 +215,7 @@ async def grep(
 ) -> Iterable[str]:
     """Find lines that contain a text, in all files at and below a path: path:line: text."""
     found = await files.agrep(pattern, path, glob)
-    _check(found.error)
+    check(found.error)
     lines = [f"{name_shown(match['path'])}:{match['line']}: {match['text']}" for match in found.matches or []]
     return lines + _gaps(found.truncated, found.missing)
 
@@ -230,7 +230,7 @@ async def glob(
 ) -> Iterable[str]:
     """Find files by a pattern for their paths."""
     found = await files.aglob(pattern, path)
-    _check(found.error)
+    check(found.error)
     return [name_shown(entry["path"]) for entry in found.matches or []] + _gaps(found.truncated, found.missing)
 
 
@@ -277,7 +277,7 @@ async def log(
         "\t".join(
             (
                 call.call,
-                datetime.fromtimestamp(call.began_ns / 1e9).isoformat(timespec="seconds"),
+                _time(call.began_ns),
                 shown(call.actor.agent or call.actor.command.split(" ")[0]),
                 str(call.changes),
                 shown(call.title) + (f" (undone by {call.undone_by})" if call.undone_by else ""),
@@ -447,7 +447,8 @@ def page(lines: Iterable[str], begin: int) -> str:
     return "\n".join(fitting).encode("utf-8", "backslashreplace").decode() or "(nothing)"  # output of others' backends
 
 
-def _check(error: str | None) -> None:
+def check(error: str | None) -> None:
+    """Raise `Refused` for the error of a record, if there is one."""
     if error is not None:
         raise Refused(error)
 
