@@ -40,6 +40,7 @@ from fusebackend.dialects.agent_face import AgentFace, is_factory
 from fusebackend.integrations.approving import Approving
 from fusebackend.integrations.deepagents import adopt
 from fusebackend.protocol import READ_LIMIT_LINES, BackendProtocol, FileDownloadResponse, ReadResult
+from fusebackend.protocol.agent import async_twin
 
 log = logging.getLogger(__name__)
 
@@ -67,24 +68,6 @@ def _answering(record: Callable[..., Any]) -> Callable[[Verb], Verb]:
         return answering  # type: ignore[return-value]
 
     return decorate
-
-
-def _aside(name: str, verb: Callable[..., Any], limit_s: float | None = None) -> Any:
-    """The `a…` twin of a verb, under asyncio and trio, as ours have it (`awaiting.aside`)."""
-
-    async def twin(self: Exported, *args: Any, **options: Any) -> Any:
-        import anyio
-
-        from fusebackend.base.awaiting import aside
-
-        call = functools.partial(getattr(self, name), *args, **options)
-        with anyio.move_on_after(limit_s):
-            return await aside(self, name, call)
-        return theirs.GrepResult(error=f"Error: {name} timed out after {limit_s} s. Search less, or for less.")
-
-    functools.update_wrapper(twin, verb)
-    twin.__name__ = f"a{name}"
-    return twin
 
 
 def _failed_command(error: str) -> theirs.ExecuteResponse:
@@ -227,8 +210,21 @@ for _class_, _verbs in {
     Executing: ("execute",),
 }.items():
     for _verb in _verbs:
-        setattr(_class_, f"a{_verb}", _aside(_verb, getattr(_class_, _verb)))
-Exported.agrep = _aside("grep", Exported.grep, theirs.ASYNC_GREP_TIMEOUT)  # type: ignore[method-assign]
+        setattr(_class_, f"a{_verb}", async_twin(getattr(_class_, _verb)))
+_awaited_grep = async_twin(Exported.grep)
+
+
+@functools.wraps(_awaited_grep)
+async def _agrep(self: Exported, *args: Any, **options: Any) -> Any:
+    import anyio
+
+    limit_s = theirs.ASYNC_GREP_TIMEOUT
+    with anyio.move_on_after(limit_s):
+        return await _awaited_grep(self, *args, **options)
+    return theirs.GrepResult(error=f"Error: grep timed out after {limit_s} s. Search less, or for less.")
+
+
+Exported.agrep = _agrep  # type: ignore[method-assign, assignment]
 
 _REASONS = ("budget", "unreadable", "transport")
 _HAS_REASON = any(field.name == "truncation_reason" for field in dataclasses.fields(theirs.GlobResult))
