@@ -53,8 +53,8 @@ class FollowedMount(MountProtocol):
         Raises:
             ValueError, OSError: as `log`; the server died, and its mount is still there.
         """
-        self.log(by=by, paths=paths, limit=1)  # an error is the caller's, not that of the first step
         after_ns = time.time_ns() if since is None else begin_ns(since) if isinstance(since, str) else since
+        self.log(by=by, paths=paths, limit=1)  # an error is the caller's, not that of the first step
         return _ended(self.log, self.has_ended, after_ns, {"by": by, "paths": paths})
 
     def follow_approvals(self) -> Iterator[ApprovalInfo]:
