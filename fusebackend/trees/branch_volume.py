@@ -23,7 +23,7 @@ import errno
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -48,7 +48,6 @@ from fusebackend.protocol import (
     ROOT_NODE,
     Attr,
     AttrChanges,
-    Caller,
     Features,
     Volume,
     version_of_attr,
@@ -545,10 +544,10 @@ class BranchVolume(SqliteVolume):
         return origin
 
     def _prepare(self, inode: Inode, names: bool = False) -> None:
-        if inode.node < FIRST_OWN:
+        if names and not self.has_own_names(inode.node):
+            self._copy_names(inode)
+        elif inode.node < FIRST_OWN:
             self._copy_attributes(inode)
-            if names and not self.has_own_names(inode.node):
-                self._copy_names(inode)
 
     def _copy_attributes(self, inode: Inode) -> BranchOrigin:
         """Copy the inode up, if that was not done yet."""
@@ -557,12 +556,11 @@ class BranchVolume(SqliteVolume):
         while above is not None and not self.has_own_names(above):
             way.append(above)
             above = self._place_below(above)
-        self._before_change(*way)
+        for each in reversed(way):
+            self._copy_names(self._inode(each))  # the name is the branch's from now on, whatever becomes of it below
         origin = self._known(node)
         if origin.own:
             return origin
-        for each in reversed(way):
-            self._copy_names(self._inode(each))  # the name is the branch's from now on, whatever becomes of it below
         below = self.lower.attr_of(node)
         inode.xattrs = self.lower.xattrs(node)
         target = self.lower.target(node) if stat.S_ISLNK(inode.mode) else b""
@@ -585,13 +583,16 @@ class BranchVolume(SqliteVolume):
     def _copy_names(self, inode: Inode) -> None:
         """Copy the entries of a directory up."""
         directory = inode.node
+        is_live = self.lower.is_live(directory)
+        if is_live and self.all_at_once and len(self.lower.listing(directory, b"", COPY_NAMES)) == COPY_NAMES:
+            will_wait()  # the attempt may have copied up another directory of the call, which changes nothing
         origin = self._copy_attributes(inode)
         listed = paged(self.lower.listing, directory)
         entries = [(name, attr) for name, attr in listed if not self._is_elsewhere(directory, attr)]
         for _, attr in entries:
             if self.lower.is_numbered(attr.node):
                 self._known(attr.node)
-        if self.lower.is_live(directory):
+        if is_live:
             self._dirty.listed += ((directory, name, attr) for name, attr in entries)
         origin.names = True
         self._origin_changed(origin)
@@ -600,18 +601,9 @@ class BranchVolume(SqliteVolume):
         self._note(len(entries), 0)
         super()._changed(inode)
 
-    def _before_change(self, *directories: int | None) -> None:
-        """Names in these directories are about to be copied up: the mount's loop does not wait for many."""
-        for each in directories if self.all_at_once else ():
-            if each is None or self.has_own_names(each) or not self.lower.is_live(each):
-                continue
-            with contextlib.suppress(OSError):  # the change itself says it
-                if len(self.lower.listing(each, b"", COPY_NAMES)) == COPY_NAMES:
-                    will_wait()
-
-    def _place_below(self, node: int | None) -> int | None:
+    def _place_below(self, node: int) -> int | None:
         """Return the directory whose names are copied up with a live file."""
-        if node is None or self._is_own(node) or not self.lower.is_numbered(node):
+        if self._is_own(node) or not self.lower.is_numbered(node):
             return None
         return self.lower.found_in(node)
 
@@ -850,40 +842,14 @@ class BranchVolume(SqliteVolume):
         with self.lock, self._fresh:
             return super().readdir(node, after, limit)
 
-    def _before_removal(self, parent: int, name: bytes) -> None:
-        if self.all_at_once:
-            self._before_change(parent, self._place_below(self._child(parent, name)))
-
-    def _make(
-        self, parent: int, name: bytes, mode: int, caller: Caller, acls: Mapping[bytes, bytes] | None = None
-    ) -> Inode:
-        self._before_change(parent)
-        return super()._make(parent, name, mode, caller, acls)
-
-    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
-        with self.lock:
-            self._before_change(new_parent, self._place_below(node))
-            return super().link(node, new_parent, new_name)
-
-    def unlink(self, parent: int, name: bytes) -> None:
-        with self.lock:
-            self._require_no_place(parent, name)
-            self._before_removal(parent, name)
-            super().unlink(parent, name)
-
-    def rmdir(self, parent: int, name: bytes) -> None:
-        with self.lock:
-            self._require_no_place(parent, name)
-            self._before_removal(parent, name)
-            super().rmdir(parent, name)
+    def _named(self, parent: int, name: bytes) -> tuple[Inode, Inode]:
+        self._require_no_place(parent, name)
+        return super()._named(parent, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self.lock:
-            self._require_no_place(parent, name)
             if flags in (0, RENAME_EXCHANGE):
                 self._require_no_place(new_parent, new_name)
-            self._before_removal(parent, name)
-            self._before_removal(new_parent, new_name)
             super().rename(parent, name, new_parent, new_name, flags)
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
