@@ -40,7 +40,7 @@ from fusebackend.base.durable import put_in_place, replace_file
 from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import AgentPath, to_name, to_text
 from fusebackend.base.relative_paths import is_below
-from fusebackend.base.stamps import CLOCK, now_ns
+from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.sqlite import open_file, transaction
 from fusebackend.protocol import (
@@ -820,22 +820,6 @@ class BranchVolume(SqliteVolume):
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         with self.lock, self._fresh:
-            if not self.has_own_names(parent):
-                try:
-                    attr = self.lower.find(parent, name)
-                except (FileNotFoundError, NotADirectoryError):
-                    self._directory(parent)
-                    raise oserror(errno.ENOENT, name) from None
-                node = attr.node
-                if not (attr.is_dir or self._is_own(node) or node in self._gone) and self.lower.is_live(node):
-                    CLOCK.saw(attr.ctime_ns)
-                    return attr  # of no use here: they are asked for again
-                if self._is_elsewhere(parent, attr):
-                    raise oserror(errno.ENOENT, name)
-                self._found_below(parent, attr)
-                inode = self._inode(node)
-                CLOCK.saw(inode.ctime_ns)
-                return inode
             return super().lookup(parent, name)
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
