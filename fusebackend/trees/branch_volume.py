@@ -62,8 +62,8 @@ from fusebackend.volumes.walk import paged
 IDENTITY: Final = 0x66626B62
 """The application id of a branch's file, which is no volume by itself: its names lead to files of the lower tree."""
 
-UNFINISHED: Final = "unfinished"
-"""The name of a branch's file while it is made, in the directory of that."""
+UNFINISHED: Final = "@unfinished"
+"""The name of a branch's file while it is made, in the directory of that, and the begin of others. No branch has it."""
 
 BELOW: Final = "below:"
 """What the snapshot below a branch is called there begins so, before the prefix of its route."""
@@ -315,6 +315,8 @@ class BranchVolume(SqliteVolume):
             OSError: of either file.
         """
         new = _unfinished(path)
+        with contextlib.suppress(FileNotFoundError):  # a killed server has left it
+            os.unlink(new)
         with sqlite_errors(), contextlib.ExitStack() as opened:
             with self.lock:
                 self.write_back()
@@ -1007,12 +1009,8 @@ def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns
 
 
 def _unfinished(path: str) -> str:
-    """Return the name of a branch's file while it is made, which nothing has: what a killed server left is removed."""
-    new = os.path.join(os.path.dirname(path), UNFINISHED)
-    for ending in ("", "-journal", "-wal", "-shm"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new + ending)
-    return new
+    """Return the path of a branch's file while it is made."""
+    return os.path.join(os.path.dirname(path), UNFINISHED)
 
 
 def _copy_attributes(source: Attr, target: Inode) -> None:

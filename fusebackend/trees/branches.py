@@ -46,18 +46,6 @@ _BESIDE: Final = ("", "-wal", "-shm")
 JOURNAL: Final = ".merge"
 """The end of the name of a merge's journal, beside the branch's file. It is made as `.merge.new`."""
 
-JOURNAL_OF_BASE: Final = "@base"
-"""In place of a branch's name, in that of the journal beside its base. No branch has a name with `@` at its begin."""
-
-UNFINISHED_COPY: Final = "unfinished-copy"
-"""The name of the copy of a branch while it is brought back to the state before a call."""
-
-_LEFT: Final = frozenset((
-    JOURNAL_OF_BASE + JOURNAL,
-    *(file + each for file in (UNFINISHED, UNFINISHED_COPY) for each in ("", "-journal", "-wal", "-shm")),
-))  # fmt: skip
-"""Files of a branch that is being made, which the next one makes anew."""
-
 TAKING: Final = ".taking"
 """The end of the name of a file with the name of the snapshot that a branch takes while it is made: by its name alone,
 it could be of a branch of another mount of the same volume."""
@@ -117,14 +105,13 @@ class Branches:
     def open(self) -> None:
         """Open all branches that there are. Those that can't be opened are logged, and kept."""
         with self._guard:
-            self._remove_unfinished()
-            for name in self._names():
+            for name in [file.removesuffix(SUFFIX) for file in self._listed() if file.endswith(SUFFIX)]:
                 try:
                     self._attach(name, self._opened(name, read_routes(self._path(name))))
                 except OSError as error:
                     self._broken[name] = error.strerror or str(error)
                     log.warning("branch '%s' can't be opened: %s", name, self._broken[name])
-            self._drop_unfinished()
+            self._clean()
 
     def close(self) -> None:
         """Make every branch durable, and close its file. The mount has ended."""
@@ -136,38 +123,30 @@ class Branches:
                 except OSError as error:
                     log.error("branch '%s' could not be stored: %s", name, error.strerror or error)
 
-    def _names(self) -> list[str]:
-        try:
-            files = sorted(os.listdir(os.fsencode(self._directory)))
-        except FileNotFoundError:
-            return []
-        return [to_text(file[: -len(SUFFIX)]) for file in files if file.endswith(SUFFIX.encode())]
+    def _listed(self) -> list[str]:
+        """Return the names of all files beside the branches."""
+        files = os.listdir(os.fsencode(self._directory)) if os.path.isdir(self._directory) else []
+        return sorted(map(to_text, files))
 
     def _path(self, name: str, ending: str = SUFFIX) -> str:
         """Return the path of a branch's file: of its changes, or of its base."""
         return os.path.join(self._directory, name + ending)
 
-    def _remove_unfinished(self) -> None:
-        """Remove what a killed server has left of branches that it has not made: a branch's own file comes last."""
-        with contextlib.suppress(FileNotFoundError):
-            for file in map(to_text, os.listdir(os.fsencode(self._directory))):
-                if file.endswith(BASE) and not os.path.exists(self._path(file[: -len(BASE)])):
-                    self._remove_files(file[: -len(BASE)])
-                elif file in _LEFT or file.endswith(f"{JOURNAL}.new"):
-                    os.unlink(os.path.join(self._directory, file))
-
-    def _drop_unfinished(self) -> None:
-        """Delete the snapshots of branches that a killed server has not made."""
-        if self._broken or not os.path.isdir(self._directory):
-            return  # what can't be opened may need one of them
-        for file in os.listdir(self._directory):
-            if file.endswith(TAKING):
-                path = os.path.join(self._directory, file)
-                with open(path, encoding="utf-8", errors="surrogateescape") as taking:
+    def _clean(self) -> None:
+        """Remove what an error, or a killed server, has left of branches that were not made: a branch's own file comes
+        last. The branches that there are have been opened, so what needs a snapshot is known."""
+        for file in self._listed():
+            name, ending = os.path.splitext(file)
+            if file.startswith(UNFINISHED):
+                os.unlink(self._path(file, ""))
+            elif ending == BASE and not os.path.exists(self._path(name)):
+                self._remove_files(name)
+            elif ending == TAKING and name not in self._broken:  # else it may be the one that needs it
+                with open(self._path(file, ""), encoding="utf-8", errors="surrogateescape") as taking:
                     snapshot = taking.read()
-                if self._holder(snapshot) is None:
+                if self._snapshots.holder(snapshot) is None:
                     self._snapshots.drop(snapshot)
-                os.unlink(path)
+                os.unlink(taking.name)
 
     def _opened(
         self, name: str, routes: Sequence[BranchRoute], base_to_make: str | None = None, path: str | None = None
@@ -245,43 +224,43 @@ class Branches:
         return self.find(name)
 
     def _create(self, name: str, ref: str | None) -> None:
-        names = self._names()
-        if name in names:
+        if name in self.names:
             raise OSError(errno.EEXIST, f"there is a branch '{name}' already; choose another name, or delete it")
         if self._snapshots.find(name) is not None:
             raise OSError(errno.EEXIST, f"there is a snapshot '{name}' already; choose another name")
-        if len(names) >= MAX_BRANCHES:
+        if len(self.names) >= MAX_BRANCHES:
             raise OSError(errno.ENOSPC, f"there are {MAX_BRANCHES} branches already, and no more fit; delete some")
         os.makedirs(self._directory, 0o700, exist_ok=True)
-        if ref is not None and ref in names:
-            self._copied(name, ref)
-            return
-        if ref is not None and self.past is not None and (inside := self.past.branch_of(ref)) is not None:
-            self._copied(name, inside, Ref(ref, self.past.began_ns(ref), is_call=True))
-            return
-        frozen, past = self._state(ref)
-        owned = None
-        if frozen is None and self._snapshots.volumes:
-            owned = frozen = f"{OWNED}{name}-{secrets.token_hex(4)}"
-            # Not synced: after a power cut the snapshot may stay, and costs space.
-            with open(self._path(name, TAKING), "w", encoding="utf-8", errors="surrogateescape") as taking:
-                taking.write(owned)
         try:
-            if owned is not None:
-                self._snapshots.take(owned, durably=True)
-            routes = self._routes(frozen)
-            if past is not None:
-                self._make_base(name, routes, past)
-            self._attach(name, self._opened(name, routes))
+            self._attach(name, self._made(name, ref))
         except BaseException:
             self._remove_files(name)
             self._needs.pop(name, None)
-            if owned is not None:
-                self._snapshots.drop(owned)
             raise
         finally:
-            if owned is not None:
-                os.unlink(self._path(name, TAKING))
+            self._clean()
+
+    def _made(self, name: str, ref: str | None) -> BranchVolume:
+        if ref is not None and ref in self.names:
+            return self._copied(name, ref)
+        if ref is not None and self.past is not None and (inside := self.past.branch_of(ref)) is not None:
+            return self._copied(name, inside, Ref(ref, self.past.began_ns(ref), is_call=True))
+        frozen, past = self._state(ref)
+        if frozen is None and self._snapshots.volumes:
+            frozen = self._taken(name)
+        routes = self._routes(frozen)
+        if past is not None:
+            self._make_base(name, routes, past)
+        return self._opened(name, routes)
+
+    def _taken(self, name: str) -> str:
+        """Take a snapshot for a branch, and return its name. It is noted first, for `_clean`."""
+        owned = f"{OWNED}{name}-{secrets.token_hex(4)}"
+        # Not synced: after a power cut the snapshot may stay, and costs space.
+        with open(self._path(name, TAKING), "w", encoding="utf-8", errors="surrogateescape") as taking:
+            taking.write(owned)
+        self._snapshots.take(owned, durably=True)
+        return owned
 
     @property
     def bases(self) -> dict[str, BranchVolume]:
@@ -289,33 +268,25 @@ class Branches:
         lowers = {name: volume.lower for name, volume in self.opened.items()}
         return {name: lower.base for name, lower in lowers.items() if isinstance(lower, BaseTree)}
 
-    def _copied(self, name: str, source: str, past: Ref | None = None) -> None:
+    def _copied(self, name: str, source: str, past: Ref | None = None) -> BranchVolume:
         """Make a branch of a branch: over the same state of the mount, with a copy of the file of changes.
 
         Args:
             past: the state of that branch before a call; as it is now when None.
         """
         volume = self.volume(source)
-        try:
-            if isinstance(volume.lower, BaseTree):
-                volume.lower.base.copy_to(self._path(name, BASE))
-            if past is None:
-                volume.copy_to(self._path(name))
-            else:
-                self._put_back(name, volume, past)
-            self._attach(name, self._opened(name, volume.routes))
-        except BaseException:
-            self._remove_files(name)
-            self._needs.pop(name, None)
-            raise
+        if isinstance(volume.lower, BaseTree):
+            volume.lower.base.copy_to(self._path(name, BASE))
+        if past is None:
+            volume.copy_to(self._path(name))
+        else:
+            self._put_back(name, volume, past)
+        return self._opened(name, volume.routes)
 
     def _put_back(self, name: str, source: BranchVolume, past: Ref) -> None:
         """Make a copy of a branch, and of that what the branch was before a call. It has its name when it is whole."""
         assert self.past is not None, "it knows the state"
-        path = os.path.join(self._directory, UNFINISHED_COPY)
-        for ending in _BESIDE:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path + ending)
+        path = self._path(UNFINISHED, "-copy")
         source.copy_to(path)
         copy = self._opened(name, source.routes, path=path)
         try:
@@ -378,7 +349,7 @@ class Branches:
             OSError: ENOENT, one of them is not there, and none was deleted; or an error of the file.
         """
         with self._guard:
-            there = self._names()
+            there = self.names
             for name in names:
                 if name not in there:
                     known = ", ".join(there) or "none at all"
@@ -404,7 +375,7 @@ class Branches:
         return [self._path(name, kind + ending) for kind in (SUFFIX, BASE) for ending in _BESIDE]
 
     def _remove_files(self, name: str) -> None:
-        for path in (*self._files(name), self.journal(name)):
+        for path in (*self._files(name), self.journal(name), f"{self.journal(name)}.new"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
@@ -421,7 +392,7 @@ class Branches:
                 return self._open[name]
             if name in self._broken:
                 raise OSError(errno.ESTALE, f"branch '{name}' can't be opened: {self._broken[name]}")
-            known = ", ".join(self._names()) or "none at all"
+            known = ", ".join(self.names) or "none at all"
             raise OSError(errno.ENOENT, f"there is no branch '{name}'; there are: {known}")
 
     @property
@@ -433,7 +404,7 @@ class Branches:
     def names(self) -> list[str]:
         """Their names, also of those that can't be opened."""
         with self._guard:
-            return self._names()
+            return sorted({*self._open, *self._broken})
 
     @property
     def opened(self) -> dict[str, BranchVolume]:
@@ -466,7 +437,7 @@ class Branches:
     def all(self) -> list[BranchInfo]:
         """Describe all branches, by name."""
         found = []
-        for name in sorted({*self.opened, *self.broken}):
+        for name in self.names:
             with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
                 found.append(self.find(name))
         return found

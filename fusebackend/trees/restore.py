@@ -29,8 +29,7 @@ from fusebackend.base.paths import ROOT, AgentPath, normalise, to_name, to_text
 from fusebackend.base.relative_paths import above, is_below, join, split
 from fusebackend.history.records import is_call_name
 from fusebackend.protocol import Features, RestoreResult, UndoConflict, UndoneChange, Volume
-from fusebackend.trees.branch_volume import BranchVolume
-from fusebackend.trees.branches import JOURNAL_OF_BASE
+from fusebackend.trees.branch_volume import UNFINISHED, BranchVolume
 from fusebackend.trees.merge.pairs import Pairs
 from fusebackend.trees.merge.plan import READ_ONLY, Fields, FileUpdate, MergePlan, Planner, Step, stamp_of
 from fusebackend.trees.merge.run import ATTEMPTS, STAGING, MainTree, Merge
@@ -151,10 +150,8 @@ class Restores:
             found = _plan(state.tree, there, ref.name, pairs, True, (), removes=True)
             return state, found, state.is_touched_again(prefixes)
 
-        journal = self._main.branches.journal(JOURNAL_OF_BASE)
-        with contextlib.suppress(FileNotFoundError):  # of a base that was not completed, and is gone
-            os.unlink(journal)
-        _complete(Merge(JOURNAL_OF_BASE, volumes, partial(_settled, plan, "begin with a snapshot"), journal).run().plan)
+        journal = self._main.branches.journal(UNFINISHED)
+        _complete(Merge(UNFINISHED, volumes, partial(_settled, plan, "begin with a snapshot"), journal).run().plan)
 
     def tidy(self) -> None:
         """Remove what a killed restore has left in the routes, and give what it has parked its names again. The same
