@@ -112,6 +112,14 @@ class Attr:
         """The number of names that programs are told."""
         return self.nlink
 
+    def take(self, other: Attr) -> None:
+        """Get the attributes of another node, all but its number."""
+        for name in _TAKEN:
+            setattr(self, name, getattr(other, name))
+
+
+_TAKEN = tuple(name for name in Attr.__slots__ if name != "node")
+
 
 class UncountedAttr(Attr):
     """Of a file that may have hidden names: `stat` of programs counts one. `nlink` counts all, as the removal or the

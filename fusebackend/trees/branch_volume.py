@@ -1014,12 +1014,8 @@ def _unfinished(path: str) -> str:
 
 
 def _copy_attributes(source: Attr, target: Inode) -> None:
-    target.mode = source.mode
+    target.take(source)
     target.nlink = max(source.nlink, 2 if source.is_dir else 1)
-    target.uid, target.gid, target.rdev = source.uid, source.gid, source.rdev
-    target.size, target.blocks = source.size, source.blocks
-    target.atime_ns, target.mtime_ns, target.ctime_ns = source.atime_ns, source.mtime_ns, source.ctime_ns
-    target.version = source.version
 
 
 def _pieces(volume: Volume, handle: int) -> Iterator[tuple[int, bytes]]:

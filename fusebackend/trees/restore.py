@@ -31,7 +31,7 @@ from fusebackend.history.records import is_call_name
 from fusebackend.protocol import Features, RestoreResult, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branch_volume import UNFINISHED, BranchVolume
 from fusebackend.trees.merge.pairs import Pairs
-from fusebackend.trees.merge.plan import READ_ONLY, Fields, FileUpdate, MergePlan, Planner, Step, stamp_of
+from fusebackend.trees.merge.plan import READ_ONLY, Fields, FileUpdate, MergePlan, Planner, Stamp, Step
 from fusebackend.trees.merge.run import ATTEMPTS, STAGING, MainTree, Merge
 from fusebackend.trees.merge.tree import Item, MergeTree, same_contents
 from fusebackend.trees.refs import MAIN_REF, Ref
@@ -432,9 +432,8 @@ class _Restoring(Planner):
         touched |= {split(step.path)[0] for step in steps if step.word != "attributes"}
         made = {step.path for step in steps if step.word in ("make", "link")}
         steps.sort(key=lambda step: step.word == "remove" and made.isdisjoint((step.path, *above(step.path))))
-        stamp = stamp_of(stat.S_IFDIR, 0, 0, 0, 2)
         closing = [
-            Step("attributes", main.prefix, main.path, state=branch.state, stamp=stamp, times=True)
+            Step("attributes", main.prefix, main.path, state=branch.state, stamp=Stamp(stat.S_IFDIR), times=True)
             for branch, main in self._made.items()
             if main.is_dir and main.path in touched and not (branch.is_way or main.is_way)
         ]

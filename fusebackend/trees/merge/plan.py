@@ -51,7 +51,7 @@ class Stamp(NamedTuple):
 
     def is_that_of(self, attr: Attr) -> bool:
         """Return True if a file with these attributes is the one that was seen."""
-        now = stamp_of(attr.mode, attr.size, attr.mtime_ns, attr.ctime_ns, attr.nlink)
+        now = stamp_of(attr, attr.mode)
         return now[:3] == self[:3] and (now.ctime_ns == self.ctime_ns or not now.ctime_ns or not self.ctime_ns)
 
 
@@ -782,19 +782,18 @@ class Planner:
         self.result.steps.append(Step(word, item.prefix, item.path, to_path, stamp=stamp))
 
     def _stamp(self, item: Item) -> Stamp:
-        mode = self._modes.get((item.prefix, item.node), item.mode)
-        return stamp_of(mode, item.size, item.mtime_ns, item.ctime_ns, item.nlink)
+        return stamp_of(item, self._modes.get((item.prefix, item.node), item.mode))
 
 
 PARKED = b"\0parked/"
 """Where the path of a parked item begins: no name has a NUL."""
 
 
-def stamp_of(mode: int, size: int, mtime_ns: int, ctime_ns: int, nlink: int) -> Stamp:
-    """Return the stamp of a file with these attributes."""
-    if stat.S_ISDIR(mode):
-        return Stamp(stat.S_IFMT(mode))
-    return Stamp(mode, size, mtime_ns, ctime_ns if nlink == 1 else 0)
+def stamp_of(attr: Attr, mode: int) -> Stamp:
+    """Return the stamp of a file with these attributes, and this mode."""
+    if attr.is_dir:
+        return Stamp(stat.S_IFDIR)
+    return Stamp(mode, attr.size, attr.mtime_ns, attr.ctime_ns if attr.nlink == 1 else 0)
 
 
 def _merged(base: Fields | None, branch: Fields, main: Fields) -> Fields | None:

@@ -38,8 +38,8 @@ def shown(path: bytes) -> AgentPath:
     return AgentPath("/" + to_text(path))
 
 
-class Item:
-    """A file or directory of a tree.
+class Item(Attr):
+    """A file or directory of a tree, with the attributes that it was found with.
 
     Attributes:
         prefix: of its volume.
@@ -48,24 +48,15 @@ class Item:
         parent, name: where it is now; a merge moves items.
     """
 
-    __slots__ = ("_names", "_place", "_state", "ctime_ns", "gid", "is_fixed", "key", "mode", "mtime_ns", "name",
-                 "nlink", "node", "parent", "prefix", "rdev", "size", "tree", "uid", "version")  # fmt: skip
+    __slots__ = ("_names", "_place", "_state", "is_fixed", "key", "name", "parent", "prefix", "tree")
 
     def __init__(
         self, tree: MergeTree, prefix: AgentPath, attr: Attr, parent: Item | None, name: bytes, place: Place | None
     ) -> None:
+        super().__init__(attr.node, attr.mode)
+        self.take(attr)
         self.tree = tree
         self.prefix = prefix
-        self.node = attr.node
-        self.mode = attr.mode
-        self.size = attr.size
-        self.nlink = attr.nlink
-        self.uid = attr.uid
-        self.gid = attr.gid
-        self.rdev = attr.rdev
-        self.mtime_ns = attr.mtime_ns
-        self.ctime_ns = attr.ctime_ns
-        self.version = attr.version
         self.parent = parent
         self.name = name
         self.key = tree.key_of(prefix, attr.node) if attr.node else None
@@ -116,10 +107,6 @@ class Item:
     @property
     def type(self) -> int:
         return stat.S_IFMT(self.mode)
-
-    @property
-    def is_dir(self) -> bool:
-        return stat.S_ISDIR(self.mode)
 
     @property
     def is_file(self) -> bool:
@@ -349,5 +336,4 @@ def _same_bytes(one: Item, other: Item) -> bool:
 
 def _is_untouched(frozen: Item, live: Item) -> bool:
     is_same = frozen.key is not None and frozen.key == live.key
-    stamps = (frozen.mtime_ns, frozen.ctime_ns, frozen.version) == (live.mtime_ns, live.ctime_ns, live.version)
-    return is_same and stamps and 0 < frozen.ctime_ns < frozen.tree.time_ns - RACY_NS
+    return is_same and frozen.fingerprint == live.fingerprint and 0 < frozen.ctime_ns < frozen.tree.time_ns - RACY_NS
