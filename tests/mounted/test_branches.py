@@ -316,7 +316,7 @@ def test_the_next_mount_removes_what_a_killed_restore_has_left(
         (tmp_path / f"live/.fusebackend-merge-{name}").mkdir()
         (tmp_path / f"live/.fusebackend-merge-{name}/1").write_text("half")
         (directory,) = (tmp_path / "data/fusebackend").glob("*.branches")
-        line = {"format": 1, "branch": name, "id": 1, "routes": ["/"], "steps": 1}
+        line = {"id": 1, "routes": ["/"]}
         (directory / f"{name}.merge").write_text(json.dumps(line) + "\n")
     again = serve(f"dir:{tmp_path}/live", at="mnt")
     assert os.listdir(again.path) == []

@@ -191,7 +191,7 @@ def _result(name: str, outcome: Outcome) -> MergeResult:
 
 
 def _changes(steps: Sequence[Step], merged: set[AgentPath]) -> Iterator[UndoneChange]:
-    parked = {PARKED + step.to_path: step.path for step in steps if step.word == "park"}
+    parked = {step.to_path: step.path for step in steps if step.word == "park"}
     for step in steps:
         if step.word == "park":
             continue

@@ -63,7 +63,7 @@ class Step(NamedTuple):
     - `replace`: another file in place of the one at `path`, as a whole.
     - `attributes`: of the file at `path`.
     - `move`: `path` becomes `to_path`, where nothing is.
-    - `park`: `path` gets out of the way, until a later `move` from there.
+    - `park`: `path` gets out of the way, to a path with `PARKED`, until a later `move` from there.
     - `remove`: a file, or an empty directory.
     """
 
@@ -768,15 +768,15 @@ class Planner:
             is_moving = any(each.moved is item for each in waiting)
             if is_moving and item not in self._parked_at and not parent.is_below(item):
                 self._parked_at[item] = item.shown
-                name = b"%d" % len(self._parked_at)
+                name = PARKED + b"%d" % len(self._parked_at)
                 self._step("park", item, to=(self._main.root, name))
                 item.detach()
-                item.parent, item.name = self._main.root, PARKED + name
+                item.parent, item.name = self._main.root, name
                 return True
         return False
 
     def _step(self, word: Word, item: Item, to: tuple[Item, bytes] | None = None) -> None:
-        to_path = b"" if to is None else to[1] if word == "park" else join(to[0].path, to[1])
+        to_path = b"" if to is None else join(to[0].path, to[1])
         stamp = None if item in self._changed else self._stamp(item)
         self._changed.add(item)
         self.result.steps.append(Step(word, item.prefix, item.path, to_path, stamp=stamp))

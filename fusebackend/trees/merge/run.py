@@ -66,9 +66,6 @@ ATTEMPTS: Final = 5
 
 _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
 
-FORMAT: Final = 1
-"""Of the journal."""
-
 
 class MainChangedError(Exception):
     """Main is not as the plan has seen it."""
@@ -210,7 +207,6 @@ class Merge:
     ) -> None:
         self._before = before
         self._follow = follow
-        self._branch = branch
         self._volumes = volumes
         self._plan = plan
         self._journal = Journal(journal)
@@ -287,8 +283,7 @@ class Merge:
         for prefix, steps in by_route.items():
             self._route(prefix).require(steps)
         number = secrets.randbits(62)
-        header = {"format": FORMAT, "branch": self._branch, "id": number, "routes": list(by_route)}
-        self._journal.begin({**header, "steps": len(outcome.plan.steps)})
+        self._journal.begin({"id": number, "routes": list(by_route)})
         routes = [self._route(prefix, number) for prefix in by_route]
         at_once = [
             _AtOnce(route, by_route[route.prefix], records)
@@ -302,14 +297,12 @@ class Merge:
         for route in routes:
             if not isinstance(route.volume, SnapshotVolume):
                 outcome.partly += _OneByOne(route, by_route[route.prefix], records, self._journal, outcome.steps).run()
-                self._journal.note({"merged": route.prefix})
         for each in at_once:
             moves = [[os.fsdecode(old), os.fsdecode(new)] for old, new in map(_ends, each.steps) if new]
             if moves:
                 self._journal.note({"moves": moves, "prefix": each.route.prefix})
             outcome.partly += each.run()
             outcome.steps += each.steps
-            self._journal.note({"merged": each.route.prefix})
 
     def tidy(self) -> None:
         """End a merge that is under way, whole or not: bring back what it has parked, tell the branch of renames, and
@@ -352,9 +345,7 @@ def _made(route: _ChangingRoute, lines: Iterable[dict[str, Any]]) -> list[tuple[
 
 def _ends(step: Step) -> tuple[bytes, bytes]:
     """Return the paths before and after a step that renames; nothing for another one."""
-    if step.word == "park":
-        return step.path, PARKED + step.to_path
-    return (step.path, step.to_path) if step.word == "move" else (b"", b"")
+    return (step.path, step.to_path) if step.word in ("move", "park") else (b"", b"")
 
 
 class _ChangingRoute:
@@ -370,7 +361,9 @@ class _ChangingRoute:
         self.staging_node = 0
 
     def inner(self, path: bytes) -> str:
-        """The path in the volume, of one of the whole tree."""
+        """The path in the volume, of one of the whole tree; of a parked file, that in the staging directory."""
+        if path.startswith(PARKED):
+            return f"/{to_text(self.staging_name)}/parked-{to_text(path[len(PARKED) :])}"
         return "/" + to_text(b"/".join(path.split(b"/")[self._skip :]))
 
     def recorded(self, path: bytes) -> bytes:
@@ -457,14 +450,14 @@ class _ChangingRoute:
                     continue
                 final = finals.get(os.fsdecode(parked), old)
                 to_path = final if self.has(old) else old
-                there, node = self.place(parked), attr.node
+                node = attr.node
                 try:
                     here = self.place(to_path)
-                    self.volume.rename(*there, *here, RENAME_NOREPLACE)
+                    self.volume.rename(*self.place(parked), *here, RENAME_NOREPLACE)
                 except OSError as error:
-                    at = f"/{to_text(self.staging_name)}/{to_text(there[1])}"
-                    why = f"'{shown(to_path)}' is at '{at}', and can't be brought back: {error.strerror}"
-                    raise OSError(error.errno, f"{why}; merge again when it can be") from error
+                    where = f"'{shown(to_path)}' is at '{self.inner(parked)}'"
+                    why = f"and can't be brought back: {error.strerror}; merge again when it can be"
+                    raise OSError(error.errno, f"{where}, {why}") from error
                 changes += [Change(node=here[0]), Change(node, *here, "created", self.inner(to_path))]
                 old, new = self.recorded(parked), self.recorded(to_path)
                 records.add("rename", self.prefix, self.volume, old, node, to_path=new)
@@ -637,7 +630,7 @@ class _RouteSteps:
             self.route.directories.forget()
 
     def move(self, step: Step, attr: Attr, changes: Changes) -> None:
-        old, new = (Name(*self.route.place(path), self._inner(path)) for path in _ends(step))
+        old, new = (Name(*self.route.place(path), self.route.inner(path)) for path in _ends(step))
         node, is_dir = attr.node, attr.is_dir
         placing.rename(self.volume, old, new, attr, changes, RENAME_NOREPLACE)
         if is_dir:
@@ -647,13 +640,7 @@ class _RouteSteps:
 
     def final(self, step: Step) -> bytes:
         """Return the path that a parked file gets in the end."""
-        parked = PARKED + step.to_path
-        return next(each.to_path for each in self.steps if each.path == parked)
-
-    def _inner(self, path: bytes) -> str:
-        if path.startswith(PARKED):
-            return f"/{to_text(self.route.staging_name)}/parked-{to_text(path[len(PARKED) :])}"
-        return self.route.inner(path)
+        return next(each.to_path for each in self.steps if each.path == step.to_path)
 
     def set_attributes(self, step: Step, attr: Attr, changes: Changes) -> None:
         assert step.state is not None

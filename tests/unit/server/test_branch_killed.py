@@ -159,7 +159,7 @@ def test_a_branch_goes_with_what_its_merge_has_left(tmp_path: Path) -> None:
         files.create_branch("idea")
         branches = server.mount.parts.branches
         assert branches is not None
-        line = {"format": 1, "branch": "idea", "id": 1, "routes": ["/"], "steps": 1}
+        line = {"id": 1, "routes": ["/"]}
         Path(branches.journal("idea")).write_text(json.dumps(line) + "\n")
         left.mkdir()
         (left / "1").write_text("half")
