@@ -49,6 +49,7 @@ from fusebackend.protocol import (
     Attr,
     AttrChanges,
     Features,
+    Snapshot,
     Volume,
     version_of_attr,
 )
@@ -73,24 +74,22 @@ COPY_NAMES: Final = 256
 """The mount's loop copies up no larger live file, and no live directory with so many names: that takes some ms."""
 
 _TABLES: Final = (
-    """CREATE TABLE IF NOT EXISTS origin (
+    """CREATE TABLE origin (
         node INTEGER PRIMARY KEY, path BLOB, own INTEGER NOT NULL, names INTEGER NOT NULL, "limit" INTEGER,
         base INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL,
         version INTEGER NOT NULL, below BLOB, identity BLOB)""",
-    """CREATE TABLE IF NOT EXISTS lower_dentry (
+    """CREATE TABLE lower_dentry (
         parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, mode INTEGER NOT NULL,
         mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size INTEGER NOT NULL, version INTEGER NOT NULL,
         PRIMARY KEY (parent, name)) WITHOUT ROWID""",
-    "CREATE TABLE IF NOT EXISTS decisions (digest BLOB PRIMARY KEY, call INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE decisions (digest BLOB PRIMARY KEY, call INTEGER NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE branch_route (
+        prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID""",
 )
 """`origin`: a `BranchOrigin` each; `lower_dentry`: a live directory's entries when they were copied up; `decisions`:
-see `BranchVolume.note_decided`."""
+see `BranchVolume.note_decided`; `branch_route`: a `BranchRoute` each."""
 
 _ORIGIN_COLUMNS: Final = 12
-
-_ROUTES: Final = """CREATE TABLE IF NOT EXISTS branch_route (
-    prefix BLOB PRIMARY KEY, snapshot BLOB, number INTEGER NOT NULL, time_ns INTEGER NOT NULL) WITHOUT ROWID"""
-"""A `BranchRoute` each."""
 
 Stamp = tuple[int, int, int, int]
 """`Attr.fingerprint`: mtime_ns, ctime_ns, size and version."""
@@ -100,9 +99,8 @@ class BranchRoute(NamedTuple):
     """A route below a branch."""
 
     prefix: AgentPath
-    snapshot: str | None
-    """The name of its snapshot; None for a live route."""
-    number: int
+    snapshot: Snapshot | None
+    """None for a live route."""
     time_ns: int
     """Of the snapshot; of a live route, when the branch was made. Since the epoch."""
 
@@ -139,6 +137,10 @@ class BranchOrigin:
     """Of a live file with attributes of the branch's."""
     identity: bytes | None = None
     """Of a live file: what `LowerTree.lasting` says."""
+
+
+_AS_BELOW: Final = BranchOrigin(0, None)
+"""Of a file of which the branch has nothing of its own. Never changed."""
 
 
 class _LookedAt(set[int]):
@@ -265,8 +267,6 @@ class BranchVolume(SqliteVolume):
     def _load(self) -> None:
         with sqlite_errors():
             with transaction(self._db):
-                for statement in _TABLES:
-                    self._db.execute(statement)
                 # Files that were open without a name when the last server ended.
                 gone = "DELETE FROM origin WHERE own AND node NOT IN (SELECT node FROM inode)"
                 self._db.execute(gone)
@@ -349,7 +349,7 @@ class BranchVolume(SqliteVolume):
     def below(self, node: int) -> Below | None:
         """Return the attributes that a live file had when the branch got its own; None if it has none."""
         with self.lock:
-            return self._origins[node].below if node in self._origins and self.lower.is_live(node) else None
+            return self._of(node).below if self.lower.is_live(node) else None
 
     def kept_below(self, node: int) -> str | None:
         with self.lock:
@@ -420,7 +420,7 @@ class BranchVolume(SqliteVolume):
 
     def has_own_names(self, node: int) -> bool:
         """Return True for a directory whose entries are not those of below."""
-        return node >= FIRST_OWN or (node in self._origins and self._origins[node].names)
+        return node >= FIRST_OWN or self._of(node).names
 
     def has_lost(self, node: int, name: bytes) -> bool:
         """Return True for a name that a directory has among its own entries, and that nothing is found by: the mount
@@ -431,14 +431,13 @@ class BranchVolume(SqliteVolume):
 
     def has_own_bytes(self, node: int) -> bool:
         """Return True for a regular file with bytes that were changed."""
-        return node >= FIRST_OWN or (node in self._origins and self._origins[node].limit is not None)
+        return node >= FIRST_OWN or self._of(node).limit is not None
 
     def lower_entries(self, node: int) -> dict[bytes, Attr]:
         """Return the entries that a directory of the lower tree had: a live one when they were copied up, with no more
         than node, mode and fingerprint; another one as it is."""
         with self.lock:
-            origin = self._origins.get(node)
-            if origin is not None and origin.names and self.lower.is_live(node):
+            if self._of(node).names and self.lower.is_live(node):
                 self.write_back()
                 with sqlite_errors():
                     rows = self._db.execute("SELECT * FROM lower_dentry WHERE parent = ?", (node,)).fetchall()
@@ -526,10 +525,11 @@ class BranchVolume(SqliteVolume):
 
     def _is_own(self, node: int) -> bool:
         """Return True if the file has an inode of this node."""
-        if node >= FIRST_OWN:
-            return True
-        origin = self._origins.get(node)
-        return origin is not None and origin.own
+        return node >= FIRST_OWN or self._of(node).own
+
+    def _of(self, node: int) -> BranchOrigin:
+        """Return what the branch has of a node of the lower tree. `_known` returns one that may be changed."""
+        return self._origins.get(node, _AS_BELOW)
 
     def _origin_changed(self, origin: BranchOrigin) -> None:
         if origin.node not in self._dirty.origins:
@@ -613,8 +613,7 @@ class BranchVolume(SqliteVolume):
         """A byte of a file is about to be changed, or its size."""
         if inode.node >= FIRST_OWN:
             return
-        before = self._origins.get(inode.node)
-        copies = (before is None or before.limit is None) and self.lower.is_live(inode.node)
+        copies = self._of(inode.node).limit is None and self.lower.is_live(inode.node)
         if copies and inode.size > COPY_BYTES:
             will_wait()
         origin = self._copy_attributes(inode)
@@ -875,8 +874,8 @@ class BranchVolume(SqliteVolume):
         """Return True for a regular file of which bytes may be read from the lower tree."""
         if inode.node >= FIRST_OWN or not stat.S_ISREG(inode.mode):
             return False
-        origin = self._origins.get(inode.node)
-        return origin is None or origin.limit is None or (origin.limit > 0 and not origin.base)
+        origin = self._of(inode.node)
+        return origin.limit is None or (origin.limit > 0 and not origin.base)
 
     def _reading_below(self, node: int) -> AbstractContextManager[tuple[Volume, int]]:
         """Give the volume and the node to read a file of the lower tree by, which may be open already."""
@@ -903,8 +902,8 @@ class BranchVolume(SqliteVolume):
 
     def _chunk(self, node: int, index: int) -> Chunk | None:
         chunk = super()._chunk(node, index)
-        origin = self._origins.get(node) if chunk is None and node < FIRST_OWN else None
-        if origin is None or origin.limit is None:
+        origin = self._of(node)
+        if chunk is not None or origin.limit is None:
             return chunk
         start = index << CHUNK_SHIFT
         length = min(CHUNK_BYTES, origin.limit - start)
@@ -918,22 +917,19 @@ class BranchVolume(SqliteVolume):
         return Chunk(data) if data.count(0) < len(data) else None
 
     def _next_chunk(self, node: int, index: int) -> int | None:
-        if node >= FIRST_OWN:
-            return super()._next_chunk(node, index)
-        origin = self._origins.get(node)
-        own = super()._next_chunk(node, index) if origin is not None and origin.limit is not None else None
-        below = self._next_chunk_below(node, origin, index)
+        own = super()._next_chunk(node, index) if self.has_own_bytes(node) else None
+        below = self._next_chunk_below(node, index) if node < FIRST_OWN else None
         return min((each for each in (own, below) if each is not None), default=None)
 
-    def _next_chunk_below(self, node: int, origin: BranchOrigin | None, index: int) -> int | None:
+    def _next_chunk_below(self, node: int, index: int) -> int | None:
         """Return the first chunk from an index on that the file below has, own or not."""
-        limit = origin.limit if origin is not None else None
-        if origin is not None and origin.base:
+        origin = self._of(node)
+        if origin.base:
             found = super()._next_chunk(origin.base, index)
         else:
             offset = self._next_below(node, index << CHUNK_SHIFT)
             found = None if offset is None else offset >> CHUNK_SHIFT
-        return None if found is None or (limit is not None and found << CHUNK_SHIFT >= limit) else found
+        return None if found is None or (origin.limit is not None and found << CHUNK_SHIFT >= origin.limit) else found
 
     def next_data(self, node: int, offset: int) -> int | None:
         with self.lock:
@@ -949,14 +945,14 @@ class BranchVolume(SqliteVolume):
     def _resize(self, inode: Inode, size: int) -> None:
         super()._resize(inode, size)
         inode.blocks = max(inode.blocks, 0)  # the file below may count them in another way
-        origin = self._origins.get(inode.node)
-        if origin is not None and origin.limit is not None and size < origin.limit:
+        origin = self._of(inode.node)
+        if origin.limit is not None and size < origin.limit:
             origin.limit = size
             self._origin_changed(origin)
 
     def _drop_chunks(self, node: int, first: int) -> int:
-        origin = self._origins.get(node)
-        if origin is None or not origin.limit:
+        origin = self._of(node)
+        if not origin.limit:
             return super()._drop_chunks(node, first)
         freed = self._blocks_below(node, origin, first)
         freed += super()._drop_chunks(node, first)
@@ -967,11 +963,11 @@ class BranchVolume(SqliteVolume):
     def _blocks_below(self, node: int, origin: BranchOrigin, first: int) -> int:
         """Return the allocated blocks of chunks that shine through, from an index on."""
         assert origin.limit is not None
-        blocks, index = 0, self._next_chunk_below(node, origin, first) if first else None
+        blocks, index = 0, self._next_chunk_below(node, first) if first else None
         while index is not None:
             if super()._chunk(node, index) is None:
                 blocks += allocated_blocks(min(CHUNK_BYTES, origin.limit - (index << CHUNK_SHIFT)))
-            index = self._next_chunk_below(node, origin, index + 1)
+            index = self._next_chunk_below(node, index + 1)
         return blocks
 
     # -- storage: extended attributes --------------------------------------------------------------------------
@@ -995,9 +991,10 @@ def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns
     buffer.inodes[ROOT_NODE] = buffer.xattrs[ROOT_NODE] = inode
     below = Below(attr.mode, attr.uid, attr.gid, dict(inode.xattrs)) if lower.is_live(ROOT_NODE) else None
     buffer.origins[ROOT_NODE] = BranchOrigin(ROOT_NODE, b"", own=True, stamp=attr.fingerprint, below=below)
-    rows = [
-        (to_name(each.prefix), None if each.snapshot is None else to_name(each.snapshot), *each[2:]) for each in routes
-    ]
+    rows = []
+    for prefix, taken, time_ns in routes:
+        name, number = (None, 0) if taken is None else (to_name(taken.name), taken.number)
+        rows.append((to_name(prefix), name, number, time_ns))
 
     def fill(db: sqlite3.Connection) -> None:
         buffer.write(db, lambda: 0, NewestRows())
@@ -1005,7 +1002,7 @@ def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns
         numbers = [("next_node", FIRST_OWN), ("created_ns", created_ns)]
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", numbers)
 
-    replace_file(path, new_file(IDENTITY, (*_TABLES, _ROUTES), fill), new=_unfinished(path))
+    replace_file(path, new_file(IDENTITY, _TABLES, fill), new=_unfinished(path))
 
 
 def _unfinished(path: str) -> str:
@@ -1039,8 +1036,8 @@ def read_routes(path: str) -> list[BranchRoute]:
         raise OSError(errno.ESTALE, f"its file '{path}' is no branch, or damaged: {error}") from None
     routes = []
     for prefix, snapshot, number, time_ns in rows:
-        name = None if snapshot is None else to_text(snapshot)
-        routes.append(BranchRoute(AgentPath(to_text(prefix)), name, number, time_ns))
+        taken = None if snapshot is None else Snapshot(to_text(snapshot), number, time_ns)
+        routes.append(BranchRoute(AgentPath(to_text(prefix)), taken, time_ns))
     if not routes:
         raise OSError(errno.ESTALE, f"its file '{path}' was not made completely; delete the branch")
     return routes

@@ -151,7 +151,7 @@ class Branches:
     def _opened(
         self, name: str, routes: Sequence[BranchRoute], base_to_make: str | None = None, path: str | None = None
     ) -> BranchVolume:
-        self._needs[name] = frozenset(route.snapshot for route in routes if route.snapshot is not None)
+        self._needs[name] = frozenset(route.snapshot.name for route in routes if route.snapshot is not None)
         places = Places(route.prefix for route in routes)
         by_prefix = {route.prefix: route for route in routes}
         if ROOT not in by_prefix:
@@ -186,13 +186,10 @@ class Branches:
             raise OSError(errno.ESTALE, f"it was made over {where}, which this mount does not have")
         if route.snapshot is None:
             return volume
-        found = []
-        if isinstance(volume, SnapshotVolume):
-            found = [taken for taken in volume.snapshots() if taken.name == route.snapshot]
-        if not found or (found[0].number, found[0].time_ns) != (route.number, route.time_ns):
-            raise OSError(errno.ESTALE, f"{where} does not have snapshot '{route.snapshot}', over which it was made")
-        assert isinstance(volume, SnapshotVolume)
-        return volume.snapshot(route.snapshot)
+        name = route.snapshot.name
+        if not isinstance(volume, SnapshotVolume) or route.snapshot not in volume.snapshots():
+            raise OSError(errno.ESTALE, f"{where} does not have snapshot '{name}', over which it was made")
+        return volume.snapshot(name)
 
     def _attach(self, name: str, volume: BranchVolume) -> None:
         try:
@@ -331,16 +328,11 @@ class Branches:
         return (None if parts is None else parts.name), past
 
     def _routes(self, snapshot: str | None) -> list[BranchRoute]:
-        parts = None if snapshot is None else self._snapshots.find(snapshot)
+        found = None if snapshot is None else self._snapshots.find(snapshot)
+        taken = {} if found is None else found.parts
         now = time.time_ns()
-        routes = []
-        for prefix in self._volumes:
-            part = parts.parts.get(prefix) if parts is not None else None
-            if part is None:
-                routes.append(BranchRoute(prefix, None, 0, now))
-            else:
-                routes.append(BranchRoute(prefix, part.name, part.number, part.time_ns))
-        return routes
+        parts = ((prefix, taken.get(prefix)) for prefix in self._volumes)
+        return [BranchRoute(prefix, part, now if part is None else part.time_ns) for prefix, part in parts]
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete branches, with all that is in them.
