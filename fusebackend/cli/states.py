@@ -23,7 +23,7 @@ from fusebackend.cli.target import complete_path, completing, mount_option
 from fusebackend.linux.unmount import holders
 from fusebackend.protocol import RestoreResult, SnapshotInfo
 from fusebackend.protocol.served import NOT_HELD, STAT_COLUMNS, DiffForm
-from fusebackend.trees.refs import RefError, Refs, Taken
+from fusebackend.trees.refs import RefError, Refs
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -205,8 +205,8 @@ def _chosen(
     if first is not None and "/" in first and after_dashes is None:  # no REF has one, and it may tell the mount
         first, given = None, list(words)
     files, paths = target.together(given, mount)
-    refs = Refs([Taken(each.name, each.time_ns) for each in files.snapshots()],
-                [Taken(each.name, each.time_ns) for each in files.branches() if each.error is None])  # fmt: skip
+    refs = Refs({each.name: each.time_ns for each in files.snapshots()},
+                {each.name: each.time_ns for each in files.branches() if each.error is None})  # fmt: skip
     if first is not None and after_dashes is None and not refs.is_ref(first) and _is_there(first, mount):
         files, paths = target.together([first, *given], mount)
         first = None

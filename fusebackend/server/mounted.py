@@ -93,7 +93,7 @@ from fusebackend.trees.branches import Branches
 from fusebackend.trees.checkouts import Checkouts
 from fusebackend.trees.merge.merges import Merges
 from fusebackend.trees.merge.run import MainTree
-from fusebackend.trees.refs import Refs, Taken
+from fusebackend.trees.refs import Refs
 from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.trees.states import States
@@ -876,8 +876,8 @@ class MountedBackend(ServedMount):
 
     def _refs(self) -> Refs:
         """The states that there are now."""
-        taken = [Taken(each.name, each.time_ns) for each in self.snapshots()]
-        opened = [Taken(name, branch.created_ns) for name, branch in self._branches.opened.items()]
+        taken = {each.name: each.time_ns for each in self.snapshots()}
+        opened = {name: branch.created_ns for name, branch in self._branches.opened.items()}
         return Refs(taken, opened, began_ns=self._began_ns)
 
     def _began_ns(self, call: str) -> int:

@@ -27,7 +27,7 @@ from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import UNFINISHED, BranchRoute, BranchVolume, read_routes
 from fusebackend.trees.composed import Places
 from fusebackend.trees.lower_tree import LowerTree
-from fusebackend.trees.refs import Ref, Refs, Taken, nanoseconds
+from fusebackend.trees.refs import Ref, Refs, nanoseconds
 from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name
 from fusebackend.volumes.native import NativeVolume
 
@@ -309,9 +309,9 @@ class Branches:
         which the snapshot does not have, None if they are live. Of a call these are all routes."""
         if ref is None:
             return None, None
-        taken = [Taken(each.name, each.info.time_ns) for each in self._snapshots.all()]
+        taken = {each.name: each.info.time_ns for each in self._snapshots.all()}
         refs = Refs(taken, began_ns=None if self.past is None else self.past.began_ns)
-        moment = None if ref in {each.name for each in taken} else refs.moment(ref)
+        moment = None if ref in taken else refs.moment(ref)
         if moment is None:
             found = refs.one(ref)
             return (None, found) if found.is_call else (None if found.is_main else found.name, None)

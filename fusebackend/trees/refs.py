@@ -14,8 +14,9 @@ snapshot's name is looked for first. `now` is `main`. `A..B` is a pair; a side t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from fusebackend.base.errors import UserError
@@ -36,13 +37,6 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 class RefError(UserError, ValueError):
     """A REF that names nothing; its text is one line for the user."""
-
-
-class Taken(NamedTuple):
-    """A snapshot of a mount: its name, and when it was taken."""
-
-    name: str
-    time_ns: int
 
 
 class Ref(NamedTuple):
@@ -74,8 +68,8 @@ class Refs:
     """The states that a mount has.
 
     Args:
-        snapshots: all of them, in any order.
-        branches: all of them, when they were made.
+        snapshots: all of them, when they were taken, by their names.
+        branches: all of them, when they were made, by their names.
         began_ns: returns when a call began, by its name. Raises `RefError` if there is no such call.
         now: the time of the question, with its zone; None for the present.
         zone: the zone of times without one; None for the local zone.
@@ -83,16 +77,16 @@ class Refs:
 
     def __init__(
         self,
-        snapshots: Sequence[Taken],
-        branches: Sequence[Taken] = (),
+        snapshots: Mapping[str, int],
+        branches: Mapping[str, int] | None = None,
         *,
         began_ns: Callable[[str], int] | None = None,
         now: datetime | None = None,
         zone: tzinfo | None = None,
     ) -> None:
-        self._snapshots = sorted(snapshots, key=lambda each: each.time_ns)
-        self._by_name = {each.name: Ref(*each, is_branch=True) for each in branches}
-        self._by_name.update((each.name, Ref(*each)) for each in self._snapshots)
+        self._snapshots = sorted(snapshots.items(), key=itemgetter(1))
+        self._by_name = {name: Ref(name, time_ns, is_branch=True) for name, time_ns in (branches or {}).items()}
+        self._by_name |= {name: Ref(name, time_ns) for name, time_ns in self._snapshots}
         self._now = (datetime.now().astimezone() if now is None else now).astimezone(zone)
         self._zone = zone
         self._began_ns = began_ns
@@ -127,7 +121,7 @@ class Refs:
         if moment is None:
             raise RefError(f"no snapshot '{text}'; {self._those()}")
         limit_ns = nanoseconds(moment)
-        earlier = [each for each in self._snapshots if each.time_ns <= limit_ns]
+        earlier = [(name, time_ns) for name, time_ns in self._snapshots if time_ns <= limit_ns]
         if not earlier:
             raise RefError(f"no snapshot is as old as '{text}'; {self._oldest()}")
         return Ref(*earlier[-1])
@@ -181,16 +175,16 @@ class Refs:
         """The names that are there, for an error."""
         if not self._snapshots:
             return "there are none (fusebackend snapshot create)"
-        names = [each.name for each in self._snapshots[-NAMES_IN_ERROR:]]
+        names = [name for name, _ in self._snapshots[-NAMES_IN_ERROR:]]
         more = "…, " if len(self._snapshots) > NAMES_IN_ERROR else ""
         return f"there are: {more}{', '.join(names)} ({LIST_HINT})"
 
     def _oldest(self) -> str:
         if not self._snapshots:
             return self._those()
-        oldest = self._snapshots[0]
-        moment = datetime.fromtimestamp(oldest.time_ns / 10**9, self._zone).strftime("%Y-%m-%d %H:%M:%S")
-        return f"the oldest is {oldest.name} of {moment} ({LIST_HINT})"
+        name, taken_ns = self._snapshots[0]
+        moment = datetime.fromtimestamp(taken_ns / 10**9, self._zone).strftime("%Y-%m-%d %H:%M:%S")
+        return f"the oldest is {name} of {moment} ({LIST_HINT})"
 
 
 def begin_ns(text: str) -> int:
@@ -207,7 +201,7 @@ def begin_ns(text: str) -> int:
 
 def time_ns(text: str) -> int:
     """Return the time that a text names, in ns since 1970. Raises `RefError`."""
-    moment = Refs(()).moment(text)
+    moment = Refs({}).moment(text)
     if moment is None:
         raise RefError(f"'{text}' is no time; there are: 10m, 2h, 3d, 14:05, yesterday, 2026-11-22, 2026-11-22T14:05")
     return nanoseconds(moment)

@@ -58,7 +58,7 @@ def _why_no_name(name: str, max_bytes: int) -> str | None:
         return "holds '..', as a range does"
     if is_call_name(name):
         return "means a call"
-    refs = Refs(())
+    refs = Refs({})
     if refs.is_ref(name):
         return "means the present state" if refs.is_present(name) else "means a time"
     return None

@@ -8,23 +8,23 @@ from zoneinfo import ZoneInfo
 import pytest
 from for_each import for_each
 
-from fusebackend.trees.refs import MAIN_REF, Ref, RefError, Refs, Taken, begin_ns, time_ns
+from fusebackend.trees.refs import MAIN_REF, Ref, RefError, Refs, begin_ns, time_ns
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2026, 11, 23, 12, 0, 0, tzinfo=BERLIN)
 
 
-def taken(name: str, moment: datetime) -> Taken:
-    return Taken(name, round(moment.timestamp()) * 10**9)
+def ns(moment: datetime) -> int:
+    return round(moment.timestamp()) * 10**9
 
 
-SNAPSHOTS = [
-    taken("noon", NOW),
-    taken("half", NOW - timedelta(minutes=30)),
-    taken("night", datetime(2026, 11, 22, 23, 30, tzinfo=BERLIN)),
-    taken("sunday", datetime(2026, 11, 22, 9, 0, tzinfo=BERLIN)),
-    taken("summer", datetime(2026, 7, 1, 9, 0, tzinfo=BERLIN)),
-]
+SNAPSHOTS = {
+    "noon": ns(NOW),
+    "half": ns(NOW - timedelta(minutes=30)),
+    "night": ns(datetime(2026, 11, 22, 23, 30, tzinfo=BERLIN)),
+    "sunday": ns(datetime(2026, 11, 22, 9, 0, tzinfo=BERLIN)),
+    "summer": ns(datetime(2026, 7, 1, 9, 0, tzinfo=BERLIN)),
+}
 REFS = Refs(SNAPSHOTS, now=NOW, zone=BERLIN)
 
 
@@ -66,14 +66,14 @@ def test_a_pair() -> None:
     assert REFS.pair("..sunday") == (MAIN_REF, REFS.one("sunday"))
     assert REFS.pair("main..1h")[0].is_main
     assert REFS.one("now") == MAIN_REF
-    assert REFS.newest() == Ref("noon", SNAPSHOTS[0].time_ns)
+    assert REFS.newest() == Ref("noon", ns(NOW))
 
 
 @for_each("text", ["..", "../x", "nothing", "a..b", "10", "10y", "25:00", "2026-13-01", "2026-11-22x", ""])
 def test_other_words_are_no_refs(text: str) -> None:
     assert not REFS.is_ref(text) or text == ""
     with pytest.raises(RefError):
-        Refs([], now=NOW).pair(text or "1h")
+        Refs({}, now=NOW).pair(text or "1h")
 
 
 @pytest.mark.parametrize(
@@ -94,15 +94,15 @@ def test_errors_say_what_there_is(text: str, error: str) -> None:
 
 def test_without_snapshots() -> None:
     with pytest.raises(RefError, match=r"^no snapshot 'x'; there are none \(fusebackend snapshot create\)$"):
-        Refs([]).one("x")
+        Refs({}).one("x")
     with pytest.raises(RefError, match=r"^no snapshot is as old as '1h'; there are none"):
-        Refs([]).one("1h")
+        Refs({}).one("1h")
     with pytest.raises(RefError, match="no snapshot to compare with"):
-        Refs([]).newest()
+        Refs({}).newest()
 
 
 def test_an_error_lists_the_newest_names_only() -> None:
-    many = [Taken(f"s{number}", number) for number in range(30)]
+    many = {f"s{number}": number for number in range(30)}
     with pytest.raises(RefError, match=r"there are: …, s20, s21, .*, s29 \("):
         Refs(many).one("x")
 
@@ -110,7 +110,7 @@ def test_an_error_lists_the_newest_names_only() -> None:
 def test_the_hour_that_comes_twice() -> None:
     """02:30 of the day on which summer time ends is the first of the two, as in Python's calendar."""
     first = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
-    refs = Refs([Taken("first", round(first.timestamp()) * 10**9)], now=NOW, zone=BERLIN)
+    refs = Refs({"first": ns(first)}, now=NOW, zone=BERLIN)
     assert refs.one("2026-10-25T02:30").name == "first"
 
 
