@@ -50,17 +50,17 @@ class Restores:
 
     Args:
         main, states: of the mount.
-        began_ns: returns when a call began; OSError, there is none of that name, or no history.
 
     Attributes:
         read: the names of the snapshots that a restore reads now.
+        began_ns: returns when a call began. OSError: ENOENT, there is none of that name; ENOTSUP, there is no history.
     """
 
-    def __init__(self, main: MainTree, states: States, began_ns: Callable[[str], int] | None = None) -> None:
+    def __init__(self, main: MainTree, states: States, began_ns: Callable[[str], int]) -> None:
         self.read: Collection[str] = ()
         self._main = main
         self._guard = threading.Lock()
-        self._began_ns = began_ns
+        self.began_ns = began_ns
         self._states = states
         self._journal = main.branches.journal(JOURNAL)
 
@@ -105,7 +105,7 @@ class Restores:
             outcome.call,
             [] if outcome.is_refused else list(_changes(outcome.steps)),
             outcome.plan.uncarried,
-            outcome.conflicts,
+            outcome.plan.conflicts,
             list(dict.fromkeys(outcome.partly)),
             sorted(left_alone),
         )
@@ -114,15 +114,6 @@ class Restores:
     def is_kept(self) -> bool:
         """True if there is a history, which knows states before the present."""
         return self._main.recorder is not None
-
-    def began_ns(self, call: str) -> int:
-        """Return when a call began.
-
-        Raises:
-            OSError: ENOENT, there is none of that name; ENOTSUP, there is no history.
-        """
-        assert self._began_ns is not None, "a mount gives it"
-        return self._began_ns(call)
 
     def branch_of(self, call: str) -> str | None:
         """Return the branch whose state the one before a call is; None for that of the mount, and for what is no call.

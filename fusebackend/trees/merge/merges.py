@@ -184,7 +184,7 @@ def _result(name: str, outcome: Outcome) -> MergeResult:
         call=outcome.call,
         changes=[] if outcome.is_refused else list(_changes(outcome.steps, set(found.merged))),
         decided=found.decided,
-        conflicts=outcome.conflicts,
+        conflicts=found.conflicts,
         partly=list(dict.fromkeys(partly)),
         repositories=[posixpath.dirname(path) for path in found.left],
     )

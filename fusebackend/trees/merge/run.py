@@ -44,6 +44,7 @@ from fusebackend.protocol import (
     Caller,
     Change,
     Changes,
+    EventKind,
     SnapshotVolume,
     UndoConflict,
     Volume,
@@ -123,28 +124,19 @@ class Outcome:
 
     Attributes:
         steps: those that were made, or would be.
-        plan: the last one; its steps are those that were left to be made then.
-        open_paths: paths that have to change and that somebody has open for writing. Nothing was changed then.
+        plan: the last one; its steps are those that were left to be made then. With conflicts, nothing was changed.
         partly: what could not be kept on the way, such as an owner.
         call: its name in the history; None where nothing was changed.
     """
 
     plan: MergePlan
     steps: list[Step] = field(default_factory=list)
-    open_paths: list[AgentPath] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)
     call: str | None = None
 
     @property
-    def conflicts(self) -> list[UndoConflict]:
-        """Why nothing was changed."""
-        return self.plan.conflicts + [
-            UndoConflict(path, "is open for writing in the mount") for path in self.open_paths
-        ]
-
-    @property
     def is_refused(self) -> bool:
-        return bool(self.conflicts)
+        return bool(self.plan.conflicts)
 
 
 def _unrecorded() -> AbstractContextManager[MergeRecords]:
@@ -217,7 +209,7 @@ class Merge:
     def dry_run(self) -> Outcome:
         """Return what `run` would do."""
         plan = self._planned()
-        return Outcome(plan, plan.steps, self._written(plan))
+        return Outcome(plan, plan.steps)
 
     def run(self) -> Outcome:
         """Merge.
@@ -230,7 +222,6 @@ class Merge:
         outcome = Outcome(MergePlan())
         for attempt in range(ATTEMPTS):
             outcome.plan = self._planned()
-            outcome.open_paths = self._written(outcome.plan)
             if outcome.is_refused:
                 return outcome
             if not outcome.plan.steps:
@@ -258,10 +249,12 @@ class Merge:
     def _planned(self) -> MergePlan:
         """Return a plan. What goes while it is made has it made again."""
         plans = (unless(VANISHED, self._plan) for _ in range(ATTEMPTS - 1))
-        return next(filter(None, plans), None) or self._plan()
+        plan = next(filter(None, plans), None) or self._plan()
+        self._refuse_open(plan)
+        return plan
 
-    def _written(self, plan: MergePlan) -> list[AgentPath]:
-        found: list[AgentPath] = []
+    def _refuse_open(self, plan: MergePlan) -> None:
+        """Add the paths that have to change and that somebody has open for writing."""
         written = {(id(self._volumes[prefix]), node) for prefix, node in self._open()}
         for step in plan.steps if written else ():
             if step.stamp is None or step.word not in ("replace", "link", "remove") or step.path.startswith(PARKED):
@@ -270,8 +263,7 @@ class Merge:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), route.volume.lock:
                 attr = route.find(step.path)
                 if attr is not None and stat.S_ISREG(attr.mode) and (id(route.volume), attr.node) in written:
-                    found.append(shown(step.path))
-        return found
+                    plan.conflicts.append(UndoConflict(shown(step.path), "is open for writing in the mount"))
 
     def _route(self, prefix: AgentPath, number: int = 0) -> _ChangingRoute:
         return _ChangingRoute(prefix, self._volumes[prefix], self._staging, number)
@@ -440,9 +432,6 @@ class _ChangingRoute:
         for old, parked in moves:
             if not parked.startswith(PARKED) or any(each == parked for each, _ in moves):
                 continue
-            with self.volume.lock:
-                if self.find(parked) is None:
-                    continue
             with recording() as records, placing.changing(self.volume) as changes:
                 self.directories.look_again()
                 attr = self.find(parked)
@@ -495,6 +484,9 @@ class _RouteSteps:
         partly: what could not be kept.
     """
 
+    replacing = 0
+    """The flags of a rename to a name at which something is."""
+
     def __init__(self, route: _ChangingRoute, steps: Sequence[Step], records: MergeRecords) -> None:
         self.route = route
         self.records = records
@@ -544,11 +536,6 @@ class _RouteSteps:
         self.staged[name] = placed.attr.node
         self.lost(step, placed)
 
-    def report(self, changes: Changes, parent: int, name: bytes, node: int, word: str, path: bytes) -> None:
-        """Add the changes of a name that leads to another file now."""
-        kind: Any = "created" if word == "make" else "modified"
-        changes += [Change(node=parent), Change(node, parent, name, kind, self.route.inner(path))]
-
     def going(self, step: Step, attr: Attr | None) -> None:
         """Record that what is at the path of a step is removed, or replaced."""
         if attr is not None:
@@ -589,19 +576,16 @@ class _RouteSteps:
     def put(self, step: Step, name: bytes, attr: Attr | None, changes: Changes) -> None:
         """Give what was staged its name."""
         parent, final = self.route.place(step.path)
-        word = "make" if attr is None else "replace"
+        node = self.staged[name]
         self.going(step, attr)
-        self.rename((self.route.staging(), name), (parent, final), self.flags(attr))
-        self.come(step, self.staged[name])
-        self.report(changes, parent, final, self.staged[name], word, step.path)
+        self.rename((self.route.staging(), name), (parent, final), RENAME_NOREPLACE if attr is None else self.replacing)
+        self.come(step, node)
+        kind: EventKind = "created" if attr is None else "modified"
+        changes += [Change(node=parent), Change(node, parent, final, kind, self.route.inner(step.path))]
 
     def rename(self, old: tuple[int, bytes], new: tuple[int, bytes], flags: int) -> None:
         """Rename to or from the staging directory."""
         self.volume.rename(*old, *new, flags)
-
-    def flags(self, attr: Attr | None) -> int:
-        """Return the flags of a rename to a name at which something is, or nothing."""
-        return 0 if attr is not None else RENAME_NOREPLACE
 
     def make_here(self, step: Step, changes: Changes) -> None:
         parent, name = self.route.place(step.path)
@@ -705,6 +689,8 @@ class _AtOnce(_RouteSteps):
     """Steps of which a reader sees all or none. What they replace goes into the staging directory, so that each can be
     taken back under the same lock, and is removed afterwards."""
 
+    replacing = RENAME_EXCHANGE
+
     def __init__(self, route: _ChangingRoute, steps: Sequence[Step], records: MergeRecords) -> None:
         super().__init__(route, steps, records)
         self._back: list[Callable[[Changes], object]] = []
@@ -783,9 +769,6 @@ class _AtOnce(_RouteSteps):
         old = 0 if attr is None or attr.is_dir else attr.node
         super().put(step, name, attr, changes)
         self.set_aside[old] += 1
-
-    def flags(self, attr: Attr | None) -> int:
-        return RENAME_EXCHANGE if attr is not None else RENAME_NOREPLACE
 
     def _require_removable(self, step: Step, attr: Attr | None) -> None:
         """A directory goes into the staging directory, which could not be removed with names that rules hide in it."""
