@@ -53,6 +53,13 @@ class Difference:
     fields: tuple[Field, ...] = ()
 
     @property
+    def item(self) -> Item:
+        """The file after the change; before it, of one that was deleted."""
+        found = self.after or self.before
+        assert found is not None, "one of the trees has it"
+        return found
+
+    @property
     def path_before(self) -> bytes:
         return self.path if self.old_path is None else self.old_path
 
@@ -68,8 +75,6 @@ class Differences:
         missing: prefixes of routes that were not compared, since not both trees hold them.
     """
 
-    before: MergeTree
-    after: MergeTree
     found: list[Difference] = field(default_factory=list)
     emptied: list[bytes] = field(default_factory=list)
     skipped: list[tuple[bytes, str]] = field(default_factory=list)
@@ -100,7 +105,7 @@ def differences(
         OSError: of a directory on the way to a path. Errors below it become `skipped`.
     """
     trusted_ns = 0 if older_ns is None else older_ns - RACY_NS
-    result = Differences(before, after)
+    result = Differences()
     for path in sorted(set(paths)):
         left = [(path, before.find(path), after.find(path))]
         if left[0][1:] == (None, None):
@@ -176,21 +181,18 @@ def _with_renames(found: list[Difference]) -> list[Difference]:
     Of several, those with the same last name belong together, and then the first in order of their names. Only files
     are read of which there is one of the same size on the other side.
     """
-    gone = [each for each in found if each.change == "deleted" and _may_be_renamed(each.before)]
-    new = [each for each in found if each.change == "created" and _may_be_renamed(each.after)]
-    old_sizes = {each.before.size for each in gone if each.before is not None}
-    new = [each for each in new if each.after is not None and each.after.size in old_sizes]
-    new_sizes = {each.after.size for each in new if each.after is not None}
-    gone = [each for each in gone if each.before is not None and each.before.size in new_sizes]
-
+    by_path = sorted(found, key=lambda each: each.path)
+    gone = [each for each in by_path if each.change == "deleted" and each.item.is_file]
+    new = [each for each in by_path if each.change == "created" and each.item.is_file]
+    sizes = ({each.item.size for each in gone} & {each.item.size for each in new}) - {0}
     sources: dict[bytes, list[Difference]] = defaultdict(list)
-    for each in sorted(gone, key=lambda each: each.path):
-        if digest := _digest(each.before):
+    for each in gone:
+        if each.item.size in sizes and (digest := _digest(each.item)):
             sources[digest].append(each)
     pairs: dict[bytes, Difference] = {}
     left: list[tuple[Difference, list[Difference]]] = []
-    for each in sorted(new, key=lambda each: each.path):
-        candidates = sources.get(_digest(each.after) or b"", [])
+    for each in (each for each in new if each.item.size in sizes):
+        candidates = sources.get(_digest(each.item) or b"", [])
         source = next((other for other in candidates if split(other.path)[1] == split(each.path)[1]), None)
         if source is None:
             left.append((each, candidates))
@@ -205,13 +207,8 @@ def _with_renames(found: list[Difference]) -> list[Difference]:
     return [_renamed(pairs[each.path], each) if each.path in pairs else each for each in kept]
 
 
-def _may_be_renamed(item: Item | None) -> bool:
-    return item is not None and item.is_file and item.size > 0
-
-
-def _digest(item: Item | None) -> bytes | None:
+def _digest(item: Item) -> bytes | None:
     """Return the digest of a file's bytes, or None where they can't be read: then the file is no part of a rename."""
-    assert item is not None, "it has bytes"
     digest = hashlib.blake2b(digest_size=20)
     try:
         for piece in filled(item.pieces()):
@@ -222,5 +219,5 @@ def _digest(item: Item | None) -> bytes | None:
 
 
 def _renamed(old: Difference, new: Difference) -> Difference:
-    assert old.before is not None and new.after is not None, "a rename has both sides"
-    return Difference("renamed", new.path, old.before, new.after, old.path, tuple(_attributes(old.before, new.after)))
+    fields = tuple(_attributes(old.item, new.item))
+    return Difference("renamed", new.path, old.before, new.after, old.path, fields)

@@ -304,9 +304,7 @@ def _has_below(paths: list[bytes], directory: bytes) -> bool:
 
 
 def _shown(each: Difference) -> str:
-    entry = each.after or each.before
-    is_directory = entry is not None and entry.is_dir
-    return quoted(each.path + b"/" if is_directory else each.path) if each.path else "./"
+    return quoted(each.path + b"/" if each.item.is_dir else each.path) if each.path else "./"
 
 
 # -- the other forms ---------------------------------------------------------------------------------------------
@@ -322,10 +320,7 @@ def listed(result: Differences) -> list[Difference]:
 
 
 def _is_implied(each: Difference, paths: list[bytes]) -> bool:
-    entry = each.after or each.before
-    if each.change not in ("created", "deleted") or entry is None or not entry.is_dir:
-        return False
-    return _has_below(paths, each.path)
+    return each.change in ("created", "deleted") and each.item.is_dir and _has_below(paths, each.path)
 
 
 def name_status(result: Differences) -> Iterator[str]:
