@@ -189,14 +189,20 @@ class LowerTree(ComposedTree):
         """Return the directory that a directory is in."""
         if number == ROOT_NODE:
             return ROOT_NODE
+        above = self._above(number)
+        if above is None:
+            raise oserror(errno.ESTALE)
+        return above[0]
+
+    def _above(self, number: int) -> tuple[int, bytes] | None:
+        """Return the directory that a file was found in, or that leads to a route, and the name there."""
         found = self._found.get(number)
         if found is not None:
-            return found[0]
-        route, node = self._decoded(number)
-        place = self.at(route, node).place
+            return found
+        place = self.at(*self._decoded(number)).place
         if place is None or place.parent is None:
-            raise oserror(errno.ESTALE)
-        return self.number(place.parent.route, place.parent.node)
+            return None
+        return self.number(place.parent.route, place.parent.node), place.name
 
     def found_in(self, number: int) -> int | None:
         """Return the directory in which a file was found in this session; None once `note` of it is forgotten."""
@@ -210,15 +216,11 @@ class LowerTree(ComposedTree):
             if number in self._kept:
                 kept = self._kept[number]
                 return b"/".join([kept, *reversed(names)]) if kept else b"/".join(reversed(names))
-            found = self._found.get(number)
-            if found is None:
-                route, node = self._decoded(number)
-                place = self.at(route, node).place
-                if place is None or place.parent is None:
-                    return None
-                found = self.number(place.parent.route, place.parent.node), place.name
-            names.append(found[1])
-            number = found[0]
+            above = self._above(number)
+            if above is None:
+                return None
+            number, name = above
+            names.append(name)
         return b"/".join(reversed(names))
 
     def _place_at(self, path: bytes) -> tuple[Place, list[bytes]]:
