@@ -180,7 +180,7 @@ class Forgetting:
         """Remove the files that branches have of their own at a path; returns the names of these branches."""
         touched = []
         for name, branch in self._opened():
-            own = [each for each, node in _files(branch, path).items() if _is_own(branch, node)]
+            own = [each for each, node in _files(branch, path).items() if branch.is_own(node)]
             if own or branch.keeps_bytes_of(path):
                 touched += [] if name in touched else [name]
             if dry_run:
@@ -206,10 +206,6 @@ def _empty(branch: BranchVolume, attr: Attr) -> None:
             branch.setattr(node, AttrChanges(size=0))
         for name in branch.listxattr(node):
             branch.removexattr(node, name)
-
-
-def _is_own(branch: BranchVolume, node: int) -> bool:
-    return branch.is_new(node) or branch.origin(node) is not None
 
 
 def _files(volume: Volume, path: str) -> dict[str, int]:

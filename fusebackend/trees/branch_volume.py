@@ -413,11 +413,6 @@ class BranchVolume(SqliteVolume):
         ]  # fmt: skip
         return [each for each in known if each.path == at or is_below(each.path or b"", at)]
 
-    @staticmethod
-    def is_new(node: int) -> bool:
-        """Return True for a node that the lower tree does not have."""
-        return node >= FIRST_OWN
-
     def has_own_names(self, node: int) -> bool:
         """Return True for a directory whose entries are not those of below."""
         return node >= FIRST_OWN or self._of(node).names
@@ -523,8 +518,8 @@ class BranchVolume(SqliteVolume):
 
     # -- copying up --------------------------------------------------------------------------------------------
 
-    def _is_own(self, node: int) -> bool:
-        """Return True if the file has an inode of this node."""
+    def is_own(self, node: int) -> bool:
+        """Return True if the branch has an inode of this node: of a new file, or of one with attributes of its own."""
         return node >= FIRST_OWN or self._of(node).own
 
     def _of(self, node: int) -> BranchOrigin:
@@ -605,7 +600,7 @@ class BranchVolume(SqliteVolume):
 
     def _place_below(self, node: int) -> int | None:
         """Return the directory whose names are copied up with a live file."""
-        if self._is_own(node) or not self.lower.is_numbered(node):
+        if self.is_own(node) or not self.lower.is_numbered(node):
             return None
         return self.lower.found_in(node)
 
@@ -663,7 +658,7 @@ class BranchVolume(SqliteVolume):
     # -- storage: inodes ---------------------------------------------------------------------------------------
 
     def _inode(self, node: int) -> Inode:
-        if self._is_own(node):
+        if self.is_own(node):
             inode = super()._inode(node)
             if node < FIRST_OWN and stat.S_ISREG(inode.mode):
                 self._follow(inode, self._origins[node])
@@ -686,18 +681,13 @@ class BranchVolume(SqliteVolume):
         """Keep the attributes of a file of the lower tree, as they are now."""
         node = attr.node
         self._fresh.add(node)
-        known = self._inodes.get(node)
-        if known is None or stat.S_IFMT(known.mode) != stat.S_IFMT(attr.mode):
-            return self._add_below(node, attr, parent)
-        _copy_attributes(attr, known)
-        known.parent = parent if attr.is_dir else 0
-        return known
-
-    def _add_below(self, node: int, attr: Attr, parent: int) -> Inode:
-        inode = self._inodes[node] = Inode(node, attr.mode, parent=parent if attr.is_dir else 0)
+        inode = self._inodes.get(node)
+        if inode is None or stat.S_IFMT(inode.mode) != stat.S_IFMT(attr.mode):
+            inode = self._inodes[node] = Inode(node, attr.mode)
+            if len(self._inodes) > CACHE_INODES:
+                self._shrink_inodes()
         _copy_attributes(attr, inode)
-        if len(self._inodes) > CACHE_INODES:
-            self._shrink_inodes()
+        inode.parent = parent if attr.is_dir else 0
         return inode
 
     def _follow(self, inode: Inode, origin: BranchOrigin) -> None:
@@ -719,11 +709,11 @@ class BranchVolume(SqliteVolume):
             self._renewed(inode)
 
     def _accessed(self, inode: Inode) -> None:
-        if self._is_own(inode.node):
+        if self.is_own(inode.node):
             super()._accessed(inode)
 
     def access_due(self, attr: Attr) -> bool:
-        return self._is_own(attr.node) and super().access_due(attr)
+        return self.is_own(attr.node) and super().access_due(attr)
 
     def _let_go(self, node: int) -> None:
         super()._let_go(node)
@@ -758,22 +748,19 @@ class BranchVolume(SqliteVolume):
 
     def _is_elsewhere(self, parent: int, attr: Attr) -> bool:
         """Return True for a directory that the mount has moved here, and that the branch has at a place of its own."""
-        return attr.is_dir and self._is_own(attr.node) and self._inode(attr.node).parent != parent
+        return attr.is_dir and self.is_own(attr.node) and self._inode(attr.node).parent != parent
 
     def _found_below(self, parent: int, attr: Attr) -> None:
         """Keep the attributes of a file, about which the caller asks next."""
         node = attr.node
-        if self._is_own(node) or node in self._gone:
+        if self.is_own(node) or node in self._gone:
             return
-        if self.lower.is_live(node):
-            if self._fresh.is_kept:
-                self._taken(attr, parent)
-        elif node not in self._inodes:
-            self._add_below(node, attr, parent)
+        if self._fresh.is_kept if self.lower.is_live(node) else node not in self._inodes:
+            self._taken(attr, parent)
 
     def _is_there(self, parent: int, name: bytes, node: int) -> bool:
         """Return False for a live file, in a directory's own entries, that its route has lost since."""
-        if node in self._fresh or self._is_own(node) or not self.lower.is_live(node):
+        if node in self._fresh or self.is_own(node) or not self.lower.is_live(node):
             return True
         attr = self.lower.still(node, parent, name)
         if attr is None:
@@ -787,7 +774,7 @@ class BranchVolume(SqliteVolume):
 
     def _note_entry(self, parent: int, name: bytes, node: int) -> None:
         """A name of a directory's own entries leads to a file that has nothing of its own: it is where it was."""
-        if self._is_own(node) or self.lower.found_in(node) is not None:
+        if self.is_own(node) or self.lower.found_in(node) is not None:
             return
         if self._is_there(parent, name, node):
             self.lower.note(node, parent, name, self.lower.attr_of(node).is_dir)
@@ -817,7 +804,7 @@ class BranchVolume(SqliteVolume):
             raise oserror(errno.EBUSY, name)
 
     def version_of(self, attr: Attr) -> str | None:
-        return super().version_of(attr) if self._is_own(attr.node) else version_of_attr(attr, coarse_by_ns=COARSE_NS)
+        return super().version_of(attr) if self.is_own(attr.node) else version_of_attr(attr, coarse_by_ns=COARSE_NS)
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         with self.lock, self._fresh:
@@ -863,7 +850,7 @@ class BranchVolume(SqliteVolume):
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         with self.lock:
-            handle = None if self._is_own(node) else self._handles.get(node)
+            handle = None if self.is_own(node) else self._handles.get(node)
             return super().read(node, offset, size) if handle is None else handle[0].read(handle[1], offset, size)
 
     def _reads_below(self, inode: Inode) -> bool:
@@ -896,7 +883,7 @@ class BranchVolume(SqliteVolume):
         if self._reads_below(inode):
             length = min(size, inode.size - offset)
             return self._read_below(inode.node, offset, length) if length > 0 else b""
-        if stat.S_ISLNK(inode.mode) and not self._is_own(inode.node):
+        if stat.S_ISLNK(inode.mode) and not self.is_own(inode.node):
             return self.lower.target(inode.node)
         return super()._get(inode, offset, size)
 
@@ -973,7 +960,7 @@ class BranchVolume(SqliteVolume):
     # -- storage: extended attributes --------------------------------------------------------------------------
 
     def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
-        if self._is_own(inode.node):
+        if self.is_own(inode.node):
             return super()._xattrs(inode)
         if inode.xattrs is None or self.lower.is_live(inode.node):
             inode.xattrs = self.lower.xattrs(inode.node)
