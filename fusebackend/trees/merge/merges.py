@@ -40,8 +40,6 @@ class Merges:
     def __init__(self, main: MainTree, trees: AgentPath | None = None) -> None:
         self._main = main
         self._guard = threading.Lock()
-        self._branches = main.branches
-        self._volumes = main.volumes
         self._trees = trees
 
     def merge(
@@ -69,7 +67,7 @@ class Merges:
                 volumes. The same merge does the rest then.
         """
         with self._guard:
-            branch = self._branches.volume(name)
+            branch = self._main.branches.volume(name)
             chosen = [to_name(normalise(path)).strip(b"/") for path in paths] or [b""]
             branch.sync()
             merge = self._merge(branch, name, lambda: self._plan(name, branch, keep, lines, chosen))
@@ -80,15 +78,15 @@ class Merges:
         return _result(name, outcome)
 
     def _merge(self, branch: BranchVolume, name: str, plan: Callable[[], MergePlan]) -> Merge:
-        journal, written = self._branches.journal(name), self._main.written
+        journal, written = self._main.branches.journal(name), self._main.written
         recording = partial(self._main.recording, "merge", partial(self._title, name))
         before = partial(keep_sources, branch)
-        return Merge(name, self._volumes, plan, journal, written, recording, branch.follow, before)
+        return Merge(name, self._main.volumes, plan, journal, written, recording, branch.follow, before)
 
     def tidy(self) -> None:
         """Remove what killed merges have left in the routes, and give what they have parked its names again. The same
         merge still does the rest. OSError: as `end`."""
-        self.end(self._branches.opened)
+        self.end(self._main.branches.opened)
 
     def end(self, names: Collection[str]) -> None:
         """Do what `tidy` does for branches that are about to be deleted: nobody else would.
@@ -96,7 +94,7 @@ class Merges:
         Raises:
             OSError: something that a merge has left in a route can't be removed. Its text names the branch.
         """
-        for name, branch in self._branches.opened.items():
+        for name, branch in self._main.branches.opened.items():
             if name not in names:
                 continue
             with self._guard:
@@ -109,7 +107,7 @@ class Merges:
     def _plan(
         self, name: str, branch: BranchVolume, keep: Side | None, lines: bool, paths: Collection[bytes]
     ) -> MergePlan:
-        base, theirs, main, may_differ = trees_of(branch, self._volumes)
+        base, theirs, main, may_differ = trees_of(branch, self._main.volumes)
         apart = (GIT,) if name.startswith(WORKTREE) else ()
         found = plan(
             base, theirs, main, keep=keep, lines=lines, paths=paths, may_differ=may_differ, apart=apart,
@@ -139,7 +137,7 @@ class Merges:
         """Return what a log says of a merge, with the actors that have changed something in the branch, as long as the
         history knows them."""
         assert self._main.recorder is not None, "there is a history"
-        calls = self._main.recorder.history.calls(None, Filter(paths=(join(self._branches.path, name),)))
+        calls = self._main.recorder.history.calls(None, Filter(paths=(join(self._main.branches.path, name),)))
         writers = sorted({call.actor.word for call in calls} - {""})
         more = f" and {len(writers) - SHOWN_WRITERS} more" if len(writers) > SHOWN_WRITERS else ""
         by = f", written by {', '.join(writers[:SHOWN_WRITERS])}{more}" if writers else ""
@@ -152,7 +150,7 @@ class Merges:
             OSError: as `merge`.
         """
         with self._guard:
-            found = self._plan(name, self._branches.volume(name), None, False, [b""])
+            found = self._plan(name, self._main.branches.volume(name), None, False, [b""])
             return len(found.conflicts), len(found.steps)
 
 
@@ -182,7 +180,7 @@ def _result(name: str, outcome: Outcome) -> MergeResult:
     return MergeResult(
         branch=name,
         call=outcome.call,
-        changes=[] if outcome.is_refused else list(_changes(outcome.steps, set(found.merged))),
+        changes=[] if outcome.is_refused else list(_changes(outcome.steps)),
         decided=found.decided,
         conflicts=found.conflicts,
         partly=list(dict.fromkeys(partly)),
@@ -190,7 +188,7 @@ def _result(name: str, outcome: Outcome) -> MergeResult:
     )
 
 
-def _changes(steps: Sequence[Step], merged: set[AgentPath]) -> Iterator[UndoneChange]:
+def _changes(steps: Sequence[Step]) -> Iterator[UndoneChange]:
     parked = {step.to_path: step.path for step in steps if step.word == "park"}
     for step in steps:
         if step.word == "park":
@@ -200,4 +198,4 @@ def _changes(steps: Sequence[Step], merged: set[AgentPath]) -> Iterator[UndoneCh
             old = "/" + os.fsdecode(parked.get(step.path, step.path))
             yield UndoneChange("rename", "/" + to_text(step.to_path), old)
         else:
-            yield UndoneChange("merge" if path in merged and step.data is not None else _WORDS[step.word], path)
+            yield UndoneChange("merge" if step.data is not None else _WORDS[step.word], path)

@@ -93,7 +93,6 @@ class MergePlan:
             left. The steps leave them as they are in main.
         decided: conflicts that `keep` has decided, or an earlier merge.
         for_main: with `keep="main"`, a digest of each of them and of both its sides: `decided` of a later plan.
-        merged: paths of main whose lines were merged.
         uncarried: changes of the branch that a route of main can't hold.
         left: paths of the branch that were kept apart, and may differ.
     """
@@ -102,7 +101,6 @@ class MergePlan:
     conflicts: list[UndoConflict] = field(default_factory=list)
     decided: list[UndoConflict] = field(default_factory=list)
     for_main: set[bytes] = field(default_factory=set)
-    merged: list[AgentPath] = field(default_factory=list)
     uncarried: list[UndoConflict] = field(default_factory=list)
     left: list[AgentPath] = field(default_factory=list)
 
@@ -396,7 +394,6 @@ class Planner:
         if bytes_from == "branch" or (wanted != ours and bytes_from == "main"):
             self._update(branch, main, wanted, has_bytes=bytes_from == "branch")
         elif bytes_from == "lines":
-            self.result.merged.append(main.shown)
             self._update(branch, main, wanted, data=data)
         node = branch.prefix, branch.node
         if data is not None:

@@ -90,7 +90,7 @@ def test_more_files_than_a_directory_keeps_nodes_of(branched: Any, monkeypatch: 
     for path in paths[:20]:
         write(trees.main, path, path + b"\n1\n2\n3\n")
     outcome = trees.merge(lines=True)
-    assert not outcome.is_refused and len(outcome.plan.merged) == 20
+    assert not outcome.is_refused and sum(step.data is not None for step in outcome.plan.steps) == 20
     monkeypatch.undo()
     found = shown(trees.main)
     assert {found[path].data for path in paths[:20]} == {path + b"\n1\n2\n3\n" + path for path in paths[:20]}
