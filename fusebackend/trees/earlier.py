@@ -38,7 +38,7 @@ from fusebackend.history.records import Record
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, StatFs, Volume
 from fusebackend.trees.merge.tree import MergeTree
 from fusebackend.volumes.frozen import GivesPieces
-from fusebackend.volumes.placing import NodeSource, Source, State, state_of
+from fusebackend.volumes.placing import NodeSource, Source, State, state_of, xattrs_of
 from fusebackend.volumes.walk import entries
 
 _FIRST_OWN: Final = MAX_NODE + 1
@@ -274,17 +274,9 @@ class RecordedVolume(GivesPieces):
         state = self._state(node)
         return self._live.readlink(node) if state is None else state.target
 
-    def listxattr(self, node: int) -> Sequence[bytes]:
+    def xattrs(self, node: int) -> Mapping[bytes, bytes]:
         state = self._state(node)
-        return self._live.listxattr(node) if state is None else list(state.xattrs)
-
-    def getxattr(self, node: int, name: bytes) -> bytes:
-        state = self._state(node)
-        if state is None:
-            return self._live.getxattr(node, name)
-        if name not in state.xattrs:
-            raise oserror(errno.ENODATA, name)
-        return state.xattrs[name]
+        return xattrs_of(self._live, node) if state is None else state.xattrs
 
     def pieces(self, node: int) -> Iterator[tuple[int, bytes]]:
         """Read a file. An error, with a text for people, if its bytes are not known."""

@@ -354,9 +354,13 @@ class LowerTree(ComposedTree):
         place = self.at(*self._decoded(number)).place
         return place is not None and name in place.children
 
+    def view_of(self, number: int) -> tuple[Volume, int]:
+        """Return the volume that has a file, and its node there."""
+        return self._ask(number, self.view)
+
     def target(self, number: int) -> bytes:
         """Return the target of a symbolic link."""
-        volume, node = self._ask(number, self.view)
+        volume, node = self.view_of(number)
         return volume.readlink(node)
 
     def xattrs(self, number: int) -> dict[bytes, bytes]:
@@ -364,19 +368,19 @@ class LowerTree(ComposedTree):
         at = self.at(*self._decoded(number))
         if at.under is None:
             return {}
-        volume, node = self._ask(number, self.view)
+        volume, node = self.view_of(number)
         return xattrs_of(volume, node)
 
     def open(self, number: int) -> tuple[Volume, int]:
         """Open a file for reading; returns its volume, and the node to read and to release."""
-        volume, node = self._ask(number, self.view)
+        volume, node = self.view_of(number)
         attr = volume.open(node, os.O_RDONLY)
         return volume, node if attr is None else attr.node
 
     @contextlib.contextmanager
     def reading(self, number: int) -> Iterator[tuple[Volume, int]]:
         """Open a file for a block; yields its volume and the node to read."""
-        volume, node = self._ask(number, self.view)
+        volume, node = self.view_of(number)
         with opened(volume, node, os.O_RDONLY) as handle:
             yield volume, handle
 

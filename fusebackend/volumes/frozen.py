@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import errno
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,8 +40,21 @@ class GivesPieces(Volume):
         """As `Source.pieces`."""
         raise NotImplementedError
 
+    def xattrs(self, node: int) -> Mapping[bytes, bytes]:
+        """Return the extended attributes."""
+        raise NotImplementedError
+
     def read(self, node: int, offset: int, size: int) -> bytes:
         raise oserror(errno.EBADF)
+
+    def listxattr(self, node: int) -> Sequence[bytes]:
+        return list(self.xattrs(node))
+
+    def getxattr(self, node: int, name: bytes) -> bytes:
+        try:
+            return self.xattrs(node)[name]
+        except KeyError:
+            raise oserror(errno.ENODATA, name) from None
 
 
 class LooksAhead(Volume):

@@ -9,7 +9,7 @@ deleted, counts as changed.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import ROOT, AgentPath
@@ -17,11 +17,13 @@ from fusebackend.protocol import Attr, Features, StatFs, Volume
 from fusebackend.trees.branch_volume import BranchVolume, Stamp
 from fusebackend.trees.lower_tree import FIRST_OWN
 from fusebackend.trees.merge.tree import Item, MergeTree
+from fusebackend.volumes.contents import data_pieces
+from fusebackend.volumes.frozen import GivesPieces
 
 _GONE = (errno.ESTALE, errno.ENOENT)
 
 
-class BranchBase(Volume):
+class BranchBase(GivesPieces):
     """The state that a branch began with, as far as it is known. Its nodes are those of the branch."""
 
     features = Features(read_only=True)
@@ -110,37 +112,18 @@ class BranchBase(Volume):
         with self.lock:
             return self._lower.target(node)
 
-    def _xattrs(self, node: int) -> dict[bytes, bytes]:
+    def xattrs(self, node: int) -> Mapping[bytes, bytes]:
         with self.lock:
             below = self._branch.below(node)
             if below is not None:
-                return dict(below.xattrs)
+                return below.xattrs
             return unless(_GONE if node in self._noted else (), self._lower.xattrs, node) or {}
 
-    def listxattr(self, node: int) -> Sequence[bytes]:
-        return list(self._xattrs(node))
-
-    def getxattr(self, node: int, name: bytes) -> bytes:
-        try:
-            return self._xattrs(node)[name]
-        except KeyError:
-            raise oserror(errno.ENODATA, name) from None
-
-    def read(self, node: int, offset: int, size: int) -> bytes:
+    def pieces(self, node: int) -> Iterator[tuple[int, bytes]]:
         with self.lock:
             kept = self._kept_bytes(node)
-            if kept:
-                return self._branch.read(kept, offset, size)
-            with self._lower.reading(node) as (volume, handle):
-                return volume.read(handle, offset, size)
-
-    def next_data(self, node: int, offset: int) -> int | None:
-        with self.lock:
-            kept = self._kept_bytes(node)
-            if kept:
-                return self._branch.next_data(kept, offset)
-            with self._lower.reading(node) as (volume, handle):
-                return volume.next_data(handle, offset)
+            volume, inner = (self._branch, kept) if kept else self._lower.view_of(node)
+        return data_pieces(volume, inner)
 
     def statfs(self) -> StatFs:
         return self._branch.statfs()
