@@ -853,10 +853,6 @@ class BranchVolume(SqliteVolume):
             handle = None if self.is_own(node) else self._handles.get(node)
             return super().read(node, offset, size) if handle is None else handle[0].read(handle[1], offset, size)
 
-    def _reads_below(self, inode: Inode) -> bool:
-        """Return True for a regular file with no byte of its own."""
-        return stat.S_ISREG(inode.mode) and not self.has_own_bytes(inode.node)
-
     def _needs_below(self, inode: Inode) -> bool:
         """Return True for a regular file of which bytes may be read from the lower tree."""
         if inode.node >= FIRST_OWN or not stat.S_ISREG(inode.mode):
@@ -873,14 +869,10 @@ class BranchVolume(SqliteVolume):
         with self._reading_below(node) as (volume, handle):
             return volume.read(handle, offset, size)
 
-    def _next_below(self, node: int, offset: int) -> int | None:
-        with self._reading_below(node) as (volume, handle):
-            return volume.next_data(handle, offset)
-
     def _get(self, inode: Inode, offset: int, size: int) -> bytes:
         if inode.node >= FIRST_OWN:
             return super()._get(inode, offset, size)
-        if self._reads_below(inode):
+        if stat.S_ISREG(inode.mode) and not self.has_own_bytes(inode.node):
             length = min(size, inode.size - offset)
             return self._read_below(inode.node, offset, length) if length > 0 else b""
         if stat.S_ISLNK(inode.mode) and not self.is_own(inode.node):
@@ -914,16 +906,10 @@ class BranchVolume(SqliteVolume):
         if origin.base:
             found = super()._next_chunk(origin.base, index)
         else:
-            offset = self._next_below(node, index << CHUNK_SHIFT)
+            with self._reading_below(node) as (volume, handle):
+                offset = volume.next_data(handle, index << CHUNK_SHIFT)
             found = None if offset is None else offset >> CHUNK_SHIFT
         return None if found is None or (origin.limit is not None and found << CHUNK_SHIFT >= origin.limit) else found
-
-    def next_data(self, node: int, offset: int) -> int | None:
-        with self.lock:
-            inode = self._inode(node)
-            if self._reads_below(inode):
-                return self._next_below(node, offset) if offset < inode.size else None
-            return super().next_data(node, offset)
 
     def _put(self, inode: Inode, offset: int, data: bytes) -> None:
         self._own_bytes(inode)
