@@ -531,8 +531,7 @@ class Planner:
 
     def _future(self, branch: Item) -> Item:
         """The item of main that a file of the branch becomes. It is in no directory yet."""
-        assert branch.parent is not None
-        above = self._made.get(branch.parent) or self._home(branch)
+        above = self._home(branch)
         prefix = above.prefix if above is not None else self._main.owner(branch.path)
         return Item.future(self._main, prefix, branch)
 

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any, Final
 
 from fusebackend.base.durable import replace_file, sync_directory
-from fusebackend.base.errors import VANISHED, oserror, unless
+from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath, split, to_name, to_text
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import CallKind, RecordKind
@@ -622,10 +622,6 @@ class _RouteSteps:
         path, to_path = _ends(step)
         self.record("rename", path, node, to_path=self.route.recorded(to_path))
 
-    def final(self, step: Step) -> bytes:
-        """Return the path that a parked file gets in the end."""
-        return next(each.to_path for each in self.steps if each.path == step.to_path)
-
     def set_attributes(self, step: Step, attr: Attr, changes: Changes) -> None:
         assert step.state is not None
         state = step.state if step.times else step.state._replace(atime_ns=attr.atime_ns, mtime_ns=attr.mtime_ns)
@@ -661,7 +657,7 @@ class _OneByOne(_RouteSteps):
             if new:
                 line: dict[str, Any] = {"moves": [[os.fsdecode(old), os.fsdecode(new)]], "prefix": self.route.prefix}
                 if step.word == "park":
-                    line["final"] = os.fsdecode(self.final(step))
+                    line["final"] = os.fsdecode(next(each.to_path for each in self.steps if each.path == new))
                 self._journal.note(line)
             self._run(step, b"%d" % index)
             self._done.append(step)
@@ -752,9 +748,12 @@ class _AtOnce(_RouteSteps):
     def remove(self, step: Step, attr: Attr, changes: Changes) -> None:
         parent, name = self.route.place(step.path)
         there = self.route.staging(), b"old-%d" % len(self._back)
-        if attr.is_dir and self.volume.readdir(attr.node, b"", 1):
-            raise MainChangedError(shown(step.path))
-        self._require_removable(step, attr)
+        if attr.is_dir:
+            if self.volume.readdir(attr.node, b"", 1):
+                raise MainChangedError(shown(step.path))
+            # The staging directory, into which it goes, could not be removed with names that rules hide in it.
+            assert isinstance(self.volume, NativeVolume)
+            self.volume.require_removable(self.route.inner(step.path))
         node, is_dir = attr.node, attr.is_dir
         self.going(step, attr)
         self.rename((parent, name), there, RENAME_NOREPLACE)
@@ -765,18 +764,9 @@ class _AtOnce(_RouteSteps):
             self.route.directories.forget()
 
     def put(self, step: Step, name: bytes, attr: Attr | None, changes: Changes) -> None:
-        self._require_removable(step, attr)
-        old = 0 if attr is None or attr.is_dir else attr.node
+        old = 0 if attr is None else attr.node  # a file: a plan gives no name to anything while a directory has it
         super().put(step, name, attr, changes)
         self.set_aside[old] += 1
-
-    def _require_removable(self, step: Step, attr: Attr | None) -> None:
-        """A directory goes into the staging directory, which could not be removed with names that rules hide in it."""
-        if attr is not None and attr.is_dir:
-            assert isinstance(self.volume, NativeVolume)
-            if self.volume.readdir(attr.node, b"", 1):
-                raise oserror(errno.ENOTEMPTY)
-            self.volume.require_removable(self.route.inner(step.path))
 
     # -- taking back -------------------------------------------------------------------------------------------
 
