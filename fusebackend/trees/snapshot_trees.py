@@ -21,7 +21,7 @@ import stat
 import time
 from collections.abc import Iterable, Sequence
 
-from fusebackend.base.errors import VANISHED, oserror
+from fusebackend.base.errors import VANISHED, oserror, unless
 from fusebackend.base.paths import AgentPath, to_name, to_text
 from fusebackend.protocol import (
     BLOCK_BYTES,
@@ -287,12 +287,9 @@ class SnapshotTrees(NativeVolume):
         return view.next_data(inner, offset)
 
     def release(self, node: int, flags: int) -> None:
-        try:
-            view, inner = self._view(node)
-            view.release(inner, flags)
-        except OSError as error:
-            if error.errno != errno.ESTALE:  # else the snapshot was deleted meanwhile
-                raise
+        view = unless((errno.ESTALE,), self._view, node)
+        if view is not None:  # else the snapshot was deleted meanwhile
+            view[0].release(view[1], flags)
 
     def hold(self, node: int) -> None:
         with contextlib.suppress(OSError):  # the root, or a snapshot that was deleted meanwhile

@@ -103,23 +103,22 @@ class Snapshots:
         """Have `callback` called with the name of each snapshot that was taken or deleted, with no lock held."""
         self._listeners.append(callback)
 
-    def all(self) -> list[Parts]:
-        """Return all snapshots, the oldest first; of one time, as they were taken (a clock may have been set back)."""
+    def _named(self) -> dict[str, dict[AgentPath, Snapshot]]:
         found: dict[str, dict[AgentPath, Snapshot]] = {}
         for prefix, volume in self.volumes.items():
             for part in volume.snapshots():
                 found.setdefault(part.name, {})[prefix] = part
-        taken = [Parts(name, parts) for name, parts in found.items()]
+        return found
+
+    def all(self) -> list[Parts]:
+        """Return all snapshots, the oldest first; of one time, as they were taken (a clock may have been set back)."""
+        taken = [Parts(name, parts) for name, parts in self._named().items()]
         return sorted(taken, key=lambda each: each.info.time_ns)
 
     def find(self, name: str) -> Parts | None:
         """Return the snapshot of a name."""
-        parts = {}
-        for prefix, volume in self.volumes.items():
-            part = next((part for part in volume.snapshots() if part.name == name), None)
-            if part is not None:
-                parts[prefix] = part
-        return Parts(name, parts) if parts else None
+        parts = self._named().get(name)
+        return None if parts is None else Parts(name, parts)
 
     def create(self, name: str | None = None) -> SnapshotInfo:
         """Take a snapshot of every route that keeps any: of all of them or, after an error, of none.

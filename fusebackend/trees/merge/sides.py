@@ -169,11 +169,7 @@ def _may_differ(branch: BranchVolume, base: MergeTree) -> Callable[[Item], bool]
 
 
 def _has_one_name(branch: BranchVolume, node: int) -> bool:
-    try:
-        with branch.lock:
-            below = branch.lower.attr_of(node)
-            return below.is_dir or (below.nlink == 1 and branch.getattr(node).nlink <= 1)
-    except OSError as error:
-        if error.errno not in _GONE:
-            raise
-        return False
+    with branch.lock:
+        below = unless(_GONE, branch.lower.attr_of, node)
+        now = unless(_GONE, branch.getattr, node)
+        return below is not None and (below.is_dir or (below.nlink == 1 and now is not None and now.nlink <= 1))
