@@ -28,7 +28,7 @@ from fusebackend.trees.branch_volume import UNFINISHED, BranchRoute, BranchVolum
 from fusebackend.trees.composed import Places
 from fusebackend.trees.lower_tree import LowerTree
 from fusebackend.trees.refs import Ref, Refs, nanoseconds
-from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name
+from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name, require_there
 from fusebackend.volumes.native import NativeVolume
 
 if TYPE_CHECKING:
@@ -158,13 +158,9 @@ class Branches:
             raise OSError(
                 errno.ESTALE, f"its file '{self._path(name)}' is damaged: it does not say what is at the root"
             )
-        views: dict[int, Volume] = {}
-        frozen = set()
-        for index, prefix in enumerate(places.prefixes):
-            route = by_prefix[prefix]
-            views[index] = self._view(route)
-            if route.snapshot is not None:
-                frozen.add(index)
+        ordered = [by_prefix[prefix] for prefix in places.prefixes]
+        views = {index: self._view(route) for index, route in enumerate(ordered)}
+        frozen = {index for index, route in enumerate(ordered) if route.snapshot is not None}
         lower = LowerTree(places, views, frozen, min(route.time_ns for route in routes))
         if base_to_make is not None:
             return BranchVolume(base_to_make, lower, routes)
@@ -341,12 +337,7 @@ class Branches:
             OSError: ENOENT, one of them is not there, and none was deleted; or an error of the file.
         """
         with self._guard:
-            there = self.names
-            for name in names:
-                if name not in there:
-                    known = ", ".join(there) or "none at all"
-                    text = f"there is no branch '{name}', and nothing was deleted; there are: {known}"
-                    raise OSError(errno.ENOENT, text)
+            require_there("branch", names, self.names)
             for name in dict.fromkeys(names):
                 self._delete(name)
 

@@ -13,7 +13,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -62,6 +62,15 @@ def _why_no_name(name: str, max_bytes: int) -> str | None:
     if refs.is_ref(name):
         return "means the present state" if refs.is_present(name) else "means a time"
     return None
+
+
+def require_there(of: str, names: Iterable[str], there: Collection[str]) -> None:
+    """Raise ENOENT, with a text for people, if one of the names that are to be deleted is not there."""
+    for name in names:
+        if name not in there:
+            known = ", ".join(there) or "none at all"
+            text = f"there is no {of} '{name}', and nothing was deleted; there are: {known}"
+            raise OSError(errno.ENOENT, text)
 
 
 class Parts(NamedTuple):
@@ -217,11 +226,7 @@ class Snapshots:
         try:
             with self._guard:
                 there = {each.name: each.parts for each in self.all()}
-                for name in names:
-                    if name not in there:
-                        known = ", ".join(there) or "none at all"
-                        text = f"there is no snapshot '{name}', and nothing was deleted; there are: {known}"
-                        raise OSError(errno.ENOENT, text)
+                require_there("snapshot", names, there)
                 for name in dict.fromkeys(names):
                     touched.append(name)
                     self._delete(name, there[name])
