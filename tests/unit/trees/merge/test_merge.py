@@ -78,7 +78,7 @@ class Story(NamedTuple):
     conflicts: dict[str, str] = {}
     after: Shown = {}
     kept: dict[Any, Shown] = {}
-    merged: tuple[str, ...] = ()
+    merged: tuple[bytes, ...] = ()
     links: list[set[bytes]] | None = None
     nodes: dict[bytes, bytes] = {}
     """Files of main that must be the same ones, by their new paths."""
@@ -170,7 +170,7 @@ STORIES: dict[str, Story] = {
         branch=[(write, b"lines", BRANCH_LINES)],
         main=[(write, b"lines", edited(15, b"main\n"))],
         lines=True,
-        merged=("/lines",),
+        merged=(b"lines",),
         after={b"lines": MERGED_LINES},
     ),
     "unless nobody asks for it": Story(
@@ -276,7 +276,7 @@ STORIES: dict[str, Story] = {
         branch=[(write, b"lines", BRANCH_LINES)],
         main=[(write, b"lines", edited(15, b"main\n"))],
         lines=True,
-        merged=("/also",),  # the other name is a link to it
+        merged=(b"also",),  # the other name is a link to it
         links=[{b"also", b"lines"}],
         after={b"also": MERGED_LINES},
     ),
@@ -285,14 +285,14 @@ STORIES: dict[str, Story] = {
         branch=[(write, b"lines", BRANCH_LINES)],
         main=[(replace, b"also", edited(15, b"main\n"))],
         lines=True,
-        merged=("/also",),
+        merged=(b"also",),
         after={b"lines": BRANCH_LINES, b"also": MERGED_LINES},
     ),
     "a new link to merged lines": Story(
         branch=[(write, b"lines", BRANCH_LINES), (link, b"lines", b"also")],
         main=[(write, b"lines", edited(15, b"main\n"))],
         lines=True,
-        merged=("/lines",),
+        merged=(b"lines",),
         links=[{b"also", b"lines"}],
     ),
     "attributes of one name and other changes of the others": Story(
@@ -382,8 +382,7 @@ def tell(
     before = shown(main)
     assert story.words is None or words(again(None)) == story.words
     first = merge(None)
-    merged = [f"/{step.path.decode()}" for step in first.steps if step.data is not None]
-    assert (conflicts(first), merged) == (story.conflicts, list(story.merged))
+    assert (conflicts(first), [step.path for step in first.steps if step.data]) == (story.conflicts, [*story.merged])
     if story.conflicts:
         assert shown(main) == before
     else:
