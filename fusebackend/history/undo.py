@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import stat
@@ -22,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from fusebackend.base import budget
+from fusebackend.base.batches import by_size
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath, mount_path
 from fusebackend.history.calls import OpenCall
@@ -294,19 +296,12 @@ class _Making:
 
     def _portions(self, steps: Iterable[Step]) -> Iterator[tuple[_Kind, deque[Step]]]:
         """Cut the steps into portions of one kind and route, which are prepared together."""
-        portion = deque[Step]()
-        size, before = 0, None
-        for step in steps:
-            kind, more = self._kind(step), 0 if step.source is None else step.source.state.size
-            is_full = len(portion) == MADE_AT_ONCE or size + more > MADE_BYTES
-            if portion and before is not None and (is_full or kind == "alone" or (step.prefix, kind) != before):
-                yield before[1], portion
-                portion, size = deque(), 0
-            before = step.prefix, kind
-            portion.append(step)
-            size += more
-        if before is not None:
-            yield before[1], portion
+        for (_, kind), row in itertools.groupby(steps, self._row):
+            for portion in by_size(row, _size_of, 1 if kind == "alone" else MADE_AT_ONCE, MADE_BYTES):
+                yield kind, deque(portion)
+
+    def _row(self, step: Step) -> tuple[AgentPath, _Kind]:
+        return step.prefix, self._kind(step)
 
     def _kind(self, step: Step) -> _Kind:
         """Return what steps in a row have in common that are prepared together.
@@ -502,6 +497,10 @@ def _is_recorded_first(volume: Volume) -> bool:
     """Return True for a volume whose new names are recorded before they are made. Of a shared one each change is
     durable at once."""
     return volume.features.shared or not _asks_first(volume)
+
+
+def _size_of(step: Step) -> int:
+    return 0 if step.source is None else step.source.state.size
 
 
 def _left(step: Step) -> Stamp | None:
