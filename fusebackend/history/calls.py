@@ -49,20 +49,24 @@ class OpenCall:
 
     Attributes:
         id: by which a client that has named it ends it; empty for others.
+        key: of a session or a tool call: what it is found by.
         number: 0 before its first change.
         files: how the files are recorded that it has changed, by volume (`VolumeRecords`) and node.
     """
 
     __slots__ = (
-        "actor", "began_s", "ended", "files", "id", "kind", "last_s", "number", "title", "undoes", "users",
+        "actor", "began_s", "ended", "files", "id", "key", "kind", "last_s", "number", "title", "undoes", "users",
     )  # fmt: skip
 
-    def __init__(self, kind: CallKind, title: str, actor: Actor, undoes: Sequence[int] = ()) -> None:
+    def __init__(
+        self, kind: CallKind, title: str, actor: Actor, undoes: Sequence[int] = (), key: Hashable = None
+    ) -> None:
         self.kind = kind
         self.title = title[:LONGEST_TITLE]
         self.actor = actor
         self.undoes = undoes
         self.id = ""
+        self.key = key
         self.number = 0
         self.users = 0
         self.began_s = self.last_s = 0.0
@@ -98,10 +102,8 @@ class Calls:
         self.processes = processes or Processes()
         self._server = Actor(uid=os.geteuid(), pid=os.getpid())
         self._guard = threading.Lock()
-        self._sessions: dict[Hashable, OpenCall] = {}
-        self._tools: dict[tuple[str, str, str], OpenCall] = {}
-        self._by_namespace: dict[int, OpenCall] = {}
-        self._by_session: dict[int, OpenCall] = {}
+        self._quiet: dict[Hashable, OpenCall] = {}  # those that end when they were quiet: of sessions and tools
+        self._commands: dict[tuple[str, int], OpenCall] = {}  # by the pid namespace or the session of their processes
         self._named: dict[tuple[int, int], list[OpenCall]] = {}  # (pid, began) → calls named for it, the newest last
         self._found: Recent[tuple[int, int], OpenCall | None] = Recent(MOST_NAMED)  # process → its named call
         self._late: list[OpenCall] = []  # with a first change after their end
@@ -123,19 +125,22 @@ class Calls:
 
     def of_process(self, process: Process | None, uid: int) -> OpenCall:
         """Return the call of a process; None for an unknown one."""
-        if process is not None and (self._by_namespace or self._by_session or self._named):
+        call, now_s = None, self._now_s()
+        if process is not None and (self._commands or self._named):
             call = self._given(process)
-            if call is not None:
-                call.last_s = self._now_s()
-                return call
-        key: Hashable
-        if process is None:
-            key = ("uid", uid)
-        elif process.session:
-            key = (process.session, process.namespace, process.uid)  # `sudo` and `su` keep their session
-        else:
-            key = (process.pid, process.began, "process")
-        return self._in_session(key, process, uid)
+        if call is None:
+            key: Hashable
+            if process is None:
+                key = ("uid", uid)
+            elif process.session:
+                key = (process.session, process.namespace, process.uid)  # `sudo` and `su` keep their session
+            else:
+                key = (process.pid, process.began, "process")
+            call = self._quiet.get(key)
+            if call is None or now_s - call.last_s > QUIET_S:
+                call = self._in_session(key, process, uid, now_s)
+        call.last_s = now_s
+        return call
 
     def author(self, asked: request.Request) -> object:
         """Return the process of a request, for the requests that will follow on its behalf: by then it may have
@@ -147,9 +152,8 @@ class Calls:
             named = self._named_for(process)
             if named is not None:
                 return named
-        if process.namespace != self.processes.namespace and process.namespace in self._by_namespace:
-            return self._by_namespace[process.namespace]
-        return self._by_session.get(process.session)
+        confined = self._commands.get(("namespace", process.namespace))
+        return confined or self._commands.get(("session", process.session))
 
     def _named_for(self, process: Process) -> OpenCall | None:
         key = (process.pid, process.began)
@@ -160,23 +164,21 @@ class Calls:
             found = self._found[key] = above[-1] if above else None
             return found
 
-    def _in_session(self, key: Hashable, process: Process | None, uid: int) -> OpenCall:
-        call, now_s = self._sessions.get(key), self._now_s()
-        if call is None or call.ended or now_s - call.last_s > QUIET_S:
-            with self._guard:
-                call = self._sessions.get(key)
-                if call is None or call.ended or now_s - call.last_s > QUIET_S:
-                    if call is not None and not call.ended:
-                        self._late.append(call)  # `end_quiet` ends it
-                    if process is None:
-                        call = OpenCall("session", "a process that is not known", Actor(uid=uid))
-                    else:
-                        actor = Actor(command=process.command, uid=process.uid, pid=process.pid)
-                        call = OpenCall("session", process.command, actor)
-                    call.began_s = now_s
-                    self._sessions[key] = call
-        call.last_s = now_s
-        return call
+    def _in_session(self, key: Hashable, process: Process | None, uid: int, now_s: float) -> OpenCall:
+        """Return the call of a session that had none, or was quiet: a new one, unless another thread was first."""
+        with self._guard:
+            call = self._quiet.get(key)
+            if call is None or now_s - call.last_s > QUIET_S:
+                if call is not None:
+                    self._late.append(call)  # `end_quiet` ends it
+                if process is None:
+                    call = OpenCall("session", "a process that is not known", Actor(uid=uid), key=key)
+                else:
+                    actor = Actor(command=process.command, uid=process.uid, pid=process.pid)
+                    call = OpenCall("session", process.command, actor, key=key)
+                call.began_s = now_s
+                self._quiet[key] = call
+            return call
 
     # -- the server's own ------------------------------------------------------------------------------------------
 
@@ -213,9 +215,9 @@ class Calls:
     def _tool(self, actor: Actor, title: str) -> OpenCall:
         key = (actor.agent, actor.thread, actor.call)
         with self._guard:
-            call = self._tools.get(key)
-            if call is None or call.ended:
-                call = self._tools[key] = OpenCall("tool", title, actor)
+            call = self._quiet.get(key)
+            if call is None:
+                call = self._quiet[key] = OpenCall("tool", title, actor, key=key)
             call.last_s = self._now_s()
             return call
 
@@ -223,7 +225,7 @@ class Calls:
         """Return the tool call of this name by the present actor, if it goes on and nothing in it does."""
         actor = current_actor(self._server)
         with self._guard:
-            call = self._tools.get((actor.agent, actor.thread, name))
+            call = self._quiet.get((actor.agent, actor.thread, name))
             return None if call is None or call.users else call
 
     def started(self, call: OpenCall, pid: int) -> Callable[[], None]:
@@ -233,16 +235,16 @@ class Calls:
         if process is None:
             return lambda: None
         own = process.namespace in (0, self.processes.namespace)
-        table, key = (self._by_session, process.session) if own else (self._by_namespace, process.namespace)
+        key = ("session", process.session) if own else ("namespace", process.namespace)
         if own and process.session != pid:
             return lambda: None  # it shares its session with others
         with self._guard:
-            table[key] = call
+            self._commands[key] = call
 
         def end() -> None:
             with self._guard:
-                if table.get(key) is call:
-                    del table[key]
+                if self._commands.get(key) is call:
+                    del self._commands[key]
 
         return end
 
@@ -303,9 +305,8 @@ class Calls:
                     self._found.clear()
                     if not calls:
                         del self._named[key]
-            tool = (call.actor.agent, call.actor.thread, call.actor.call)
-            if self._tools.get(tool) is call:
-                del self._tools[tool]
+            if self._quiet.get(call.key) is call:
+                del self._quiet[call.key]
         if call.number:
             self._ending(call)
             self._history.end_call(call.number)
@@ -313,8 +314,8 @@ class Calls:
     def open(self) -> list[OpenCall]:
         """Return the calls that go on and have changed something."""
         with self._guard:
-            found = [*self._sessions.values(), *self._tools.values(), *self._by_namespace.values()]
-            found += [*self._by_session.values(), *(call for calls in self._named.values() for call in calls)]
+            found = [*self._quiet.values(), *self._commands.values()]
+            found += [call for calls in self._named.values() for call in calls]
         return [call for call in dict.fromkeys(found) if call.number and not call.ended]
 
     def running(self) -> list[OpenCall]:
@@ -328,14 +329,13 @@ class Calls:
         with self._guard:
             over = self._late
             self._late = []
-            for table in (self._sessions, self._tools):
-                for key, call in tuple(table.items()):
-                    is_long = call.kind == "session" and now_s - call.began_s > LONGEST_S
-                    is_large = call.kind == "session" and sum(map(len, tuple(call.files.values()))) > MOST_FILES
-                    if not call.users and (now_s - call.last_s > QUIET_S or is_long or is_large):
-                        del table[key]  # type: ignore[arg-type]
-                        over.append(call)
-            if not self._sessions and not self._tools:
+            for call in tuple(self._quiet.values()):
+                is_long = call.kind == "session" and now_s - call.began_s > LONGEST_S
+                is_large = call.kind == "session" and sum(map(len, tuple(call.files.values()))) > MOST_FILES
+                if not call.users and (now_s - call.last_s > QUIET_S or is_long or is_large):
+                    del self._quiet[call.key]
+                    over.append(call)
+            if not self._quiet:
                 self.opened.clear()
         for call in over:
             self.end(call)
@@ -343,9 +343,8 @@ class Calls:
     def close(self) -> None:
         """End all calls."""
         with self._guard:
-            over = [*self._sessions.values(), *self._tools.values(), *self._late]
+            over = [*self._quiet.values(), *self._late]
             over += [call for calls in self._named.values() for call in calls]
-            self._sessions, self._tools, self._late, self._named = {}, {}, [], {}
         for call in over:
             self.end(call)
         self.processes.close()

@@ -147,7 +147,7 @@ def test_a_command_has_the_processes_of_its_pid_namespace(calls):
             end = calls.started(call, child.pid)  # without a namespace of its own: by its session
             mine = process(calls, child.pid + 1, session=child.pid)
             assert calls.of_process(mine, 5) is call
-            calls._by_namespace[77] = call
+            calls._commands["namespace", 77] = call
             assert calls.of_process(process(calls, 50, session=0, namespace=77), 5) is call
             end()
             assert calls.of_process(mine, 5) is not call

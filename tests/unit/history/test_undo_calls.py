@@ -291,7 +291,7 @@ def test_a_command_that_goes_on_is_not_taken_back(recorded: Recorded, files: Fil
         end = calls.started(call, os.getpid()) if os.getsid(0) == os.getpid() else None
         files.write("/file", b"y")
         if end is None:
-            calls._by_session[-1] = call
+            calls._commands["session", -1] = call
         with pytest.raises(OSError, match="is still going on"):
             recorded.undoing.undo([call.number])
 
