@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
-
-OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
+import platform
 
 _INSTALL = {
     "debian": "apt-get install",
@@ -38,12 +36,10 @@ EVERYTHING = {
 
 def distribution() -> str | None:
     """Return the family of this distribution, a key of the table; None for one that is not in it."""
-    for path in OS_RELEASE:
-        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
-            lines = [line.partition("=") for line in file]
-            said = {key: " ".join(shlex.split(value)) for key, _, value in lines}
-            names = [said.get("ID", ""), *said.get("ID_LIKE", "").split()]
-            return next((known for name in names if (known := _ALSO.get(name, name)) in _INSTALL), None)
+    with contextlib.suppress(OSError, ValueError):
+        said = platform.freedesktop_os_release()
+        names = [said["ID"], *said.get("ID_LIKE", "").split()]
+        return next((known for name in names if (known := _ALSO.get(name, name)) in _INSTALL), None)
     return None
 
 

@@ -19,6 +19,7 @@ import pytest
 import served
 import warm
 from for_each import for_each
+from raising import raising
 
 from fusebackend.doctor.machine import Finding, found_by, ok, worst
 from fusebackend.linux import distribution
@@ -414,32 +415,30 @@ class TestDistributions:
     @pytest.mark.parametrize(
         ("release", "command"),
         [
-            ("ID=debian\nVERSION_ID=13\n", "apt-get install fuse3"),
-            ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', "apt-get install fuse3"),
-            ("ID=fedora\n", "dnf install fuse3"),
-            ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', "dnf install fuse3"),
-            ("ID=alpine\n", "apk add fuse3"),
-            ("ID=arch\n", "pacman -S fuse3"),
-            ("ID=other\n", "apt-get install fuse3 (debian), dnf install fuse3 (fedora)"),
+            ({"ID": "debian", "VERSION_ID": "13"}, "apt-get install fuse3"),
+            ({"ID": "linuxmint", "ID_LIKE": "ubuntu debian"}, "apt-get install fuse3"),
+            ({"ID": "fedora"}, "dnf install fuse3"),
+            ({"ID": "rocky", "ID_LIKE": "rhel centos fedora"}, "dnf install fuse3"),
+            ({"ID": "alpine"}, "apk add fuse3"),
+            ({"ID": "arch"}, "pacman -S fuse3"),
+            ({"ID": "other"}, "apt-get install fuse3 (debian), dnf install fuse3 (fedora)"),
         ],
     )
     def test_each_installs_in_its_way(
-        self, release: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, release: dict[str, str], command: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        (tmp_path / "os-release").write_text(release)
-        monkeypatch.setattr(distribution, "OS_RELEASE", (str(tmp_path / "os-release"),))
+        monkeypatch.setattr("platform.freedesktop_os_release", lambda: release)
         assert command in distribution.install("fusermount3")
 
     @pytest.mark.parametrize("family", distribution.EVERYTHING)
-    def test_one_line_installs_everything(self, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "os-release").write_text(f"ID={family}\n")
-        monkeypatch.setattr(distribution, "OS_RELEASE", (str(tmp_path / "os-release"),))
+    def test_one_line_installs_everything(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": family})
         line = distribution.install_everything()
         assert "fuse3" in line and line in (ROOT / "docs/install.md").read_text()
         assert family == "debian" or line in (ROOT / "scripts/bootstrap").read_text()
 
-    def test_elsewhere_it_has_the_lines_of_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(distribution, "OS_RELEASE", (str(tmp_path / "nothing"),))
+    def test_elsewhere_it_has_the_lines_of_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("platform.freedesktop_os_release", raising(FileNotFoundError()))
         said = distribution.install_everything()
         assert all(packages in said for packages in distribution.EVERYTHING.values())
 
