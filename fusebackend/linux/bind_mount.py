@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 2, 4, 4096, 16384, 1 << 18, 1 << 19
@@ -110,8 +111,7 @@ def _bind(source: str, target: str, no_namespace: str) -> None:
         raise _NoBind(f"it can't have a mount namespace of its own: {error.strerror}; {no_namespace}") from None
     if uid:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
+            Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
     # What is mounted and unmounted outside is so here as well, and not the reverse.
     mount("none", "/", MS_REC | MS_SLAVE)
     try:

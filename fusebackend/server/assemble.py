@@ -35,7 +35,7 @@ from fusebackend.server.trees import (
     refuse_taken_by_route,
 )
 from fusebackend.server.unmounted import NoCommands, Unmounted
-from fusebackend.shell import Shell
+from fusebackend.shell.shell import Shell
 from fusebackend.trees.automatic import AutomaticSnapshots
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.snapshots import Snapshots

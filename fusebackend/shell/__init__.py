@@ -11,25 +11,4 @@ cgroups.py         limits of memory and processes
 usernamespace.py   limits of resources that the kernel counts by user
 launch.py          one command from its start to the end of its last process
 options.py         `[execute]` of a configuration
-
-`Shell` is imported when it is first used: a configuration needs `ShellOptions` alone.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-from fusebackend.shell.options import ShellOptions
-
-if TYPE_CHECKING:
-    from fusebackend.shell.shell import Shell
-
-__all__ = ["Shell", "ShellOptions"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Shell":
-        from fusebackend.shell.shell import Shell
-
-        return Shell
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

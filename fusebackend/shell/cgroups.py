@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fusebackend.base.lines import split_lines
@@ -194,8 +195,7 @@ def _handing_down(directory: str, top: str, controllers: set[str]) -> str | None
 def _handed_down(directory: str) -> set[str]:
     """Return the controllers that a group of version 2 hands to its children."""
     try:
-        with open(os.path.join(directory, "cgroup.subtree_control")) as file:
-            return set(file.read().split())
+        return set(Path(directory, "cgroup.subtree_control").read_text().split())
     except OSError:
         return set()
 
@@ -341,8 +341,7 @@ class Limits:
             _, hard = resource.prlimit(pid, number)
             value = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.prlimit(pid, number, (value, value))
-        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
-            file.write(str(FIRST_TO_GO))  # also, a server that is protected must not hand that on
+        _write(f"/proc/{pid}/oom_score_adj", str(FIRST_TO_GO))  # also, a server that is protected must not hand that on
         _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         soft = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))

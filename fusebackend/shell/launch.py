@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 from fusebackend.base.deadline import is_readable
@@ -31,25 +32,26 @@ log = logging.getLogger(__name__)
 class Launch(abc.ABC):
     """Used by one thread, as a context manager: its end is the end of everything that was started.
 
-    `process` is a child of ours with pipes for its input and output.
+    `process` is a child of ours with pipes for its input and output. Without a sandbox it is the command's first
+    process, is ready at once, and starts the command in any case.
     """
 
     process: subprocess.Popen[bytes]
 
-    @abc.abstractmethod
     def wait_for_first(self, deadline: float, stopped: Callable[[], bool]) -> int | None:
         """Return the pid of the command's first process, before it starts others.
 
         None when it failed, after `deadline` (monotonic), and when `stopped` returned True.
         """
+        return self.process.pid
 
-    @abc.abstractmethod
     def is_ready(self, deadline: float, stopped: Callable[[], bool]) -> bool:
         """Wait until the sandbox is made. False for the reasons of `wait_for_first`.
 
         Raises:
             SandboxError: the sandbox is not as it should be; the gate stays closed.
         """
+        return True
 
     @abc.abstractmethod
     def open_gate(self) -> None:
@@ -59,9 +61,9 @@ class Launch(abc.ABC):
     def end(self) -> None:
         """Kill the processes that are left, and wait until they have ended."""
 
-    @abc.abstractmethod
     def failed(self) -> bool:
         """Return True, after the end, if the command never started. The output then says why."""
+        return False
 
     def close(self) -> None:
         """Close pipes and descriptors."""
@@ -255,8 +257,7 @@ _BEING_MADE = re.compile(rb"^\d+ \d+ \S+ \S+ /(newroot|oldroot)[/ ]", re.MULTILI
 def _mounted(path: str) -> list[MountEntry]:
     """Return the mounts of a process; none when it has ended, or while bwrap is not done."""
     try:
-        with open(path, "rb") as file:
-            found = file.read()
+        found = Path(path).read_bytes()
         return [] if _BEING_MADE.search(found) else table.parse(os.fsdecode(found))
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
@@ -309,12 +310,6 @@ class Unconfined(Launch):
             umask=system.UMASK,
         )
 
-    def wait_for_first(self, deadline: float, stopped: Callable[[], bool]) -> int | None:
-        return self.process.pid
-
-    def is_ready(self, deadline: float, stopped: Callable[[], bool]) -> bool:
-        return True
-
     def open_gate(self) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -327,6 +322,3 @@ class Unconfined(Launch):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-    def failed(self) -> bool:
-        return False

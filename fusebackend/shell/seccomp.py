@@ -115,14 +115,11 @@ def program(machine: str | None = None, *, counted: bool = True) -> bytes | None
     code.append(_step(_LOAD, _NUMBER))
     if architecture.first_foreign is not None:
         code += [_step(_JUMP_AT_LEAST, architecture.first_foreign, 0, 1), _refuse(errno.ENOSYS)]
-    for name in REFUSED:
-        code += [_step(_JUMP_EQUAL, calls[name], 0, 1), _refuse(errno.EPERM)]
-    for name in ABSENT:
-        code += [_step(_JUMP_EQUAL, calls[name], 0, 1), _refuse(errno.ENOSYS)]
-    for name in COUNTED_BY_MACHINE:
-        code += [_step(_JUMP_EQUAL, calls[name], 0, 1), _refuse(errno.EAGAIN)]
-    for name in () if counted else [name for name in COUNTED_BY_USER if name in calls]:
-        code += [_step(_JUMP_EQUAL, calls[name], 0, 1), _refuse(errno.EMFILE)]
+    answers = dict.fromkeys(REFUSED, errno.EPERM) | dict.fromkeys(ABSENT, errno.ENOSYS)
+    answers |= dict.fromkeys(COUNTED_BY_MACHINE, errno.EAGAIN)
+    answers |= dict.fromkeys(() if counted else [name for name in COUNTED_BY_USER if name in calls], errno.EMFILE)
+    for name, answer in answers.items():
+        code += [_step(_JUMP_EQUAL, calls[name], 0, 1), _refuse(answer)]
     for name in NEW_NAMESPACES:
         code += _of(calls[name], [_argument(0), _step(_JUMP_SET, CLONE_NEWUSER, 0, 1), _refuse(errno.EPERM)])
     modes = {name: (number, stat.S_ISUID) for name, number in SETUID_MODES.items()}

@@ -17,6 +17,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fusebackend.base.at_path import FileState, state_at
 from fusebackend.linux import runtime_directory
 
 log = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ class Etc:
         self._network = network
         self._places = tuple(places)
         self._private: str | None = None
-        self._seen: list[tuple[int, ...] | None] = []
+        self._seen: list[FileState | None] = []
         self._binds: list[Bind] = []
         self._files: set[str] = set()
 
@@ -192,7 +193,7 @@ class Etc:
         """
         if self._private is None:
             self._private, self._seen, self._files = _made_privately(), [], set()
-        seen = [_stamp(path) for path in (*_LISTED, *etc_sources(self._network))]
+        seen = [state_at(path) for path in (*_LISTED, *etc_sources(self._network))]
         if seen != self._seen:
             self._renew(os.path.join(self._private, "etc"))
             self._seen = seen
@@ -247,14 +248,6 @@ def _make_directories(top: str, inside: str) -> None:
 def _remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):  # another server was quicker
         shutil.rmtree(path)
-
-
-def _stamp(path: str) -> tuple[int, ...] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 PLACE = "/dev"

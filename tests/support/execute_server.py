@@ -18,7 +18,8 @@ from typing import Any
 import fusebackend
 from fusebackend.backends import CompositeBackend
 from fusebackend.linux.command import Command
-from fusebackend.shell import ShellOptions, bubblewrap, seccomp
+from fusebackend.shell import bubblewrap, seccomp
+from fusebackend.shell.options import ShellOptions
 from fusebackend.urls.opening import open_backend
 
 

@@ -21,7 +21,7 @@ from fusebackend.history.masking import LogOptions
 from fusebackend.history.requests import ApprovalOptions
 from fusebackend.mount.options import MountOptions
 from fusebackend.rules.rule import RouteRules
-from fusebackend.shell import ShellOptions
+from fusebackend.shell.options import ShellOptions
 from fusebackend.testing.each import each
 from fusebackend.vfs.options import RouteLimits
 

@@ -10,7 +10,7 @@ from fusebackend.backends import InMemoryBackend
 from fusebackend.config import MountSettings
 from fusebackend.history.masking import LogOptions
 from fusebackend.server import api
-from fusebackend.shell import ShellOptions
+from fusebackend.shell.options import ShellOptions
 
 FIRST_RELEASE = {
     "read_only": False, "allow_other": False, "ttl_s": 1.0, "deadline_s": 30.0, "limits": None, "options": (),

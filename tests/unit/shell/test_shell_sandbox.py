@@ -18,10 +18,12 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import MountEntry
-from fusebackend.shell import Shell, ShellOptions, bubblewrap, system
+from fusebackend.shell import bubblewrap, system
 from fusebackend.shell import shell as shell_module
 from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError, SandboxRoot
 from fusebackend.shell.mountcheck import MountCheck
+from fusebackend.shell.options import ShellOptions
+from fusebackend.shell.shell import Shell
 from fusebackend.shell.system import Devices, Etc
 from fusebackend.shell.usernamespace import UserNamespace
 from fusebackend.vfs.mounted_tree import FileSystem
