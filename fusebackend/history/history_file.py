@@ -242,7 +242,6 @@ class HistoryFile:
         self._guard = threading.Lock()  # of the next fields, and of the numbers
         self._waiting: list[_Statement] = []  # until they are written
         self._held_bytes = 0  # of files, in these
-        self._unwritten: set[int] = set()  # calls without a record yet
         self._reserved: dict[int, Entry] = {}  # records whose changes are being committed, by their numbers
         self._heads: dict[int, list[Row]] = {}  # the events of the begins of calls that are not in the file
         self._late_ends: set[int] = set()  # calls that end with their last reserved record
@@ -348,8 +347,7 @@ class HistoryFile:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def open_call(self, kind: CallKind, title: str, actor: Actor, undoes: Sequence[int] = ()) -> int:
-        """Begin a call; returns its number. It is written with its first record: a call that changes nothing is not
-        kept.
+        """Begin a call that is about to change something; returns its number. Readers are shown none without a record.
 
         Args:
             undoes: of an undo: the calls that it takes back. See `mark_undone`.
@@ -365,16 +363,14 @@ class HistoryFile:
             number = self._call
             begin = row_of("call", number, kind, number, payload=payload, time_ns=began_ns)
             self._heads[number] = [begin, *(row_of("undoes", number, number=each) for each in undoes)]
-            self._unwritten.add(number)
+            for row in self._heads[number]:
+                self._append(row)
             self._open.add(number)
         return number
 
     def note_call(self, kind: CallKind, title: str, actor: Actor) -> None:
         """Keep a call that changes no file, and ends at once. `calls` has it if it is asked for those of such kinds."""
-        number = self.open_call(kind, title, actor)
-        with self._guard:
-            self._begin(number)
-        self.end_call(number)
+        self.end_call(self.open_call(kind, title, actor))
 
     def end_call(self, number: int) -> None:
         """End a call. Twice is once."""
@@ -382,16 +378,12 @@ class HistoryFile:
             if number not in self._open:
                 return
             if any(entry.call == number for entry in self._reserved.values()):
-                self._late_ends.add(number)  # its record may be the first of the call
+                self._late_ends.add(number)
                 return
             self._open.discard(number)
             self._gaps.discard(number)
-            if number in self._unwritten:
-                self._unwritten.remove(number)
-                del self._heads[number]
-            else:
-                self._ended_ns = max(self._ended_ns + 1, self._time_ns())
-                self._put("end", number, number=self._ended_ns)
+            self._ended_ns = max(self._ended_ns + 1, self._time_ns())
+            self._put("end", number, number=self._ended_ns)
 
     def add(self, call: int, prefix: AgentPath, kind: RecordKind, path: bytes, **fields: Any) -> int:
         """Add a record to a call that is open; returns its number.
@@ -448,20 +440,12 @@ class HistoryFile:
         return Entry(call, kind, row, after)
 
     def _put_entry(self, entry: Entry) -> None:
-        """Have a record written, the first one of a call with that. Called with the guard."""
-        self._begin(entry.call)
+        """Have a record written. Called with the guard."""
         self._append(entry.event)
         if len(entry.row) == _WITH_BYTES:
             self._held_bytes += len(entry.row[-1])
         if entry.after is not None:
             self._put_left(entry.number, entry.after)
-
-    def _begin(self, call: int) -> None:
-        """Have the begin of a call written, unless it was. Called with the guard."""
-        if call in self._unwritten:
-            self._unwritten.remove(call)
-            for row in self._heads[call]:
-                self._append(row)
 
     def _put_left(self, number: int, stamp: Stamp | None) -> None:
         if stamp is None:
@@ -734,7 +718,6 @@ class HistoryFile:
         with self._guard:
             if call not in self._gaps:
                 self._gaps.add(call)
-                self._begin(call)  # else the gap goes with older calls, and has no end
                 self._put("gap", call, payload=sqlite.bound(why))
 
     def gaps(self, calls: Sequence[int]) -> dict[int, str]:

@@ -40,7 +40,6 @@ def kill(history: HistoryFile) -> None:
     """Take what was not written, as SIGKILL does."""
     with history._guard:
         history._waiting.clear()
-        history._unwritten.clear()
         history._open.clear()
     history.close()
     with contextlib.closing(sqlite3.connect(history.path, isolation_level=None)) as file:
