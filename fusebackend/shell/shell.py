@@ -16,12 +16,11 @@ leaves running end with it. Sockets and pipes that programs outside keep *in* th
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -203,8 +202,7 @@ class Shell:
         except OSError as error:
             raise SandboxError(f"the command's memory and processes can't be limited: {error}") from None
 
-    @contextlib.contextmanager
-    def _start(self, job: _CommandJob) -> Iterator[Launch]:
+    def _start(self, job: _CommandJob) -> Launch:
         """Start the command, which waits at its gate."""
         options = self.options
         if options.sandbox == "none":
@@ -213,9 +211,7 @@ class Shell:
                     "a view binds commands in a sandbox alone, and this mount has execute.sandbox = none"
                 )
             env = system.environment(job.cwd, dict(options.env))
-            with _made(lambda: Unconfined(job.command.text, self.mountpoint + job.cwd, env)) as launch:
-                yield launch
-            return
+            return _made(lambda: Unconfined(job.command.text, self.mountpoint + job.cwd, env))
         view, cwd = self._place(job.cwd)
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
@@ -225,8 +221,7 @@ class Shell:
         words = bubblewrap.arguments(mounts, options, user, cwd)
         entering = [*self._namespace.entering(), program]
         command = job.command.text
-        with _made(lambda: Sandboxed(entering, words, command, lambda: self._check(mounts), filtered)) as launch:
-            yield launch
+        return _made(lambda: Sandboxed(entering, words, command, lambda: self._check(mounts), filtered))
 
     def _granting(self, view: SandboxRoot) -> SandboxRoot:
         """Return a view that has the granted parts of the trees directory, as far as the mount has them: there are no
