@@ -210,6 +210,8 @@ class Filter(NamedTuple):
     """That ended before this time."""
     with_requests: bool = False
     """Also requests for approvals, and decisions about them, which have changed nothing."""
+    is_standing: bool = False
+    """That are no undos, and not undone."""
 
 
 class HistoryFile:
@@ -756,6 +758,7 @@ class HistoryFile:
             (wanted.paths, "calls.number IN (SELECT value FROM json_each(?))", of_paths),
             (ended, "end_ns > ? AND end_ns = ended_ns", [wanted.ended_after_ns]),
             (wanted.ended_before_ns is not None, "ended_ns < ?", [wanted.ended_before_ns]),
+            (wanted.is_standing, "kind != 'undo' AND undone_by ISNULL", []),
         ]
         given = [(text, values) for is_given, text, values in conditions if is_given]
         text = f"{_ENDED if ended else ''} WHERE {' AND '.join(text for text, _ in given)}"

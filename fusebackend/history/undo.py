@@ -144,11 +144,8 @@ class Undo:
     # -- the calls -------------------------------------------------------------------------------------------------
 
     def _chosen(self, calls: Sequence[int], wanted: Filter, every: bool) -> list[Call]:
-        if not calls and every:
-            return self._every(wanted)
         if not calls:
-            newest = self._newest(wanted)
-            return [] if newest is None else [newest]
+            return self._every(wanted) if every else self._history.calls(1, wanted._replace(is_standing=True))
         found = []
         for number in sorted(set(calls)):
             call = self._history.call(number)
@@ -160,15 +157,6 @@ class Undo:
                 raise OSError(errno.EALREADY, f"{call.ref} was taken back by c{call.undone_by} already; {again}")
             found.append(call)
         return found
-
-    def _newest(self, wanted: Filter) -> Call | None:
-        before: int | None = None
-        while page := self._history.calls(100, wanted._replace(before=before)):
-            for call in page:
-                if call.kind != "undo" and call.undone_by is None:
-                    return call
-            before = page[-1].number
-        return None
 
     def _every(self, wanted: Filter) -> list[Call]:
         """Return all of these calls whose changes are there, the oldest first. An undo and what it took back are left
@@ -328,8 +316,7 @@ class _Making:
         volume = self._volumes[portion[0].prefix]
         for number, step in enumerate(portion, self.made):
             if step.word in _NAMES and _is_recorded_first(volume):
-                is_link = step.word == "link"
-                self._numbers[number] = self._record_new(step, node=step.node, linked=is_link, after=_left(step))
+                self._numbers[number] = self._record_new(step, step.node, _left(step))
         if self._numbers:
             self._recorder.history.require()
         placing.ahead([step.source for step in portion])
@@ -415,8 +402,9 @@ class _Making:
                 return placing.set_attributes(volume, attr.node, step.state, changes, shown)
         return None
 
-    def _record_new(self, step: Step, **fields: Any) -> int:
-        return self._recorder.add(self._call, step.prefix, "create", step.path, **fields)
+    def _record_new(self, step: Step, node: int, after: Stamp | None) -> int:
+        is_link = step.word == "link"
+        return self._recorder.add(self._call, step.prefix, "create", step.path, node=node, linked=is_link, after=after)
 
     def _record_change(
         self, kind: RecordKind, step: Step, node: int, before: Attr | None = None, **fields: Any
@@ -450,7 +438,7 @@ class _Making:
             self._recorder.of(volume).own(self._call, attr.node, MADE)
         after = stamp_of(attr) if is_link or stat.S_ISREG(attr.mode) else None
         if record is None:
-            record = self._record_new(step, node=attr.node, linked=is_link, after=after)
+            record = self._record_new(step, attr.node, after)
         elif after is not None and not is_link:
             self._recorder.history.set_after({record: after})
         if step.file:

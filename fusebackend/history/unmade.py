@@ -54,10 +54,10 @@ def drop_unmade(
     dropped = 0
     for prefix, volume in volumes.items() if history.was_killed else ():
         if isinstance(volume, SnapshotVolume):
-            for look in (_before_acting,) if prefix in logged else (_after_commit, _before_acting):
-                found = look(history, images, prefix, volume)
-                _drop(history, images, found)
-                dropped += len(found)
+            last = _stored(history, volume)
+            if last is not None and prefix not in logged:
+                dropped += _drop(history, images, history.records_after(last, -1, prefix))
+            dropped += _drop(history, images, _before_acting(history, images, prefix, volume, last or 0))
     return dropped
 
 
@@ -76,25 +76,20 @@ def drop_lost(history: HistoryFile, images: Images, volume: Volume, numbers: Col
     ])  # fmt: skip
 
 
-def _drop(history: HistoryFile, images: Images, records: Sequence[Record]) -> None:
+def _drop(history: HistoryFile, images: Images, records: Sequence[Record]) -> int:
     history.drop(record.number for record in records)
     for record in records:
         images.remove(record.image)
+    return len(records)
 
 
-def _after_commit(history: HistoryFile, images: Images, prefix: AgentPath, volume: SnapshotVolume) -> list[Record]:
-    """Return the records after the last commit of a volume."""
-    last = _stored(history, volume)
-    if last is None:
-        return []
-    return history.records_after(last, -1, prefix)
-
-
-def _before_acting(history: HistoryFile, images: Images, prefix: AgentPath, volume: SnapshotVolume) -> list[Record]:
+def _before_acting(
+    history: HistoryFile, images: Images, prefix: AgentPath, volume: SnapshotVolume, last: int
+) -> list[Record]:
     """Return the records that were made before a change which was not: in the calls that the kill has interrupted, and
-    in those that went on at the last commit."""
+    in those that went on when the `last` record was the last one with a commit."""
     doubtful: list[Record] = []
-    for number in {*history.interrupted, *history.going_on(_stored(history, volume) or 0)}:
+    for number in {*history.interrupted, *history.going_on(last)}:
         call = history.call(number)
         if call is not None and call.kind not in ("session", "command"):
             records = [record for record in history.records(number) if record.prefix == prefix]
