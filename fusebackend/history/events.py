@@ -27,7 +27,7 @@ import itertools
 import json
 import operator
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -191,14 +191,17 @@ def digest(link: int, before: bytes, row: Sequence[Any]) -> bytes:
     return hashlib.blake2b(encode((link, before, row[:end])), digest_size=BYTES).digest()
 
 
-def forget(connection: sqlite3.Connection, calls: Sequence[int]) -> dict[int, int]:
-    """Delete what is said of calls, and of requests, which have negative numbers here. `forget` is the event of it.
+def forget(connection: sqlite3.Connection, ended_ns: int, calls: Sequence[int]) -> Row:
+    """Delete what is said of calls, and of requests, which have negative numbers here.
 
     The oldest links leave the table, up to the first call, record or request that stays. After a gap they do not, so
     that `verify` finds it.
 
+    Args:
+        ended_ns: the latest end of all that were deleted.
+
     Returns:
-        how many rows each has left.
+        The event of it, which says how many rows each has left.
     """
     (first,) = connection.execute("SELECT first FROM state").fetchone()
     (last,) = connection.execute("SELECT coalesce(max(link), 0) FROM events").fetchone()
@@ -210,13 +213,8 @@ def forget(connection: sqlite3.Connection, calls: Sequence[int]) -> dict[int, in
         connection.execute("DELETE FROM events WHERE link < ?", (until,))
     for statement in _FORGET:
         connection.executemany(statement, [(call,) for call in calls])
-    return {call: connection.execute(_ROWS, (call,)).fetchone()[0] for call in calls}
-
-
-def with_rows(row: Row, rows: Mapping[int, int]) -> Row:
-    """Return the event of a deletion with the number of rows of each call, see `forget`."""
-    payload = encode([(call, rows[call]) for call in decode(row[PAYLOAD])])
-    return (*row[:PAYLOAD], payload, *row[PAYLOAD + 1 :])
+    left = [(call, *connection.execute(_ROWS, (call,)).fetchone()) for call in calls]
+    return row_of("forget", number=ended_ns, payload=encode(left))
 
 
 # -- verification ----------------------------------------------------------------------------------------------

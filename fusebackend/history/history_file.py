@@ -138,6 +138,9 @@ _STANDING: Final = (
 _STANDS: Final = _STANDING.format("undoes.call", ">= {0}")
 """The records that are not undone, and of no undo that took back a given call or later ones."""
 
+FORGET: Final = "forget"
+"""Stands for the statements of `events.forget`."""
+
 _Statement = tuple[str, Row]
 """An event, without a statement of its own, or a statement with its values."""
 
@@ -663,20 +666,16 @@ class HistoryFile:
         the mount's loop.
         """
         link, digest = self._chain
-        forgotten: dict[int, int] = {}
         with sqlite.transaction(self._writer):
             for statement, group in itertools.groupby(rows, operator.itemgetter(0)):
                 found = [row for _, row in group]
-                if statement == "forget":
-                    forgotten |= events.forget(self._writer, [call for calls in found for call in calls])
-                    continue
-                if statement:
+                if statement == FORGET:
+                    found = [events.forget(self._writer, ended_ns, calls) for ended_ns, *calls in found]
+                elif statement:
                     self._writer.executemany(statement, found)
                     continue
                 by_columns: dict[tuple[bool, ...], list[Row]] = {}
                 for row in found:
-                    if row[0] == "forget":
-                        row = events.with_rows(row, forgotten)
                     link += 1
                     digest = events.digest(link, digest, row)
                     columns = events.present(row)
@@ -789,27 +788,23 @@ class HistoryFile:
     def _at(self, paths: Iterable[AgentPath]) -> Iterator[tuple[str, list[Any]]]:
         """Yield for each path of the mount the condition of records at or below it. Branches are not below its root."""
         routes = self._read("SELECT DISTINCT route FROM records", ())
+        at = "path = ? OR path > ? AND path < ? OR to_path = ? OR to_path > ? AND to_path < ?"
         for path in paths:
-            yield self._below_path(path, [stored for (stored,) in routes])
-
-    def _below_path(self, path: AgentPath, routes: Iterable[bytes]) -> tuple[str, list[Any]]:
-        conditions: list[str] = ["0"]
-        values: list[Any] = []
-        for stored in routes:
-            prefix = AgentPath(os.fsdecode(stored))
-            if path == ROOT and self.apart is not None and is_below(prefix, self.apart):
-                continue
-            if is_below(prefix, path):
-                conditions.append("route = ?")
-                values.append(stored)
-            elif is_below(path, prefix):
-                inner = to_name(path if prefix == ROOT else path[len(prefix) :])
-                below = _below(inner)
-                conditions.append(
-                    "(route = ? AND (path = ? OR path > ? AND path < ? OR to_path = ? OR to_path > ? AND to_path < ?))"
-                )
-                values += [stored, inner, *below, inner, *below]
-        return f"({' OR '.join(conditions)})", values
+            conditions: list[str] = ["0"]
+            values: list[Any] = []
+            for (stored,) in routes:
+                prefix = AgentPath(os.fsdecode(stored))
+                if path == ROOT and self.apart is not None and is_below(prefix, self.apart):
+                    continue
+                if is_below(prefix, path):
+                    conditions.append("route = ?")
+                    values.append(stored)
+                elif is_below(path, prefix):
+                    inner = to_name(path if prefix == ROOT else path[len(prefix) :])
+                    below = _below(inner)
+                    conditions.append(f"(route = ? AND ({at}))")
+                    values += [stored, inner, *below, inner, *below]
+            yield f"({' OR '.join(conditions)})", values
 
     def ends(self, after: Callable[[int], int]) -> Iterator[int]:
         """Yield the end of the oldest call, then that of the first one after `after` it, and so on.
@@ -893,13 +888,12 @@ class HistoryFile:
         """Return True if another call has removed a name of a file that has one of these identities since a record, and
         is not undone. An undo has removed it, too, if what it took back began before: the record has those bytes."""
         began = "(SELECT min(taken.number) FROM records AS taken WHERE taken.call = undoes.call)"
-        rows = self._read(
+        return bool(self._read(
             f"SELECT 1 FROM events AS records WHERE identity IN ({', '.join('?' * len(identities))}) "
             f"AND number > ? AND call != ? AND kind IN ('remove', 'rename') AND {_STANDING.format(began, '> ?')} "
             "LIMIT 1",
             (*identities, record.number, record.call, record.number),
-        )
-        return bool(rows)
+        ))  # fmt: skip
 
     def later(self, record: Record, path: bytes) -> list[Record]:
         """Return the records of other calls after a record that touch a path of its route, in their order: at it, below
@@ -921,11 +915,8 @@ class HistoryFile:
 
     def has_links(self, number: int, prefix: AgentPath) -> bool:
         """Return True if a record of a route after this number is of a file with several names: it names only one."""
-        rows = self._read(
-            "SELECT 1 FROM records WHERE number > ? AND route = ? AND (linked OR nlink > 1 AND mode & ? != ?) LIMIT 1",
-            (number, to_name(prefix), 0o170000, stat.S_IFDIR),
-        )
-        return bool(rows)
+        linked = "SELECT 1 FROM records WHERE number > ? AND route = ? AND (linked OR nlink > 1 AND mode & ? != ?)"
+        return bool(self._read(f"{linked} LIMIT 1", (number, to_name(prefix), 0o170000, stat.S_IFDIR)))
 
     def was_changing(self, prefix: AgentPath, node: int, number: int, time_ns: int) -> bool:
         """Return True if a call had changed a file at a time, and had not ended: it may change it on without a record.
@@ -1136,15 +1127,11 @@ class HistoryFile:
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    def add_request(self, request: Request) -> None:
-        """Keep a new request for an approval. `require` waits until it is written."""
+    def put_request(self, event: Mapping[str, Any]) -> None:
+        """Keep a new request for an approval, or what became of one: `requests.asked` or `requests.became`. `require`
+        waits until it is written."""
         with self._guard:
-            self._put(**requests.asked(request))
-
-    def update_request(self, request: Request) -> None:
-        """Keep what became of a request."""
-        with self._guard:
-            self._put(**requests.became(request))
+            self._put(**event)
 
     def delete_requests(self, numbers: Iterable[int]) -> None:
         """Delete requests."""
@@ -1153,8 +1140,7 @@ class HistoryFile:
     def _forget(self, calls: Sequence[int]) -> None:
         """Have all go that is said of calls, or of requests, which have negative numbers here."""
         with self._guard:
-            self._append(tuple(calls), "forget")
-            self._put("forget", number=self.forgotten_ns, payload=encode(list(calls)))
+            self._append((self.forgotten_ns, *calls), FORGET)
 
     def requests(self) -> list[Request]:
         """Return all requests, by number."""

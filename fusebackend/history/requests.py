@@ -61,9 +61,6 @@ SELECT: Final = (
 FORGET: Final = "UPDATE events SET secret = NULL WHERE call = ? AND path ISNULL"
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.decode
-
 T = TypeVar("T")
 
 
@@ -140,7 +137,7 @@ def asked(request: Request) -> dict[str, Any]:
     change = request.change or b""
     said = [packed(request.asked), digest(request.key, change), packed(request.became)]
     return {
-        "event": "request", "call": -request.number, "kind": request.state, "payload": _encode(said),
+        "event": "request", "call": -request.number, "kind": request.state, "payload": msgspec.msgpack.encode(said),
         "secret": request.key + change,
     }  # fmt: skip
 
@@ -154,7 +151,7 @@ def is_said(payload: bytes, secret: object) -> bool:
     """Return True if a request has the digest of what is kept beside it."""
     if not isinstance(secret, bytes):
         return False
-    return bool(digest(secret[:DIGEST_BYTES], secret[DIGEST_BYTES:]) == _decode(payload)[1])
+    return bool(digest(secret[:DIGEST_BYTES], secret[DIGEST_BYTES:]) == msgspec.msgpack.decode(payload)[1])
 
 
 def load(rows: Iterable[tuple[str, int, RequestState, bytes, bytes | None]]) -> list[Request]:
@@ -162,7 +159,7 @@ def load(rows: Iterable[tuple[str, int, RequestState, bytes, bytes | None]]) -> 
     found: dict[int, Request] = {}
     for event, call, state, payload, secret in rows:
         if event == "request":
-            said, _, payload = _decode(payload)
+            said, _, payload = msgspec.msgpack.decode(payload)
             key, change = (secret or b"")[:DIGEST_BYTES], (secret or b"")[DIGEST_BYTES:]
             found[-call] = Request(-call, unpacked(Asked, said), key, change or None)
         if -call in found:

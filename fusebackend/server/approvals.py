@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 
 from fusebackend.base import budget
 from fusebackend.base.paths import AgentPath
+from fusebackend.history import requests
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.masking import kept
 from fusebackend.history.requests import (
@@ -328,7 +329,7 @@ class Approvals:
     def _add(self, request: Request) -> Request:
         self._keep(request)
         if self._history is not None:
-            self._history.add_request(request)
+            self._history.put_request(requests.asked(request))
         self._note("request", f"request {request.number}: {request.asked.title}", request.asked.actor)
         return request
 
@@ -339,7 +340,7 @@ class Approvals:
         request = self._requests[request.number]._replace(state=state, became=became)
         self._requests[request.number] = request
         if self._history is not None:
-            self._history.update_request(request)
+            self._history.put_request(requests.became(request))
         self._changed.notify_all()
         return request
 

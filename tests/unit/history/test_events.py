@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.history import requests
 from fusebackend.history.events import COLUMNS, SAID
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.records import Image, Stamp, State
@@ -191,8 +192,8 @@ def test_random_changes_of_said_columns_are_found(history: HistoryFile) -> None:
     for _ in range(3):
         made(history)
     asked = Asked(1, 2, Actor(), "view", "write", ["/a"], ["/a"], "write /a", [])
-    history.add_request(Request(1, asked, new_key(), b"{}"))
-    history.update_request(Request(1, asked, b"", None, "denied"))
+    history.put_request(requests.asked(Request(1, asked, new_key(), b"{}")))
+    history.put_request(requests.became(Request(1, asked, b"", None, "denied")))
     history.flush()
     connection = sqlite3.connect(history.path)
     connection.execute("DROP INDEX records_by_number")  # which refuses some of them
