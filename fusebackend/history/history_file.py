@@ -32,6 +32,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -145,20 +146,24 @@ _Statement = tuple[str, Row]
 """An event, without a statement of its own, or a statement with its values."""
 
 
+@dataclass(eq=False, slots=True)
 class Entry:
-    """A record on its way. `HistoryFile` makes them."""
+    """A record on its way. `HistoryFile` makes them.
 
-    __slots__ = ("after", "call", "doubted_s", "head", "is_asked", "kind", "number", "row")
+    Args:
+        row: what follows the number.
+        number: 0 until it has one.
+        head: the events of its call's begin, until they are in the file.
+    """
 
-    def __init__(self, call: int, kind: str, row: Row, after: Stamp | None) -> None:
-        self.number = 0
-        self.call = call
-        self.kind = kind
-        self.row = row  # what follows the number
-        self.after = after
-        self.head: Sequence[Row] = ()  # the events of its call's begin, until they are in the file
-        self.doubted_s = 0.0
-        self.is_asked = False
+    call: int
+    kind: str
+    row: Row
+    after: Stamp | None
+    number: int = 0
+    head: Sequence[Row] = ()
+    doubted_s: float = 0.0
+    is_asked: bool = False
 
     @property
     def node(self) -> int:
@@ -178,10 +183,9 @@ def _entry_of(number: int, said: bytes) -> Entry | None:
     """Return a record from `Entry.said`; None if it is of another version, or damaged."""
     try:
         (_, call, kind, _, *row), after, head = decode(said)
-        entry = Entry(call, kind, tuple(row), None if after is None else Stamp(*after))
+        entry = Entry(call, kind, tuple(row), None if after is None else Stamp(*after), number, head)
     except (msgspec.DecodeError, TypeError, ValueError):
         return None
-    entry.head, entry.number = head, number
     return entry if events.NODE < 4 + len(row) <= len(events.COLUMNS) else None
 
 
@@ -678,7 +682,7 @@ class HistoryFile:
                 for row in found:
                     link += 1
                     digest = events.digest(link, digest, row)
-                    columns = events.present(row)
+                    columns = tuple(map(operator.is_not, row, itertools.repeat(None)))
                     by_columns.setdefault(columns, []).append((link, digest, *itertools.compress(row, columns)))
                 for columns, linked in by_columns.items():
                     whole = len(linked) - len(linked) % ROWS

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fusebackend.base.errors import VANISHED, unless
@@ -94,6 +95,7 @@ class PlannedFile:
         return self.stamp if self.state is None else None
 
 
+@dataclass(eq=False, slots=True)
 class PlannedName:
     """A name in a `PlannedTree`.
 
@@ -101,13 +103,10 @@ class PlannedName:
         moved: a step has put another file here, or none.
     """
 
-    __slots__ = ("above", "file", "moved", "name")
-
-    def __init__(self, above: PlannedName | None, name: bytes, file: PlannedFile | None) -> None:
-        self.above = above
-        self.name = name
-        self.file = file
-        self.moved = False
+    above: PlannedName | None
+    name: bytes
+    file: PlannedFile | None
+    moved: bool = False
 
     @property
     def path(self) -> bytes:

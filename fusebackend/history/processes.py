@@ -50,19 +50,16 @@ class Process(NamedTuple):
 
 
 class _Kept:
-    """A process with the descriptor of the thread that was asked for, which it closes when it goes."""
+    """A process with the descriptor of the thread that was asked for, which it closes when it goes. `end.poll(0)` is
+    true once the thread has ended."""
 
-    __slots__ = ("_descriptor", "_poll", "process")
+    __slots__ = ("_descriptor", "end", "process")
 
     def __init__(self, process: Process, descriptor: int) -> None:
         self.process = process
         self._descriptor = descriptor
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLIN)
-
-    @property
-    def has_ended(self) -> bool:
-        return bool(self._poll.poll(0))
+        self.end = select.poll()
+        self.end.register(descriptor, select.POLLIN)
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -84,7 +81,7 @@ class Processes:
         with self._guard:
             kept = self._kept.get(thread)
             if kept is not None:
-                if not kept.has_ended:
+                if not kept.end.poll(0):
                     return kept.process
                 del self._kept[thread]
             descriptor = _open(thread)
@@ -95,7 +92,7 @@ class Processes:
                 os.close(descriptor)
                 return None
             kept = _Kept(process, descriptor)
-            if kept.has_ended:  # /proc may have shown another thread
+            if kept.end.poll(0):  # /proc may have shown another thread
                 return None
             self._kept[thread] = kept
             return process
