@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
-from fusebackend.base.errors import VANISHED
+from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath, PathError, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Entry
@@ -352,11 +352,8 @@ def _created(found: _Before, is_rename: bool) -> Iterator[tuple[AgentPath, int]]
     """Yield the names that are there, where there was none before a verb, and their nodes: directories on the way to a
     path, the path unless it got there by a rename, and all below it. Each name on the way is looked up once."""
     volume, place = found.route.volume, found.place
-    try:
-        now = resolve(volume, place.path, follow=False)
-    except OSError as error:
-        if error.errno not in NOWHERE:
-            raise
+    now = unless(NOWHERE, partial(resolve, volume, place.path, follow=False))
+    if now is None:
         return
     yield from zip(place.missing_paths, now.trail[len(place.trail) :], strict=False)
     if now.attr is not None and not is_rename:

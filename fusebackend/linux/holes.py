@@ -6,6 +6,8 @@ import errno
 import os
 from collections.abc import Iterator
 
+from fusebackend.base.errors import unless
+
 _UNKNOWN = (errno.EINVAL, errno.ENOTSUP, errno.ENXIO)
 
 
@@ -13,12 +15,8 @@ def data_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
     """Return the ranges of a file that hold data, as (start, end); the rest are holes (lseek(2), SEEK_DATA)."""
     end = 0
     while (start := next_data(fd, end, size)) < size:
-        try:
-            end = min(os.lseek(fd, start, os.SEEK_HOLE), size)
-        except OSError as error:
-            if error.errno not in _UNKNOWN:
-                raise
-            end = size  # a file system that knows no holes
+        hole = unless(_UNKNOWN, os.lseek, fd, start, os.SEEK_HOLE)
+        end = size if hole is None else min(hole, size)  # None: a file system that knows no holes
         yield start, end
 
 

@@ -548,12 +548,8 @@ class RuledVolume(NativeVolume):
             attr = self.below.getattr(node & NODES)
             if not attr.is_dir:
                 return self._shown(attr, own_bits(node))
-            try:
-                bits = self._bits(self._path(node))
-            except OSError as error:
-                if error.errno != errno.ESTALE:
-                    raise
-                bits = None  # it was moved, or removed, while a process is in it
+            path = unless((errno.ESTALE,), self._path, node)  # it was moved, or removed, while a process is in it
+            bits = None if path is None else self._bits(path)
             return self._shown(attr, NO_READ if bits is None else bits)
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from fusebackend.base.deadline import is_readable
+from fusebackend.base.errors import unless
 from fusebackend.base.lines import split_lines
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
@@ -256,13 +257,8 @@ _BEING_MADE = re.compile(rb"^\d+ \d+ \S+ \S+ /(newroot|oldroot)[/ ]", re.MULTILI
 
 def _mounted(path: str) -> list[MountEntry]:
     """Return the mounts of a process; none when it has ended, or while bwrap is not done."""
-    try:
-        found = Path(path).read_bytes()
-        return [] if _BEING_MADE.search(found) else table.parse(os.fsdecode(found))
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
-            return []
-        raise
+    found = unless((errno.ENOENT, errno.ESRCH, errno.EINVAL), Path(path).read_bytes)
+    return [] if found is None or _BEING_MADE.search(found) else table.parse(os.fsdecode(found))
 
 
 def _parent(pid: int) -> int | None:
