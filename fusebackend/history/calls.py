@@ -104,7 +104,7 @@ class Calls:
         self._guard = threading.Lock()
         self._quiet: dict[Hashable, OpenCall] = {}  # those that end when they were quiet: of sessions and tools
         self._commands: dict[tuple[str, int], OpenCall] = {}  # by the pid namespace or the session of their processes
-        self._named: dict[tuple[int, int], list[OpenCall]] = {}  # (pid, began) → calls named for it, the newest last
+        self._named: dict[OpenCall, tuple[int, int]] = {}  # → (pid, began) that it is named for; the newest last
         self._found: Recent[tuple[int, int], OpenCall | None] = Recent(MOST_NAMED)  # process → its named call
         self._late: list[OpenCall] = []  # with a first change after their end
         self._running: Counter[OpenCall] = Counter()  # blocks of `inside` that have not ended, but for commands
@@ -160,8 +160,9 @@ class Calls:
         with self._guard:
             if key in self._found:
                 return self._found[key]
-            above = next((self._named[each] for each in ancestors(process) if each in self._named), None)
-            found = self._found[key] = above[-1] if above else None
+            newest = {named: call for call, named in self._named.items()}
+            above = (newest[each] for each in ancestors(process) if each in newest)
+            found = self._found[key] = next(above, None)
             return found
 
     def _in_session(self, key: Hashable, process: Process | None, uid: int, now_s: float) -> OpenCall:
@@ -268,17 +269,18 @@ class Calls:
         call.last_s = self._now_s()
         call.users = 1
         with self._guard:
-            self._named.setdefault((process.pid, process.began), []).append(call)
-            while sum(map(len, self._named.values())) > MOST_NAMED:
-                key = next(iter(self._named))
-                self._late += self._named.pop(key)
+            self._named[call] = process.pid, process.began
+            if len(self._named) > MOST_NAMED:
+                oldest = next(iter(self._named))
+                del self._named[oldest]
+                self._late.append(oldest)
             self._found.clear()
         return call
 
     def named(self, id: str) -> OpenCall | None:
         """Return the newest call that was named with this id, if it goes on."""
         with self._guard:
-            named = [call for calls in self._named.values() for call in calls if call.id == id]
+            named = [call for call in self._named if call.id == id]
         return named[-1] if named else None
 
     # -- ends ------------------------------------------------------------------------------------------------------
@@ -299,12 +301,8 @@ class Calls:
         with self._guard:
             call.users = 0
             call.ended = True
-            for key, calls in tuple(self._named.items()):
-                if call in calls:
-                    calls.remove(call)
-                    self._found.clear()
-                    if not calls:
-                        del self._named[key]
+            if self._named.pop(call, None) is not None:
+                self._found.clear()
             if self._quiet.get(call.key) is call:
                 del self._quiet[call.key]
         if call.number:
@@ -314,8 +312,7 @@ class Calls:
     def open(self) -> list[OpenCall]:
         """Return the calls that go on and have changed something."""
         with self._guard:
-            found = [*self._quiet.values(), *self._commands.values()]
-            found += [call for calls in self._named.values() for call in calls]
+            found = [*self._quiet.values(), *self._commands.values(), *self._named]
         return [call for call in dict.fromkeys(found) if call.number and not call.ended]
 
     def running(self) -> list[OpenCall]:
@@ -343,8 +340,7 @@ class Calls:
     def close(self) -> None:
         """End all calls."""
         with self._guard:
-            over = [*self._quiet.values(), *self._late]
-            over += [call for calls in self._named.values() for call in calls]
+            over = [*self._quiet.values(), *self._late, *self._named]
         for call in over:
             self.end(call)
         self.processes.close()
