@@ -16,6 +16,7 @@ import stat
 import tempfile
 from collections.abc import Callable
 
+from fusebackend.base.errors import unless
 from fusebackend.linux import proc
 
 
@@ -77,11 +78,8 @@ def remove_stale(directory: str, remove: Callable[[str], None]) -> None:
 
 def identity(pid: int) -> str | None:
     """Return pid namespace, pid and start time of a process, which no other of this boot has; None if it has ended."""
-    try:
-        began = proc.stat(pid)[19].decode()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return f"{pid_namespace()}-{pid}-{began}"
+    fields = unless((errno.ENOENT, errno.ESRCH), proc.stat, pid)
+    return None if fields is None else f"{pid_namespace()}-{pid}-{fields[19].decode()}"
 
 
 def pid_namespace() -> str:

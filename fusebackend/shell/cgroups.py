@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fusebackend.base.errors import unless
 from fusebackend.base.lines import split_lines
 from fusebackend.linux import proc, runtime_directory
 from fusebackend.linux.mount_table import MountEntry, mounts
@@ -261,15 +262,8 @@ def _write(path: str, text: str) -> None:
 
 
 def _removed(directory: str) -> bool:
-    try:
-        os.rmdir(directory)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        if error.errno != errno.EBUSY:
-            raise
-        return False
-    return True
+    unless((errno.ENOENT, errno.EBUSY), os.rmdir, directory)
+    return not os.path.isdir(directory)
 
 
 OPEN_FILES = 1024

@@ -262,9 +262,8 @@ def _mounted(path: str) -> list[MountEntry]:
 
 
 def _parent(pid: int) -> int | None:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return int(proc.stat(pid)[1])
-    return None
+    fields = unless((errno.ENOENT, errno.ESRCH), proc.stat, pid)
+    return None if fields is None else int(fields[1])
 
 
 def _in_memory(content: bytes) -> int:

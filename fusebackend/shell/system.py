@@ -274,7 +274,7 @@ class Devices:
             return
         directory = os.path.join(PLACE, runtime_directory.own_name(0))
         try:
-            runtime_directory.remove_stale(PLACE, shutil.rmtree)
+            runtime_directory.remove_stale(PLACE, _remove)
             os.mkdir(directory, 0o700)
             self.directory = directory
             for name in DEVICES:
@@ -289,8 +289,7 @@ class Devices:
 
     def close(self) -> None:
         if self.directory is not None:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(self.directory)
+            _remove(self.directory)
             self.directory = None
 
 
