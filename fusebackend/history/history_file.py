@@ -38,7 +38,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from fusebackend.base.at_path import AtPath
+from fusebackend.base.at_path import AtPath, state_at
 from fusebackend.base.paths import ROOT, AgentPath, is_below, to_name
 from fusebackend.base.relative_paths import above
 from fusebackend.databases import sqlite
@@ -347,11 +347,8 @@ class HistoryFile:
     @property
     def size_bytes(self) -> int:
         """Of the file and its WAL."""
-        found = 0
-        for name in (self.path, self.path + "-wal"):
-            with contextlib.suppress(FileNotFoundError):
-                found += os.stat(name).st_size
-        return found
+        found = map(state_at, (self.path, self.path + "-wal"))
+        return sum(each.size for each in found if each is not None)
 
     # -- writing -----------------------------------------------------------------------------------------------
 

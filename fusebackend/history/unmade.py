@@ -24,6 +24,7 @@ from typing import Final, Literal, TypeAlias
 
 from fusebackend.base.merge_lines import MERGED_BYTES
 from fusebackend.base.paths import AgentPath
+from fusebackend.base.relative_paths import is_below
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
 from fusebackend.history.records import Record
@@ -117,15 +118,6 @@ def _stored(history: HistoryFile, volume: SnapshotVolume) -> int | None:
     return None if last is None else max(last, history.closed)
 
 
-def _touches(named: set[bytes], paths: set[bytes]) -> bool:
-    """Return True if one of the paths is, is below or is above one of the others."""
-    return any(
-        one == other or one.startswith(other.rstrip(b"/") + b"/") or other.startswith(one.rstrip(b"/") + b"/")
-        for one in named
-        for other in paths
-    )
-
-
 def _verdict(history: HistoryFile, volume: Volume, record: Record, images: Images) -> _Verdict:
     """Say whether a change was made, if none that is later was."""
     if not record.node:
@@ -165,7 +157,7 @@ def _is_before(volume: Volume, records: Sequence[Record]) -> bool:
     if not 1 < len(records) <= MAX_PLACES or any(each.kind not in _PLACES or not each.node for each in records):
         return False
     paths = {path for each in records for path in (each.path, each.to_path)}
-    if any(_touches({path}, paths - {path}) for path in paths):
+    if any(is_below(one, other) for one in paths for other in paths):
         return False  # what is below a renamed directory has another path then
     there = {path: find(volume, os.fsdecode(path)) for path in paths}
     nodes = {path: 0 if attr is None else attr.node for path, attr in there.items()}

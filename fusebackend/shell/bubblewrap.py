@@ -158,7 +158,8 @@ def trial(program: Sequence[str]) -> str | None:
     Raises:
         SandboxError: bwrap can't be run, or does not end.
     """
-    words = [*program, *NAMESPACES, *_read_only(system.programs()), "--proc", "/proc", "--dev", "/dev"]
+    programs = [word for bind in system.programs() for word in bind.words()]
+    words = [*program, *NAMESPACES, *programs, "--proc", "/proc", "--dev", "/dev"]
     try:
         done = subprocess.run(
             [*words, "--", system.SHELL, "-c", ":"],
@@ -211,7 +212,3 @@ def _devices() -> tuple[Bind | Fresh, ...]:
     """Return the mounts of `--dev /dev`, besides an empty file system for them."""
     nodes = [Bind(f"/dev/{name}", f"/dev/{name}", read_only=False, devices=True) for name in system.DEVICES]
     return (*nodes, Fresh("devpts", "/dev/pts", ("nosuid", "noexec")))
-
-
-def _read_only(binds: Iterable[Bind]) -> list[str]:
-    return [word for bind in binds for word in bind.words()]
