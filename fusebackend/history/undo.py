@@ -284,11 +284,11 @@ class _Making:
 
     def _portions(self, steps: Iterable[Step]) -> Iterator[tuple[_Kind, deque[Step]]]:
         """Cut the steps into portions of one kind and route, which are prepared together."""
-        for (_, kind), row in itertools.groupby(steps, self._row):
+        for (_, kind), row in itertools.groupby(steps, self._route_and_kind):
             for portion in by_size(row, _size_of, 1 if kind == "alone" else MADE_AT_ONCE, MADE_BYTES):
                 yield kind, deque(portion)
 
-    def _row(self, step: Step) -> tuple[AgentPath, _Kind]:
+    def _route_and_kind(self, step: Step) -> tuple[AgentPath, _Kind]:
         return step.prefix, self._kind(step)
 
     def _kind(self, step: Step) -> _Kind:

@@ -270,8 +270,7 @@ def _in_memory(content: bytes) -> int:
     """Return a descriptor from which `content` can be read."""
     descriptor = os.memfd_create("fusebackend", os.MFD_CLOEXEC)
     try:
-        os.write(descriptor, content)
-        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.pwrite(descriptor, content, 0)  # it is read from its beginning
     except BaseException:
         os.close(descriptor)
         raise
