@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.history import requests
 from fusebackend.history.events import COLUMNS, SAID
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.records import Image, Stamp, State
-from fusebackend.history.requests import Asked, Request, new_key
+from fusebackend.history.requests import Asked, Request, asked, became, new_key
 from fusebackend.protocol import Actor, VerifyResult
 
 BEFORE = State(0o100644, 1, 2, 0, 5, 1, 10, -20, {b"user.a\xff": b"\0\1"}, b"")
@@ -191,9 +190,9 @@ def test_random_changes_of_said_columns_are_found(history: HistoryFile) -> None:
     """Every column that says something, and every row."""
     for _ in range(3):
         made(history)
-    asked = Asked(1, 2, Actor(), "view", "write", ["/a"], ["/a"], "write /a", [])
-    history.put_request(requests.asked(Request(1, asked, new_key(), b"{}")))
-    history.put_request(requests.became(Request(1, asked, b"", None, "denied")))
+    what = Asked(1, 2, Actor(), "view", "write", ["/a"], ["/a"], "write /a", [])
+    history.put_request(asked(Request(1, what, new_key(), b"{}")))
+    history.put_request(became(Request(1, what, b"", None, "denied")))
     history.flush()
     connection = sqlite3.connect(history.path)
     connection.execute("DROP INDEX records_by_number")  # which refuses some of them

@@ -23,7 +23,6 @@ from fusebackend.shell import shell as shell_module
 from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError, SandboxRoot
 from fusebackend.shell.mountcheck import MountCheck
 from fusebackend.shell.options import ShellOptions
-from fusebackend.shell.shell import Shell
 from fusebackend.shell.system import Devices, Etc
 from fusebackend.shell.usernamespace import UserNamespace
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -308,9 +307,9 @@ def mounted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MountEntry | None]
     return there  # type: ignore[return-value]
 
 
-def shell_at(mountpoint: Path, **options: object) -> Shell:
+def shell_at(mountpoint: Path, **options: object) -> shell_module.Shell:
     filesystem = FileSystem({AgentPath("/"): InMemoryVolume()})
-    return Shell(filesystem, str(mountpoint), ShellOptions(**options))  # type: ignore[arg-type]
+    return shell_module.Shell(filesystem, str(mountpoint), ShellOptions(**options))  # type: ignore[arg-type]
 
 
 class TestRefusals:
