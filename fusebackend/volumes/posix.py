@@ -307,51 +307,23 @@ class TreeVolume(NativeVolume):
                 raise oserror(errno.ENODATA, name) from None
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        if name in acl.NAMES:
-            self._set_acl(node, name, value)
-            return
+        permissions, is_kept = self._said_by_acl(name, value) if name in acl.NAMES else (None, True)
         with self.lock:
-            self._admit(len(name) + len(value))
+            self._admit(len(name) + len(value) if is_kept else 0)
             inode = self._inode(node)
             self._prepare(inode)
-            xattrs = self._xattrs(inode)
-            if self._quota is not None:
-                more = len(value) - len(xattrs[name]) if name in xattrs else len(name) + len(value)
-                self._quota.require(more)
-                self._quota.add(more)
-            xattrs[name] = value
-            self._xattrs_changed(inode)
-            inode.ctime_ns = now_ns(finer=False)
-            self._changed(inode)
+            self._change_xattr(inode, name, value if is_kept else None, permissions)
 
-    def _set_acl(self, node: int, name: bytes, value: bytes) -> None:
-        """Set an ACL, with the mode that an access ACL means. One that says no more than a mode is not kept."""
+    def _said_by_acl(self, name: bytes, value: bytes) -> tuple[int | None, bool]:
+        """The permissions of the mode that an access ACL means, and whether an ACL is kept: one that says no more than
+        a mode is not."""
         if not self.features.acls:
             raise oserror(errno.ENOTSUP, name)
         try:
             permissions, is_minimal = acl.mode_of(value)
         except ValueError:
             raise oserror(errno.EINVAL, name) from None
-        with self.lock:
-            inode = self._inode(node)
-            self._prepare(inode)
-            xattrs = self._xattrs(inode)
-            keeps = name == acl.DEFAULT or not is_minimal
-            old = len(name) + len(xattrs[name]) if name in xattrs else 0
-            more = (len(name) + len(value) if keeps else 0) - old
-            self._admit(max(more, 0))
-            if self._quota is not None:
-                self._quota.require(more)
-                self._quota.add(more)
-            if keeps:
-                xattrs[name] = value
-            else:
-                xattrs.pop(name, None)
-            self._xattrs_changed(inode)
-            if name == acl.ACCESS:
-                inode.mode = inode.mode & ~0o777 | permissions
-            inode.ctime_ns = now_ns(finer=False)
-            self._changed(inode)
+        return (permissions, not is_minimal) if name == acl.ACCESS else (None, True)
 
     def listxattr(self, node: int) -> Sequence[bytes]:
         with self.lock:
@@ -363,12 +335,25 @@ class TreeVolume(NativeVolume):
             if name not in self._xattrs(inode):
                 raise oserror(errno.ENODATA, name)
             self._prepare(inode)
-            value = self._xattrs(inode).pop(name)
-            if self._quota is not None:
-                self._quota.add(-len(name) - len(value))
-            self._xattrs_changed(inode)
-            inode.ctime_ns = now_ns(finer=False)
-            self._changed(inode)
+            self._change_xattr(inode, name, None)
+
+    def _change_xattr(self, inode: Inode, name: bytes, value: bytes | None, permissions: int | None = None) -> None:
+        """Give an inode an extended attribute, or with None take it away, and the permissions that it means."""
+        xattrs = self._xattrs(inode)
+        if self._quota is not None:
+            before = len(name) + len(xattrs[name]) if name in xattrs else 0
+            more = (0 if value is None else len(name) + len(value)) - before
+            self._quota.require(more)
+            self._quota.add(more)
+        if value is None:
+            xattrs.pop(name, None)
+        else:
+            xattrs[name] = value
+        self._xattrs_changed(inode)
+        if permissions is not None:
+            inode.mode = inode.mode & ~0o777 | permissions
+        inode.ctime_ns = now_ns(finer=False)
+        self._changed(inode)
 
     # -- data --------------------------------------------------------------------------------------------------
 
