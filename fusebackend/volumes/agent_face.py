@@ -47,6 +47,7 @@ from fusebackend.protocol import (
     verbs,
     version_of_bytes,
 )
+from fusebackend.volumes import placing
 from fusebackend.volumes.agent_verbs import AgentVerbs
 from fusebackend.volumes.contents import (
     PIECE_BYTES,
@@ -422,12 +423,11 @@ class VolumeBackend(AgentVerbs):
 
         def remove(changes: Changes) -> None:
             place = self._resolve(path, follow=False)
-            node = place.found.node
-            if node == ROOT_NODE:
+            if place.found.node == ROOT_NODE:
                 raise errors.oserror(errno.EBUSY)
-            self._named.rmdir(place.parent, place.name)
-            changes.append(Change(node=place.parent))
-            changes.append(Change(node, place.parent, place.name, "deleted", place.path + "/"))
+            if not place.found.is_dir:
+                raise errors.oserror(errno.ENOTDIR)
+            placing.remove(self._named, place.parent, place.name, place.found, changes, place.path)
 
         self._named.change_as_one(remove, path, removes=True)
 
@@ -454,8 +454,8 @@ class VolumeBackend(AgentVerbs):
             with self._parents(new, changes) as parent:
                 self._named.rename(old.parent, old.name, parent, new.name, RENAME_NOREPLACE)
             changes += [Change(node=old.parent), Change(node=moved.node, parent=old.parent, name=old.name)]
-            after, before = _shown(new.path, moved), _shown(old.path, moved)
-            changes.append(Change(moved.node, parent, new.name, "moved", after, before))
+            end = "/" if moved.is_dir else ""
+            changes.append(Change(moved.node, parent, new.name, "moved", new.path + end, old.path + end))
 
         self._named.change_as_one(move, source, destination, removes=True)
         return MoveResult(path=self._path(destination))
@@ -475,11 +475,9 @@ class VolumeBackend(AgentVerbs):
             if file_path.endswith("/") and not (place.found.is_dir or stat.S_ISLNK(place.found.mode)):
                 raise errors.oserror(errno.ENOTDIR)
             self._require(condition, place.found)
-            changes.append(Change(node=place.parent))
             if place.found.is_dir:
                 return Doomed(place.parent, place.name, node, place.path)
-            self._named.unlink(place.parent, place.name)
-            changes.append(Change(node, place.parent, place.name, "deleted", place.path))
+            placing.remove(self._named, place.parent, place.name, place.found, changes, place.path)
             return None
 
         doomed = self._named.change_as_one(delete, file_path, removes=True)
@@ -519,10 +517,6 @@ class VolumeBackend(AgentVerbs):
 def _take_back(made: Change, changes: Changes) -> None:
     """Have the change be for caches alone: nobody has seen what was made."""
     changes[changes.index(made)] = made._replace(kind="deleted", path="")
-
-
-def _shown(path: AgentPath, attr: Attr) -> str:
-    return path + "/" if attr.is_dir else path
 
 
 def _size_of(entry: tuple[bytes, Attr]) -> int:
