@@ -1,7 +1,7 @@
-"""The nodes of a directory on disk: their numbers, where each was last seen (`NodeTable`), and descriptors (`Places`).
+"""`NodeTable`: the nodes of a directory on disk, with their numbers, where each was last seen, and descriptors.
 
 A node stands for a file of the system, known by device and inode number; its own number is never used twice. Where the
-system has used an inode number again, the other file gets another node (`Places.is_same`). A node remembers one name
+system has used an inode number again, the other file gets another node (`NodeTable.is_same`). A node remembers one name
 and the node of the directory that holds it, which is how its file is found again. Nodes that the kernel holds, that are
 open, or that other nodes were found in are kept; of the others the ones used last are, up to `IDLE_FILES` and
 `IDLE_DIRECTORIES`. All calls are made with the volume's lock held.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
 from typing import TypeAlias
 
 from fusebackend.backends.directory import dirfd
@@ -27,6 +26,10 @@ IDLE_DIRECTORIES = 10_000
 
 Key: TypeAlias = "int | tuple[int, int]"
 """Inode number, with its device where that is not the root's: an integer is a third of a tuple's size."""
+
+
+_STALE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""Of a step down: the name is gone, or leads to something else."""
 
 
 class Node:
@@ -67,31 +70,28 @@ class Node:
 
 
 class NodeTable:
-    """Every node that is known.
+    """Every node that is known, and descriptors of their files.
+
+    Every step down is one `openat` with O_NOFOLLOW from the directory above. A missing file, or another file than the
+    node's, is ESTALE.
 
     Args:
-        root: the `fstat` of the root directory.
-        dropped: called with the number of each node that is dropped.
-        is_same: as in `Places`.
+        root: the root directory, which belongs to this from now on.
     """
 
-    def __init__(
-        self,
-        root: os.stat_result,
-        dropped: Callable[[int], object],
-        is_same: Callable[[Node, Node, bytes, os.stat_result], bool],
-    ) -> None:
-        self._device = root.st_dev
-        self._dropped = dropped
-        self._is_same = is_same
+    def __init__(self, root: Descriptor) -> None:
+        status = os.fstat(root.fd)
+        self._device = status.st_dev
         self._last = ROOT_NODE
-        self.root = Node(ROOT_NODE, root.st_ino, stat.S_IFDIR, root.st_ctime_ns)
+        self.root = Node(ROOT_NODE, status.st_ino, stat.S_IFDIR, status.st_ctime_ns)
         self.root.held = True
+        self.root.pin = root
         self._numbers: dict[int, Node] = {ROOT_NODE: self.root}
         self._keys: dict[Key, Node] = {self.root.key: self.root}
         # In the order of their last use.
         self._idle_files: dict[int, Node] = {}
         self._idle_directories: dict[int, Node] = {}
+        self._descriptors: Recent[int, Descriptor] = Recent(dirfd.most_cached())
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -113,8 +113,7 @@ class NodeTable:
 
     def find(self, status: os.stat_result) -> Node | None:
         """The node of a file, if it is known."""
-        node = self._keys.get(self.key(status))
-        return node if node is not None and node.kind == stat.S_IFMT(status.st_mode) else None
+        return self._find(self.key(status), stat.S_IFMT(status.st_mode))
 
     def _find(self, key: Key, kind: int) -> Node | None:
         node = self._keys.get(key)
@@ -152,7 +151,7 @@ class NodeTable:
             if node.parent is parent and node.name == name:
                 return node
             may_be_link = kind != stat.S_IFDIR and status.st_nlink > 1 and node.parent is not None
-            new = not may_be_link and not self._is_same(node, parent, name, status)
+            new = not may_be_link and not self.is_same(node, parent, name, status)
         if node is None or new:
             # If the system has used an inode number again, the old node stays, and is stale.
             self._last += 1
@@ -204,7 +203,7 @@ class NodeTable:
         if self._keys.get(node.key) is node:
             del self._keys[node.key]
         node.pin = None
-        self._dropped(node.number)
+        self._descriptors.pop(node.number, None)
         parent, node.parent = node.parent, None
         if parent is not None:
             parent.children -= 1
@@ -219,50 +218,27 @@ class NodeTable:
                 self._idle(node).pop(number, None)
             self.settle(node)
 
-    def close(self) -> None:
-        """Close every descriptor that belongs to a node."""
-        for node in self._numbers.values():
-            node.pin = node.opened = None
-
     def _idle(self, node: Node) -> dict[int, Node]:
         return self._idle_directories if node.kind == stat.S_IFDIR else self._idle_files
 
-
-_STALE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-
-
-class Places:
-    """Descriptors of nodes. It owns the root's.
-
-    Every step down is one `openat` with O_NOFOLLOW from the directory above. A missing file, or another file than the
-    node's, is ESTALE. Calls are made with the volume's lock held. `table` holds the nodes.
-    """
-
-    def __init__(self, root: Descriptor) -> None:
-        self._root: Descriptor | None = root
-        self._descriptors: Recent[int, Descriptor] = Recent(dirfd.most_cached())
-        self.table = NodeTable(os.fstat(root.fd), lambda node: self._descriptors.pop(node, None), self.is_same)
-        self.table.root.pin = root
+    # -- descriptors -------------------------------------------------------------------------------------------
 
     @property
-    def root(self) -> Descriptor:
+    def root_descriptor(self) -> Descriptor:
         """EBADF when it is closed."""
-        if self._root is None:
+        if self.root.pin is None:
             raise oserror(errno.EBADF)
-        return self._root
+        return self.root.pin
 
-    @property
-    def closed(self) -> bool:
-        return self._root is None
-
-    def forget(self) -> None:
+    def forget_descriptors(self) -> None:
         """Close the descriptors that can be opened again."""
         self._descriptors.clear()
 
     def close(self) -> None:
-        self.table.close()
+        """Close every descriptor."""
+        for node in self._numbers.values():
+            node.pin = node.opened = None
         self._descriptors.clear()
-        self._root = None
 
     def directory(self, number: int) -> tuple[Node, Descriptor]:
         """A directory and its descriptor. ENOTDIR for anything else; EIO for a root that was removed, which would look
@@ -273,27 +249,25 @@ class Places:
 
     def directory_of_name(self, number: int) -> tuple[Node, Descriptor]:
         """As `directory`, for a caller that looks up a name in it, and calls `require_there` if there is none."""
-        node = self.table.get(number)
+        node = self.get(number)
         if node.kind != stat.S_IFDIR:
             raise oserror(errno.ENOTDIR)
         return node, self.of(node)
 
     def require_there(self, node: Node) -> None:
         """EIO for a root that was removed."""
-        if node is self.table.root and not os.fstat(self.root.fd).st_nlink:
+        if node is self.root and not os.fstat(self.root_descriptor.fd).st_nlink:
             raise oserror(errno.EIO)
 
     def of(self, node: Node) -> Descriptor:
         """An O_PATH descriptor of the node's file. Its directories are opened as far up as is needed."""
-        found = node.pin or self._descriptors.use(node.number)
+        found = self._known(node)
         if found is not None:
             return found
         way = []
         while found is None:
             way.append(node)
-            if node.parent is None:
-                raise oserror(errno.EBADF if self.closed else errno.ESTALE)
-            node = node.parent
+            node = self._above(node)
             found = self._known(node)
         for node in reversed(way):
             found = self._step(found, node)
@@ -301,14 +275,20 @@ class Places:
 
     def _known(self, node: Node) -> Descriptor | None:
         """A descriptor that is open already."""
-        return node.pin or self._descriptors.use(node.number) or (self.root if node is self.table.root else None)
+        return node.pin or self._descriptors.use(node.number)
+
+    def _above(self, node: Node) -> Node:
+        """The directory that a node was last seen in. ESTALE for none, EBADF when the root is closed."""
+        if node.parent is None:
+            raise oserror(errno.EBADF if self.root.pin is None else errno.ESTALE)
+        return node.parent
 
     def _step(self, above: Descriptor, node: Node) -> Descriptor:
         try:
             below = Descriptor(os.open(node.name, PATH_FLAGS, dir_fd=above.fd))
         except OSError as error:
             raise self._lost(node) if error.errno in _STALE else error from None
-        if not self.table.is_node(node, os.fstat(below.fd)):
+        if not self.is_node(node, os.fstat(below.fd)):
             raise self._lost(node)
         self._descriptors[node.number] = below
         return below
@@ -318,20 +298,18 @@ class Places:
         known = node.opened.descriptor if node.opened is not None else self._known(node)
         if known is not None:
             return os.fstat(known.fd)
-        if node.parent is None:
-            raise oserror(errno.ESTALE)
-        above = self.of(node.parent)
+        above = self.of(self._above(node))
         try:
             status = os.stat(node.name, dir_fd=above.fd, follow_symlinks=False)
         except OSError as error:
             raise self._lost(node) if error.errno in _STALE else error from None
-        if not self.table.is_node(node, status):
+        if not self.is_node(node, status):
             raise self._lost(node)
         return status
 
     def _lost(self, node: Node) -> OSError:
         """Note that a node's name is gone or another file's, and return ESTALE. From now on a lookup finds it again."""
-        self.table.place(node, None)
+        self.place(node, None)
         return oserror(errno.ESTALE)
 
     def is_same(self, node: Node, parent: Node, name: bytes, status: os.stat_result) -> bool:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile, born_ns
-from fusebackend.backends.directory.nodes import Node, Places, attr_of, check_name, group_of_new
+from fusebackend.backends.directory.nodes import Node, NodeTable, attr_of, check_name, group_of_new
 from fusebackend.base import acl
 from fusebackend.base.at_path import AtPath
 from fusebackend.base.errors import ABSENT, LACKING, NOT_TAKEN, UNREAD, oserror, unless
@@ -101,14 +101,13 @@ class DirectoryVolume(NativeVolume):
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__()
-        self._places = Places(dirfd.open_root(os.fspath(root)))
-        self._nodes = self._places.table
-        status = os.fstat(self._places.root.fd)
+        self._nodes = NodeTable(dirfd.open_root(os.fspath(root)))
+        status = os.fstat(self._nodes.root_descriptor.fd)
         self._at = AtPath(os.path.abspath(root), (status.st_dev, status.st_ino), _ELSEWHERE)
         self._listings: Recent[int, _Listing] = Recent(LISTINGS)
         self._may_chown = os.geteuid() == 0
         try:
-            os.listxattr(self._places.root.path)
+            os.listxattr(self._nodes.root_descriptor.path)
         except OSError as error:
             if error.errno in LACKING:
                 self.features = replace(self.features, xattrs=False, acls=False)
@@ -122,13 +121,13 @@ class DirectoryVolume(NativeVolume):
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         with self.lock:
-            return self._lookup(*self._places.directory_of_name(parent), name)
+            return self._lookup(*self._nodes.directory_of_name(parent), name)
 
     def way_to(self, directory: int) -> bytes | None:
         with self.lock, contextlib.suppress(OSError):
-            _, at = self._places.directory_of_name(directory)
+            _, at = self._nodes.directory_of_name(directory)
             if at.is_exact:
-                return dirfd.names_between(self._places.root, at)
+                return dirfd.names_between(self._nodes.root_descriptor, at)
         return None
 
     def _lookup(self, directory: Node, at: Descriptor, name: bytes, *, is_listed: bool = False) -> Attr:
@@ -141,7 +140,7 @@ class DirectoryVolume(NativeVolume):
         try:
             status = os.stat(name, dir_fd=at.fd, follow_symlinks=False)
         except FileNotFoundError:
-            self._places.require_there(directory)
+            self._nodes.require_there(directory)
             raise
         if not (is_listed or at.is_exact or self._is_listed(directory, at, name)):
             raise oserror(errno.ENOENT, name)
@@ -199,7 +198,7 @@ class DirectoryVolume(NativeVolume):
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self.lock:
-            directory, at = self._places.directory(node)
+            directory, at = self._nodes.directory(node)
             names = self._listing(directory, at, after).names
             page: list[tuple[bytes, Attr]] = []
             limit = min(limit, PAGE_ENTRIES)
@@ -254,7 +253,7 @@ class DirectoryVolume(NativeVolume):
         """Make something in a directory that `make` is given; give it its owner, its mode (a link has none) and a node.
         An error undoes it."""
         check_name(name)
-        directory, at = self._places.directory(parent)
+        directory, at = self._nodes.directory(parent)
         above = os.fstat(at.fd)
         with self._naming(directory, at, name, unmake):
             make(at.fd)
@@ -301,8 +300,8 @@ class DirectoryVolume(NativeVolume):
             source = self._nodes.get(node)
             if source.kind == stat.S_IFDIR:
                 raise oserror(errno.EPERM)
-            found = self._places.of(source)
-            directory, at = self._places.directory(new_parent)
+            found = self._nodes.of(source)
+            directory, at = self._nodes.directory(new_parent)
             with self._naming(directory, at, new_name):
                 os.link(found.path, new_name, dst_dir_fd=at.fd, follow_symlinks=True)
             status = os.fstat(found.fd)
@@ -317,12 +316,12 @@ class DirectoryVolume(NativeVolume):
     def require_removable(self, path: str) -> None:
         with self.lock:
             place = resolve(self, path, follow=False)
-            _, at = self._places.directory(place.parent)
+            _, at = self._nodes.directory(place.parent)
         dirfd.require_removable(at, place.name)
 
     def _remove(self, parent: int, name: bytes, remove: Callable[..., None]) -> None:
         with self.lock:
-            directory, at = self._places.directory_of_name(parent)
+            directory, at = self._nodes.directory_of_name(parent)
             node, pin = self._pinned(directory, at, name)
             remove(name, dir_fd=at.fd)
             self._note(directory, at, name, False)
@@ -330,8 +329,8 @@ class DirectoryVolume(NativeVolume):
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self.lock:
-            source, source_at = self._places.directory_of_name(parent)
-            target, target_at = self._places.directory_of_name(new_parent)
+            source, source_at = self._nodes.directory_of_name(parent)
+            target, target_at = self._nodes.directory_of_name(new_parent)
             moved, _ = self._pinned(source, source_at, name)
             try:
                 replaced, pin = self._pinned(target, target_at, new_name)
@@ -364,7 +363,7 @@ class DirectoryVolume(NativeVolume):
             return node, None
         if node.parent is not directory or node.name != name:
             return node, None  # it is known by another name
-        return node, self._places.of(node)
+        return node, self._nodes.of(node)
 
     def _unname(self, node: Node | None, pin: Descriptor | None, directory: Node, name: bytes) -> None:
         if node is not None and node.parent is directory and node.name == name:
@@ -376,7 +375,7 @@ class DirectoryVolume(NativeVolume):
     def getattr(self, node: int) -> Attr:
         with self.lock:
             found = self._nodes.get(node)
-            return attr_of(found, self._places.status(found))
+            return attr_of(found, self._nodes.status(found))
 
     def version_of(self, attr: Attr) -> str | None:
         """By the system's inode number."""
@@ -387,18 +386,18 @@ class DirectoryVolume(NativeVolume):
         """The inode number with the birth time: the system uses a number again."""
         with self.lock:
             found = self._nodes.get(node)
-            made_ns = None if found.parent is None else born_ns(self._places.of(found.parent), found.name)
+            made_ns = None if found.parent is None else born_ns(self._nodes.of(found.parent), found.name)
             return None if made_ns is None else b"%d:%d" % (found.inode, made_ns)
 
     def clone_to(self, node: int, descriptor: int) -> bool:
         with self.lock:
-            source = self._places.open(self._nodes.get(node), os.O_RDONLY)
+            source = self._nodes.open(self._nodes.get(node), os.O_RDONLY)
         return dirfd.clone(source, descriptor)
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         with self.lock:
             found = self._nodes.get(node)
-            at = self._places.of(found)
+            at = self._nodes.of(found)
             if changes.size is not None:
                 writing = self._writing(found)
                 os.ftruncate(writing.fd, changes.size)
@@ -418,19 +417,19 @@ class DirectoryVolume(NativeVolume):
     def _writing(self, node: Node) -> Descriptor:
         if node.opened is not None and node.opened.writers:
             return node.opened.writing
-        return self._places.open(node, os.O_WRONLY)
+        return self._nodes.open(node, os.O_WRONLY)
 
     def readlink(self, node: int) -> bytes:
         with self.lock:
             found = self._nodes.get(node)
             if found.kind != stat.S_IFLNK:
                 raise oserror(errno.EINVAL)
-            at = self._places.of(found)
+            at = self._nodes.of(found)
             return os.readlink(b"", dir_fd=at.fd)
 
     def getxattr(self, node: int, name: bytes) -> bytes:
         with self.lock:
-            at = self._places.of(self._nodes.get(node))
+            at = self._nodes.of(self._nodes.get(node))
             try:
                 return os.getxattr(at.path, name)
             except OSError as error:
@@ -440,17 +439,17 @@ class DirectoryVolume(NativeVolume):
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         with self.lock:
-            at = self._places.of(self._nodes.get(node))
+            at = self._nodes.of(self._nodes.get(node))
             os.setxattr(at.path, name, value)
 
     def listxattr(self, node: int) -> Sequence[bytes]:
         with self.lock:
-            at = self._places.of(self._nodes.get(node))
+            at = self._nodes.of(self._nodes.get(node))
             return _listxattr(at.path)
 
     def removexattr(self, node: int, name: bytes) -> None:
         with self.lock:
-            at = self._places.of(self._nodes.get(node))
+            at = self._nodes.of(self._nodes.get(node))
             os.removexattr(at.path, name)
 
     # -- data --------------------------------------------------------------------------------------------------
@@ -458,7 +457,7 @@ class DirectoryVolume(NativeVolume):
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
         with self.lock:
             check_name(name)
-            directory, at = self._places.directory(parent)
+            directory, at = self._nodes.directory(parent)
             how = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | FILE_FLAGS
             with self._naming(directory, at, name):
                 new = Descriptor(os.open(name, how, 0o600, dir_fd=at.fd))
@@ -484,7 +483,7 @@ class DirectoryVolume(NativeVolume):
         check_name(name)
         parts = list(pieces)
         with self.lock:
-            directory, at = self._places.directory(parent)
+            directory, at = self._nodes.directory(parent)
             try:
                 new = Descriptor(os.open(b".", os.O_WRONLY | os.O_TMPFILE | FILE_FLAGS, 0o600, dir_fd=at.fd))
             except OSError as error:
@@ -507,7 +506,7 @@ class DirectoryVolume(NativeVolume):
         with self.lock:
             found = self._nodes.get(node)
             opened = found.opened or OpenFile()
-            opened.acquire(flags, lambda access: self._places.open(found, access))
+            opened.acquire(flags, lambda access: self._nodes.open(found, access))
             found.opened = opened
             self._nodes.settle(found)
 
@@ -532,7 +531,7 @@ class DirectoryVolume(NativeVolume):
     def fsync(self, node: int, datasync: bool = False) -> None:
         with self.lock:
             found = self._nodes.get(node)
-            wanted = self._places.to_sync(found)
+            wanted = self._nodes.to_sync(found)
             name_unsynced, found.name_unsynced = found.name_unsynced, False
         # A disk may take long: other calls do not wait for the lock meanwhile.
         try:
@@ -555,7 +554,7 @@ class DirectoryVolume(NativeVolume):
 
     def statfs(self) -> StatFs:
         with self.lock:
-            vfs = os.fstatvfs(self._places.root.fd)
+            vfs = os.fstatvfs(self._nodes.root_descriptor.fd)
             return StatFs(vfs.f_frsize, vfs.f_blocks, vfs.f_bavail, vfs.f_files, vfs.f_favail, vfs.f_namemax)
 
     def hold(self, node: int) -> None:
@@ -568,27 +567,27 @@ class DirectoryVolume(NativeVolume):
                 self._nodes.hold(node, False)
 
     def sync(self) -> None:
-        dirfd.sync_filesystem(self._places.root)
+        dirfd.sync_filesystem(self._nodes.root_descriptor)
 
     def expire(self) -> None:
         """Find the file of a name again by the name, not by an open descriptor."""
         with self.lock:
-            self._places.forget()
+            self._nodes.forget_descriptors()
             self._listings.clear()
 
     def close(self) -> None:
         with self.lock:
-            if not self._places.closed:
+            if self._nodes.root.pin is not None:
                 self.sync()
                 self._listings.clear()
-                self._places.close()
+                self._nodes.close()
 
     # -- for the agent face of this package --------------------------------------------------------------------
 
     def open_directory(self, node: int) -> Descriptor:
         """A directory, opened so that its names can be read; ENOTDIR for anything else."""
         with self.lock:
-            _, at = self._places.directory(node)
+            _, at = self._nodes.directory(node)
             return dirfd.open_names(at)
 
     def twin(self, other: DirectoryVolume, node: int | None) -> int | None:

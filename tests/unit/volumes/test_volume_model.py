@@ -52,7 +52,7 @@ class DirectoryVolumeMachine(VolumeMachine):
     @rule()
     def close_descriptors(self) -> None:
         """Each directory has to be found again by the names above it."""
-        self.volume._places.forget()
+        self.volume._nodes.forget_descriptors()
 
     def teardown(self) -> None:
         super().teardown()

@@ -187,7 +187,7 @@ def test_a_held_directory_that_is_replaced_by_a_link(scene):
     file = volume.lookup(directory, b"file").node
     for node in (directory, sub, file):
         volume.hold(node)
-    volume._places._descriptors.clear()
+    volume._nodes.forget_descriptors()
     (scene.root / "dir").rename(scene.root / "away")
     os.symlink(scene.outside, scene.root / "dir")
     for call in (
@@ -369,7 +369,7 @@ def test_the_kernel_face_in_a_race(race, scene, backend):
         ):
             if number % 7 == 0:
                 with volume.lock:
-                    volume._places._descriptors.clear()
+                    volume._nodes.forget_descriptors()
             try:
                 found = attempt()
             except OSError as error:

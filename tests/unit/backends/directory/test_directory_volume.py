@@ -41,7 +41,7 @@ def disk(tmp_path, volume) -> Path:
 
 def cold(volume):
     """Close the descriptors that are kept, so that each place has to be found again."""
-    volume._places._descriptors.clear()
+    volume._nodes.forget_descriptors()
 
 
 def open_descriptors():
@@ -365,7 +365,7 @@ def test_an_inode_number_that_the_system_uses_again_is_another_node(volume, disk
         (disk / old).mkdir()
         before = volume.lookup(ROOT_NODE, old.encode()).node
         volume.hold(before)
-        volume._places.forget()
+        volume._nodes.forget_descriptors()
         number = (disk / old).stat().st_ino
         (disk / old).rmdir()
         if asked:
@@ -396,7 +396,7 @@ def test_an_inode_number_that_comes_back_as_a_file_and_a_directory_in_turn_is_an
         (disk / "x").mkdir()
         attr = volume.lookup(ROOT_NODE, b"x")
         volume.hold(attr.node)
-        volume._places.forget()
+        volume._nodes.forget_descriptors()
         (disk / "x").rmdir()
         (disk / "x").write_bytes(b"file")
         other = volume.lookup(ROOT_NODE, b"x")
@@ -448,7 +448,7 @@ def test_what_the_mount_has_made_is_a_new_node_whatever_its_inode_number(volume,
     for _ in range(20):
         node = volume.mkdir(ROOT_NODE, b"x", 0o755, ME).node
         volume.hold(node)
-        volume._places.forget()
+        volume._nodes.forget_descriptors()
         (disk / "x").rmdir()
         made.add(node)
     assert len(made) == 20
@@ -505,7 +505,7 @@ def test_a_node_that_is_not_known_is_stale(volume):
 
 
 def test_deep_trees_with_few_descriptors(volume, disk):
-    volume._places._descriptors._most = 16
+    volume._nodes._descriptors._most = 16
     before = open_descriptors()
     node, way = ROOT_NODE, []
     for number in range(500):

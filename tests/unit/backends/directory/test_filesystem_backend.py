@@ -230,7 +230,7 @@ def test_a_deep_tree_is_deleted_read_and_searched(backend, tmp_path):
     assert path in [match["path"] for match in backend.grep("needle").matches]
     assert backend.delete("/d").error is None
     assert os.listdir(deep) == []
-    backend.volume._places._descriptors.clear()
+    backend.volume._nodes.forget_descriptors()
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
