@@ -254,28 +254,38 @@ class DirectoryVolume(NativeVolume):
         An error undoes it."""
         check_name(name)
         directory, at = self._nodes.directory(parent)
-        above = os.fstat(at.fd)
         with self._naming(directory, at, name, unmake):
             make(at.fd)
         new = Descriptor(os.open(name, PATH_FLAGS, dir_fd=at.fd))
         status = os.fstat(new.fd)
-        if stat.S_ISDIR(status.st_mode):
-            inherited = above.st_mode & stat.S_ISGID
-        elif status.st_nlink == 1:
-            inherited = 0
-        else:
+        if not stat.S_ISDIR(status.st_mode) and status.st_nlink != 1:
             raise oserror(errno.ESTALE)  # not what was made: a link to another file was put in its place
+        status = self._give(at, name, new, unmake, mode, caller)
+        return attr_of(self._made(directory, at, name, status), status)
+
+    def _give(
+        self,
+        at: Descriptor,
+        name: bytes,
+        new: Descriptor,
+        unmake: Callable[..., None],
+        mode: int | None,
+        caller: Caller,
+    ) -> os.stat_result:
+        """Give something new in a directory its owner and its mode (a link has none), and return its `fstat`. An error
+        undoes it."""
         try:
+            above = os.fstat(at.fd)
             if self._may_chown:
                 os.chown(new.path, caller.uid, group_of_new(above, caller))
             if mode is not None:
+                inherited = above.st_mode & stat.S_ISGID if stat.S_ISDIR(os.fstat(new.fd).st_mode) else 0
                 os.chmod(new.path, self._mode_of_new(at, mode | inherited, caller))
-            status = os.fstat(new.fd)
+            return os.fstat(new.fd)
         except OSError:
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 unmake(name, dir_fd=at.fd)
             raise
-        return attr_of(self._made(directory, at, name, status), status)
 
     def _mode_of_new(self, at: Descriptor, mode: int, caller: Caller) -> int:
         """The mode of something new in a directory: a default ACL takes the place of the umask (acl(5)).
@@ -461,15 +471,7 @@ class DirectoryVolume(NativeVolume):
             how = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | FILE_FLAGS
             with self._naming(directory, at, name):
                 new = Descriptor(os.open(name, how, 0o600, dir_fd=at.fd))
-            try:
-                if self._may_chown:
-                    os.fchown(new.fd, caller.uid, group_of_new(os.fstat(at.fd), caller))
-                os.fchmod(new.fd, self._mode_of_new(at, mode, caller))
-                status = os.fstat(new.fd)
-            except OSError:
-                with contextlib.suppress(OSError):  # the first error is the one to tell
-                    os.unlink(name, dir_fd=at.fd)
-                raise
+            status = self._give(at, name, new, os.unlink, mode, caller)
             node = self._made(directory, at, name, status)
             node.opened = OpenFile.created(new, flags)
             self._nodes.settle(node)
