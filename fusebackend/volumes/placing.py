@@ -309,7 +309,8 @@ def make(volume: Volume, parent: int, name: bytes, source: Source, changes: Chan
     kind = stat.S_IFMT(state.mode)
     placed = _placed(volume, parent, name, source)
     if placed is None:
-        _require_vacant(volume, parent, name)
+        if _node_at(volume, parent, name) is not None:
+            raise oserror(errno.EEXIST)
         is_file = kind == stat.S_IFREG
         placed = (
             _make_file(volume, parent, name, source) if is_file else _make_other(volume, parent, name, kind, source)
@@ -343,7 +344,7 @@ def make_together(volume: Volume, new: Sequence[tuple[Name, Source]], changes: C
 
 def is_small(source: Source) -> bool:
     """Return True for a regular file that is made in one go, with its bytes in memory."""
-    return stat.S_ISREG(source.state.mode) and source.state.size <= STAGED_BYTES and not isinstance(source, _Staged)
+    return stat.S_ISREG(source.state.mode) and source.state.size <= STAGED_BYTES
 
 
 def _note_made(changes: Changes, node: int, parent: int, name: bytes, shown: str) -> None:
@@ -353,15 +354,10 @@ def _note_made(changes: Changes, node: int, parent: int, name: bytes, shown: str
 
 
 def _make_file(volume: Volume, parent: int, name: bytes, source: Source) -> Placed:
-    if not volume.features.random_writes:
+    if not volume.features.random_writes or source.state.size == 0:
         return _write(volume, parent, name, source)
-    if isinstance(source, _Staged):
-        beside, placed = temporary(name), source.placed
-    elif source.state.size == 0:
-        return _write(volume, parent, name, source)
-    else:
-        beside = temporary(name)
-        placed = _write_beside(volume, parent, beside, source)
+    beside = temporary(name)
+    placed = source.placed if isinstance(source, _Staged) else _write_beside(volume, parent, beside, source)
     try:
         volume.rename(parent, beside, parent, name, RENAME_NOREPLACE)
     except OSError:
@@ -392,11 +388,6 @@ def _new_file(parent: int, name: bytes, source: Source) -> NewFile:
 def _lost(volume: Volume, state: State) -> tuple[str, ...]:
     """Return what a volume does not take of a file that it has placed."""
     return ("extended attributes",) if state.xattrs and not volume.features.xattrs else ()
-
-
-def _require_vacant(volume: Volume, parent: int, name: bytes) -> None:
-    if _node_at(volume, parent, name) is not None:
-        raise oserror(errno.EEXIST)
 
 
 def _node_at(volume: Volume, parent: int, name: bytes) -> int | None:
