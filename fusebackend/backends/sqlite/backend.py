@@ -95,7 +95,6 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         self._failed: OSError | None = None
         self._failed_at = 0.0
         self._checkpoint_after = 0.0
-        self._wal_fd = -1
         self._commits, self._synced = 1, 0  # transactions that were committed; and how many of them a sync has followed
         self._flushing_syncs = 0
         self._closed = False
@@ -112,6 +111,8 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                 self.directory_moves = 0
                 self._snapshots = SqliteSnapshots(db, name)
                 self._log = self._redo()
+                self._wal_fd = os.open(name + "-wal", os.O_RDWR | os.O_CLOEXEC)
+                opened.callback(os.close, self._wal_fd)
                 self._flusher = Flusher(name, self.lock, self._flush_behind, self._wal_bytes, self._workers())
                 self._free_orphans()
                 if limits is not None:
@@ -248,7 +249,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             if self._log.salt:
                 redo.store(self._db, self._log.salt, number)
             redo.store_recorded(self._db, self._recorded)
-        self._log.number = self._log.flushed = number
+        self._log.flushed = number
         self._commits += 1
 
     def _wal_bytes(self) -> int:
@@ -300,10 +301,6 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             self.write_back()
         commits = self._commits
         if self._synced < commits:
-            if self._wal_fd < 0:
-                with self.lock:
-                    if self._wal_fd < 0:
-                        self._wal_fd = os.open(self.path + "-wal", os.O_RDWR | os.O_CLOEXEC)
             os.fdatasync(self._wal_fd)
             self._synced = max(self._synced, commits)
         with self.lock:
@@ -350,8 +347,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             finally:
                 self._snapshots.close()
                 self._db.close()
-                if self._wal_fd >= 0:
-                    os.close(self._wal_fd)
+                os.close(self._wal_fd)
                 self._log.close()
                 self._claim.release()
 
@@ -424,7 +420,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                     if self._indexer is not None:
                         self._indexer.clear(self._db)
                 self._commits += 1
-                self._prune_all()
+                old_rows.prune_all(self._db)
             self._chunks.clear()  # some have other rows now
             self._snapshots.forget_cached()
             self._flush_and_sync()
@@ -432,11 +428,6 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             self._log.erase()
         self._flusher.wake()
         return []
-
-    def _prune_all(self) -> None:
-        pruner = SqlitePruner()
-        while pruner.work(self._db) is not None:
-            pass
 
     def _give_up_snapshot(self) -> bool:
         """Delete the oldest snapshot that may go, and free at once what it alone needs. False if there is none."""
@@ -447,7 +438,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         log.warning("the disk under %s is full: snapshot '%s' goes", self.path, name)
         with sqlite_errors():
             self._snapshots.delete(name)
-            self._prune_all()
+            old_rows.prune_all(self._db)
         return True
 
 

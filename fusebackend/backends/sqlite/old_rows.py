@@ -286,3 +286,10 @@ class SqlitePruner:
                 WHERE until BETWEEN ? AND ? {later} ORDER BY {columns} LIMIT {PORTION_ROWS}""",
             (*span, *(self._after or ())),
         ).fetchall()
+
+
+def prune_all(db: sqlite3.Connection) -> None:
+    """Free at once what a `SqlitePruner` would."""
+    pruner = SqlitePruner()
+    while pruner.work(db) is not None:
+        pass

@@ -42,7 +42,7 @@ from fusebackend.backends.sqlite.check import (
     describe,
     drift,
 )
-from fusebackend.backends.sqlite.old_rows import NewestRows, SqlitePruner
+from fusebackend.backends.sqlite.old_rows import NewestRows, prune_all
 from fusebackend.backends.sqlite.stored_tree import MAX_ROW
 from fusebackend.backends.sqlite.sync_log import log_path, pending
 from fusebackend.databases.sqlite import open_file, transaction, translate_errors
@@ -124,9 +124,7 @@ def compact(path: str | os.PathLike[str]) -> tuple[int, int]:
             with translate_errors(f"'{name}' can't be made smaller"):
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 before = os.stat(name).st_size
-                pruner = SqlitePruner()
-                while pruner.work(connection) is not None:
-                    pass
+                prune_all(connection)
         finally:
             connection.close()
         schema.rewrite(name)
@@ -357,8 +355,7 @@ def _forget_worthless(db: sqlite3.Connection) -> None:
 
 def _lost_and_found(db: sqlite3.Connection) -> int:
     """The directory of that name in the root, made when there is none."""
-    name, number = LOST_AND_FOUND, 1
-    while True:
+    for name in _numbered(LOST_AND_FOUND):
         row = db.execute(
             f"SELECT node, {DIRECTORY} FROM dentry JOIN inode USING (node) WHERE dentry.parent = ? AND name = ?",
             (ROOT_NODE, name),
@@ -367,8 +364,6 @@ def _lost_and_found(db: sqlite3.Connection) -> int:
             break
         if row[1]:
             return int(row[0])
-        number += 1
-        name = LOST_AND_FOUND + b"-%d" % number
     node = _next_node(db)
     db.execute(f"INSERT INTO inode VALUES ({node}, {stat.S_IFDIR | 0o700}, 2, {_me()})", _now())
     db.execute("INSERT INTO dentry VALUES (?, ?, ?)", (ROOT_NODE, name, node))
@@ -376,18 +371,15 @@ def _lost_and_found(db: sqlite3.Connection) -> int:
 
 
 def _free_name(db: sqlite3.Connection, directory: int, node: int) -> bytes:
-    for name in _names(node):
-        if not db.execute("SELECT 1 FROM dentry WHERE parent = ? AND name = ?", (directory, name)).fetchone():
-            return name
-    raise AssertionError("names never end")
+    query = "SELECT 1 FROM dentry WHERE parent = ? AND name = ?"
+    return next(name for name in _numbered(b"#%d" % node) if db.execute(query, (directory, name)).fetchone() is None)
 
 
-def _names(node: int) -> Iterator[bytes]:
-    yield b"#%d" % node
-    number = 2
-    while True:
-        yield b"#%d-%d" % (node, number)
-        number += 1
+def _numbered(name: bytes) -> Iterator[bytes]:
+    """The name, and then the same with `-2`, `-3` and so on at its end, without end."""
+    yield name
+    for number in count(2):
+        yield b"%b-%d" % (name, number)
 
 
 # -- values that follow -------------------------------------------------------------------------------------------

@@ -53,14 +53,10 @@ class SyncLog:
 
     def __init__(self, path: str, number: int) -> None:
         self.path = log_path(path)
-        self.number = number
-        """Of the last record or flush."""
         self.written = number
         """Of the last record."""
         self.flushed = number
         """Of the last flush."""
-        self.is_used = False
-        """Whether a record was written since the log started anew."""
         self.salt = 0
         """0 until the volume is about to start the log."""
         self._synced = number
@@ -68,6 +64,16 @@ class SyncLog:
         self._allocated = 0
         self._fd = -1
         self._failed = False
+
+    @property
+    def number(self) -> int:
+        """Of the last record or flush."""
+        return max(self.written, self.flushed)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a record was written since the log started anew."""
+        return self._offset > 0
 
     @property
     def is_open(self) -> bool:
@@ -114,8 +120,7 @@ class SyncLog:
             self.fail()
             return False
         self._offset += size
-        self.number = self.written = number
-        self.is_used = True
+        self.written = number
         return True
 
     def sync(self, number: int) -> bool:
@@ -138,7 +143,6 @@ class SyncLog:
     def rewind(self) -> None:
         """Start anew: the tables have all changes on the disk."""
         self._offset = 0
-        self.is_used = False
 
     def erase(self) -> None:
         """Start anew, as `rewind`, and leave none of the bytes that were in the file."""
