@@ -92,28 +92,21 @@ class DirtyBuffer(Delta):
             keep(db, newest, {*self.inodes, *self.xattrs, *self.dead}, self.names, places, cuts)
         # Chunks that a snapshot may have stay, without a place.
         gone = "DELETE FROM chunk WHERE id IN (SELECT chunk FROM place WHERE chunk >= ? AND node = ?)"
-        if self.dead:
-            db.executemany(gone, [(newest.chunk, node) for node in self.dead])
-        for table in ("inode", "place", "xattr", "unindexed") if self.dead else ():
+        db.executemany(gone, [(newest.chunk, node) for node in self.dead])
+        for table in ("inode", "place", "xattr", "unindexed"):
             db.executemany(f"DELETE FROM {table} WHERE node = ?", [(node,) for node in self.dead])
-        if self.cuts:
-            cut = f"{gone[:-1]} AND idx >= ?)"
-            db.executemany(cut, [(newest.chunk, node, first) for node, first in self.cuts.items()])
-            db.executemany("DELETE FROM place WHERE node = ? AND idx >= ?", list(self.cuts.items()))
-        if self.names:
-            self._write_names(db)
-        if self.inodes:
-            db.executemany(
-                "INSERT OR REPLACE INTO inode VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [row_of(inode) for inode in self.inodes.values()],
-            )
-        if self.chunks:
-            self._write_chunks(db, new_row, newest.chunk)
-        if self.patches:
-            self._write_patches(db, new_row, newest.chunk)
-        if self.contents:
-            now = time.time_ns()
-            db.executemany("INSERT OR REPLACE INTO unindexed VALUES (?, ?)", [(node, now) for node in self.contents])
+        cut = f"{gone[:-1]} AND idx >= ?)"
+        db.executemany(cut, [(newest.chunk, node, first) for node, first in self.cuts.items()])
+        db.executemany("DELETE FROM place WHERE node = ? AND idx >= ?", list(self.cuts.items()))
+        self._write_names(db)
+        db.executemany(
+            "INSERT OR REPLACE INTO inode VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [row_of(inode) for inode in self.inodes.values()],
+        )
+        self._write_chunks(db, new_row, newest.chunk)
+        self._write_patches(db, new_row, newest.chunk)
+        now = time.time_ns()
+        db.executemany("INSERT OR REPLACE INTO unindexed VALUES (?, ?)", [(node, now) for node in self.contents])
         for node, inode in self.xattrs.items():
             db.execute("DELETE FROM xattr WHERE node = ?", (node,))
             rows = [(node, name, value) for name, value in (inode.xattrs or {}).items()]
