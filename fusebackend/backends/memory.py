@@ -24,11 +24,10 @@ from fusebackend.base.stamps import now_ns
 from fusebackend.protocol import ROOT_NODE, Attr, Features, OnExists, Snapshot, SnapshotVolume, StatFs
 from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Scheme
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.chunks import Chunk, allocated_blocks
 from fusebackend.volumes.frozen import FrozenTree
 from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume, is_access_noted
 from fusebackend.volumes.quota import Limits, Quota
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import Chunk, Inode, allocated_blocks
 
 T = TypeVar("T")
 

@@ -55,9 +55,8 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.versions import COARSE_NS
 from fusebackend.trees.lower_tree import BASE, FIRST_OWN, LowerTree
-from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import CHUNK_BYTES, CHUNK_SHIFT, Chunk, Inode, allocated_blocks
 from fusebackend.volumes.walk import paged
 
 IDENTITY: Final = 0x66626B62

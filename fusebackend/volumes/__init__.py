@@ -3,9 +3,8 @@
 native.py        `NativeVolume`: a lock and a change feed
 posix.py         `TreeVolume`: the POSIX rules
 frozen.py        `FrozenTree`: a state that never changes again
-storage.py       `Inode`, as a volume has it in memory
+storage.py       `Inode` and `Chunk`, as a volume has them in memory, and a cache of chunks
 quota.py         limits, and what counts towards them
-chunks.py        a chunk, and a cache of them
 agent_verbs.py   `AgentVerbs`: the verbs that are the same over a volume and over whole files behind an API
 agent_face.py    `VolumeBackend`: the agent's verbs over a volume
 walk.py          paths, and the files below a directory

@@ -18,7 +18,7 @@ from typing import IO, TypeVar
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Volume, version_of_bytes
-from fusebackend.volumes.chunks import ALLOCATION_BYTES
+from fusebackend.volumes.storage import ALLOCATION_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import MAX_NODE, NAME_MAX_BYTES, ROOT_NODE
-from fusebackend.volumes.chunks import CHUNK_BYTES
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import CHUNK_BYTES, Inode
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,9 @@ from typing import Any
 from fusebackend.base.errors import oserror
 from fusebackend.base.recent import Recent
 from fusebackend.protocol import Attr, Features, Snapshot, StatFs, Volume
-from fusebackend.volumes.chunks import ChunkCache
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import ChunkCache, Inode
 from fusebackend.volumes.walk import entries
 
 CACHE_INODES = 4096

@@ -44,10 +44,10 @@ from fusebackend.protocol import (
     ObservableVolume,
     Volume,
 )
-from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, filled, opened
 from fusebackend.volumes.frozen import GivesPieces, LooksAhead
 from fusebackend.volumes.native import NativeVolume, NewFile
+from fusebackend.volumes.storage import CHUNK_BYTES
 from fusebackend.volumes.walk import vanishing
 
 TEMPORARY: Final = b".fusebackend-placing-"

@@ -31,10 +31,17 @@ from fusebackend.protocol import (
     Usage,
     version_of_attr,
 )
-from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks, cut_out
 from fusebackend.volumes.native import NativeVolume, Pieces
 from fusebackend.volumes.quota import Quota, bytes_of_blocks, bytes_of_xattrs
-from fusebackend.volumes.storage import MAX_FILE_BYTES, Inode
+from fusebackend.volumes.storage import (
+    CHUNK_BYTES,
+    CHUNK_SHIFT,
+    MAX_FILE_BYTES,
+    Chunk,
+    Inode,
+    allocated_blocks,
+    cut_out,
+)
 
 DIRECTORY_BYTES = 4096
 """The `st_size` of every directory."""

@@ -1,11 +1,48 @@
-"""`Inode`: an inode of a native volume as it is in memory."""
+"""What the storage of a native volume has in memory: inodes and chunks.
+
+Files are kept in chunks: one `Chunk` knows its bytes and which of them are not stored yet. `ChunkCache` has some.
+"""
 
 from __future__ import annotations
 
-from fusebackend.protocol import Attr
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from fusebackend.protocol import BLOCK_BYTES, Attr
 
 MAX_FILE_BYTES = (1 << 63) - 1
 """The largest offset `off_t` can hold."""
+
+CHUNK_SHIFT = 16
+CHUNK_BYTES = 1 << CHUNK_SHIFT
+"""Files are kept in chunks of 64 KiB: a multiple of the page size, small enough to rewrite, large enough to stream."""
+
+ALLOCATION_BYTES = 4096
+"""`st_blocks` grows in these steps, as on most disks."""
+
+
+def allocated_blocks(size: int) -> int:
+    """Blocks of `BLOCK_BYTES` that `size` bytes of one chunk take."""
+    return -(-size // ALLOCATION_BYTES) * (ALLOCATION_BYTES // BLOCK_BYTES)
+
+
+def cut_out(file_bytes: int, data_at: Callable[[int], bytes | bytearray], offset: int, size: int) -> bytes:
+    """Part of a file.
+
+    Args:
+        data_at: returns the bytes of a chunk by its index, none for a hole.
+    """
+    end = min(offset + size, file_bytes)
+    pieces: list[bytes | bytearray] = []
+    while offset < end:
+        start = offset & (CHUNK_BYTES - 1)
+        length = min(end - offset, CHUNK_BYTES - start)
+        piece = data_at(offset >> CHUNK_SHIFT)[start : start + length]
+        pieces.append(piece)
+        if len(piece) < length:
+            pieces.append(bytes(length - len(piece)))
+        offset += length
+    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
 
 class Inode(Attr):
@@ -19,3 +56,84 @@ class Inode(Attr):
         self.opens = 0  # open handles …
         self.unnoted = 0  # … and those of them that were opened with O_NOATIME
         self.xattrs: dict[bytes, bytes] | None = None  # None until they are asked for
+
+
+class Chunk:
+    """Up to `CHUNK_BYTES` of a file. Bytes beyond the end of `data` are zeros. `low`..`high` is not stored yet."""
+
+    __slots__ = ("cached_bytes", "counted_bytes", "data", "high", "low", "row", "stored_bytes")
+
+    def __init__(self, data: bytes | bytearray = b"", row: int = 0) -> None:
+        self.data = data  # bytes as loaded, a bytearray once written to
+        self.row = row  # where the storage keeps it; 0 for nowhere yet
+        self.stored_bytes = len(data) if row else -1  # of what is copied up, nothing is: a failed flush gives it a row
+        self.counted_bytes = 0  # its share of the bytes that wait to be stored
+        self.cached_bytes = 0  # its share of a cache's bytes
+        self.low = CHUNK_BYTES
+        self.high = 0
+
+    def put(self, start: int, piece: bytes | memoryview) -> None:
+        data = self.data
+        if not isinstance(data, bytearray):
+            data = self.data = bytearray(data)
+        if start > len(data):
+            self.low = min(self.low, len(data))
+            data.extend(bytes(start - len(data)))
+        end = start + len(piece)
+        data[start:end] = piece
+        if start < self.low:
+            self.low = start
+        if end > self.high:
+            self.high = end
+
+    def cut(self, size: int) -> None:
+        if size < len(self.data):
+            self.data = bytearray(self.data[:size])
+            self.low, self.high = 0, size
+
+
+CHUNK_COST_BYTES = 512
+"""What a chunk takes in memory besides its bytes, roughly."""
+
+
+class ChunkCache:
+    """Chunks by file and index, the least recently used of which go when together they have more bytes than `bound`."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._chunks)
+
+    def __contains__(self, key: tuple[int, int]) -> bool:
+        return key in self._chunks
+
+    def get(self, key: tuple[int, int]) -> Chunk | None:
+        chunk = self._chunks.get(key)
+        if chunk is not None:
+            self._chunks.move_to_end(key)
+        return chunk
+
+    def put(self, key: tuple[int, int], chunk: Chunk) -> None:
+        """A chunk that is not here yet."""
+        chunk.cached_bytes = len(chunk.data) + CHUNK_COST_BYTES
+        self._bytes += chunk.cached_bytes
+        self._chunks[key] = chunk
+        while self._bytes > self.bound and len(self._chunks) > 1:
+            self._bytes -= self._chunks.popitem(last=False)[1].cached_bytes
+
+    def pop(self, key: tuple[int, int]) -> Chunk | None:
+        """Take one out, if it is here. Its bytes may have changed since."""
+        chunk = self._chunks.pop(key, None)
+        if chunk is not None:
+            self._bytes -= chunk.cached_bytes
+        return chunk
+
+    def clear(self) -> None:
+        self._chunks.clear()
+        self._bytes = 0

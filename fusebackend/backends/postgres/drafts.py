@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.base import waiting
 from fusebackend.protocol import LogRow
-from fusebackend.volumes.chunks import Chunk
+from fusebackend.volumes.storage import Chunk
 
 if TYPE_CHECKING:
     from fusebackend.backends.postgres.transaction import Wanted

@@ -25,8 +25,8 @@ from typing import Any, Final
 
 from fusebackend.backends.postgres.statements import FIELDS, StoredInode
 from fusebackend.databases.pipeline import Rows
-from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.damage import is_in_range
+from fusebackend.volumes.storage import CHUNK_BYTES
 
 MAX_INODES: Final = 20_000
 """Some 1 KB each. The oldest are forgotten first, as of all that follows."""

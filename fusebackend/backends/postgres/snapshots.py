@@ -20,10 +20,9 @@ from fusebackend.base.paths import to_name, to_text
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.pipeline import Rows, Statement
 from fusebackend.protocol import Features, Snapshot
-from fusebackend.volumes.chunks import CHUNK_SHIFT, Chunk, cut_out
 from fusebackend.volumes.damage import is_in_range
 from fusebackend.volumes.frozen import StoredSnapshot
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import CHUNK_SHIFT, Chunk, Inode, cut_out
 
 Query = Callable[[str, Sequence[object]], Rows]
 

@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple
 from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK, TURN_LOCK
 from fusebackend.databases.pipeline import Statement
 from fusebackend.protocol import ROOT_NODE, Link
-from fusebackend.volumes.chunks import CHUNK_BYTES, Chunk
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import CHUNK_BYTES, Chunk, Inode
 
 FIELDS = (
     "node", "mode", "nlink", "uid", "gid", "rdev", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "parent",

@@ -33,11 +33,10 @@ from fusebackend.base.waiting import will_wait
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
 from fusebackend.protocol import NOTE, ROOT_NODE, STEP, Change, Changes, Link, LogRow, StepNote, WrongLinks
-from fusebackend.volumes.chunks import Chunk
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
 from fusebackend.volumes.quota import Limits, bytes_of_blocks
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import Chunk, Inode
 from fusebackend.volumes.walk import names_of
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, require_quiet, rollback, send
 from fusebackend.databases.postgres import REPEATABLE, errno_of
 from fusebackend.protocol import ROOT_NODE, Change, LogRow
-from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
+from fusebackend.volumes.storage import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 
 if TYPE_CHECKING:
     from psycopg import Connection

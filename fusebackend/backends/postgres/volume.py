@@ -61,9 +61,9 @@ from fusebackend.protocol import (
     WrongLinks,
 )
 from fusebackend.volumes import posix as tree
-from fusebackend.volumes.chunks import CHUNK_SHIFT, cut_out
 from fusebackend.volumes.damage import is_in_range
 from fusebackend.volumes.quota import Limits
+from fusebackend.volumes.storage import CHUNK_SHIFT, cut_out
 
 log = logging.getLogger(__name__)
 

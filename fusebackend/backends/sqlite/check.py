@@ -21,9 +21,8 @@ from fusebackend.base.lines import split_lines
 from fusebackend.databases.sqlite import open_file
 from fusebackend.protocol import BLOCK_BYTES, NAME_MAX_BYTES, ROOT_NODE
 from fusebackend.volumes import trigram
-from fusebackend.volumes.chunks import ALLOCATION_BYTES, CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
 from fusebackend.volumes.posix import DIRECTORY_BYTES
-from fusebackend.volumes.storage import MAX_FILE_BYTES
+from fusebackend.volumes.storage import ALLOCATION_BYTES, CHUNK_BYTES, CHUNK_SHIFT, MAX_FILE_BYTES, allocated_blocks
 
 MAX_PROBLEMS = 1000
 """A file that is broken throughout is described by this many lines, and one more that says so."""

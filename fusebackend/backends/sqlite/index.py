@@ -33,7 +33,7 @@ from fusebackend.base.errors import VANISHED
 from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import ROOT_NODE, Attr
 from fusebackend.volumes import trigram
-from fusebackend.volumes.chunks import CHUNK_BYTES
+from fusebackend.volumes.storage import CHUNK_BYTES
 from fusebackend.volumes.walk import FileWalk, prefix_of
 
 log = logging.getLogger(__name__)

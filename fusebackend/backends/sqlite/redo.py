@@ -16,9 +16,8 @@ from fusebackend.backends.sqlite.stored_tree import DirtyBuffer, inode_of, store
 from fusebackend.backends.sqlite.unlogged import Changes, decode
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import transaction
-from fusebackend.volumes.chunks import CHUNK_BYTES, Chunk
 from fusebackend.volumes.damage import Damage
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import CHUNK_BYTES, Chunk, Inode
 
 LOG_SALT = "log_salt"
 LOG_NUMBER = "log_number"

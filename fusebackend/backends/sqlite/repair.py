@@ -47,10 +47,9 @@ from fusebackend.backends.sqlite.stored_tree import MAX_ROW
 from fusebackend.backends.sqlite.sync_log import log_path, pending
 from fusebackend.databases.sqlite import open_file, transaction, translate_errors
 from fusebackend.protocol import ROOT_NODE
-from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import DIRECTORY_BYTES
-from fusebackend.volumes.storage import MAX_FILE_BYTES
+from fusebackend.volumes.storage import CHUNK_BYTES, CHUNK_SHIFT, MAX_FILE_BYTES, allocated_blocks
 
 LOST_AND_FOUND = b"lost+found"
 

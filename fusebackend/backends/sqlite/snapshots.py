@@ -21,10 +21,9 @@ from fusebackend.base.paths import to_name, to_text
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import Snapshot
-from fusebackend.volumes.chunks import Chunk
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.frozen import StoredSnapshot
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import Chunk, Inode
 
 
 class SnapshotReader:

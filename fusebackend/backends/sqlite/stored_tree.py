@@ -22,10 +22,9 @@ from fusebackend.base import heap
 from fusebackend.base.errors import oserror
 from fusebackend.base.recent import Recent
 from fusebackend.databases.sqlite import errno_of
-from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, ChunkCache, allocated_blocks
 from fusebackend.volumes.damage import Damage, is_sound
 from fusebackend.volumes.posix import TreeVolume
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import CHUNK_BYTES, CHUNK_SHIFT, Chunk, ChunkCache, Inode, allocated_blocks
 
 log = logging.getLogger(__name__)
 

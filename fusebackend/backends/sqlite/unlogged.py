@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from fusebackend.volumes.chunks import Chunk
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import Chunk, Inode
 
 MAX_ITEMS: Final = 1000
 """With more changes than this a flush takes hardly longer than a record."""

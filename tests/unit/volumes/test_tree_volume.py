@@ -30,8 +30,8 @@ from fusebackend.protocol import (
 from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import all_refused, refused
 from fusebackend.volumes import posix as tree
-from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.posix import TreeVolume
+from fusebackend.volumes.storage import CHUNK_BYTES
 
 ME = Caller(1000, 1000)
 

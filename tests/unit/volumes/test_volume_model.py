@@ -26,8 +26,8 @@ from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Volume
 from fusebackend.testing.model import VolumeMachine
-from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.posix import TreeVolume
+from fusebackend.volumes.storage import CHUNK_BYTES
 
 SETTINGS = hypothesis.settings(max_examples=examples(40), stateful_step_count=50, deadline=None, database=None)
 

@@ -36,7 +36,7 @@ from fusebackend.base.batches import by_size
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, send
 from fusebackend.databases.postgres import Connections
 from fusebackend.volumes import trigram
-from fusebackend.volumes.chunks import CHUNK_BYTES
+from fusebackend.volumes.storage import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from psycopg import Connection

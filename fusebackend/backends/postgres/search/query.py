@@ -33,7 +33,7 @@ from fusebackend.base.budget import Budget
 from fusebackend.databases.postgres import Connections
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.volumes import trigram
-from fusebackend.volumes.chunks import CHUNK_BYTES
+from fusebackend.volumes.storage import CHUNK_BYTES
 from fusebackend.volumes.walk import FileWalk, prefix_of
 
 if TYPE_CHECKING:

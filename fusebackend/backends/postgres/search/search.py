@@ -16,9 +16,9 @@ from fusebackend.backends.postgres.search.query import EntryWalk, SearchQueries,
 from fusebackend.base.globs import Matcher
 from fusebackend.databases.postgres import Connections
 from fusebackend.protocol import Attr, Volume
-from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.contents import LOCKED_BYTES, read_with
 from fusebackend.volumes.search import FileSearch
+from fusebackend.volumes.storage import CHUNK_BYTES
 
 FILES_FIRST: Final = 32
 FILES_AHEAD: Final = 2048

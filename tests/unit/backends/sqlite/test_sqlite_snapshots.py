@@ -25,7 +25,7 @@ from fusebackend.backends.sqlite.check import check
 from fusebackend.base.stamps import coarse_ns, now_ns
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Volume
 from fusebackend.testing.snapshots import SnapshotCases, SnapshotMachine
-from fusebackend.volumes.chunks import CHUNK_BYTES
+from fusebackend.volumes.storage import CHUNK_BYTES
 
 
 def prune(path: Path) -> None:

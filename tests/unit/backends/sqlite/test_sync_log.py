@@ -21,7 +21,7 @@ from fusebackend.backends.sqlite.repair import repair
 from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.backends.sqlite.sync_log import SyncLog, log_path, pending
 from fusebackend.protocol import ROOT_NODE
-from fusebackend.volumes.chunks import CHUNK_BYTES
+from fusebackend.volumes.storage import CHUNK_BYTES
 
 
 @pytest.fixture
