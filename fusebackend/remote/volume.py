@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -57,7 +57,7 @@ from fusebackend.remote.files import RemoteFiles
 from fusebackend.remote.parallel import Gate
 from fusebackend.remote.rename import Renames
 from fusebackend.remote.tree import Tree
-from fusebackend.volumes.native import NativeVolume, NewFile, Pieces
+from fusebackend.volumes.native import NativeVolume, NewFile
 
 MAX_FILE_BYTES = 2 << 30
 """Larger files are EFBIG where an upload takes the whole of one in memory."""
@@ -224,10 +224,8 @@ class RemoteVolume(NativeVolume):
             self._tree.stored(made)
         return made
 
-    def place(
-        self, parent: int, name: bytes, state: AttrChanges, xattrs: Mapping[bytes, bytes], pieces: Pieces
-    ) -> Attr:
-        (made,) = self.place_all([NewFile(parent, name, state, xattrs, pieces)])
+    def place(self, file: NewFile) -> Attr:
+        (made,) = self.place_all([file])
         if isinstance(made, OSError):
             raise made
         return made
@@ -266,7 +264,6 @@ class RemoteVolume(NativeVolume):
     def _fill(self, buffer: Buffer, file: NewFile) -> None:
         """Read a new file into a buffer, with the lock free."""
         size = file.state.size
-        assert size is not None
         if size > self._max_file_bytes:
             raise oserror(errno.EFBIG, file.name)
         for offset, piece in file.pieces:
@@ -275,8 +272,6 @@ class RemoteVolume(NativeVolume):
 
     def _new_entry(self, file: NewFile) -> Entry:
         state = file.state
-        assert state.mode is not None and state.uid is not None and state.gid is not None
-        assert state.atime_ns is not None and state.mtime_ns is not None
         entry = self._tree.make(self._tree.entry(file.parent), file.name, stat.S_IFREG, Caller(state.uid, state.gid))
         entry.mode, entry.gid = stat.S_IFREG | stat.S_IMODE(state.mode), state.gid
         entry.atime_ns, entry.mtime_ns = state.atime_ns, state.mtime_ns

@@ -12,30 +12,46 @@ import contextlib
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fusebackend.base.context import during
-from fusebackend.protocol import STEP, Attr, AttrChanges, Change, Changes, Guard, ObservableVolume, Observer
+from fusebackend.protocol import STEP, Attr, Change, Changes, Guard, ObservableVolume, Observer
 
 log = logging.getLogger(__name__)
 
 Listener = TypeVar("Listener")
 T = TypeVar("T")
 
-Pieces: TypeAlias = Iterable[tuple[int, bytes]]
-"""Bytes of a file, each piece with its offset."""
+
+class State(NamedTuple):
+    """The attributes of a file, without its bytes."""
+
+    mode: int
+    """Type and permissions, as st_mode."""
+    uid: int
+    gid: int
+    rdev: int
+    size: int
+    nlink: int
+    atime_ns: int
+    mtime_ns: int
+    xattrs: dict[bytes, bytes]
+    target: bytes
+    """Of a symbolic link."""
 
 
 class NewFile(NamedTuple):
-    """A regular file that is to be made: the arguments of `NativeVolume.place`."""
+    """A regular file that is to be made, by `NativeVolume.place`."""
 
     parent: int
     name: bytes
-    state: AttrChanges
-    xattrs: Mapping[bytes, bytes]
-    pieces: Pieces
+    state: State
+    """All of it but the change time, which will be that of the making."""
+    pieces: Iterable[tuple[int, bytes]]
+    """Offset and bytes of each, in their order. They may all be in memory at once. They are read with the lock free:
+    they may be of a volume whose readers wait for this one's, as a branch's do."""
 
 
 _silent = contextvars.ContextVar("silent", default=False)
@@ -148,19 +164,12 @@ class NativeVolume(ObservableVolume):
         with self.changing() as changes:
             return work(changes)
 
-    def place(
-        self, parent: int, name: bytes, state: AttrChanges, xattrs: Mapping[bytes, bytes], pieces: Pieces
-    ) -> Attr | None:
+    def place(self, file: NewFile) -> Attr | None:
         """Make a regular file with its bytes and attributes under a vacant name, as one change: no reader sees a part
         of it, and neither does a crash. None if the volume can't, and has made nothing.
 
-        Args:
-            state: all of it but the change time, which is now.
-            pieces: offset and bytes of each, in their order. They may all be in memory at once. They are read with the
-                lock free: they may be of a volume whose readers wait for this one's, as a branch's do.
-
         Raises:
-            OSError: EEXIST; ENOSPC; from `pieces`. Nothing is made then.
+            OSError: EEXIST; ENOSPC; from `file.pieces`. Nothing is made then.
         """
         return None
 

@@ -47,6 +47,7 @@ from fusebackend.protocol import (
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, filled, opened
 from fusebackend.volumes.frozen import GivesPieces, LooksAhead
 from fusebackend.volumes.native import NativeVolume, NewFile
+from fusebackend.volumes.native import State as State
 from fusebackend.volumes.storage import CHUNK_BYTES
 from fusebackend.volumes.walk import vanishing
 
@@ -63,23 +64,6 @@ HOLE_BYTES: Final = 64 << 10
 """Zeros of a whole block of this size are not written to a new file."""
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-
-
-class State(NamedTuple):
-    """The attributes of a file, without its bytes."""
-
-    mode: int
-    """Type and permissions, as st_mode."""
-    uid: int
-    gid: int
-    rdev: int
-    size: int
-    nlink: int
-    atime_ns: int
-    mtime_ns: int
-    xattrs: dict[bytes, bytes]
-    target: bytes
-    """Of a symbolic link."""
 
 
 def state_of(volume: Volume, attr: Attr) -> State:
@@ -373,16 +357,12 @@ def _placed(volume: Volume, parent: int, name: bytes, source: Source) -> Placed 
         return None
     if not is_small(source) and volume.features.random_writes:
         return None
-    attr = volume.place(*_new_file(parent, name, source))
+    attr = volume.place(_new_file(parent, name, source))
     return None if attr is None else Placed(attr, _lost(volume, source.state))
 
 
 def _new_file(parent: int, name: bytes, source: Source) -> NewFile:
-    state = source.state
-    wanted = AttrChanges(
-        mode=state.mode, uid=state.uid, gid=state.gid, size=state.size, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns
-    )
-    return NewFile(parent, name, wanted, state.xattrs, _without_zeros(source.pieces()))
+    return NewFile(parent, name, source.state, _without_zeros(source.pieces()))
 
 
 def _lost(volume: Volume, state: State) -> tuple[str, ...]:

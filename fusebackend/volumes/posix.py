@@ -31,7 +31,7 @@ from fusebackend.protocol import (
     Usage,
     version_of_attr,
 )
-from fusebackend.volumes.native import NativeVolume, Pieces
+from fusebackend.volumes.native import NativeVolume, NewFile
 from fusebackend.volumes.quota import Quota, bytes_of_blocks, bytes_of_xattrs
 from fusebackend.volumes.storage import (
     CHUNK_BYTES,
@@ -129,25 +129,24 @@ class TreeVolume(NativeVolume):
             CLOCK.saw(inode.ctime_ns)
             return inode
 
-    def place(
-        self, parent: int, name: bytes, state: AttrChanges, xattrs: Mapping[bytes, bytes], pieces: Pieces
-    ) -> Attr:
+    def place(self, file: NewFile) -> Attr:
         """The attributes returned are not for the kernel: files that are made in a row may have one change time."""
-        parts = list(pieces)
-        assert state.mode is not None and state.uid is not None and state.gid is not None and state.size is not None
-        assert state.atime_ns is not None and state.mtime_ns is not None
+        parts = list(file.pieces)
+        state = file.state
         with self.lock:
-            self._admit(sum(len(part) for _, part in parts) + sum(map(len, xattrs.values())))
+            self._admit(sum(len(part) for _, part in parts) + sum(map(len, state.xattrs.values())))
             if self._quota is not None:
-                self._quota.require(bytes_of_blocks(_blocks_of(parts)) + bytes_of_xattrs(xattrs), 1)
-            inode = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(state.mode), Caller(state.uid, state.gid))
+                self._quota.require(bytes_of_blocks(_blocks_of(parts)) + bytes_of_xattrs(state.xattrs), 1)
+            inode = self._make(
+                file.parent, file.name, stat.S_IFREG | stat.S_IMODE(state.mode), Caller(state.uid, state.gid)
+            )
             for offset, part in parts:
                 if part:
                     self._put(inode, offset, part)
                     inode.size = offset + len(part)
             inode.size, inode.gid = state.size, state.gid
             inode.atime_ns, inode.mtime_ns = _within_range(state.atime_ns), _within_range(state.mtime_ns)
-            self._give(inode, xattrs)
+            self._give(inode, state.xattrs)
             self._renewed(inode)
             self._changed(inode)
             CLOCK.passed(state.mtime_ns)

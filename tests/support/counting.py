@@ -12,6 +12,7 @@ from fusebackend.backends.postgres import PostgresBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, SnapshotVolume
 from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.native import NewFile, State
 
 USUAL = (errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.EDQUOT)
 USUAL += (errno.EPERM, errno.ENODATA, errno.ESTALE, errno.EBUSY)
@@ -125,10 +126,10 @@ class Counting:
         self.volume.setattr(self._file(), AttrChanges(mode=self.chosen.choice([0o600, 0o777])))
 
     def do_place(self) -> None:
-        state = AttrChanges(mode=0o600, uid=1, gid=1, size=self.chosen.choice([9000, 1 << 20]), atime_ns=1, mtime_ns=1)
+        state = State(0o600, 1, 1, 0, self.chosen.choice([9000, 1 << 20]), 1, 1, 1, {b"user.p": b"value"}, b"")
         pieces = iter([(0, bytes(5000)), (1 << 16, bytes(100))] if self.chosen.random() < 0.5 else [(0, b"x")])
         if not isinstance(self.backend, PostgresBackend):  # that one takes a transaction of its caller
-            self.volume.place(self._in(), self._name(), state, {b"user.p": b"value"}, pieces)
+            self.volume.place(NewFile(self._in(), self._name(), state, pieces))
 
     def do_release(self) -> None:
         if self.opened:

@@ -22,7 +22,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple
@@ -46,7 +46,7 @@ from fusebackend.protocol import (
     version_of_attr,
 )
 from fusebackend.protocol.versions import COARSE_NS
-from fusebackend.volumes.native import NativeVolume, Pieces
+from fusebackend.volumes.native import NativeVolume, NewFile, State
 from fusebackend.volumes.walk import resolve
 
 PAGE_ENTRIES = 1000
@@ -477,15 +477,13 @@ class DirectoryVolume(NativeVolume):
             self._nodes.settle(node)
             return attr_of(node, status)
 
-    def place(
-        self, parent: int, name: bytes, state: AttrChanges, xattrs: Mapping[bytes, bytes], pieces: Pieces
-    ) -> Attr | None:
+    def place(self, file: NewFile) -> Attr | None:
         """The file gets its name when it is complete. None where the file system has no files without a name
         (O_TMPFILE, open(2)), and where this process may not give the file all of its attributes."""
-        check_name(name)
-        parts = list(pieces)
+        check_name(file.name)
+        parts = list(file.pieces)
         with self.lock:
-            directory, at = self._nodes.directory(parent)
+            directory, at = self._nodes.directory(file.parent)
             try:
                 new = Descriptor(os.open(b".", os.O_WRONLY | os.O_TMPFILE | FILE_FLAGS, 0o600, dir_fd=at.fd))
             except OSError as error:
@@ -495,14 +493,14 @@ class DirectoryVolume(NativeVolume):
             size = 0
             for offset, piece in parts:
                 size = offset + dirfd.write_all(new, piece, offset)
-            if size != state.size:
-                os.ftruncate(new.fd, state.size or 0)
-            if not _became(new, state, xattrs):
+            if size != file.state.size:
+                os.ftruncate(new.fd, file.state.size)
+            if not _became(new, file.state):
                 return None
-            with self._naming(directory, at, name):
-                os.link(new.path, name, dst_dir_fd=at.fd, follow_symlinks=True)
+            with self._naming(directory, at, file.name):
+                os.link(new.path, file.name, dst_dir_fd=at.fd, follow_symlinks=True)
             status = os.fstat(new.fd)
-            return attr_of(self._made(directory, at, name, status), status)
+            return attr_of(self._made(directory, at, file.name, status), status)
 
     def open(self, node: int, flags: int) -> None:
         with self.lock:
@@ -611,18 +609,16 @@ def _listxattr(file: str | int) -> list[bytes]:
     return [os.fsencode(name) for name in names] if names else []
 
 
-def _became(new: Descriptor, state: AttrChanges, xattrs: Mapping[bytes, bytes]) -> bool:
+def _became(new: Descriptor, state: State) -> bool:
     """Give a new file all attributes; False if this process may not. A change of owner clears set-ID bits, so the mode
     comes after it."""
-    assert state.mode is not None and state.uid is not None and state.gid is not None
-    assert state.atime_ns is not None and state.mtime_ns is not None
     try:
         status = os.fstat(new.fd)
         if (status.st_uid, status.st_gid) != (state.uid, state.gid):
             os.fchown(new.fd, state.uid, state.gid)
-        for key, value in xattrs.items():
+        for key, value in state.xattrs.items():
             os.setxattr(new.fd, key, value)
-        if set(_listxattr(new.fd)) != xattrs.keys():  # such as a default ACL's
+        if set(_listxattr(new.fd)) != state.xattrs.keys():  # such as a default ACL's
             return False
         os.fchmod(new.fd, stat.S_IMODE(state.mode))
         os.utime(new.fd, ns=(state.atime_ns, state.mtime_ns))

@@ -23,11 +23,11 @@ from seed_backends import DuckBackend
 from fusebackend.backends import ForeignVolume, StoreBackend
 from fusebackend.backends.fsspec.remote import FsspecRemote
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
-from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges
+from fusebackend.protocol import ROOT_NODE, Attr
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing.by_path import content, walk
 from fusebackend.testing.posix.case import refused
-from fusebackend.volumes.native import NewFile
+from fusebackend.volumes.native import NewFile, State
 
 MTIME_NS = 1_500_000_000_123_456_789
 LONGEST_TTL_S = 3600.0
@@ -69,10 +69,10 @@ KINDS = {"bucket": bucket, "store": store, "duck": duck, "fsspec": fsspec}
 
 def new(parent: int, name: str, data: bytes, mode: int = 0o640) -> NewFile:
     """A file whose bytes come in pieces, with a hole between them where it is long enough."""
-    state = AttrChanges(mode=stat.S_IFREG | mode, uid=7, gid=8, size=len(data), atime_ns=1, mtime_ns=MTIME_NS)
+    state = State(stat.S_IFREG | mode, 7, 8, 0, len(data), 1, 1, MTIME_NS, {}, b"")
     half = len(data) // 2
     pieces = [(0, data[:half]), (half, data[half:])] if half else [(0, data)]
-    return NewFile(parent, name.encode(), state, {}, [piece for piece in pieces if piece[1].strip(b"\0")])
+    return NewFile(parent, name.encode(), state, [piece for piece in pieces if piece[1].strip(b"\0")])
 
 
 def tree(volume: RemoteVolume) -> dict[str, bytes]:
@@ -135,15 +135,15 @@ def test_attributes_are_kept_where_the_remote_keeps_them() -> None:
 def test_one_alone(kind: str) -> None:
     volume, put = KINDS[kind](LONGEST_TTL_S)
     file = new(ROOT_NODE, "file", b"bytes")
-    assert volume.place(*file).size == 5
-    refused(errno.EEXIST, volume.place, *file)
+    assert volume.place(file).size == 5
+    refused(errno.EEXIST, volume.place, file)
     put("other", b"theirs")
-    refused(errno.EEXIST, volume.place, *new(ROOT_NODE, "other", b"ours"))
+    refused(errno.EEXIST, volume.place, new(ROOT_NODE, "other", b"ours"))
     assert tree(volume) == {"file": b"bytes", "other": b"theirs"}
 
 
 def test_what_is_too_large_is_refused() -> None:
     volume = ObjectStoreVolume(MemoryStore())
     volume._max_file_bytes = 4
-    refused(errno.EFBIG, volume.place, *new(ROOT_NODE, "file", b"bytes"))
+    refused(errno.EFBIG, volume.place, new(ROOT_NODE, "file", b"bytes"))
     assert tree(volume) == {}

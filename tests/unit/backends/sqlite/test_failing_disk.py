@@ -24,6 +24,7 @@ from fusebackend.backends.sqlite.check import check
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges
 from fusebackend.testing.each import each
 from fusebackend.testing.snapshots.copy import but_atimes, read_once
+from fusebackend.volumes.native import NewFile, State
 from fusebackend.volumes.quota import Limits
 
 ACCESS, DEFAULT = b"system.posix_acl_access", b"system.posix_acl_default"
@@ -57,8 +58,6 @@ def fill(volume: SqliteVolume) -> Nodes:
     return Nodes(one, two, below, node_at(volume, "one/large"), sparse, linked)
 
 
-NEW = AttrChanges(mode=0o600, uid=1, gid=1, size=70_000, atime_ns=1, mtime_ns=1)
-
 OPERATIONS: dict[str, Callable[[SqliteVolume, Nodes], object]] = {
     "create": lambda v, n: v.create(n.one, b"new", 0o644, os.O_RDWR, ME),
     "mkdir": lambda v, n: v.mkdir(n.one, b"new", 0o755, ME),
@@ -86,7 +85,9 @@ OPERATIONS: dict[str, Callable[[SqliteVolume, Nodes], object]] = {
     "setxattr": lambda v, n: v.setxattr(n.large, b"user.name", b"longer"),
     "set an ACL": lambda v, n: v.setxattr(n.large, ACCESS, acl_of(1, 2, 3)),
     "removexattr": lambda v, n: v.removexattr(n.large, b"user.name"),
-    "place": lambda v, n: v.place(n.one, b"new", NEW, {b"user.p": b"p"}, [(0, bytes(70_000))]),
+    "place": lambda v, n: v.place(
+        NewFile(n.one, b"new", State(0o600, 1, 1, 0, 70_000, 1, 1, 1, {b"user.p": b"p"}, b""), [(0, bytes(70_000))])
+    ),
     "take a snapshot": lambda v, n: v.take_snapshot("new"),
     "delete a snapshot": lambda v, n: v.delete_snapshot("taken"),
     "sync": lambda v, n: v.sync(),
