@@ -476,7 +476,7 @@ class TreeVolume(NativeVolume):
     def _permissions(self, parent: int, mode: int, caller: Caller) -> tuple[int, dict[bytes, bytes]]:
         """The mode of a new file in a directory, and the ACLs that it inherits. Where there are any, the umask does not
         count (acl(5), "Object creation and default ACLs")."""
-        default = self._default_acl(self._inode(parent)) if self.features.acls else None
+        default = self._xattrs(self._inode(parent)).get(acl.DEFAULT) if self.features.acls else None
         if default is None:
             return mode & ~caller.umask, {}
         access, permissions = acl.inherited(default, mode & 0o777)
@@ -484,9 +484,6 @@ class TreeVolume(NativeVolume):
         if stat.S_ISDIR(mode):
             acls[acl.DEFAULT] = default
         return mode & ~0o777 | permissions, acls
-
-    def _default_acl(self, directory: Inode) -> bytes | None:
-        return self._xattrs(directory).get(acl.DEFAULT)
 
     def _give(self, inode: Inode, xattrs: Mapping[bytes, bytes]) -> None:
         """Give a new inode its extended attributes."""
