@@ -196,33 +196,23 @@ def is_needed(table: str, key: Sequence[str], row: str) -> str:
 class _OldRows(NamedTuple):
     name: str
     key: tuple[str, ...]
-    free: Callable[[sqlite3.Connection, Sequence[tuple[object, ...]]], None]
+    held: str
+    """Deletes what a row holds: of its `until` and its key. Empty if it holds nothing."""
 
-
-def _free_inodes(db: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> None:
-    db.executemany("DELETE FROM old_xattr WHERE until = ? AND node = ?", rows)
-    db.executemany("DELETE FROM old_inode WHERE until = ? AND node = ?", rows)
-
-
-def _free_names(db: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> None:
-    db.executemany("DELETE FROM old_dentry WHERE until = ? AND parent = ? AND name = ?", rows)
-
-
-def _free_places(db: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> None:
-    this = "until = ?1 AND node = ?2 AND idx = ?3"
-    db.executemany(
-        f"""DELETE FROM chunk WHERE id = (SELECT chunk FROM old_place WHERE {this})
-            AND id NOT IN (SELECT chunk FROM place WHERE node = ?2 AND idx = ?3)""",
-        rows,
-    )
-    db.executemany(f"DELETE FROM old_place WHERE {this}", rows)
+    def free(self, db: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> None:
+        if self.held:
+            db.executemany(self.held, rows)
+        same = " AND ".join(f"{column} = ?" for column in ("until", *self.key))
+        db.executemany(f"DELETE FROM {self.name} WHERE {same}", rows)
 
 
 _TABLES: Final = (  # names before what they lead to
-    _OldRows("old_dentry", ("parent", "name"), _free_names),
-    _OldRows("old_inode", ("node",), _free_inodes),
-    _OldRows("old_place", ("node", "idx"), _free_places),
-)
+    _OldRows("old_dentry", ("parent", "name"), ""),
+    _OldRows("old_inode", ("node",), "DELETE FROM old_xattr WHERE until = ? AND node = ?"),
+    _OldRows("old_place", ("node", "idx"), """DELETE FROM chunk
+        WHERE id = (SELECT chunk FROM old_place WHERE until = ?1 AND node = ?2 AND idx = ?3)
+        AND id NOT IN (SELECT chunk FROM place WHERE node = ?2 AND idx = ?3)"""),
+)  # fmt: skip
 
 
 class SqlitePruner:
