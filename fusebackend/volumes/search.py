@@ -24,21 +24,12 @@ from fusebackend.text import grep_pieces, iso_time
 from fusebackend.volumes.contents import read_with, require_regular
 from fusebackend.volumes.walk import UNREADABLE, FileWalk, resolve
 
-
-class Walk(Protocol):
-    """A `FileWalk`, or a faster one of a volume: in the same order, and files that it leaves out can't match."""
-
-    @property
-    def unreadable(self) -> bool: ...
-
-    def __iter__(self) -> Iterator[tuple[str, Attr]]: ...
-
-
 PASSED_OVER = VANISHED | {errno.ELOOP}
 """Errors of a file that a listing has shown: it is gone, or is a link (`Attr.is_brief`)."""
 
-MakeWalk: TypeAlias = Callable[..., Walk]
-"""Called with the volume, the directory, `below` and `depth`."""
+MakeWalk: TypeAlias = Callable[..., FileWalk]
+"""Called with the volume, the directory, `below` and `depth`. A faster walk of a volume has the same order, and leaves
+out no file that can match."""
 
 T = TypeVar("T")
 
@@ -158,7 +149,7 @@ class FileSearch(Search):
         self._max_bytes = max_bytes
         self._read = read
         self._single: Attr | None = None
-        self._walk: Walk | None = None
+        self._walk: FileWalk | None = None
         attr = resolve(volume, path, needs="type").attr
         if attr is not None and attr.is_dir:
             below, depth = (matcher.prefix, matcher.depth) if matcher is not None else ((), None)

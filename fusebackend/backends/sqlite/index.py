@@ -28,7 +28,7 @@ from typing import NamedTuple, cast
 
 from fusebackend.backends.sqlite.schema import INDEXED_BYTES, clear_index, connect_again
 from fusebackend.backends.sqlite.stored_tree import SqliteTree
-from fusebackend.base import budget, paths
+from fusebackend.base import paths
 from fusebackend.base.errors import VANISHED
 from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import ROOT_NODE, Attr
@@ -194,14 +194,10 @@ _ABOVE = """
 """
 
 
-class IndexWalk:
-    """A `FileWalk` of the files that may hold a pattern, by the index.
+class IndexWalk(FileWalk):
+    """A `FileWalk` of the files that may hold a pattern, by the index."""
 
-    Attributes:
-        unreadable: always False; a volume of this kind can be read throughout.
-    """
-
-    unreadable = False
+    _volume: SqliteTree
 
     def __init__(
         self,
@@ -212,17 +208,14 @@ class IndexWalk:
         below: Sequence[str] = (),
         depth: int | None = None,
     ) -> None:
-        self._volume = volume
+        super().__init__(volume, directory, below=below, depth=depth)
         self._pattern = pattern
-        self._directory = directory
-        self._plain = FileWalk(volume, directory, below=below, depth=depth)
-        self._budget = budget.current()
 
     def __iter__(self) -> Iterator[tuple[str, Attr]]:
         """Paths relative to the directory, some of them outside of `below` and `depth`."""
         found = self._find()
         if found is None:
-            yield from self._plain
+            yield from super().__iter__()
             return
         for relative, node in found:
             self._budget.require()
@@ -253,13 +246,13 @@ class IndexWalk:
                     return None
                 names = _NAMES.format(candidates=_INDEXED if query else _ALL)
                 rows = db.execute(names, {"query": query, "needle": needle}).fetchall()
-                return self._below(db, rows)
+                return self._files(db, rows)
             except sqlite3.Error as error:
                 self._budget.require()
                 log.error("the trigram index of %s failed and is not used: %s", self._volume.path, error)
                 return None
 
-    def _below(self, db: sqlite3.Connection, rows: list[tuple[int, bytes, int]]) -> list[tuple[str, int]]:
+    def _files(self, db: sqlite3.Connection, rows: list[tuple[int, bytes, int]]) -> list[tuple[str, int]]:
         """The files below the directory, of names with their directories."""
         prefixes: dict[int, str | None] = {ROOT_NODE: None, self._directory: ""}
         found: list[tuple[str, int]] = []

@@ -292,14 +292,8 @@ UNION ALL SELECT NULL, NULL, {{count}}, 0, 0, 0
 """Files; directories above them, without a mode; and how many candidates there were, without a parent."""
 
 
-class EntryWalk:
-    """A `FileWalk` of the files that may hold a pattern, by the index.
-
-    Attributes:
-        unreadable: always False; a volume of this kind can be read throughout.
-    """
-
-    unreadable = False
+class EntryWalk(TreeWalk):
+    """A `FileWalk` of the files that may hold a pattern, by the index."""
 
     def __init__(
         self,
@@ -311,16 +305,13 @@ class EntryWalk:
         below: Sequence[str] = (),
         depth: int | None = None,
     ) -> None:
-        self._queries = queries
+        super().__init__(queries, volume, directory, below=below, depth=depth)
         self._pattern = pattern
-        self._directory = directory
-        self._tree = TreeWalk(queries, volume, directory, below=below, depth=depth)
-        self._budget = budget.current()
 
     def __iter__(self) -> Iterator[tuple[str, Attr]]:
         """Paths relative to the directory, some of them outside of `below` and `depth`."""
         found = self._find()
-        yield from self._tree if found is None else self._budget.metered(found)
+        yield from super().__iter__() if found is None else self._budget.metered(found)
 
     def _find(self) -> list[tuple[str, Attr]] | None:
         """Relative paths with attributes, sorted. None when the directory is to be walked."""
@@ -331,7 +322,7 @@ class EntryWalk:
         rows = self._indexed(needle) if self._queries.indexed else None
         if rows is None and self._directory == ROOT_NODE:
             rows = self._queries.rows(_NAMES.format(files=_ALL, count="0"), needle=needle)
-        return None if rows is None else self._below(rows)
+        return None if rows is None else self._files(rows)
 
     def _indexed(self, needle: bytes) -> list[tuple[Any, ...]] | None:
         """The rows by the index; None where the pattern has no entry, or too many."""
@@ -345,7 +336,7 @@ class EntryWalk:
         candidates = next(node for parent, _, node, *_ in rows if parent is None)
         return None if candidates == MAX_CANDIDATES else rows
 
-    def _below(self, rows: list[tuple[Any, ...]]) -> list[tuple[str, Attr]]:
+    def _files(self, rows: list[tuple[Any, ...]]) -> list[tuple[str, Attr]]:
         """The files below the directory, of rows of files and the directories above them."""
         places = {node: (parent, name) for parent, name, node, mode, _, _ in rows if not mode and parent}
         prefixes: dict[int, str | None] = {ROOT_NODE: None, self._directory: ""}
