@@ -65,6 +65,16 @@ def test_what_is_made_is_on_the_disk_and_the_other_way_round(volume, disk):
     )  # fmt: skip
 
 
+def test_what_can_not_get_its_mode_is_not_made(volume, disk, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EROFS, "no mode")
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    refused(errno.EROFS, volume.create, ROOT_NODE, b"file", 0o644, os.O_RDWR, ME)
+    refused(errno.EROFS, volume.mkdir, ROOT_NODE, b"directory", 0o755, ME)
+    assert os.listdir(disk) == []
+
+
 def test_the_root_has_its_number_and_stays_it_when_it_is_renamed(volume, disk):
     disk.rename(disk.with_name("moved"))
     put(volume, b"file")
