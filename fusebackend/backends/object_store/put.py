@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fusebackend.backends.object_store.bucket.errors import PATIENCE_S, errno_of, object_errors, patiently
 from fusebackend.base import jitter
@@ -34,7 +34,7 @@ from fusebackend.protocol.remote import Bytes
 from fusebackend.remote.parallel import each
 
 if TYPE_CHECKING:
-    from obstore import PutMode
+    from obstore import ObjectMeta, PutMode
     from obstore.store import ObjectStore
 
     from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
@@ -73,11 +73,6 @@ _SLOWEST_BYTES_S = 4 << 20
 """A single request may take as long as it would at this speed."""
 
 
-class PutResult(NamedTuple):
-    etag: str | None
-    size: int
-
-
 def new_name() -> str:
     """A name for one upload."""
     return secrets.token_hex(8)
@@ -93,8 +88,8 @@ def put(
     attributes: Mapping[str, str] | None = None,
     extras: S3Extras | None = None,
     name: str | None = None,
-) -> PutResult:
-    """Make the object `key` of the buffer's bytes, with these attributes.
+) -> str | None:
+    """Make the object `key` of the buffer's bytes, with these attributes; its ETag.
 
     `create`: only if there is none; `if_match`: only while it has this ETag; `extras`: of the same store, if there are
     any; `name`: of the upload, which no other has. OSError: ESTALE for a condition that does not hold, else as
@@ -107,13 +102,13 @@ def put(
     upload = _ObjectUpload(store, key, if_match, create, dict(attributes or {}), extras, name or new_name())
     with object_errors(key), buffer.frozen() as data:
         try:
-            etag = upload.send(data)
+            return upload.send(data)
         except (BaseError, OSError) as error:
             arrived = upload.look(error, len(data))
             if arrived is None:
                 raise
-            return arrived
-        return PutResult(etag, len(data))
+            etag: str | None = arrived["e_tag"]
+            return etag
 
 
 def part_bytes(size: int) -> int:
@@ -255,8 +250,8 @@ class _ObjectUpload:
         except FileNotFoundError:
             return None
 
-    def look(self, error: BaseException, size: int) -> PutResult | None:
-        """After an error: the result if this upload has arrived all the same, or None.
+    def look(self, error: BaseException, size: int) -> ObjectMeta | None:
+        """After an error: the object if this upload has arrived all the same, or None.
 
         A condition that failed may have failed because the same request, sent before, had succeeded. ESTALE instead of
         None when the condition is lost for good: the object to be replaced is not there.
@@ -276,7 +271,7 @@ class _ObjectUpload:
             return None
         if there.attributes.get(UPLOAD_ATTRIBUTE) != self._name or there.meta["size"] != size:
             return None
-        return PutResult(there.meta["e_tag"], size)
+        return there.meta
 
 
 _CERTAINLY_NOT = frozenset({errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG, errno.EFBIG})

@@ -17,7 +17,7 @@ from typing import Any
 
 from fusebackend.backends.object_store import metadata
 from fusebackend.backends.object_store.bucket import object_keys
-from fusebackend.backends.object_store.bucket.object_keys import MARKER
+from fusebackend.backends.object_store.bucket.object_keys import MARKER, info_of
 from fusebackend.backends.object_store.bucket.requests import Bucket, Object, ObjectVersion
 from fusebackend.backends.object_store.bucket.s3_extras import COPY_BYTES, S3Extras
 from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, new_name, put
@@ -91,10 +91,10 @@ class BucketRemote(Remote):
         key = directory + segment
         if not self.bucket.is_empty(key + "/"):
             return Info(segment, is_dir=True), None
-        head = self.head(key)
-        if head is None:
+        found = self.bucket.head(key)
+        if found is None:
             return None
-        return Info(segment, False, head.size, head.modified_ns, head.version, head.etag), head
+        return info_of(segment, found.size, found.etag, found.modified_ns), self._head(found, is_dir=False)
 
     def has(self, key: str) -> bool:
         return not self.bucket.is_empty(key) if key.endswith("/") else self.bucket.head(key) is not None
@@ -181,7 +181,7 @@ class BucketRemote(Remote):
             etag = put(
                 self.bucket.store, key, data, if_match=over, create=create, attributes=metadata.written(stamp),
                 extras=self.bucket.extras, name=name,
-            ).etag  # fmt: skip
+            )  # fmt: skip
         except OSError as error:
             if error.errno != errno.ESTALE:
                 self._tried[key] = (*tried[1 - TRIED :], name)
@@ -212,7 +212,7 @@ class BucketRemote(Remote):
             return extras.restamp(key, _text(etag), written)
         buffer = Buffer.of(self.bucket.pieces(key, _text(etag)))
         try:
-            return put(self.bucket.store, key, buffer, if_match=_text(etag), attributes=written, extras=extras).etag
+            return put(self.bucket.store, key, buffer, if_match=_text(etag), attributes=written, extras=extras)
         finally:
             buffer.close()
 

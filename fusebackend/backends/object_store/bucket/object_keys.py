@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import NAME_MAX_BYTES
@@ -36,22 +35,9 @@ PAGE_OBJECTS = 1000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-class Found(NamedTuple):
-    """An object as a listing shows it."""
-
-    segment: str
-    """The last part of its key."""
-    size: int
-    etag: str | None
-    modified_ns: int
-
-    @property
-    def info(self) -> Info:
-        return Info(self.segment, False, self.size, self.modified_ns, (self.etag, self.modified_ns), self.etag)
-
-    @property
-    def head(self) -> Head:
-        return Head(self.size, self.etag, (self.etag, self.modified_ns), self.modified_ns)
+def info_of(segment: str, size: int, etag: str | None, modified_ns: int) -> Info:
+    """An object as a listing shows it, by the last part of its key."""
+    return Info(segment, False, size, modified_ns, (etag, modified_ns), etag)
 
 
 def is_shown(segment: str) -> bool:
@@ -61,7 +47,7 @@ def is_shown(segment: str) -> bool:
     return len(segment.encode("utf-8", "surrogatepass")) <= NAME_MAX_BYTES
 
 
-def arrange(directories: Iterable[str], objects: Iterable[Found], *, top: bool) -> Contents:
+def arrange(directories: Iterable[str], objects: Iterable[Info], *, top: bool) -> Contents:
     """The names in a directory.
 
     Args:
@@ -74,24 +60,24 @@ def arrange(directories: Iterable[str], objects: Iterable[Found], *, top: bool) 
         if is_shown(segment) and not (top and segment == JOURNAL):
             infos[segment.encode()] = Info(segment, is_dir=True)
     marker = None
-    late: list[Found] = []
+    late: list[Info] = []
     for found in objects:
         name = found.segment.encode()
         if found.segment == MARKER:
-            marker = found
+            marker = Head(found.size, found.etag, found.version, found.mtime_ns)
         elif not is_shown(found.segment):
             continue
         elif name in infos:
             late.append(found)
         else:
-            infos[name] = found.info
+            infos[name] = found
     for found in late:
         name = found.segment.encode() + FILE_MARK
         while name in infos:
             name += FILE_MARK
         if len(name) <= NAME_MAX_BYTES:
-            infos[name] = found.info
-    return Contents(infos, marker.head if marker is not None else None, len(infos) > PAGE_OBJECTS)
+            infos[name] = found
+    return Contents(infos, marker, len(infos) > PAGE_OBJECTS)
 
 
 def segment_of(name: bytes) -> str | None:

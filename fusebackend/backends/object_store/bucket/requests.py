@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import obstore
 
 from fusebackend.backends.object_store.bucket.errors import object_errors, patiently
-from fusebackend.backends.object_store.bucket.object_keys import MARKER, PAGE_OBJECTS, Found, arrange
+from fusebackend.backends.object_store.bucket.object_keys import MARKER, PAGE_OBJECTS, arrange, info_of
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.base.errors import oserror
-from fusebackend.protocol.remote import Contents
+from fusebackend.protocol.remote import Contents, Info
 from fusebackend.remote.parallel import each
 
 if TYPE_CHECKING:
@@ -204,8 +204,8 @@ def _head(answer: Any) -> Object:
     return Object(meta["size"], meta["e_tag"], _nanoseconds(meta["last_modified"]), dict(answer.attributes))
 
 
-def _found(meta: Any, start: int) -> Found:
-    return Found(meta["path"][start:], meta["size"], meta["e_tag"], _nanoseconds(meta["last_modified"]))
+def _found(meta: Any, start: int) -> Info:
+    return info_of(meta["path"][start:], meta["size"], meta["e_tag"], _nanoseconds(meta["last_modified"]))
 
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -11,16 +11,17 @@ fetches from a machine's metadata service there are none, and the volume does wi
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from fusebackend.backends.object_store.bucket.errors import ERRNO_OF_CODE, ERRNO_OF_STATUS, patiently
-from fusebackend.backends.object_store.bucket.object_keys import Found
+from fusebackend.backends.object_store.bucket.object_keys import info_of
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
+from fusebackend.protocol.remote import Info
 
 COPY_BYTES = 5 << 30
 """The largest object that one request copies."""
@@ -88,11 +89,11 @@ class S3Extras:
         with _as_oserror(key):
             return patiently(lambda: getattr(self._client, operation)(Bucket=self._bucket, **parameters))
 
-    def list_directory(self, directory: str) -> tuple[list[str], list[Found]]:
+    def list_directory(self, directory: str) -> tuple[list[str], list[Info]]:
         """The last parts of the prefixes in a directory, and its objects, with any keys."""
         where = self._prefix + directory
         prefixes: list[str] = []
-        objects: list[Found] = []
+        objects: list[Info] = []
         more: dict[str, str] = {}
         while True:
             page = self._ask("list_objects_v2", directory, Prefix=where, Delimiter="/", **more)
@@ -100,7 +101,7 @@ class S3Extras:
             for item in page.get("Contents", ()):
                 modified = item["LastModified"]
                 modified_ns = int(modified.timestamp()) * 10**9 + modified.microsecond * 1000
-                objects.append(Found(item["Key"][len(where) :], item["Size"], item["ETag"], modified_ns))
+                objects.append(info_of(item["Key"][len(where) :], item["Size"], item["ETag"], modified_ns))
             if not page.get("NextContinuationToken"):
                 return prefixes, objects
             more = {"ContinuationToken": page["NextContinuationToken"]}
@@ -144,17 +145,15 @@ class S3Extras:
 
     def abort_parts(self, key: str, upload: str) -> None:
         """Drop an upload and its parts, if it is there."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             self._ask("abort_multipart_upload", key, Key=self._prefix + key, UploadId=upload)
-        except FileNotFoundError:
-            return
 
     def close(self) -> None:
         if self._made is not None:
             self._made.close()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _as_oserror(key: str) -> Iterator[None]:
     from botocore.exceptions import (
         BotoCoreError,

@@ -25,7 +25,7 @@ from fusebackend.backends import InMemoryBackend, S3Backend
 from fusebackend.backends.object_store import metadata
 from fusebackend.backends.object_store import volume as volume_module
 from fusebackend.backends.object_store.backend import ObjectStoreBackend
-from fusebackend.backends.object_store.bucket.object_keys import Found
+from fusebackend.backends.object_store.bucket.object_keys import info_of
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
@@ -289,7 +289,7 @@ def test_keys_that_are_no_paths_never_end_a_listing(bucket, monkeypatch):
     def with_odd_keys(extras, directory):
         directories, objects = list_directory(extras, directory)
         odd = ["", ".", "..", "n" * 256, "tab\t"]
-        return [*directories, *odd], [*objects, *(Found(segment, 1, '"1"', 0) for segment in odd)]
+        return [*directories, *odd], [*objects, *(info_of(segment, 1, '"1"', 0) for segment in odd)]
 
     for key in ("t/ok", "t/sub/fine", "t/only/odd", "t/marked/"):
         bucket.put(key, key.encode())
