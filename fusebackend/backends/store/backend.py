@@ -51,7 +51,7 @@ from fusebackend.backends.store.namespaces import (
 )
 from fusebackend.backends.store.source import NamespaceLike, StoreSource, checked_namespace
 from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
-from fusebackend.backends.store.values import Form, bytes_of, file_bytes, forms_of, written
+from fusebackend.backends.store.values import Form, file_bytes, forms_of, written
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent
 from fusebackend.base.globs import Matcher
@@ -159,7 +159,7 @@ class StoreSearch(Search):
 
     def _hits_in(self, pattern: str, limit: int | None, at: SpacePlace) -> Lines:
         record = self._tree.tree(at.space).items.fetch([at.node.key]).get(at.node.key)
-        data = None if record is None else bytes_of(record.value, Form(at.node.suffix))
+        data = None if record is None else forms_of(record.value).get(Form(at.node.suffix))
         return self._path, text.grep_lines(data or b"", pattern, limit, budget.current().hold)
 
     def _hits_below(self, pattern: str, limit: int | None, base: AgentPath, at: SpacePlace) -> Iterator[Lines]:
@@ -580,7 +580,7 @@ class StoreBackend(FileVerbs):
         if node.is_dir:
             raise errors.oserror(errno.EISDIR)
         form, record = Form(node.suffix), items.fetch([node.key]).get(node.key)
-        data = None if record is None else bytes_of(record.value, form)
+        data = None if record is None else forms_of(record.value).get(form)
         return None if record is None or data is None else File(space, node.key, record, form, data)
 
     def _there(self, tree: SpaceTree, path: AgentPath) -> File:

@@ -68,25 +68,17 @@ def file_bytes(value: Any) -> bytes | None:
         return None
 
 
-def bytes_of(value: Any, form: Form) -> bytes | None:
-    """The bytes of a value in a form; None if it has no such form."""
-    data = file_bytes(value)
-    if form is Form.FILE or data is not None:
-        return data if form is Form.FILE else None
-    if form is Form.JSON:
-        return _json(value)
-    found = long_text(value)
-    return None if found is None else _utf8(found)
-
-
 def forms_of(value: Any) -> dict[Form, bytes]:
     """All forms of a value."""
     data = file_bytes(value)
     if data is not None:
         return {Form.FILE: data}
     found = long_text(value)
-    forms = {Form.JSON: _json(value)}
-    return forms if found is None else {**forms, Form.TEXT: _utf8(found)}
+    shown = bytes(value) if isinstance(value, UnreadableValue) else (pretty(value) + "\n").encode("utf-8")
+    if found is None:
+        return {Form.JSON: shown}
+    # A lone surrogate, which the JSON has, is replaced.
+    return {Form.JSON: shown, Form.TEXT: found.encode("utf-8", "replace")}
 
 
 def about(value: Any, updated_at: str) -> About:
@@ -96,11 +88,10 @@ def about(value: Any, updated_at: str) -> About:
     modified_at = own if isinstance(own, str) and own else updated_at
     if isinstance(content, str) and content.isascii() and value.get("encoding") in (None, "", "utf-8"):
         return About(len(content), modified_at, False)
-    data = file_bytes(value)
-    if data is not None:
-        return About(len(data), modified_at, False)
-    found = long_text(value)
-    return About(len(_json(value)), updated_at, True, None if found is None else len(_utf8(found)))
+    forms = forms_of(value)
+    if Form.FILE in forms:
+        return About(len(forms[Form.FILE]), modified_at, False)
+    return About(len(forms[Form.JSON]), updated_at, True, len(forms[Form.TEXT]) if Form.TEXT in forms else None)
 
 
 def long_text(value: Any) -> str | None:
@@ -127,14 +118,6 @@ def long_text(value: Any) -> str | None:
                 return None
             left += part.values() if isinstance(part, dict) else part
     return found
-
-
-def _json(value: Any) -> bytes:
-    return bytes(value) if isinstance(value, UnreadableValue) else (pretty(value) + "\n").encode("utf-8")
-
-
-def _utf8(found: str) -> bytes:
-    return found.encode("utf-8", "replace")  # a lone surrogate, which the JSON has
 
 
 def written(
