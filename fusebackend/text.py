@@ -201,6 +201,15 @@ def too_large_video(path: str, size: int) -> ReadResult | None:
     return ReadResult(error=f"Video file exceeds maximum input size of {MAX_VIDEO_BYTES} bytes")
 
 
+def is_utf8(content: str | bytes) -> bool:
+    """Return whether bytes are UTF-8, or a text can be encoded in it: surrogates stand for other bytes."""
+    try:
+        content.decode("utf-8") if isinstance(content, bytes) else content.encode("utf-8")
+    except UnicodeError:
+        return False
+    return True
+
+
 def has_binary_extension(path: str) -> bool:
     """Return whether the name has the extension of an image, a video, a sound or a document."""
     stem, _, extension = path.rpartition("/")[2].rpartition(".")

@@ -38,7 +38,6 @@ from fusebackend.dialects.answers import (
     field_of,
     file_path,
     is_inexact,
-    is_text,
     parse_numbered,
     unpack,
     with_version,
@@ -240,7 +239,7 @@ class AgentFace:
     def _binary(self, path: AgentPath) -> ReadResult | None:
         """A file that is there and that `read` fails at for it is no text (deepagents' FilesystemBackend), whole."""
         content = self._bytes(path)
-        return None if content is None or is_text(content) else text.read_binary(content)
+        return None if content is None or text.is_utf8(content) else text.read_binary(content)
 
     def _cut(self, path: AgentPath, offset: int, limit: int) -> ReadResult | None:
         """The answer of `read`, made of the file's bytes; None when the backend does not give them."""
@@ -253,7 +252,7 @@ class AgentFace:
         return self.download_files([path])[0].content
 
     def write(self, path: AgentPath, content: str, **when: Unpack[Conditions]) -> WriteResult:
-        if not self._exact and not is_text(content):
+        if not self._exact and not text.is_utf8(content):
             return WriteResult(error=f"Error writing file '{path}': content is not valid text")
         if (unmet := self._unmet(verbs.WRITE, when, path)) is not None:
             return unmet

@@ -99,15 +99,6 @@ def is_inexact(path: AgentPath, result: ReadResult) -> bool:
     return data.get("content") == EMPTY_REMINDER or (has_binary_extension(path) and not encoded)
 
 
-def is_text(content: str | bytes) -> bool:
-    """True for UTF-8, and for text that can be encoded in it."""
-    try:
-        content.decode("utf-8") if isinstance(content, bytes) else content.encode("utf-8")
-    except UnicodeError:
-        return False
-    return True
-
-
 def as_utc(time: str) -> str:
     """A time of a listing with its offset. One without is local: so deepagents' FilesystemBackend gives it."""
     try:

@@ -32,7 +32,7 @@ from fusebackend.base import paths
 from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY
 from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import AgentPath
-from fusebackend.dialects.answers import error_of, field_of, is_text, unnumber
+from fusebackend.dialects.answers import error_of, field_of, unnumber
 from fusebackend.protocol import (
     DeleteResult,
     EditResult,
@@ -141,7 +141,7 @@ class TextFiles:
             answer = self._face.ask(("read",), path, offset=offset, limit=ALL_LINES)
         except Refusal as refusal:
             raise Unanswered(str(refusal)) from None
-        if isinstance(answer, str) and not is_text(answer):
+        if isinstance(answer, str) and not text.is_utf8(answer):
             raise Untold(f"read of '{path}' gave what is no text")
         return answer
 

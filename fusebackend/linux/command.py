@@ -121,36 +121,40 @@ class Running:
 
 
 class Kept:
-    """The kept part of one stream of output: the first bytes of it, and how much there was."""
+    """The kept part of one stream of output: the first bytes of it, and how much there was.
 
-    def __init__(self, keep_bytes: int) -> None:
+    Args:
+        keep_bytes: how many bytes are kept.
+        told: called with each kept piece.
+    """
+
+    def __init__(self, keep_bytes: int, told: Callable[[bytes], None] | None = None) -> None:
         self.kept = bytearray()
         self.seen = 0
         self._keep = keep_bytes
+        self._told = told
 
-    def add(self, piece: bytes) -> bytes:
-        """Take note of more output; returns what is kept of it."""
+    def add(self, piece: bytes) -> None:
+        """Take note of more output."""
         self.seen += len(piece)
         kept = piece[: self._keep - len(self.kept)]
         self.kept += kept
-        return kept
+        if kept and self._told is not None:
+            self._told(kept)
 
 
 class _OutputStream(Kept):
     """One stream of a process."""
 
     def __init__(self, pipe: IO[bytes], keep_bytes: int, told: Callable[[bytes], None] | None) -> None:
-        super().__init__(keep_bytes)
+        super().__init__(keep_bytes, told)
         self.pipe = pipe
-        self._told = told
         os.set_blocking(pipe.fileno(), False)
 
     def take(self) -> bool:
         """Read what is there; False at the end of the stream. Raises BlockingIOError when nothing is there now."""
         piece = os.read(self.pipe.fileno(), PIECE_BYTES)
-        kept = self.add(piece)
-        if kept and self._told is not None:
-            self._told(kept)
+        self.add(piece)
         return bool(piece)
 
     def drain(self) -> None:

@@ -39,6 +39,7 @@ from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import NAME_MAX_BYTES
+from fusebackend.text import is_utf8
 from fusebackend.volumes.walk import PATH_MAX_BYTES
 
 EMPTY = b"%"
@@ -98,15 +99,6 @@ def cut_name(name: bytes, text: str, limit: int) -> bytes:
 
 
 # -- ranges of keys ----------------------------------------------------------------------------------------------------
-
-
-def is_text(path: str) -> bool:
-    """Whether it has no surrogates, which stand for bytes that are not UTF-8."""
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def bounds(prefix: str) -> tuple[tuple[str, str | None], ...]:
@@ -324,7 +316,7 @@ class KeyedTree(abc.ABC):
         """The file or directory at a path."""
         if path == ROOT:
             return ROOT_NODE
-        if self.text_only and not is_text(path):
+        if self.text_only and not is_utf8(path):
             return None
         found = self._spelled(path)
         return self._walked(path) if found is None and "%" in path else found
@@ -370,7 +362,7 @@ class KeyedTree(abc.ABC):
         keys: list[str] = []
         doubtful: dict[AgentPath, str] = {}
         for path in wanted:
-            if self.text_only and not is_text(path):
+            if self.text_only and not is_utf8(path):
                 raise oserror(errno.EILSEQ)
             directory, name = paths.parent_and_name(path)
             if directory not in above:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 
+from fusebackend.text import is_utf8
+
 TRIGRAM = 3
 """Bytes of a shorter word or fragment have none."""
 
@@ -34,11 +36,7 @@ ASCII their trigrams meet in a few slots of FTS5's hash table, and a text of ran
 
 def is_text(data: bytes) -> bool:
     """Return True for the bytes of a text, as `text.grep_lines` defines it."""
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return b"\0" not in data
+    return b"\0" not in data and is_utf8(data)
 
 
 def words(data: bytes) -> set[bytes]:

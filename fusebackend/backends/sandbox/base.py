@@ -73,7 +73,6 @@ from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux.command import TIMED_OUT
 from fusebackend.protocol import (
-    NAME_MAX_BYTES,
     ExecuteResponse,
     FileDownloadResponse,
     FileInfo,
@@ -86,6 +85,7 @@ from fusebackend.protocol import (
     verbs,
 )
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
+from fusebackend.remote.keyed import is_name
 from fusebackend.volumes.search import Lines, Search, Unreadable
 
 PATH_MAX_BYTES = 4095
@@ -107,6 +107,9 @@ INLINE_FILES = 8
 
 PLACED_FILES = 500
 """Files that are put in their places by one command, which holds their paths."""
+
+SHOWN = 200
+"""How much of an answer that is none is shown."""
 
 PLACED_BYTES = 64 << 20
 """Bytes that are sent at a time, more only in one file."""
@@ -187,10 +190,29 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     def ask(self, script: Script, timeout_s: float, *, looks: bool = False, cut: bool = False) -> bytes:
         """Return the answer to a script, by one `execute`. Subclasses override it with faster ways.
 
+        The script prints base64 between two random marks, so that prompts, stderr and remarks about the exit code are
+        no part of the answer. Output that was cut is written to a file by a second run, and fetched.
+
         `looks`: it changes nothing, so its answer may be long. `cut`: when the time is over, what there is by then may
-        be the answer. OSError: ETIMEDOUT, or the error of the sandbox.
+        be the answer. OSError: ETIMEDOUT, the error of the sandbox, or EIO with the output instead of an answer.
         """
-        return _ask(self, script, timeout_s, looks)
+        mark = nonce()
+        quiet = f"{{\n{script.text}\n}} 2>/dev/null </dev/null"
+        command = f"{SETTINGS}{LIBRARY}printf '\\n%s\\n' {mark}\n{quiet} | base64\nprintf '%s~\\n' {mark}"
+        response = _execute(self, command, timeout_s)
+        _, begun, rest = response.output.partition(f"\n{mark}\n")
+        encoded, ended, _ = rest.partition(f"{mark}~")
+        if ended:
+            try:
+                return base64.b64decode(encoded)
+            except binascii.Error:
+                raise OSError(errno.EIO, "The sandbox's shell has no base64") from None
+        if response.exit_code == TIMED_OUT:
+            raise oserror(errno.ETIMEDOUT)
+        if begun and looks and (response.truncated or encoded):
+            return _ask_for_file(self, script, timeout_s)
+        line = response.output.replace(mark, "").strip().partition("\n")[0]
+        raise OSError(errno.EIO, f"The sandbox's shell gave no answer: {line[:SHOWN] or 'nothing at all'}")
 
     def path_of(self, path: AgentPath) -> str:
         """The path in the sandbox. ENAMETOOLONG."""
@@ -233,9 +255,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         return piece.data
 
     def pieces(self, wanted: Sequence[str]) -> list[Piece]:
-        """Files at paths of the sandbox: their bytes, or code `b` for a larger one, or why there are none."""
-        if len(wanted) > BATCH_FILES:
-            return self.pieces(wanted[:BATCH_FILES]) + self.pieces(wanted[BATCH_FILES:])
+        """At most `BATCH_FILES` files at paths of the sandbox: their bytes, or code `b` for a larger one, or why there are none."""
         for _ in range(ATTEMPTS):
             mark = nonce()
             limit = self.answer_bytes if len(wanted) == 1 else self.answer_bytes // 4
@@ -350,8 +370,8 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """Fetch the bytes of files at paths of the sandbox. Its callers name paths below `root`."""
         answers: list[FileDownloadResponse] = []
-        for start in range(0, len(paths), PLACED_FILES):
-            batch = paths[start : start + PLACED_FILES]
+        for start in range(0, len(paths), BATCH_FILES):
+            batch = paths[start : start + BATCH_FILES]
             try:
                 answers += map(self._answer, batch, self.pieces(batch))
             except OSError as error:
@@ -460,41 +480,6 @@ def inline(data: bytes) -> str:
     return base64.encodebytes(data).decode("ascii").rstrip("\n")
 
 
-# -- scripts over execute -----------------------------------------------------------------------------------
-
-SHOWN = 200
-"""How much of an answer that is none is shown."""
-
-
-def _ask(sandbox: BaseSandbox, script: Script, timeout_s: float, looks: bool) -> bytes:
-    """Run a script by `execute`, and return the bytes that it prints.
-
-    It prints base64 between two random marks, so that prompts, stderr and remarks about the exit code are no part of
-    the answer. Output that was cut is written to a file by a second run, and fetched; only for a script that changes
-    nothing (`looks`).
-
-    Raises:
-        OSError: ETIMEDOUT, or EIO with the output instead of an answer.
-    """
-    mark = nonce()
-    quiet = f"{{\n{script.text}\n}} 2>/dev/null </dev/null"
-    command = f"{SETTINGS}{LIBRARY}printf '\\n%s\\n' {mark}\n{quiet} | base64\nprintf '%s~\\n' {mark}"
-    response = _execute(sandbox, command, timeout_s)
-    _, begun, rest = response.output.partition(f"\n{mark}\n")
-    encoded, ended, _ = rest.partition(f"{mark}~")
-    if ended:
-        try:
-            return base64.b64decode(encoded)
-        except binascii.Error:
-            raise OSError(errno.EIO, "The sandbox's shell has no base64") from None
-    if response.exit_code == TIMED_OUT:
-        raise oserror(errno.ETIMEDOUT)
-    if begun and looks and (response.truncated or encoded):
-        return _ask_for_file(sandbox, script, timeout_s)
-    line = response.output.replace(mark, "").strip().partition("\n")[0]
-    raise OSError(errno.EIO, f"The sandbox's shell gave no answer: {line[:SHOWN] or 'nothing at all'}")
-
-
 def _ask_for_file(sandbox: BaseSandbox, script: Script, timeout_s: float) -> bytes:
     path = sandbox.path_of(AgentPath(f"/.fusebackend-{nonce()}~"))
     body = f'fb_body() {{\n{script.text}\n}}\nfb_keep() {{ fb_body 2>/dev/null </dev/null >"$1"; }}\n'
@@ -551,7 +536,7 @@ class SandboxSearch(Search):
         self._finish(found)
 
     def lines(self, pattern: str, limit: int | None) -> Iterator[Lines]:
-        if not _is_in_a_line(pattern):
+        if "\n" in pattern or "\0" in pattern or not text.is_utf8(pattern):  # no line of a text file holds it
             self._ask("fb_find", "0")  # whether the path can be searched is to be said all the same
             return
         max_bytes = self._sandbox.max_search_bytes
@@ -586,15 +571,10 @@ class SandboxSearch(Search):
         """Return the files that the sandbox finds; paths are relative to the path that is searched, the file at it
         being ``."""
         empty = Found([], True, False)
-        below = []
-        for segment in self._below:
-            try:
-                if len(paths.to_name(segment)) > NAME_MAX_BYTES:
-                    return empty
-            except UnicodeEncodeError:
-                return empty
-            below.append(segment)
-        script = self._sandbox.search_script().call(function, *arguments, self._sandbox.path_of(self._path), *below)
+        if not all(map(is_name, self._below)):
+            return empty
+        where = (self._sandbox.path_of(self._path), *self._below)
+        script = self._sandbox.search_script().call(function, *arguments, *where)
         self._budget.require()
         try:
             answer = self._sandbox.ask(script, min(self._budget.left_s, LONGEST_S), looks=True, cut=True)
@@ -630,10 +610,3 @@ class SandboxSearch(Search):
             raise Unreadable
 
 
-def _is_in_a_line(pattern: str) -> bool:
-    """Return True if a line of a text file can hold this."""
-    try:
-        pattern.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return "\n" not in pattern and "\0" not in pattern

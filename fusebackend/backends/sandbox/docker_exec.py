@@ -360,17 +360,10 @@ class _Marked(Kept):
     """A stream up to its mark, which may come in pieces. Output after it is dropped."""
 
     def __init__(self, mark: str, keep_bytes: int, told: Callable[[bytes], None] | None = None) -> None:
-        super().__init__(keep_bytes)
-        self._told = told
+        super().__init__(keep_bytes, told)
         self._mark = f"\x01{mark}".encode()  # begins as no line does, so that no end of a line is held back
         self._held = b""  # bytes that may be the beginning of the mark
         self._after: bytes | None = None
-
-    def add(self, piece: bytes) -> bytes:
-        kept = super().add(piece)
-        if kept and self._told is not None:
-            self._told(kept)
-        return kept
 
     @property
     def ended(self) -> bool:

@@ -66,7 +66,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
-from fusebackend.remote.keyed import ROOT_NODE, Keyed, is_path, is_text, may_be_shown_as
+from fusebackend.remote.keyed import ROOT_NODE, Keyed, is_path, may_be_shown_as
 from fusebackend.volumes.search import Lines, Search
 
 FileFormat: TypeAlias = Literal["v1", "v2"]
@@ -569,7 +569,7 @@ class StoreBackend(FileVerbs):
         if inner == ROOT:
             raise errors.oserror(errno.EISDIR)
         items = tree.tree(space).items
-        if is_text(inner) or not items.text_only:
+        if text.is_utf8(inner) or not items.text_only:
             record = items.fetch([inner]).get(inner)
             data = None if record is None else file_bytes(record.value)
             if record is not None and data is not None:

@@ -29,7 +29,8 @@ from fusebackend.backends.store.items import (
 )
 from fusebackend.backends.store.searched_items import PutOneByOne
 from fusebackend.backends.store.values import About, UnreadableValue
-from fusebackend.remote.keyed import after, bounds, is_text
+from fusebackend.remote.keyed import after, bounds
+from fusebackend.text import is_utf8
 
 if TYPE_CHECKING:
     from fusebackend.backends.store.feed import StoreFeed
@@ -342,14 +343,14 @@ def _rows(cursor: Any) -> list[Row]:
 def _texts(rows: Iterable[Row]) -> Iterator[Row]:
     """The rows whose keys are UTF-8: SQLite takes other texts as well."""
     for row in rows:
-        if is_text(row.key):
+        if is_utf8(row.key):
             yield row
         else:
             log.error("a row of the table 'store' has a key that is no UTF-8, and is not shown: %r", row.key)
 
 
 def _raw_text(key: str) -> str | bytes:
-    return key if is_text(key) else key.encode("utf-8", "surrogateescape")
+    return key if is_utf8(key) else key.encode("utf-8", "surrogateescape")
 
 
 def _encoded(value: Any) -> bytes:
