@@ -438,11 +438,9 @@ class RemoteFiles:
     def put_new(self, entry: Entry, data: bytes) -> None:
         """Store a new file that has no name yet. EEXIST."""
         with closing(Buffer(data)) as buffer:
-            try:
-                etag = self.uploads.put(entry, entry.key, buffer, None)
-            except OSError as error:
-                raise oserror(errno.EEXIST, entry.key) if error.errno == errno.ESTALE else error from None
-        self._is_new(entry, etag, len(data))
+            ((_, error),) = self.put_all([(entry, buffer)])
+        if error is not None:
+            raise error
 
     def put_all(self, new: Sequence[tuple[Entry, Buffer]]) -> list[tuple[Entry, OSError | None]]:
         """Store new files that have no names yet. For each its error: EEXIST; ECANCELED if it was not begun after the
@@ -451,16 +449,13 @@ class RemoteFiles:
         found: list[tuple[Entry, OSError | None]] = []
         for (entry, buffer), answer in zip(new, answers, strict=True):
             if not isinstance(answer, OSError):
-                self._is_new(entry, answer, buffer.size)
+                entry.resize(buffer.size)
+                entry.etag, entry.seen, entry.local, entry.doubted = answer, OWN, False, False
                 found.append((entry, None))
             else:
                 is_taken = answer.errno == errno.ESTALE
                 found.append((entry, oserror(errno.EEXIST, entry.key) if is_taken else answer))
         return found
-
-    def _is_new(self, entry: Entry, etag: Etag | None, size: int) -> None:
-        entry.resize(size)
-        entry.etag, entry.seen, entry.local, entry.doubted = etag, OWN, False, False
 
     def rewrite(self, entry: Entry, change: Callable[[Callable[[], bytes]], bytes], *, reads: bool = False) -> None:
         """Give a file other bytes in one step. ELOOP for a link that a listing took for a file.

@@ -11,7 +11,7 @@ import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -125,35 +125,22 @@ class Fetchers:
             return None
 
 
-_NOTHING = nullcontext()
-
-
 class Gate:
     """Many may pass at once, or one alone. Not re-entrant.
 
     Each change in the remote passes; the rename of a directory goes alone, for a file stored below its old name
     meanwhile would be left behind. Reading passes no gate. It is held over requests, so never take it under a lock that
-    readers need. Where the volume's lock is held anyway (`needed` is false) everything passes.
-
-    Args:
-        needed: calls may run at the same time.
+    readers need.
     """
 
-    def __init__(self, *, needed: bool = True) -> None:
-        self._needed = needed
+    def __init__(self) -> None:
         self._changed = threading.Condition()
         self._passing = 0
         self._alone = False
         self._waiting = 0
 
-    def passing(self) -> AbstractContextManager[None]:
-        return self._passes() if self._needed else _NOTHING
-
-    def alone(self) -> AbstractContextManager[None]:
-        return self._goes_alone() if self._needed else _NOTHING
-
     @contextmanager
-    def _passes(self) -> Iterator[None]:
+    def passing(self) -> Iterator[None]:
         with self._changed:
             if self._alone or self._waiting:
                 will_wait()
@@ -167,7 +154,7 @@ class Gate:
                 self._changed.notify_all()
 
     @contextmanager
-    def _goes_alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         with self._changed:
             self._waiting += 1
             try:

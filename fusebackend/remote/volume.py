@@ -115,7 +115,7 @@ class RemoteVolume(NativeVolume):
         self._ranges = abilities.ranges
         self._max_file_bytes = max_file_bytes
         self.ttl_s = ttl_s
-        self._gate = Gate(needed=abilities.concurrent)
+        self._gate = Gate()
         self._tree = Tree(remote, ttl_s, clock, first_node)
         self._files = RemoteFiles(remote, self._tree, self._gate)
         self._renames = Renames(remote, self._tree, self._files, self._gate)
