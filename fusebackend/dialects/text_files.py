@@ -59,16 +59,12 @@ NOT_TEXT = os.strerror(errno.EILSEQ)
 EXISTS = os.strerror(errno.EEXIST)
 
 
-class Untold(Exception):
-    """A file's bytes are not known; the text says why, or is an error code. Never leaves this module."""
-
-
-class Unanswered(Untold):
-    """Because the backend failed; it may tell another time."""
-
-
 class Refusal(Exception):
-    """A backend did not answer; the text says why. Never leaves `AgentFace`."""
+    """A backend did not answer; the text says why, or is an error code. Never leaves `AgentFace`."""
+
+
+class Untold(Refusal):
+    """It did, and a file's bytes are not known all the same. Never leaves this module."""
 
 
 Outcome = TypeVar("Outcome", WriteResult, EditResult, DeleteResult, MoveResult)
@@ -96,8 +92,8 @@ class TextFiles:
         for path in wanted:
             try:
                 answers.append(FileDownloadResponse(path=path, content=self._bytes(path, listings)))
-            except Untold as untold:
-                answers.append(FileDownloadResponse(path=path, error=str(untold)))
+            except Refusal as refusal:
+                answers.append(FileDownloadResponse(path=path, error=str(refusal)))
         return answers
 
     def _bytes(self, path: AgentPath, listings: dict[AgentPath, dict[str, FileInfo]]) -> bytes:
@@ -106,11 +102,11 @@ class TextFiles:
         for _ in range(ATTEMPTS):
             try:
                 return self._content(path, size)
-            except Untold as untold:
+            except Refusal as refusal:
                 listings.clear()
                 before, size = size, self._size(path, listings)
                 if size == before:
-                    raise untold from None
+                    raise refusal from None
         raise Untold(f"The size of '{path}' changes all the time")
 
     def _size(self, path: AgentPath, listings: dict[AgentPath, dict[str, FileInfo]]) -> int | None:
@@ -123,7 +119,7 @@ class TextFiles:
         if directory not in listings:
             result = self._face.ls(directory)
             if result.error is not None and self._face.has(directory) is not False:
-                raise Unanswered(result.error)
+                raise Refusal(result.error)
             listings[directory] = {info["path"]: info for info in result.entries or ()}
         found = listings[directory]
         if path not in found:
@@ -137,10 +133,7 @@ class TextFiles:
         return content if isinstance(content, bytes) else content.encode()
 
     def _read(self, path: AgentPath, offset: int) -> Any:
-        try:
-            answer = self._face.ask(("read",), path, offset=offset, limit=ALL_LINES)
-        except Refusal as refusal:
-            raise Unanswered(str(refusal)) from None
+        answer = self._face.ask(("read",), path, offset=offset, limit=ALL_LINES)
         if isinstance(answer, str) and not text.is_utf8(answer):
             raise Untold(f"read of '{path}' gave what is no text")
         return answer
@@ -160,7 +153,7 @@ class TextFiles:
                 break  # all lines are there
             try:
                 page = unnumber(self._read(path, len(lines)), len(lines) + 1)
-            except (Untold, TypeError, AttributeError):  # no more lines, or no text: the size will tell
+            except (Refusal, TypeError, AttributeError):  # no more lines, or no text: the size will tell
                 page = None
             lines += page or []
         own = [answer] if answer not in plain else []  # the numbers may be the file's
@@ -228,9 +221,9 @@ class TextFiles:
             if result.error is not None:
                 self._size(path, {})  # raises unless a file is there, and in the way
                 result = self._replace(path, content)
-        except Untold as untold:
-            missing = str(untold) == FILE_NOT_FOUND
-            return FileUploadResponse(path=path, error=result.error if missing else str(untold))
+        except Refusal as refusal:
+            missing = str(refusal) == FILE_NOT_FOUND
+            return FileUploadResponse(path=path, error=result.error if missing else str(refusal))
         error = result.error or self._difference(path, data)
         return FileUploadResponse(path=path, error=error, files_update=result.files_update)
 
@@ -239,11 +232,11 @@ class TextFiles:
         try:
             if self._bytes(path, {}) == data:
                 return None
-        except Unanswered as unanswered:
-            return str(unanswered)
         except Untold as untold:
             log.warning("%s: '%s' was written and can't be read back: %s", self._face.name, path, untold)
             return NOT_TEXT
+        except Refusal as refusal:
+            return str(refusal)
         log.warning("%s: '%s' was written and reads back as something else", self._face.name, path)
         return NOT_TEXT
 
