@@ -6,6 +6,7 @@ import errno
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,29 +25,21 @@ def open_s3(url: Url) -> Any:
     return _opened(url, lambda: S3Backend(bucket, prefix, words.pop("region", None), **words))
 
 
-def open_gs(url: Url) -> Any:
-    """The backend of `gs://BUCKET/PREFIX`."""
+def open_other(kind: str, url: Url) -> Any:
+    """The backend of `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`, over that class of `obstore.store`."""
     _require(url)
-    from obstore.store import GCSStore
+    from obstore import store
 
-    bucket, prefix = _place(url)
-    return _opened(url, lambda: _backend(GCSStore, bucket, prefix, url))
-
-
-def open_az(url: Url) -> Any:
-    """The backend of `az://CONTAINER/PREFIX`."""
-    _require(url)
-    from obstore.store import AzureStore
-
-    bucket, prefix = _place(url)
-    return _opened(url, lambda: _backend(AzureStore, bucket, prefix, url))
-
-
-def _backend(kind: Any, bucket: str, prefix: str, url: Url) -> Any:
     from fusebackend.backends.object_store.backend import ObjectStoreBackend, client_options, retry_config
 
-    store = kind(bucket, prefix=prefix.strip("/") or None, client_options=client_options(), retry_config=retry_config())
-    return ObjectStoreBackend(store, **url.parameters)
+    bucket, prefix = _place(url)
+    options = {"client_options": client_options(), "retry_config": retry_config()}
+
+    def made() -> ObjectStoreBackend:
+        found = getattr(store, kind)(bucket, prefix=prefix.strip("/") or None, **options)
+        return ObjectStoreBackend(found, **url.parameters)
+
+    return _opened(url, made)
 
 
 def _opened(url: Url, make: Callable[[], Any]) -> Any:
@@ -117,14 +110,14 @@ SCHEMES = {
     "gs": Scheme(
         "gs://BUCKET/PREFIX",
         "the same in Google Cloud Storage",
-        open_gs,
+        partial(open_other, "GCSStore"),
         parameters=PARAMETERS,
         features=OBJECTS,
     ),
     "az": Scheme(
         "az://CONTAINER/PREFIX",
         "the same in Azure Blob Storage",
-        open_az,
+        partial(open_other, "AzureStore"),
         parameters=PARAMETERS,
         features=OBJECTS,
     ),

@@ -56,6 +56,19 @@ ERRNO_OF_STATUS: dict[int, int] = {
     507: errno.ENOSPC,
 }
 
+ERRNO_OF_CLASS: dict[str, int] = {
+    "AlreadyExistsError": errno.ESTALE,
+    "PreconditionError": errno.ESTALE,
+    "NotModifiedError": errno.ESTALE,
+    "PermissionDeniedError": errno.EACCES,
+    "UnauthenticatedError": errno.EACCES,
+    "FileNotFoundError": errno.ENOENT,
+    "InvalidPathError": errno.EINVAL,
+    "NotSupportedError": errno.ENOTSUP,
+    "NotImplementedError": errno.ENOTSUP,
+}
+"""Exceptions of obstore, which is not imported for this table, and of Python."""
+
 THROTTLED = frozenset({429, 503})
 SLOW_DOWN = "SlowDown"
 """S3 sends it with 503, and with 200 as the end of a long copy."""
@@ -118,24 +131,14 @@ def told_by_caller() -> AbstractContextManager[object]:
 
 def errno_of(error: BaseException) -> int:
     """The errno of one of obstore's exceptions, or of an `OSError`; EIO when it tells nothing."""
-    from obstore import exceptions
-
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     text = str(error)
     code = _CODE.search(text)
     if code is not None and code[1] in ERRNO_OF_CODE:
         return ERRNO_OF_CODE[code[1]]
-    if isinstance(error, (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotModifiedError)):
-        return errno.ESTALE
-    if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
-        return errno.EACCES
-    if isinstance(error, FileNotFoundError):
-        return errno.ENOENT
-    if isinstance(error, exceptions.InvalidPathError):
-        return errno.EINVAL
-    if isinstance(error, (exceptions.NotSupportedError, NotImplementedError)):
-        return errno.ENOTSUP
+    if type(error).__name__ in ERRNO_OF_CLASS:
+        return ERRNO_OF_CLASS[type(error).__name__]
     status = _STATUS.search(text)
     if status is not None:
         return ERRNO_OF_STATUS.get(int(status[1]), errno.EIO)

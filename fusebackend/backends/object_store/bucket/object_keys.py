@@ -64,7 +64,7 @@ def arrange(directories: Iterable[str], objects: Iterable[Info], *, top: bool) -
     for found in objects:
         name = found.segment.encode()
         if found.segment == MARKER:
-            marker = Head(found.size, found.etag, found.version, found.mtime_ns)
+            marker = Head(found.size or 0, found.etag, found.version, found.mtime_ns)
         elif not is_shown(found.segment):
             continue
         elif name in infos:
