@@ -675,7 +675,7 @@ def _opened(url: Url, database: StoreDatabase) -> StoreBackend:
             raise UrlError(f"'{url.masked}': tree=1 shows all namespaces; leave ns out")
         return StoreBackend.over(Spaces.of_database(database), on_exists=on_exists, ttl_s=url.parameters.get("ttl"))
     if namespace is None:
-        there = database.namespaces()[:LISTED]
+        there = list(map(".".join, database.namespaces()[:LISTED]))
         database.close()
         holds = f"; this store holds {', '.join(there)}" if there else ""
         how = "add ?ns=NAME, such as ?ns=memories, or ?tree=1 for all"

@@ -19,7 +19,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from fusebackend.backends.store.values import About, about
 from fusebackend.base.batches import by_size
@@ -199,7 +199,7 @@ class Items(abc.ABC):
         """The same items for one verb, which may cache everything that it has read."""
         return self
 
-    def for_mount(self, ttl_s: float) -> Items:
+    def for_mount(self, ttl_s: float) -> Self:
         """The same items for a mount: with an origin of their own, and cached for `ttl_s` where a query is dear."""
         view = copy.copy(self)
         view._shared = self

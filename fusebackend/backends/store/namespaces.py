@@ -146,7 +146,7 @@ class Spaces:
         shared = SharedStore.of(require_store(store))
         owner = _Owner()
         shared.users.add(owner)
-        names = partial(_listed, store) if shared.database is None else partial(_names_in, shared.database)
+        names = partial(_listed, store) if shared.database is None else shared.database.namespaces
         close = partial(shared.leave, owner)
         return cls(partial(shared.items, feed=False), names=names, database=shared.database, close=close)
 
@@ -154,7 +154,7 @@ class Spaces:
     def of_database(cls, database: StoreDatabase) -> Spaces:
         """All namespaces of a database, which `close` closes."""
         items_of = partial(SqlItems, database, settings=Settings(feed=False))
-        return cls(items_of, names=partial(_names_in, database), database=database, close=database.close)
+        return cls(items_of, names=database.namespaces, database=database, close=database.close)
 
     def for_mount(self, ttl_s: float) -> Spaces:
         """The same, with items for a mount."""
@@ -185,10 +185,6 @@ class Spaces:
     def trouble(self) -> tuple[float, str] | None:
         """As `Volume.trouble`."""
         return None if self._source is None else self._source.trouble
-
-
-def _names_in(database: StoreDatabase) -> list[Namespace]:
-    return [tuple(prefix.split(".")) for prefix in database.namespaces()]
 
 
 def _listed(store: Any) -> list[Namespace]:

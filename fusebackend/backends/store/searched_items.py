@@ -12,10 +12,9 @@ import copy
 import math
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from fusebackend.backends.store.items import Anything, Change, Conflict, Items, Record, Row
 from fusebackend.backends.store.values import About, about
@@ -133,9 +132,9 @@ class SearchedItems(Items):
         view._lasts = [*self._lasts, view._last]
         return view
 
-    def for_mount(self, ttl_s: float) -> Items:
-        view = copy.copy(self)
-        view._shared, view.origin, view._max_age_s = self, uuid.uuid4().hex, ttl_s
+    def for_mount(self, ttl_s: float) -> Self:
+        view = super().for_mount(ttl_s)
+        view._max_age_s = ttl_s
         return view
 
     def token(self) -> Hashable:

@@ -127,10 +127,10 @@ class StoreDatabase(abc.ABC):
         """The feed of the table's changes, begun by the first call; None where there can be none."""
         return None
 
-    def namespaces(self) -> list[str]:
-        """The namespaces that hold items, with dots between the labels."""
+    def namespaces(self) -> list[tuple[str, ...]]:
+        """The namespaces that hold items."""
         with self.asking() as ask:
-            return [prefix for (prefix,) in ask(NAMESPACES, []).fetchall() if isinstance(prefix, str)]
+            return [tuple(prefix.split(".")) for (prefix,) in ask(NAMESPACES, []).fetchall() if isinstance(prefix, str)]
 
     def token(self) -> Hashable:
         """Equal tokens mean that nothing was changed in between; None when unknown."""
@@ -169,7 +169,7 @@ class SqlItems(Items):
     def level(self, prefix: str) -> list[Row]:
         order = self._order  # which may ask, and a shared connection is locked
         if not order.indexed:
-            return self.below(prefix)  # without an index, to skip the keys of a subdirectory takes as long as to read them
+            return self.below(prefix)  # to skip the keys of subdirectories would take as long as to read them
         with self._database.asking() as ask:
             return [row for start, end in bounds(prefix) for row in _texts(self._walked(ask, prefix, start, end))]
 
