@@ -255,7 +255,8 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         return piece.data
 
     def pieces(self, wanted: Sequence[str]) -> list[Piece]:
-        """At most `BATCH_FILES` files at paths of the sandbox: their bytes, or code `b` for a larger one, or why there are none."""
+        """At most `BATCH_FILES` files at paths of the sandbox: their bytes, or code `b` for a larger one, or why
+        there are none."""
         for _ in range(ATTEMPTS):
             mark = nonce()
             limit = self.answer_bytes if len(wanted) == 1 else self.answer_bytes // 4
@@ -608,5 +609,3 @@ class SandboxSearch(Search):
             raise Spent
         if found.unreadable:
             raise Unreadable
-
-
