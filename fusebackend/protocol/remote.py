@@ -253,19 +253,14 @@ class Remote(abc.ABC):
             OSError: ESTALE when another version is there. After any other errno it may have been stored or not.
         """
 
-    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
-        """Store new files, as `put` with `create`: all in one step, or several at a time, where the remote can.
+    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None] | None:
+        """Store new files, as `put` with `create`, in one step.
 
         Returns:
-            for each its ETag, or its error: ECANCELED if it was not begun after the error of another.
+            for each its ETag, or its error: ECANCELED if it was not begun after the error of another. None where
+            nothing was stored, for there is no such step: then each file is put.
         """
-        answers: list[Etag | OSError | None] = []
-        for number, (key, data, stamp) in enumerate(files):
-            try:
-                answers.append(self.put(key, data, stamp, over=None, create=True))
-            except OSError as error:
-                return [*answers, error, *(oserror(errno.ECANCELED, key) for key, _, _ in files[number + 1 :])]
-        return answers
+        return None
 
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
         """The ETag of the stored file if it equals this one: then a put has arrived, and its answer was lost."""

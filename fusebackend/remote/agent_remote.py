@@ -41,7 +41,6 @@ class AgentRemote(Remote):
 
     Args:
         backend: the object; docs/backends.md lists its hooks.
-        exact_sizes: the sizes in its listings count bytes; None: as the backend says.
         ttl_s: how old what is kept of downloads may be, unless the backend says so.
         clock: seconds that only grow.
 
@@ -52,7 +51,7 @@ class AgentRemote(Remote):
     conditional = False
     """See `Abilities`."""
 
-    def __init__(self, backend: Any, *, exact_sizes: bool | None, ttl_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, backend: Any, *, ttl_s: float, clock: Callable[[], float]) -> None:
         own_ttl_s: float | None = getattr(backend, "ttl_s", None)
         self.ttl_s = ttl_s if own_ttl_s is None else own_ttl_s
         self.face = AgentFace(backend, type(backend).__name__)
@@ -63,7 +62,7 @@ class AgentRemote(Remote):
         self._backend = backend
         self._runtime = getattr(backend, "runtime", None)
         self.abilities = Abilities(
-            exact_sizes=bool(getattr(backend, "exact_sizes", False)) if exact_sizes is None else exact_sizes,
+            exact_sizes=bool(getattr(backend, "exact_sizes", False)),
             blocking=bool(getattr(backend, "blocking", True)),
             durable=bool(getattr(backend, "durable", False)),
             read_only=not self.face.takes_bytes,
@@ -348,8 +347,9 @@ class FilesRemote(AgentRemote):
 
     def __init__(self, backend: FileVerbs, *, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.files = backend.kernel_side(ttl_s if backend.ttl_s is None else backend.ttl_s)
-        super().__init__(self.files, exact_sizes=True, ttl_s=ttl_s, clock=clock)
-        self.abilities = replace(self.abilities, change_feed=bool(getattr(self.files, "change_feed", False)))
+        super().__init__(self.files, ttl_s=ttl_s, clock=clock)
+        change_feed = bool(getattr(self.files, "change_feed", False))
+        self.abilities = replace(self.abilities, change_feed=change_feed, exact_sizes=True)
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -424,22 +424,23 @@ class FilesRemote(AgentRemote):
                 raise oserror(errno.ESTALE, path) from None
             raise
 
-    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
-        is_doubtful = False
-        if len(files) > 1:
-            try:
-                self.files._put_new([(_checked(key), data.read(0, data.size)) for key, data, _ in files])
-            except OSError as error:
-                is_doubtful = error.errno not in _NOT_BEGUN
-            else:
-                return [data.digest() for _, data, _ in files]
+    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None] | None:
+        if len(files) < 2:
+            return None
+        try:
+            self.files._put_new([(_checked(key), data.read(0, data.size)) for key, data, _ in files])
+        except OSError as error:
+            if error.errno in _NOT_BEGUN:
+                return None
+        else:
+            return [data.digest() for _, data, _ in files]
 
         def store(file: tuple[str, Bytes, Stamp]) -> Etag | None:
             try:
                 return self.put(*file, over=None, create=True)
             except OSError as error:
                 # What seemed to fail together may have been stored, its answer lost.
-                arrived = self.same(*file) if is_doubtful and error.errno == errno.ESTALE else None
+                arrived = self.same(*file) if error.errno == errno.ESTALE else None
                 if arrived is None:
                     raise
                 return arrived

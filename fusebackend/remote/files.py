@@ -33,7 +33,7 @@ from fusebackend.protocol import NAME_MAX_BYTES
 from fusebackend.protocol.remote import Etag, Head, Reader, Remote
 from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.entry import OWN, ContentState, Entry
-from fusebackend.remote.parallel import Gate, each
+from fusebackend.remote.parallel import WIDTH, Gate, attempted, each
 from fusebackend.remote.tree import Tree
 
 ATTEMPTS = 20
@@ -445,7 +445,11 @@ class RemoteFiles:
     def put_all(self, new: Sequence[tuple[Entry, Buffer]]) -> list[tuple[Entry, OSError | None]]:
         """Store new files that have no names yet. For each its error: EEXIST; ECANCELED if it was not begun after the
         error of another."""
-        answers = self._remote.put_all([(entry.key, buffer, entry.stamp) for entry, buffer in new])
+        files = [(entry.key, buffer, entry.stamp) for entry, buffer in new]
+        answers = self._remote.put_all(files)
+        if answers is None:
+            width = WIDTH if self._remote.abilities.concurrent else 1
+            answers = attempted(lambda file: self._remote.put(*file, over=None, create=True), files, width)
         found: list[tuple[Entry, OSError | None]] = []
         for (entry, buffer), answer in zip(new, answers, strict=True):
             if not isinstance(answer, OSError):

@@ -523,7 +523,6 @@ class ForeignVolume(RemoteVolume):
 
     Args:
         backend: the object.
-        exact_sizes: the sizes in its listings count bytes; None: as the backend says.
         ttl_s: for how many seconds a listing is valid, unless the backend says so.
         clock: seconds that only grow.
     """
@@ -534,7 +533,6 @@ class ForeignVolume(RemoteVolume):
         self,
         backend: Any,
         *,
-        exact_sizes: bool | None = None,
         ttl_s: float = DEFAULT_TTL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -543,7 +541,7 @@ class ForeignVolume(RemoteVolume):
         if isinstance(backend, FileVerbs):
             remote = FilesRemote(backend, ttl_s=ttl_s, clock=clock)
         else:
-            remote = AgentRemote(backend, exact_sizes=exact_sizes, ttl_s=ttl_s, clock=clock)
+            remote = AgentRemote(backend, ttl_s=ttl_s, clock=clock)
         super().__init__(remote, ttl_s=remote.ttl_s, clock=clock)
         self.ttl_s = remote.abilities.ttl_s
         self._absent: OrderedDict[tuple[int, bytes], None] = OrderedDict()

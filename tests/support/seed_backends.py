@@ -367,9 +367,8 @@ class Deleting:
 class DuckBackend(Deleting):
     """A backend with the verbs of deepagents 0.7 and no base class: no `move`, sizes in bytes, binary files."""
 
-    exact_sizes = True
-
-    def __init__(self, can_delete: bool = True):
+    def __init__(self, can_delete: bool = True, exact_sizes: bool = True):
+        self.exact_sizes = exact_sizes
         self.files: dict[str, bytes] = {}
         self.calls: list[str] = []
         self.failing: set[str] = set()

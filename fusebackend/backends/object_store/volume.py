@@ -26,7 +26,7 @@ from fusebackend.base.recent import Recent
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp, begins_with
 from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
-from fusebackend.remote.parallel import attempted, each
+from fusebackend.remote.parallel import each
 from fusebackend.remote.ranges import WHOLE_BYTES, BlockCache, Pace, RangedReader
 from fusebackend.remote.volume import RemoteVolume
 
@@ -171,9 +171,6 @@ class BucketRemote(Remote):
             if arrived is None:
                 raise
         return self._put(key, data, stamp, arrived.etag, create=False)
-
-    def put_all(self, files: Sequence[tuple[str, Bytes, Stamp]]) -> Sequence[Etag | OSError | None]:
-        return attempted(lambda file: self.put(*file, over=None, create=True), files)
 
     def _put(self, key: str, data: Bytes, stamp: Stamp, over: str | None, create: bool) -> Etag | None:
         name, tried = new_name(), self._tried.get(key, ())

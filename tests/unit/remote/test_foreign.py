@@ -69,7 +69,7 @@ class TestState(Derived):
 class TestDuck(Derived):
     @pytest.fixture
     def backend(self):
-        return VolumeBackend(ForeignVolume(DuckBackend(), exact_sizes=False))
+        return VolumeBackend(ForeignVolume(DuckBackend(exact_sizes=False)))
 
 
 @pytest.mark.configuration
@@ -116,8 +116,8 @@ class StateMachine(ForeignMachine):
 
 class DuckMachine(ForeignMachine):
     def make_volume(self):
-        self.backend = DuckBackend()
-        return ForeignVolume(self.backend, ttl_s=0, exact_sizes=False)
+        self.backend = DuckBackend(exact_sizes=False)
+        return ForeignVolume(self.backend, ttl_s=0)
 
 
 TestStateModel = StateMachine.TestCase
@@ -264,7 +264,8 @@ def test_sizes_in_characters_or_missing_are_not_believed():
 
 
 def test_a_known_size_is_not_downloaded_again_while_the_time_stands_still(duck, clock):
-    volume = ForeignVolume(duck, exact_sizes=False, clock=clock)
+    duck.exact_sizes = False
+    volume = ForeignVolume(duck, clock=clock)
     for number in range(200):
         duck.put(f"/f{number:03}", b"x" * number)
     assert [attr.size for _, attr in volume.readdir(ROOT_NODE, b"", 1000)] == list(range(200))
@@ -336,7 +337,8 @@ def test_modes_and_times_are_kept_while_the_volume_lives(volume, duck):
 @pytest.mark.parametrize("exact", [True, False])
 def test_times_stand_still_whatever_the_kernel_forgets(duck, exact):
     """git compares what `fstat` said before the file was closed; any other time makes it read the file again."""
-    volume = ForeignVolume(duck, ttl_s=0, exact_sizes=exact)
+    duck.exact_sizes = exact
+    volume = ForeignVolume(duck, ttl_s=0)
     directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
     node = volume.create(directory, b"f", 0o644, RW, ME).node
     volume.write(node, 0, b"data")
