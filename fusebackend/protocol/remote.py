@@ -11,7 +11,7 @@ import abc
 import errno
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_text
@@ -143,6 +143,8 @@ class Remote(abc.ABC):
     name: str
     """For the log."""
     abilities: Abilities
+    byte_cache: Any = None
+    """See `Volume.byte_cache`."""
     hopeless: frozenset[int] = frozenset()
     """The errno of a put that will never succeed: what was written is given up, instead of tried again."""
 

@@ -99,6 +99,7 @@ class RemoteVolume(NativeVolume):
     ) -> None:
         super().__init__()
         self.remote = remote
+        self.byte_cache = remote.byte_cache
         abilities = self._abilities = remote.abilities
         self.features = replace(
             WHOLE_FILES,

@@ -73,13 +73,13 @@ class BucketRemote(Remote):
     ) -> None:
         self.abilities = replace(self.abilities, keeps_attributes=attributes)
         self.bucket = Bucket(store, extras)
-        self._cache = self.byte_cache = BlockCache(cache_bytes, PACE)
+        self.byte_cache = BlockCache(cache_bytes, PACE)
         self._moves = Moves(self.bucket)
         self._tried: Recent[str, tuple[str, ...]] = Recent(TRIED_KEYS)
         try:
             self._moves.recover()
         except BaseException:
-            self._cache.close()
+            self.byte_cache.close()
             raise
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class BucketRemote(Remote):
 
     def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
         etag = _text(known)
-        if etag is None or not 0 < fetch_bytes <= WHOLE_BYTES or self._cache.has(key, etag, 0):
+        if etag is None or not 0 < fetch_bytes <= WHOLE_BYTES or self.byte_cache.has(key, etag, 0):
             found = self.bucket.head(key)
             return None if found is None else self._head(found, is_dir=False)
         fetched = self.bucket.fetch(key, WHOLE_BYTES)
@@ -140,7 +140,7 @@ class BucketRemote(Remote):
             return None
         found, content = fetched
         if content is not None and found.etag is not None:
-            self._cache.put_whole(key, found.etag, content)
+            self.byte_cache.put_whole(key, found.etag, content)
         return self._head(found, is_dir=False)
 
     def _head(self, found: Object, *, is_dir: bool) -> Head:
@@ -158,7 +158,7 @@ class BucketRemote(Remote):
 
     def reader(self, key: str, etag: Etag | None, size: int) -> Reader:
         version = ObjectVersion(self.bucket.store, key, _text(etag))
-        return RangedReader(key, version, etag=version.etag, size=size, cache=self._cache)
+        return RangedReader(key, version, etag=version.etag, size=size, cache=self.byte_cache)
 
     def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
         return self.bucket.pieces(key, _text(etag))
@@ -185,7 +185,7 @@ class BucketRemote(Remote):
             raise
         self._tried.pop(key, None)
         if etag is not None and 0 < data.size <= MEMORY_BYTES:  # a file that was written is often read next
-            self._cache.put_whole(key, etag, data.read(0, data.size))
+            self.byte_cache.put_whole(key, etag, data.read(0, data.size))
         return etag
 
     def _arrived(self, key: str) -> Object | None:
@@ -224,7 +224,7 @@ class BucketRemote(Remote):
 
     def close(self) -> None:
         self._moves.close()
-        self._cache.close()
+        self.byte_cache.close()
         if self.bucket.extras is not None:
             self.bucket.extras.close()
 

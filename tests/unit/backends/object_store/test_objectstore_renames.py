@@ -68,7 +68,7 @@ def store():
 def abandon(backend):
     """As if its process were gone: nothing is stored or told, and its session is no more."""
     rename._living.clear()
-    backend.volume.remote._cache.close()
+    backend.volume.remote.byte_cache.close()
 
 
 @for_each("after", [False, True], ids=["before", "after"])

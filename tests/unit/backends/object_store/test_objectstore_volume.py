@@ -276,6 +276,16 @@ def test_an_open_file_that_others_replace_is_stale_and_no_mixture(store, volume)
         assert volume.read(node, 8 << 20, 10) == b"x" * 10
 
 
+def test_what_reads_find_in_the_cache_can_be_counted(store, volume, monkeypatch):
+    store.put("f", b"some bytes")
+    lookups, get = [], volume.byte_cache.get
+    monkeypatch.setattr(volume.byte_cache, "get", lambda *key: lookups.append(get(*key)) or lookups[-1])
+    node = volume.lookup(ROOT_NODE, b"f").node
+    with opened(volume, node, READ):
+        assert volume.read(node, 0, 10) == volume.read(node, 0, 10) == b"some bytes"
+    assert lookups[-1] == b"some bytes"
+
+
 # -- keys ------------------------------------------------------------------------------------------------------
 
 
