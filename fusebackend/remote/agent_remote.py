@@ -48,9 +48,6 @@ class AgentRemote(Remote):
         TypeError: it can't be mounted.
     """
 
-    conditional = False
-    """See `Abilities`."""
-
     def __init__(self, backend: Any, *, ttl_s: float, clock: Callable[[], float]) -> None:
         own_ttl_s: float | None = getattr(backend, "ttl_s", None)
         self.ttl_s = ttl_s if own_ttl_s is None else own_ttl_s
@@ -67,7 +64,7 @@ class AgentRemote(Remote):
             durable=bool(getattr(backend, "durable", False)),
             read_only=not self.face.takes_bytes,
             can_delete=not self.face.lacks("delete"),
-            conditional=self.conditional,
+            conditional=False,
             ttl_s=own_ttl_s,
         )
         self._clock = clock
@@ -343,13 +340,11 @@ class FilesRemote(AgentRemote):
         TypeError: it can't be mounted.
     """
 
-    conditional = True
-
     def __init__(self, backend: FileVerbs, *, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.files = backend.kernel_side(ttl_s if backend.ttl_s is None else backend.ttl_s)
         super().__init__(self.files, ttl_s=ttl_s, clock=clock)
         change_feed = bool(getattr(self.files, "change_feed", False))
-        self.abilities = replace(self.abilities, change_feed=change_feed, exact_sizes=True)
+        self.abilities = replace(self.abilities, change_feed=change_feed, conditional=True, exact_sizes=True)
 
     # -- names -------------------------------------------------------------------------------------------------
 

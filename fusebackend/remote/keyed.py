@@ -133,27 +133,26 @@ class KeyList:
 
     def below(self, prefix: str) -> list[str]:
         """All keys that start with a prefix, as `bounds` has it."""
-        found: list[str] = []
-        for start, end in bounds(prefix):
-            found += self._keys[bisect.bisect_left(self._keys, start) : self._end(end)]
-        return found
+        return [key for first, last in self._ranges(prefix) for key in self._keys[first:last]]
 
     def any_below(self, prefix: str) -> bool:
-        return any(bisect.bisect_left(self._keys, start) < self._end(end) for start, end in bounds(prefix))
+        return any(first < last for first, last in self._ranges(prefix))
 
     def level(self, prefix: str) -> list[str]:
         """The keys below a prefix without a further slash, and one of each subdirectory."""
         found: list[str] = []
-        for start, end in bounds(prefix):
-            index, last = bisect.bisect_left(self._keys, start), self._end(end)
+        for index, last in self._ranges(prefix):
             while index < last:
                 key = self._keys[index]
                 found.append(key)
                 index = bisect.bisect_left(self._keys, after(key, prefix), index + 1, last)
         return found
 
-    def _end(self, end: str | None) -> int:
-        return len(self._keys) if end is None else bisect.bisect_left(self._keys, end)
+    def _ranges(self, prefix: str) -> Iterator[tuple[int, int]]:
+        """Where the keys with a prefix begin and end."""
+        for start, end in bounds(prefix):
+            last = len(self._keys) if end is None else bisect.bisect_left(self._keys, end)
+            yield bisect.bisect_left(self._keys, start), last
 
     def add(self, key: str) -> None:
         if key not in self:

@@ -114,11 +114,11 @@ class Renames:
             others = (name for name in directory.listing.infos if name != entry.name)
             stays = any(name not in children or not children[name].local for name in others)
         if not stays:
-            self.put_marker(directory)
+            self.put_marker(directory, replace=True)
 
-    def put_marker(self, directory: Entry) -> None:
-        """Store the sign of a directory, with its attributes."""
-        directory.etag = self._remote.make_directory(directory.key, directory.stamp, replace=True)
+    def put_marker(self, directory: Entry, *, replace: bool) -> None:
+        """Store the sign of a directory, with its attributes. EEXIST unless `replace`."""
+        directory.etag = self._remote.make_directory(directory.key, directory.stamp, replace=replace)
         directory.seen, directory.listing.marker = OWN, True
 
     def _move(self, entry: Entry, target: Entry | None, new: str) -> list[str]:

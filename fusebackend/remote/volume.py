@@ -52,7 +52,7 @@ from fusebackend.protocol.volume import unsupported
 from fusebackend.remote.agent_remote import AgentRemote, FilesRemote
 from fusebackend.remote.agent_verbs import FileVerbs
 from fusebackend.remote.buffer import Buffer
-from fusebackend.remote.entry import OWN, Entry
+from fusebackend.remote.entry import Entry
 from fusebackend.remote.files import RemoteFiles
 from fusebackend.remote.parallel import Gate
 from fusebackend.remote.rename import Renames
@@ -205,8 +205,8 @@ class RemoteVolume(NativeVolume):
                 if not entry.is_dir:
                     self._files.put_new(entry, content)
                 elif self._abilities.keeps_directories:
-                    entry.etag = self.remote.make_directory(entry.key, entry.stamp, replace=False)
-                    entry.seen, entry.listing.marker, entry.local = OWN, True, False
+                    self._renames.put_marker(entry, replace=False)
+                    entry.local = False
             except FileExistsError:
                 self._tree.distrust(directory)
                 raise
@@ -370,7 +370,7 @@ class RemoteVolume(NativeVolume):
                         if not entry.is_dir:
                             self._files.restamp(entry)
                         elif not entry.is_gone:
-                            self._renames.put_marker(entry)
+                            self._renames.put_marker(entry, replace=True)
                     except OSError:
                         with self._tree.lock:
                             entry.restamp(before)

@@ -234,11 +234,9 @@ class FsspecRemote(Remote):
         # What fills a buffer reads more of SMB than a range that is smaller.
         return self.fs.open(path, "rb", block_size=0 if self._asking.is_smb else PIECE_BYTES, **options)
 
-    def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
+    def load(self, key: str, etag: Etag | None) -> Iterator[bytes]:
         info = self._require(key, etag)
-        return self._pieces(key, info, self._head(key, info).size)
-
-    def _pieces(self, key: str, info: dict[str, Any], size: int) -> Iterator[bytes]:
+        size = self._head(key, info).size
         with closing(self._reader(key, info, size)) as reader:
             for offset in range(0, size, PIECE_BYTES):
                 yield reader.read(offset, PIECE_BYTES)

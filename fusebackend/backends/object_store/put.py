@@ -190,10 +190,6 @@ class _ObjectUpload:
         self._extras = extras
 
     @property
-    def _conditional(self) -> bool:
-        return self._create or self._if_match is not None
-
-    @property
     def _condition(self) -> dict[str, str]:
         """As a parameter of `S3Extras.end_parts`."""
         if self._create:
@@ -208,7 +204,7 @@ class _ObjectUpload:
             self._check()
             attributes = self._attributes or {}
             return send_in_parts(self._extras, self._key, data, attributes, self._condition, self._check)
-        if len(data) > (SINGLE_BYTES if self._conditional else MULTIPART_BYTES):
+        if len(data) > (SINGLE_BYTES if self._condition else MULTIPART_BYTES):
             return self._send_parts(data)
         mode: PutMode = "create" if self._create else {"e_tag": self._if_match} if self._if_match else "overwrite"
         store = _patient(self._store, len(data))
@@ -238,7 +234,7 @@ class _ObjectUpload:
 
     def _check(self) -> None:
         """ESTALE unless the condition holds now."""
-        if self._conditional and self._there() != self._if_match:
+        if self._condition and self._there() != self._if_match:
             raise oserror(errno.ESTALE, self._key)
 
     def _there(self) -> str | None:

@@ -296,10 +296,8 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
         before = self._load(path).data
         after = change(before)
-        if after != before:
-            self._swap(path, before, after)
-
-    def _swap(self, path: AgentPath, before: bytes, after: bytes) -> None:
+        if after == before:
+            return
         try:
             self._store(path, after, hashlib.sha256(before).hexdigest())
         except OSError as error:
