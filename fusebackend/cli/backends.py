@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fusebackend.backends.fsspec.installed import NEEDS_FSSPEC, installed_protocols
+from fusebackend.backends.fsspec.opening import NEEDS_FSSPEC, installed_protocols
 from fusebackend.cli.show import Output, json_option
 from fusebackend.cli.status import cannot
 from fusebackend.urls.opening import Scheme, scheme_table

@@ -1,19 +1,20 @@
-"""`fsspec:PROTOCOL://…`: the file system that a URL names, and its backend."""
+"""`fsspec:PROTOCOL://…`: the file system that a URL names, and its backend; which protocols work here."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from fusebackend.backends.fsspec.installed import NEEDS_FSSPEC
 from fusebackend.protocol import DEFAULT_TTL_S, WHOLE_FILES
 from fusebackend.protocol.scheme import Scheme, Url, UrlError, mask
 
 READ_ONLY = frozenset({"http", "https", "zip", "tar", "github", "git", "libarchive", "reference", "data", "jupyter"})
 """Protocols that can't be written, or only as a whole archive."""
+
+NEEDS_FSSPEC = "needs fsspec: pip install 'fusebackend[fsspec]'"
 
 OWN = ("read_only", "ttl", "on_exists")
 """Parameters that are ours and not the file system's."""
@@ -59,6 +60,31 @@ def _value(text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
+
+
+class Protocols(NamedTuple):
+    """The protocols that fsspec knows of."""
+
+    installed: list[str]
+    missing: dict[str, str]
+    """Protocol → what to install, in fsspec's words."""
+
+
+def installed_protocols() -> Protocols | None:
+    """Return None where fsspec itself is not installed. The file systems are imported, which takes a second."""
+    if find_spec("fsspec") is None:
+        return None
+    from fsspec.registry import get_filesystem_class, known_implementations
+
+    found = Protocols([], {})
+    for protocol, known in sorted(known_implementations.items()):
+        try:
+            get_filesystem_class(protocol)
+        except Exception as error:  # of any library
+            found.missing[protocol] = known.get("err") or f"{type(error).__name__}: {error}"
+        else:
+            found.installed.append(protocol)
+    return found
 
 
 SCHEMES = {

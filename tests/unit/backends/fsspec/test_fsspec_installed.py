@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,13 @@ pytest.importorskip("fsspec")
 
 import fsspec
 
-from fusebackend.backends.fsspec import installed
+from fusebackend.backends.fsspec import opening
 from fusebackend.cli.backends import backends
 from fusebackend.urls.opening import UrlError, open_backend
 
 
 def test_a_protocol_is_listed_as_installed_if_and_only_if_it_can_be_imported():
-    found = installed.installed_protocols()
+    found = opening.installed_protocols()
     assert {"file", "ftp", "zip", "fusebackend"} <= set(found.installed) and not found.missing.keys() & {
         *found.installed
     }
@@ -34,8 +35,11 @@ def test_a_protocol_is_listed_as_installed_if_and_only_if_it_can_be_imported():
 
 
 def test_what_a_missing_protocol_needs_is_said(monkeypatch):
-    there = installed._found
-    monkeypatch.setattr(installed, "_found", lambda package: package not in ("paramiko", "s3fs") and there(package))
+    for package in ("paramiko", "s3fs"):
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.sftp", raising=False)
+    for protocol in ("sftp", "ssh"):
+        monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
     said = CliRunner().invoke(backends).output
     assert 'not installed: sftp, ssh: SFTPFileSystem requires "paramiko" to be installed' in " ".join(said.split())
     told = {each["scheme"]: each for each in json.loads(CliRunner().invoke(backends, ["--json"]).output)}["fsspec"]
@@ -43,8 +47,8 @@ def test_what_a_missing_protocol_needs_is_said(monkeypatch):
 
 
 def test_without_fsspec_its_extra_is_said(monkeypatch):
-    there = installed.find_spec
-    monkeypatch.setattr(installed, "find_spec", lambda name: None if name == "fsspec" else there(name))
+    there = opening.find_spec
+    monkeypatch.setattr(opening, "find_spec", lambda name: None if name == "fsspec" else there(name))
     assert "needs fsspec: pip install 'fusebackend[fsspec]'" in CliRunner().invoke(backends).output
 
 
