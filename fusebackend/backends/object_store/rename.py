@@ -141,14 +141,6 @@ def _host() -> str:
         return f"{os.uname().nodename} ?"
 
 
-class _TakenBack(Exception):
-    """A rename has failed, and has left nothing behind. Never leaves this module."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class Moves:
     """See the module's docstring."""
 
@@ -173,14 +165,17 @@ class Moves:
         """Move all objects below a prefix; `copied` as in `file`."""
         with self._recorded(old, new, None, None) as (key, record):
             pairs = [(source, copy) for source, copy, _, _ in self._pairs(record)]
+            failed: OSError | None = None
             try:
                 self._in_batches(self._bucket.copy_all, pairs, key, record)
                 copied()
             except OSError as error:
-                self._bucket.delete_all([copy for _, copy in pairs])
-                raise _TakenBack(error) from None
+                failed = error
+            gone = [copy for _, copy in pairs] if failed else [source for source, _ in pairs]
             # The record goes with the last of them, as the last.
-            self._in_batches(self._bucket.delete_all, [*(source for source, _ in pairs), key], key, record)
+            self._in_batches(self._bucket.delete_all, [*gone, key], key, record)
+        if failed is not None:
+            raise failed
 
     def _pairs(self, record: Record) -> list[tuple[str, str, int, str | None]]:
         """Each object below a directory: its key, the one it is to have, its size and ETag."""
@@ -206,9 +201,6 @@ class Moves:
         key, record = self._journal.begin(source, destination, etag, replaced)
         try:
             yield key, record
-        except _TakenBack as taken_back:
-            self._journal.end(key)
-            raise taken_back.error from None
         except BaseException as error:
             with self._left_guard:
                 self._left[key] = record

@@ -86,8 +86,6 @@ class Order(NamedTuple):
 
     def within(self, prefix: str) -> tuple[str, list[str]]:
         """The condition for keys that start with a prefix, as in `keyed.bounds`, and its parameters."""
-        if not self.indexed:
-            return ("starts_with(key, ?)", [prefix]) if prefix else ("NOT starts_with(key, '/')", [])
         parts: list[str] = []
         parameters: list[str] = []
         for start, end in bounds(prefix):
