@@ -143,6 +143,8 @@ class Remote(abc.ABC):
     name: str
     """For the log."""
     abilities: Abilities
+    at_once: frozenset[str] = frozenset()
+    """See `Volume.at_once`."""
     byte_cache: Any = None
     """See `Volume.byte_cache`."""
     hopeless: frozenset[int] = frozenset()

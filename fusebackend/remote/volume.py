@@ -59,8 +59,11 @@ from fusebackend.remote.rename import Renames
 from fusebackend.remote.tree import Tree
 from fusebackend.volumes.native import NativeVolume, NewFile
 
-MAX_FILE_BYTES = 2 << 30
-"""Larger files are EFBIG where an upload takes the whole of one in memory."""
+MAX_FILE_BYTES = 5 << 40
+"""Larger files are EFBIG: S3 takes no larger object."""
+
+MAX_WHOLE_BYTES = 2 << 30
+"""The same where an upload takes the whole of a file in memory, for there are no ranges."""
 
 TRUSTED_BYTES = 1 << 20
 """In a page of a listing, a size claimed to be larger is shown as it is: to download such files for a plain `ls` would
@@ -80,7 +83,6 @@ class RemoteVolume(NativeVolume):
 
     Args:
         remote: where the files are.
-        max_file_bytes: larger files are EFBIG.
         ttl_s: for how many seconds a listing is valid.
         clock: seconds that only grow.
         first_node: see `Tree`.
@@ -92,13 +94,13 @@ class RemoteVolume(NativeVolume):
         self,
         remote: Remote,
         *,
-        max_file_bytes: int = MAX_FILE_BYTES,
         ttl_s: float = DEFAULT_TTL_S,
         clock: Callable[[], float] = time.monotonic,
         first_node: int = ROOT_NODE,
     ) -> None:
         super().__init__()
         self.remote = remote
+        self.at_once = remote.at_once
         self.byte_cache = remote.byte_cache
         abilities = self._abilities = remote.abilities
         self.features = replace(
@@ -114,7 +116,7 @@ class RemoteVolume(NativeVolume):
         if not abilities.concurrent:
             self.lock = Lock() if self.at_once else threading.RLock()
         self._ranges = abilities.ranges
-        self._max_file_bytes = max_file_bytes
+        self._max_file_bytes = MAX_FILE_BYTES if abilities.ranges else MAX_WHOLE_BYTES
         self.ttl_s = ttl_s
         self._gate = Gate()
         self._tree = Tree(remote, ttl_s, clock, first_node)

@@ -78,6 +78,9 @@ class FsspecRemote(Remote):
         read_only: nothing can be changed.
     """
 
+    # What is in memory, or in a file of this machine, is written on the mount's own thread: that takes less than the
+    # hop to another thread. `FsAccess` says `will_wait`.
+    at_once = frozenset({"write"})
     hopeless = frozenset({errno.EROFS, errno.ENOTSUP})
 
     def __init__(self, fs: Any, root: str, *, read_only: bool = False) -> None:
@@ -398,16 +401,6 @@ def _read_time(text: str) -> datetime | None:
 #
 # `FsspecBackend`: the agent face of a file system of fsspec.
 
-MAX_FILE_BYTES = 5 << 40
-"""Larger files are EFBIG."""
-
-
-class FsspecVolume(RemoteVolume):
-    """What is in memory, or in a file of this machine, is read and written on the mount's own thread: a read of 128 KiB
-    takes less than the hop to another thread. `FsAccess` says `will_wait`."""
-
-    at_once = frozenset({"write"})
-
 
 class FsspecBackend(RemoteBackend):
     """A directory of a file system of fsspec. `remote.py` says what is kept and compared.
@@ -434,7 +427,7 @@ class FsspecBackend(RemoteBackend):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         remote = FsspecRemote(fs, root, read_only=read_only)
-        volume = FsspecVolume(remote, max_file_bytes=MAX_FILE_BYTES, ttl_s=ttl, clock=clock)
+        volume = RemoteVolume(remote, ttl_s=ttl, clock=clock)
         super().__init__(volume, on_exists=on_exists)
         self._shown = f"{remote.name} {root}"
 

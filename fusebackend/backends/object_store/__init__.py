@@ -2,7 +2,7 @@
 
 backend.py   `ObjectStoreBackend`, `S3Backend`: the agent face
 opening.py   from a URL to a store
-volume.py    `BucketRemote`: a bucket as a `Remote`; `ObjectStoreVolume`
+remote.py    `BucketRemote`: a bucket as a `Remote`
 metadata.py  modes, owners and times as object metadata
 put.py       how the bytes of a file become an object
 rename.py    copy and deletion, with a record in the journal

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Literal
 
 from fusebackend.backends.object_store import opening
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
-from fusebackend.backends.object_store.volume import CACHE_BYTES, ObjectStoreVolume
+from fusebackend.backends.object_store.remote import CACHE_BYTES, BucketRemote
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.remote.backend import RemoteBackend
+from fusebackend.remote.volume import RemoteVolume
 
 CONNECT_S = 5
 REQUEST_S = 60
@@ -25,7 +26,7 @@ RETRY_S = 15
 
 
 class ObjectStoreBackend(RemoteBackend):
-    """Plain objects as files. See `volume.py` for what is kept, and SEMANTICS.md for what is promised.
+    """Plain objects as files. See `remote.py` for what is kept, and SEMANTICS.md for what is promised.
 
     Args:
         store: an obstore store (`obstore.store.S3Store`, `GCSStore`, `AzureStore`, `MemoryStore` …). Its prefix is
@@ -52,14 +53,10 @@ class ObjectStoreBackend(RemoteBackend):
         extras: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        volume = ObjectStoreVolume(
-            store, ttl_s=ttl, cache_bytes=cache_mb << 20, extras=extras, attributes=attributes == "on", clock=clock
-        )
-        super().__init__(volume, on_exists=on_exists)
+        remote = BucketRemote(store, extras, cache_mb << 20, attributes == "on")
+        super().__init__(RemoteVolume(remote, ttl_s=ttl, clock=clock), on_exists=on_exists)
         prefix = getattr(store, "prefix", None)
         self._store_shown = f"{type(store).__name__} {prefix}" if prefix else type(store).__name__
-
-    volume: ObjectStoreVolume
 
     def _where(self) -> str:
         return self._store_shown

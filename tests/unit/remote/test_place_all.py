@@ -22,7 +22,7 @@ from seed_backends import DuckBackend
 
 from fusebackend.backends import ForeignVolume, StoreBackend
 from fusebackend.backends.fsspec.remote import FsspecRemote
-from fusebackend.backends.object_store.volume import ObjectStoreVolume
+from fusebackend.backends.object_store.remote import BucketRemote
 from fusebackend.protocol import ROOT_NODE, Attr
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing.by_path import content, walk
@@ -37,7 +37,7 @@ Put = Callable[[str, bytes], Any]
 
 def bucket(ttl_s: float) -> tuple[RemoteVolume, Put]:
     store = MemoryStore()
-    return ObjectStoreVolume(store, ttl_s=ttl_s), lambda key, data: obstore.put(store, key, data)
+    return RemoteVolume(BucketRemote(store), ttl_s=ttl_s), lambda key, data: obstore.put(store, key, data)
 
 
 def store(ttl_s: float) -> tuple[RemoteVolume, Put]:
@@ -55,7 +55,7 @@ def fsspec(ttl_s: float) -> tuple[RemoteVolume, Put]:
     fs = MemoryFileSystem()
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]
-    volume = RemoteVolume(FsspecRemote(fs, "/"), max_file_bytes=1 << 30, ttl_s=ttl_s)
+    volume = RemoteVolume(FsspecRemote(fs, "/"), ttl_s=ttl_s)
 
     def put(key: str, data: bytes) -> None:
         fs.makedirs("/" + os.path.dirname(key), exist_ok=True)
@@ -123,9 +123,9 @@ def test_others_keep_what_they_have_made(kind: str, batches: Any, theirs: Any, i
 
 def test_attributes_are_kept_where_the_remote_keeps_them() -> None:
     held = MemoryStore()
-    volume = ObjectStoreVolume(held, ttl_s=0.0)
+    volume = RemoteVolume(BucketRemote(held), ttl_s=0.0)
     volume.place_all([new(ROOT_NODE, str(number), b"%d" % number, mode=0o600 + number) for number in range(40)])
-    again = ObjectStoreVolume(held, ttl_s=0.0)
+    again = RemoteVolume(BucketRemote(held), ttl_s=0.0)
     for number in range(40):
         attr = again.lookup(ROOT_NODE, b"%d" % number)
         assert (attr.mode, attr.uid, attr.gid, attr.mtime_ns) == (stat.S_IFREG | (0o600 + number), 7, 8, MTIME_NS)
@@ -143,7 +143,7 @@ def test_one_alone(kind: str) -> None:
 
 
 def test_what_is_too_large_is_refused() -> None:
-    volume = ObjectStoreVolume(MemoryStore())
+    volume = RemoteVolume(BucketRemote(MemoryStore()))
     volume._max_file_bytes = 4
     refused(errno.EFBIG, volume.place, new(ROOT_NODE, "file", b"bytes"))
     assert tree(volume) == {}

@@ -20,11 +20,12 @@ from seed_backends import DuckBackend
 from together import together
 
 from fusebackend.backends import ForeignVolume, StoreBackend
-from fusebackend.backends.object_store import volume as bucket_module
-from fusebackend.backends.object_store.volume import ObjectStoreVolume
+from fusebackend.backends.object_store import remote as bucket_module
+from fusebackend.backends.object_store.remote import BucketRemote
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.entry import NEVER
+from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing.posix.case import refused
 from fusebackend.volumes.contents import opened
 
@@ -32,11 +33,11 @@ APPENDING = os.O_WRONLY | os.O_APPEND
 LIMIT_S = 20.0
 
 
-def bucket(objects: dict[str, bytes], ttl_s: float = 0.0) -> tuple[MemoryStore, ObjectStoreVolume]:
+def bucket(objects: dict[str, bytes], ttl_s: float = 0.0) -> tuple[MemoryStore, RemoteVolume]:
     store = MemoryStore()
     for key, data in objects.items():
         obstore.put(store, key, data)
-    return store, ObjectStoreVolume(store, ttl_s=ttl_s)
+    return store, RemoteVolume(BucketRemote(store), ttl_s=ttl_s)
 
 
 def held(store: MemoryStore) -> dict[str, bytes]:
@@ -155,7 +156,7 @@ def test_a_rename_that_waited_for_its_target_does_not_take_that_from_elsewhere()
 def test_a_listing_between_the_deletion_and_the_new_name_leaves_a_name_that_is_found(name: str) -> None:
     _, volume = bucket({"a": b"A", "d/x": b"A"})
     volume.lookup(ROOT_NODE, name.encode())
-    real = volume.bucket.delete
+    real = volume.remote.bucket.delete
 
     def delete(key: str) -> Any:
         answer = real(key)
@@ -165,7 +166,7 @@ def test_a_listing_between_the_deletion_and_the_new_name_leaves_a_name_that_is_f
             thread.join(1.0)
         return answer
 
-    volume.bucket.delete = delete  # type: ignore[method-assign]
+    volume.remote.bucket.delete = delete  # type: ignore[method-assign]
     volume.rename(ROOT_NODE, name.encode(), ROOT_NODE, b"new")
     together(lambda: volume.lookup(ROOT_NODE, b"new"))  # which would go round for ever
 
@@ -173,13 +174,13 @@ def test_a_listing_between_the_deletion_and_the_new_name_leaves_a_name_that_is_f
 def test_a_directory_is_renamed_while_a_file_in_it_is_written() -> None:
     store, volume = bucket({"d/log": b"x"})
     node = node_at(volume, "/d/log")
-    real = volume.bucket.copy_all
+    real = volume.remote.bucket.copy_all
 
     def copy_all(pairs: Any) -> None:
         real(pairs)
         volume.append(node, b"2")
 
-    volume.bucket.copy_all = copy_all  # type: ignore[method-assign]
+    volume.remote.bucket.copy_all = copy_all  # type: ignore[method-assign]
     with opened(volume, node, APPENDING):
         volume.append(node, b"1")
         volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")

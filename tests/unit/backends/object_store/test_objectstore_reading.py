@@ -19,7 +19,7 @@ from obstore.store import LocalStore, MemoryStore
 from profiles import examples
 
 from fusebackend.backends.object_store.bucket.requests import ObjectVersion
-from fusebackend.backends.object_store.volume import PACE
+from fusebackend.backends.object_store.remote import PACE
 from fusebackend.remote.ranges import BLOCK_BYTES, WHOLE_BYTES, Allowance, BlockCache, Part, RangedReader
 from fusebackend.testing.posix.case import refused
 

@@ -16,7 +16,8 @@ from whole_files import WholeFileMachine
 
 from fusebackend.backends.object_store.backend import ObjectStoreBackend, S3Backend
 from fusebackend.backends.object_store.bucket import object_keys as names
-from fusebackend.backends.object_store.volume import ObjectStoreVolume
+from fusebackend.backends.object_store.remote import BucketRemote
+from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing.conformance import BackendConformance
 
 
@@ -55,7 +56,7 @@ class ObjectMachine(WholeFileMachine):
         return self.reopen_volume()
 
     def reopen_volume(self):
-        return ObjectStoreVolume(self.store, ttl_s=self.ttl_s)
+        return RemoteVolume(BucketRemote(self.store), ttl_s=self.ttl_s)
 
     def attempt(self, refusals, call, *arguments, **options):
         """A name that no key can hold is refused where it would be made."""

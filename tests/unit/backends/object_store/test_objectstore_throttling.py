@@ -22,8 +22,9 @@ from fusebackend.backends import S3Backend
 from fusebackend.backends.object_store.bucket import errors as throttling
 from fusebackend.backends.object_store.bucket.errors import FIRST_S, MOST_S, PATIENCE_S, patiently
 from fusebackend.backends.object_store.bucket.requests import Bucket
-from fusebackend.backends.object_store.volume import ObjectStoreVolume
+from fusebackend.backends.object_store.remote import BucketRemote
 from fusebackend.protocol import ROOT_NODE
+from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing import by_path
 from fusebackend.vfs.options import DEFAULT_DEADLINE_S
 
@@ -144,9 +145,9 @@ def test_a_listing_that_is_refused_in_the_middle_goes_on_after_its_last_key(buck
     names = [f"d/{number:05}" for number in range(1100)]
     behind = services.s3.Bucket(seaweedfs, at.name).options()
     with S3Backend(at.name, **behind) as maker, ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda name: obstore.put(maker.volume.bucket.store, name, b""), names))
+        list(threads.map(lambda name: obstore.put(maker.volume.remote.bucket.store, name, b""), names))
     with S3Backend(at.name, **at.options()) as backend:
-        pages = Bucket(backend.volume.bucket.store).keys_below("d/")
+        pages = Bucket(backend.volume.remote.bucket.store).keys_below("d/")
         found = next(pages)
         assert len(found) < len(names)
         proxy.refusals = INNER + 1
@@ -161,7 +162,7 @@ FILES = 30
 DIRECTORIES = 4
 
 
-def visit(volume: ObjectStoreVolume) -> None:
+def visit(volume: RemoteVolume) -> None:
     """List every directory and `stat` every name, as `find -ls` does; open and read one file."""
     for name, directory in list(volume.readdir(ROOT_NODE, b"", 1000)):
         volume.hold(directory.node)
@@ -175,8 +176,8 @@ def test_an_idle_hour_costs_nothing_and_ends_without_a_storm(seaweedfs) -> None:
         for directory in range(DIRECTORIES):
             for file in range(FILES):
                 assert maker.write(f"/d{directory}/f{file}", f"d{directory}").error is None
-        clock, there = Clock(), maker.volume.bucket
-        with contextlib.closing(ObjectStoreVolume(there.store, extras=there.extras, clock=clock)) as volume:
+        clock, there = Clock(), maker.volume.remote.bucket
+        with contextlib.closing(RemoteVolume(BucketRemote(there.store, there.extras), clock=clock)) as volume:
 
             def requests(work: Callable[[], object]) -> Counter[str]:
                 proxy.requests.clear()

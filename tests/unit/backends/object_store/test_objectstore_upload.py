@@ -480,7 +480,7 @@ def test_the_lost_answer_to_the_last_request_is_no_conflict(
 def test_a_real_service_heeds_the_condition_on_the_last_request(bucket: Bucket, small_parts: None) -> None:
     data = os.urandom(PARTS_BYTES)
     with S3Backend(bucket.name, **bucket.options()) as backend:
-        store, extras = backend.volume.bucket.store, backend.volume.bucket.extras
+        store, extras = backend.volume.remote.bucket.store, backend.volume.remote.bucket.extras
         condition = {"IfNoneMatch": "*"}
         etag = upload.send_in_parts(extras, "key", memoryview(data), {"mode": "33188"}, condition, lambda: None)
         assert obstore.head(store, "key")["e_tag"] == etag and content(store, "key") == data

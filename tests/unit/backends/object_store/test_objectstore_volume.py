@@ -23,12 +23,13 @@ from together import together
 
 from fusebackend.backends import InMemoryBackend, S3Backend
 from fusebackend.backends.object_store import metadata
-from fusebackend.backends.object_store import volume as volume_module
+from fusebackend.backends.object_store import remote as remote_module
 from fusebackend.backends.object_store.backend import ObjectStoreBackend
 from fusebackend.backends.object_store.bucket.object_keys import info_of
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
-from fusebackend.backends.object_store.volume import ObjectStoreVolume
+from fusebackend.backends.object_store.remote import BucketRemote
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.remote.volume import RemoteVolume
 from fusebackend.rules.ruled_volume import RuledVolume
 from fusebackend.rules.view import View
 from fusebackend.testing.posix.case import refused
@@ -45,21 +46,21 @@ def store():
 
 @pytest.fixture
 def volume(store):
-    with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0)) as volume:
+    with contextlib.closing(RemoteVolume(BucketRemote(store), ttl_s=0.0)) as volume:
         yield volume
 
 
 @pytest.fixture
 def other(store):
     """Another host's."""
-    with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0)) as volume:
+    with contextlib.closing(RemoteVolume(BucketRemote(store), ttl_s=0.0)) as volume:
         yield volume
 
 
 @pytest.mark.parametrize(("path", "asked"), [("/d/f", 0), ("/d/shut", 1)])
 def test_a_view_asks_for_attributes_where_it_shows_others(store, monkeypatch, path, asked):
     store.put("d/f", b"1"), store.put("d/shut", b"2")
-    with contextlib.closing(ObjectStoreVolume(store, ttl_s=60.0)) as volume:
+    with contextlib.closing(RemoteVolume(BucketRemote(store), ttl_s=60.0)) as volume:
         heads, wanted = volume.remote.heads, []
         monkeypatch.setattr(volume.remote, "heads", lambda some: heads(wanted.extend(some) or some))
         view = View("v", [{"operations": ["write"], "paths": ["/d/shut"], "mode": "deny"}])
@@ -141,7 +142,7 @@ def test_a_change_time_stays_where_the_service_has_added_attributes(volume, monk
 
 def test_what_others_do_is_seen_after_the_ttl_and_at_open(store):
     now = [0.0]
-    with contextlib.closing(ObjectStoreVolume(store, ttl_s=5.0, clock=lambda: now[0])) as volume:
+    with contextlib.closing(RemoteVolume(BucketRemote(store), ttl_s=5.0, clock=lambda: now[0])) as volume:
         put(volume, b"f", b"first")
         assert names(volume) == [b"f"]
         store.put("g", b"new")
@@ -177,7 +178,7 @@ def read_all(volume, directory):
 def test_what_is_not_here_is_never_believed(store, size):
     """Else a file that was replaced just before it is opened could not be read at all."""
     store.put("f", b"1" * size)
-    with contextlib.closing(ObjectStoreVolume(store, ttl_s=5.0, clock=lambda: 0.0)) as volume:
+    with contextlib.closing(RemoteVolume(BucketRemote(store), ttl_s=5.0, clock=lambda: 0.0)) as volume:
         node = volume.lookup(ROOT_NODE, b"f").node
         store.put("f", b"2" * (size + 1))
         with opened(volume, node, READ):
@@ -202,7 +203,7 @@ def unsaved(volume, name, data, parent=ROOT_NODE):
 @pytest.fixture
 def lost(monkeypatch, volume, store, caplog):
     """A closed file `a` that is in the store, and whose upload seems to have failed: the answers were lost."""
-    left, real = [2], volume_module.put
+    left, real = [2], remote_module.put
 
     def put(*args, **options):
         answer = real(*args, **options)
@@ -211,7 +212,7 @@ def lost(monkeypatch, volume, store, caplog):
             raise OSError(errno.ETIMEDOUT, "lost")
         return answer
 
-    monkeypatch.setattr(volume_module, "put", put)
+    monkeypatch.setattr(remote_module, "put", put)
     node = unsaved(volume, b"a", b"first\n")
     refused(errno.ETIMEDOUT, volume.flush, node)
     volume.release(node, os.O_RDWR)
@@ -331,7 +332,7 @@ def test_an_object_with_the_key_of_a_directory_is_a_file_beside_it(store, volume
 def test_a_flat_bucket_of_ten_thousand_keys_is_listed_and_asked_for_single_names(store, monkeypatch):
     for number in range(10_000):
         store.put(f"key-{number:05}", b"")
-    with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0)) as volume:
+    with contextlib.closing(RemoteVolume(BucketRemote(store), ttl_s=0.0)) as volume:
         found, after = [], b""
         while page := volume.readdir(ROOT_NODE, after, 1000):
             found += [name for name, _ in page]
@@ -417,7 +418,7 @@ def test_64_readers_of_different_files_read_at_once(store, monkeypatch):
     """Each request waits until 48 are under way: readers that waited for each other would never get there."""
     for number in range(64):
         store.put(f"f{number}", b"x" * 1000)
-    with contextlib.closing(ObjectStoreVolume(store, ttl_s=60.0)) as volume:
+    with contextlib.closing(RemoteVolume(BucketRemote(store), ttl_s=60.0)) as volume:
         nodes = [volume.lookup(ROOT_NODE, b"f%d" % number).node for number in range(64)]
         for node in nodes:
             volume.open(node, READ)

@@ -1,4 +1,4 @@
-"""`BucketRemote`: a bucket, or a prefix in one, as a `Remote`; `ObjectStoreVolume`, the kernel face of it.
+"""`BucketRemote`: a bucket, or a prefix in one, as a `Remote`.
 
 `bucket/object_keys.py` maps keys to names, `metadata.py` modes, owners, times and links to attributes; `put.py` stores
 an object, and `rename.py` moves it.
@@ -10,7 +10,6 @@ object's attributes): a later put of the same file that finds the object of such
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,12 +22,10 @@ from fusebackend.backends.object_store.bucket.s3_extras import COPY_BYTES, S3Ext
 from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, new_name, put
 from fusebackend.backends.object_store.rename import Moves
 from fusebackend.base.recent import Recent
-from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp, begins_with
 from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
 from fusebackend.remote.parallel import each
 from fusebackend.remote.ranges import WHOLE_BYTES, BlockCache, Pace, RangedReader
-from fusebackend.remote.volume import RemoteVolume
 
 CACHE_BYTES = 64 << 20
 """Blocks of objects that were read, in memory."""
@@ -36,9 +33,6 @@ CACHE_BYTES = 64 << 20
 PACE = Pace(part_bytes=4 << 20, window_bytes=64 << 20, threads=64)
 """64 MiB every 50 ms are more than the network of one host. 1 GiB from SeaweedFS on the same machine took 2.0 s in
 requests of 4 MiB, of 8 MiB each 2.1, of 2 MiB each 2.5."""
-
-MAX_FILE_BYTES = 5 << 40
-"""Larger files are EFBIG: S3 takes no larger object."""
 
 TRIED = 16
 """So many uploads that failed are remembered for a key, …"""
@@ -58,6 +52,7 @@ class BucketRemote(Remote):
     """
 
     name = "bucket"
+    at_once = frozenset({"write", "flush", "setattr", "release"})
     abilities = Abilities(
         ranges=True,
         exact_sizes=True,
@@ -232,32 +227,3 @@ class BucketRemote(Remote):
 def _text(etag: Etag | None) -> str | None:
     assert not isinstance(etag, bytes), "a bucket's ETags are text"
     return etag
-
-
-class ObjectStoreVolume(RemoteVolume):
-    """See `RemoteVolume`.
-
-    Args:
-        store: an obstore store; its prefix is where the tree begins.
-        ttl_s: for how many seconds a listing is valid.
-        cache_bytes: so many bytes of objects that were read stay in memory.
-        extras: does what obstore can't, where there is such a thing.
-        attributes: see `BucketRemote`.
-        clock: seconds that only grow.
-    """
-
-    at_once = frozenset({"write", "flush", "setattr", "release"})
-
-    def __init__(
-        self,
-        store: Any,
-        *,
-        ttl_s: float = DEFAULT_TTL_S,
-        cache_bytes: int = CACHE_BYTES,
-        extras: S3Extras | None = None,
-        attributes: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        remote = BucketRemote(store, extras, cache_bytes, attributes)
-        super().__init__(remote, max_file_bytes=MAX_FILE_BYTES, ttl_s=ttl_s, clock=clock)
-        self.bucket = remote.bucket
