@@ -184,7 +184,6 @@ class DockerBackend(BaseSandbox):
                 str(self.root),
                 seconds,
                 self.max_output_bytes,
-                self._kill,
                 on_output=on_output and tell,
                 stopped=lambda: caller.cancelled or (stopped is not None and stopped()),
             )
@@ -195,9 +194,6 @@ class DockerBackend(BaseSandbox):
                 raise raised[0] from None
             told = self.container.lost(error)
             return ExecuteResponse(output=f"Error executing command: {told.strerror or told}", exit_code=1)
-
-    def _kill(self, process: str) -> None:
-        self.ask(docker_exec.kill_script(process), self.script_timeout_s)
 
     # -- transports --------------------------------------------------------------------------------------------
 

@@ -296,16 +296,11 @@ def run(
     directory: str,
     timeout_s: float,
     max_bytes: int,
-    kill: Callable[[str], None],
     *,
     on_output: OnOutput | None = None,
     stopped: Callable[[], bool] | None = None,
 ) -> ExecuteResponse:
-    """Run an agent's command.
-
-    `kill` is called when the time is over, `stopped` returns True, or `on_output` raises, with the argument of
-    `kill_script`.
-    """
+    """Run an agent's command. It is killed when the time is over, `stopped` returns True, or `on_output` raises."""
     mark = nonce()
     streams = {
         STDOUT: _Marked(mark, max_bytes, on_output and partial(on_output, "stdout")),
@@ -319,7 +314,7 @@ def run(
             if end is End.EXIT and (time.monotonic() >= deadline or (stopped is not None and stopped())):
                 end = End.TIME_OUT if time.monotonic() >= deadline else End.STOP
                 deadline = time.monotonic() + KILL_S
-                _kill(process, kill)
+                _kill(api, container, process)
             try:
                 step_s = LOOK_S if end is End.EXIT else KILL_AGAIN_S
                 kind, piece = made.receive(min(deadline, time.monotonic() + step_s))
@@ -327,7 +322,7 @@ def run(
                 if end is not End.EXIT:
                     if time.monotonic() >= deadline:
                         break
-                    _kill(process, kill)
+                    _kill(api, container, process)
                 continue
             if not piece:
                 if end is End.EXIT:
@@ -340,20 +335,21 @@ def run(
                     continue
                 process = first.decode()
                 if end is not End.EXIT:
-                    _kill(process, kill)
+                    _kill(api, container, process)
             try:
                 streams[kind].take(piece)
             except BaseException:
-                _kill(process, kill)
+                _kill(api, container, process)
                 raise
     for stream in streams.values():
         stream.give_up()
     return response(streams[STDOUT], streams[STDERR], end, streams[STDOUT].status, timeout_s, max_bytes)
 
 
-def _kill(process: str, kill: Callable[[str], None]) -> None:
+def _kill(api: Any, container: str, process: str) -> None:
+    """End a command, and all that is in its session."""
     if process:  # else it has not begun yet
-        kill(process)
+        ask(api, container, Script().call("fb_kill", process), time.monotonic() + KILL_S)
 
 
 class _Marked(Kept):
@@ -397,11 +393,6 @@ class _Marked(Kept):
             keep -= 1
         self.add(piece[: len(piece) - keep])
         self._held = piece[len(piece) - keep :]
-
-
-def kill_script(process: str) -> Script:
-    """Ends the command of this number, and all that is in its session."""
-    return Script().call("fb_kill", process)
 
 
 TAKE: Final = """
