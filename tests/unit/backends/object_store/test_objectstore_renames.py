@@ -17,7 +17,6 @@ from raising import raising
 
 from fusebackend.backends.object_store import rename
 from fusebackend.backends.object_store.backend import ObjectStoreBackend, S3Backend
-from fusebackend.backends.object_store.bucket.object_keys import JOURNAL
 from fusebackend.backends.object_store.bucket.requests import Bucket
 
 REQUESTS = ("copy", "delete", "put_small")
@@ -139,7 +138,7 @@ def test_a_rename_that_fails_before_the_first_deletion_is_taken_back(store, monk
         with monkeypatch.context() as patch:
             Fate(patch, 3, after=False, error=OSError(errno.EIO, "Input/output error"))
             assert "Input/output error" in backend.move("/from", "/to").error
-        assert not [key for key in keys(store) if key.startswith(JOURNAL)], "a record stays"
+        assert not [key for key in keys(store) if key.startswith(".fusebackend.renames")], "a record stays"
         assert contents(backend) == FILES
         assert backend.move("/from", "/to").error is None
         assert contents(backend) == renamed(FILES, "/from", "/to")
