@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Volume
 from fusebackend.volumes import placing
-from fusebackend.volumes.contents import opened, read_all
+from fusebackend.volumes.contents import opened
 from fusebackend.volumes.walk import entries
 
 OWNER = Caller(os.geteuid(), os.getegid())
@@ -40,7 +39,13 @@ def walk(volume: Volume, node: int = ROOT_NODE, path: bytes = b"") -> Iterable[t
 def content(volume: Volume, attr: Attr) -> bytes:
     if stat.S_ISLNK(attr.mode):
         return volume.readlink(attr.node)
-    return read_all(volume, attr, sys.maxsize) if stat.S_ISREG(attr.mode) else b""
+    if not stat.S_ISREG(attr.mode):
+        return b""
+    with opened(volume, attr.node, os.O_RDONLY) as node:
+        data = b""
+        while piece := volume.read(node, len(data), 1 << 20):
+            data += piece
+        return data
 
 
 def shown(volume: Volume, *, modes: bool = True) -> Shown:
