@@ -10,13 +10,14 @@ All integers are sent as 8 bytes, so the SQL casts those that another type is ne
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import itertools
 import select
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fusebackend.base.deadline import is_readable
@@ -70,6 +71,27 @@ def send(connection: Connection[Any], statements: Sequence[Statement], *, stall_
     except OperationalError as error:
         if is_lost(connection, error):
             connection.close()
+        raise
+
+
+def rows_of(connection: Connection[Any], query: str, parameters: Sequence[object] = ()) -> Rows:
+    """The rows of one statement."""
+    return send(connection, [(query, parameters)])[0]
+
+
+@contextlib.contextmanager
+def transaction(connection: Connection[Any], *begins: Statement) -> Iterator[None]:
+    """Commit the statements of a block together, or roll them back when it fails.
+
+    Args:
+        begins: are sent with its BEGIN.
+    """
+    try:
+        send(connection, [BEGIN, *begins])
+        yield
+        send(connection, [COMMIT])
+    except BaseException:
+        rollback(connection)
         raise
 
 

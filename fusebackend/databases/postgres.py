@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.base import jitter
 from fusebackend.base.waiting import Turns, will_wait
-from fusebackend.databases.pipeline import Rows, is_lost, rollback, send
+from fusebackend.databases.pipeline import Rows, is_lost, rollback, rows_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -292,7 +292,7 @@ class Connections:
 
     def query(self, query: str, parameters: Sequence[object]) -> Rows:
         """The rows of one statement, which may run twice."""
-        return self.run(lambda connection: send(connection, [(query, parameters)])[0])
+        return self.run(lambda connection: rows_of(connection, query, parameters))
 
     def run(self, work: Callable[[Connection[Any]], T]) -> T:
         """The result of `work` with a connection. It is called again where nothing of it can have happened.

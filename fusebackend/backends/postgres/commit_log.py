@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.backends.postgres.statements import ALWAYS
 from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rows_of, send
 from fusebackend.protocol import CommitLog, LogRow
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class KeptLog:
     def __init__(self, volume: int, log: CommitLog, incarnation: Callable[[Connection[Any]], str]) -> None:
         self.history = log.history
         self._volume = volume
+        self._own = (volume, log.history)
         self._log = log
         self._incarnation = incarnation
         self._sweeping = threading.Lock()
@@ -72,10 +73,9 @@ class KeptLog:
             return statements
         self._added_at_s = time.monotonic()
         self._unsafe.update(number for number, _ in rows)
-        own = (self._volume, self.history)
-        query, values = _ONE, [*own, *rows[0]]
+        query, values = _ONE, [*self._own, *rows[0]]
         if len(rows) > 1:
-            query, values = _MANY, [*own, [number for number, _ in rows], [record for _, record in rows]]
+            query, values = _MANY, [*self._own, [number for number, _ in rows], [record for _, record in rows]]
         if not statements:
             return [(query, values)]
         (first, parameters), *others = statements
@@ -85,7 +85,7 @@ class KeptLog:
         """The rows that are there, by their numbers."""
         self._before = self._incarnation(connection)
         query = f"SELECT number, record FROM fusebackend.logged WHERE {_OWN} ORDER BY number"
-        found = [(number, bytes(record)) for number, record in self._ask(connection, query)]
+        found = [(number, bytes(record)) for number, record in rows_of(connection, query, self._own)]
         if found:
             self._added_at_s = time.monotonic()
         return found
@@ -102,7 +102,8 @@ class KeptLog:
             written, unsafe = self._log.written(), self._unsafe.copy()
             send(connection, [BEGIN, WAIT_FOR_DISK, COMMIT])
             self._unsafe.difference_update(number for number in unsafe if number < written)
-            self._ask(connection, f"DELETE FROM fusebackend.logged WHERE {_OWN} AND number < %s", written)
+            query = f"DELETE FROM fusebackend.logged WHERE {_OWN} AND number < %s"
+            rows_of(connection, query, (*self._own, written))
             self._swept_at_s = began_s
 
     def _look_for_lost(self, connection: Connection[Any]) -> None:
@@ -118,7 +119,7 @@ class KeptLog:
 
     def _there(self, connection: Connection[Any], numbers: Iterable[int]) -> list[int]:
         query = f"SELECT number FROM fusebackend.logged WHERE {_OWN} AND number = ANY(%s::int8[])"
-        return [number for (number,) in self._ask(connection, query, list(numbers))]
+        return [number for (number,) in rows_of(connection, query, (*self._own, list(numbers)))]
 
     @property
     def is_due(self) -> bool:
@@ -134,7 +135,4 @@ class KeptLog:
         """Delete the rows of hosts that have not come back. Reads all rows of the volume, few as they are."""
         self._old_at_s = time.monotonic()
         query = f"DELETE FROM fusebackend.logged WHERE volume = %s::int AND at < now() - interval '{KEPT}'"
-        send(connection, [(query, (self._volume,))])
-
-    def _ask(self, connection: Connection[Any], query: str, *more: object) -> Rows:
-        return send(connection, [(query, (self._volume, self.history, *more))])[0]
+        rows_of(connection, query, (self._volume,))

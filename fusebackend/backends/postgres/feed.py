@@ -52,7 +52,7 @@ from fusebackend.backends.postgres.schema import keep_changes
 from fusebackend.backends.postgres.statements import ALWAYS
 from fusebackend.base import jitter
 from fusebackend.databases.listener import Ask
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rollback, send
+from fusebackend.databases.pipeline import Statement, rows_of, send, transaction
 from fusebackend.protocol import Change
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class VolumeFeed:
             became: is called with whether there is a feed, before `changed`, when the connection is lost or back.
         """
         self._server, self._position = "", NOTHING
-        self._return(lambda statement: send(connection, [statement])[0])
+        self._return(lambda statement: rows_of(connection, *statement))
         arguments = [changed, became]
         self._publisher = threading.Thread(target=self._work, args=arguments, name="fusebackend-changes", daemon=True)
         self._publisher.start()
@@ -543,22 +543,16 @@ class VolumeFeed:
             self._past.popleft()
         if not self._past or self._past[0][0] > now - KEEP_S:
             return False
-        old = self._past[0][1]
-        send(connection, [BEGIN])
-        try:
-            more = self._delete(connection, old)
-            send(connection, [COMMIT])
-        finally:
-            rollback(connection)
-        return more
+        with transaction(connection):
+            return self._delete(connection, self._past[0][1])
 
     def _delete(self, connection: Connection[Any], old: PgSnapshot) -> bool:
-        rows = send(connection, [(_KEPT, (self._volume,))])[0]
+        rows = rows_of(connection, _KEPT, (self._volume,))
         if not rows:  # another host does it, or has just done so
             return False
         floor, done = map(PgSnapshot.parse, rows[0])
         if not old.covers(floor) or done.covers(old):
             return False
         words = (self._volume, str(done.xmax), str(old.xmax), [str(xid) for xid in done.running], str(old))
-        ((more,),) = send(connection, [(_DELETE, (*words, str(old), str(old), self._volume))])[0]
+        ((more,),) = rows_of(connection, _DELETE, (*words, str(old), str(old), self._volume))
         return bool(more)

@@ -16,7 +16,6 @@ snapshots had (`old_rows.Pruner`).
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import logging
@@ -24,7 +23,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.backends.postgres import old_rows, statements
@@ -39,7 +39,7 @@ from fusebackend.backends.postgres.schema import (
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.listener import Listener
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, rows_of, send, transaction
 from fusebackend.databases.postgres import Connections, is_pooled, translate_errors, when_free
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class HostSession:
         """
         if self._feed.silent_s < REJOIN_S:
             return
-        if not _ask(connection, "SELECT true FROM fusebackend.session WHERE id = %s", (self.id,)):
+        if not rows_of(connection, "SELECT true FROM fusebackend.session WHERE id = %s", (self.id,)):
             self._add(connection)
             send(connection, [hello(self._volume, self.id)])
             self._wait_for_lease(connection)
@@ -245,7 +245,7 @@ class HostSession:
             self._uses.forget_unused(unused)
         looked_after = list(self._unregistered)
         if looked_after:
-            rows = _ask(
+            rows = rows_of(
                 connection,
                 "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, %s"
                 " FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s) AND nlink = 0"
@@ -257,14 +257,14 @@ class HostSession:
                 self._uses.note_nameless(node)
 
     def _abandon(self, connection: Connection[Any], nodes: list[int]) -> None:
-        with _transaction(connection):
-            _ask(
+        with _durable(connection):
+            rows_of(
                 connection,
                 "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, n, 0 FROM unnest(%s::int8[]) n"
                 " ON CONFLICT DO NOTHING",
                 (self._volume, nodes),
             )
-            _ask(
+            rows_of(
                 connection,
                 "DELETE FROM fusebackend.nameless WHERE volume = %s AND node = ANY(%s) AND session = %s",
                 (self._volume, nodes, self.id),
@@ -279,19 +279,19 @@ class HostSession:
 
     def _look_round(self, connection: Connection[Any]) -> float | None:
         """Remove dead sessions. Returns how long nodes without a name are kept, None where there are none to free."""
-        with _transaction(connection):
+        with _durable(connection):
             if not self._may_reap(connection):
                 return None
             grace_s = GRACE_S if self._others_live(connection) else 0.0
             unused = f"SELECT EXISTS ({_UNUSED})"
-            return grace_s if _ask(connection, unused, (self._volume, grace_s)) == [(True,)] else None
+            return grace_s if rows_of(connection, unused, (self._volume, grace_s)) == [(True,)] else None
 
     def _free_some(self, connection: Connection[Any], grace_s: float) -> int:
         """Returns how many nodes have been freed."""
-        with _transaction(connection):
+        with _durable(connection):
             if not self._may_reap(connection):
                 return 0
-            rows = _ask(connection, f"{_UNUSED} LIMIT %s", (self._volume, grace_s, FREED_AT_ONCE))
+            rows = rows_of(connection, f"{_UNUSED} LIMIT %s", (self._volume, grace_s, FREED_AT_ONCE))
             nodes = [node for (node,) in rows]
             if nodes:
                 (locked,) = send(connection, [statements.lock_changes(self._volume, exclusive=False)])
@@ -299,22 +299,22 @@ class HostSession:
                 send(connection, old_rows.keep_all(self._volume, nodes, newest) if newest else [])
             for table in ("chunk", "inode", "nameless") if nodes else ():
                 query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)"
-                _ask(connection, query, (self._volume, nodes))
+                rows_of(connection, query, (self._volume, nodes))
             return len(nodes)
 
     def _is_left(self, connection: Connection[Any]) -> bool:
         """Whether deleted snapshots have left rows. The pool's connections are not used where there are none."""
         query = "SELECT EXISTS (SELECT FROM fusebackend.pruning WHERE volume = %s)"
-        return _ask(connection, query, (self._volume,)) == [(True,)]
+        return rows_of(connection, query, (self._volume,)) == [(True,)]
 
     def _may_reap(self, connection: Connection[Any]) -> bool:
         """Whether no other session is at it, until the end of the transaction."""
         lock = "SELECT pg_try_advisory_xact_lock(%s::int, %s::int)"
-        return _ask(connection, lock, (REAP_LOCK, self._volume)) == [(True,)]
+        return rows_of(connection, lock, (REAP_LOCK, self._volume)) == [(True,)]
 
     def _others_live(self, connection: Connection[Any]) -> bool:
         """Whether there are other sessions. Dead ones are removed."""
-        others = _ask(
+        others = rows_of(
             connection,
             "SELECT id, pg_try_advisory_xact_lock(%s::int, id),"
             " now() - missing_since >= make_interval(secs => %s::float8)"
@@ -325,14 +325,14 @@ class HostSession:
         dead = [number for number, is_free, for_long in others if is_free and for_long]
         if missing:
             query = "UPDATE fusebackend.session SET missing_since = now() WHERE id = ANY(%s) AND missing_since IS NULL"
-            _ask(connection, query, (missing,))
+            rows_of(connection, query, (missing,))
         if dead:
             self._bury(connection, dead)
         return len(dead) < len(others)
 
     def _bury(self, connection: Connection[Any], sessions: list[int]) -> None:
         """Remove sessions, and their uses of nodes."""
-        _ask(
+        rows_of(
             connection,
             "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, 0"
             " FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s) ON CONFLICT DO NOTHING",
@@ -340,7 +340,7 @@ class HostSession:
         )
         for table, column in (("nameless", "session"), ("session", "id")):
             query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND {column} = ANY(%s)"
-            _ask(connection, query, (self._volume, sessions))
+            rows_of(connection, query, (self._volume, sessions))
 
     # -- the connection ----------------------------------------------------------------------------------------
 
@@ -355,7 +355,7 @@ class HostSession:
 
     def query(self, query: str, parameters: Sequence[object]) -> Rows:
         """The rows of one short statement."""
-        return self.run(lambda connection: send(connection, [(query, parameters)])[0])
+        return self.run(lambda connection: rows_of(connection, query, parameters))
 
     def _register(self, connection: Connection[Any]) -> None:
         """Set up a new connection. A replacement takes over the lock of the lost one; uses are registered anew."""
@@ -363,12 +363,12 @@ class HostSession:
         send(connection, [SKIP_NUMBERS])
         if self.id:
             send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
-        with _transaction(connection):
+        with _durable(connection):
             if self.id:
                 self._add(connection)
             else:
                 self.id = self._feed.session = number = self._registered(connection)
-                _ask(connection, _CLAIM, (SESSION_LOCK, number))
+                rows_of(connection, _CLAIM, (SESSION_LOCK, number))
         name = ("SELECT set_config('application_name', %s, false)", (f"fusebackend-feed-{self.id}",))
         send(connection, [name, hello(self._volume, self.id)])
         self._wait_for_lease(connection)
@@ -381,7 +381,7 @@ class HostSession:
             "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, %s, %s)"
             " ON CONFLICT DO NOTHING RETURNING id"  # of a host that has added itself again to an older state
         )
-        while not (rows := _ask(connection, query, (self._volume, socket.gethostname(), os.getpid()))):
+        while not (rows := rows_of(connection, query, (self._volume, socket.gethostname(), os.getpid()))):
             pass
         return int(rows[0][0])
 
@@ -391,7 +391,7 @@ class HostSession:
             "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
             " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
         )
-        _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid()))
+        rows_of(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid()))
 
     def _wait_for_lease(self, connection: Connection[Any]) -> None:
         """Wait until no other session has the lease (`lease.py`): it has heard of this one, or it is cut off."""
@@ -418,7 +418,7 @@ class HostSession:
     # -- life --------------------------------------------------------------------------------------------------
 
     def _leave(self, connection: Connection[Any]) -> None:
-        with _transaction(connection):
+        with _durable(connection):
             self._bury(connection, [self.id])
 
     def close(self) -> None:
@@ -433,20 +433,9 @@ class HostSession:
             self._host.close()
 
 
-def _ask(connection: Connection[Any], query: str, parameters: tuple[object, ...] = ()) -> Rows:
-    return send(connection, [(query, parameters)])[0]
-
-
-@contextlib.contextmanager
-def _transaction(connection: Connection[Any]) -> Iterator[None]:
-    """Commit with a wait for the disk."""
-    send(connection, [BEGIN, ("SELECT set_config('synchronous_commit', 'on', true)", ())])
-    try:
-        yield
-        send(connection, [COMMIT])
-    except BaseException:
-        rollback(connection)
-        raise
+def _durable(connection: Connection[Any]) -> AbstractContextManager[None]:
+    """A transaction whose commit waits for the disk."""
+    return transaction(connection, ("SELECT set_config('synchronous_commit', 'on', true)", ()))
 
 
 def _block(connection: Connection[Any]) -> int:
@@ -454,7 +443,7 @@ def _block(connection: Connection[Any]) -> int:
 
     The message has it wait also for the log of another host's `nextval`, which is one for 32 of them (sequence.c).
     """
-    with _transaction(connection):
+    with _durable(connection):
         query = "SELECT nextval('fusebackend.node_block'), pg_logical_emit_message(true, 'fusebackend', '')"
-        ((first, _),) = _ask(connection, query)
+        ((first, _),) = rows_of(connection, query)
     return int(first)

@@ -18,12 +18,12 @@ import errno
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusebackend.backends.postgres.schema import keep_changes
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rows_of, send
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -84,7 +84,7 @@ class Unsynced:
         """The server's incarnation. Asked once, for a connection does not outlive a crash; not in a transaction."""
         found = self._incarnations.get(connection)
         if found is None:
-            while not (rows := send(connection, [self._ask])[0]):
+            while not (rows := rows_of(connection, *self._ask)):
                 self.begin(connection)
             found = self._incarnations[connection] = rows[0][0]
         return found
@@ -123,7 +123,8 @@ class Unsynced:
         while not (rows := send(connection, [BEGIN, self._ask, WAIT_FOR_DISK, COMMIT])[1]):
             self.begin(connection)
         doubtful = [node for node, change in seen.items() if change.incarnation != rows[0][0]]
-        found: Mapping[int, int] = dict(_versions(connection, self._volume, doubtful)) if doubtful else {}
+        versions = "SELECT node, version FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s)"
+        found: dict[int, int] = dict(rows_of(connection, versions, (self._volume, doubtful))) if doubtful else {}
         with self._lock:
             for node, change in seen.items():
                 if self._nodes.get(node) == change:
@@ -158,11 +159,6 @@ class Unsynced:
     def _lose(self, node: int) -> None:
         self._lost.add(node)
         self._is_untold = True
-
-
-def _versions(connection: Connection[Any], volume: int, nodes: Sequence[int]) -> Rows:
-    query = "SELECT node, version FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s)"
-    return send(connection, [(query, (volume, list(nodes)))])[0]
 
 
 def _lost() -> OSError:
