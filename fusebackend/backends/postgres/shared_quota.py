@@ -21,6 +21,8 @@ from fusebackend.volumes.quota import Limits, Quota
 
 if TYPE_CHECKING:
     from fusebackend.backends.postgres.drafts import Draft
+    from fusebackend.backends.postgres.feed import VolumeFeed
+    from fusebackend.backends.postgres.stored_tree import Scope
     from fusebackend.backends.postgres.transaction import Transaction
 
 FRESH_S: Final = 0.05
@@ -39,25 +41,23 @@ class SharedQuota(Quota):
     """See the module's docstring. Any thread may call any method.
 
     Args:
+        limits: without any, nothing is counted.
         count: counts the bytes and files of the volume as committed. May raise OSError.
-        scope: the transaction or draft that the calling thread is in.
-        is_told: whether changes of other hosts are told to `doubt`.
-        is_accepted: whether the calling thread stores what has been accepted before.
+        scope: where the changes of the calling thread gather.
+        feed: says whether changes of other hosts are told to `doubt`.
     """
 
     def __init__(
         self,
         limits: Limits,
         count: Callable[[], tuple[int, int]],
-        scope: Callable[[], Growing],
-        is_told: Callable[[], bool],
-        is_accepted: Callable[[], bool],
+        scope: Scope,
+        feed: VolumeFeed,
     ) -> None:
         super().__init__(limits)
         self._count = count
         self._scope = scope
-        self._is_told = is_told
-        self._is_accepted = is_accepted
+        self._feed = feed
         self._lock = threading.Lock()
         self._pending_bytes = self._pending_files = 0  # of all scopes
         self._is_doubtful = True
@@ -81,7 +81,7 @@ class SharedQuota(Quota):
 
     def _recount(self) -> None:
         """Count again, unless nothing can have changed."""
-        if self._is_told() and not self._is_doubtful:
+        if self.limits == Limits() or (self._feed.live and not self._is_doubtful):
             return
         began = time.monotonic()
         with self._lock:
@@ -106,10 +106,10 @@ class SharedQuota(Quota):
     def admits(self, more_bytes: int) -> bool:
         if more_bytes > 0:
             self.refresh()
-        return self._is_accepted() or super().admits(more_bytes)
+        return self._scope.is_repeating or super().admits(more_bytes)
 
     def require(self, more_bytes: int, more_files: int = 0) -> None:
-        if self._is_accepted():
+        if self._scope.is_repeating:
             return
         self.refresh()
         is_old = time.monotonic() - self._counted_at > RECOUNT_SHARE * self._took_s
@@ -118,7 +118,8 @@ class SharedQuota(Quota):
         super().require(more_bytes, more_files)
 
     def add(self, more_bytes: int, more_files: int = 0) -> None:
-        growing = self._scope()
+        growing = self._scope.draft or self._scope.transaction
+        assert growing is not None, "a rule runs in a transaction"
         growing.grown_bytes += more_bytes
         growing.grown_files += more_files
         with self._lock:

@@ -1,7 +1,7 @@
 """`PostgresTree`: the storage of a PostgreSQL volume, as the rules of `TreeVolume` read and change it.
 
 It owns the transactions: which calls make one, when it is committed, and which callbacks follow. Within a thread's
-`_Scope` every call goes to its `Transaction`; outside of one each read is a single statement.
+`Scope` every call goes to its `Transaction`; outside of one each read is a single statement.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusebackend.backends.postgres.guesses import Guesses
 from fusebackend.backends.postgres.host_session import HostSession
 from fusebackend.backends.postgres.known_inodes import KnownInodes
 from fusebackend.backends.postgres.old_rows import Newest
-from fusebackend.backends.postgres.shared_quota import Growing, SharedQuota
+from fusebackend.backends.postgres.shared_quota import SharedQuota
 from fusebackend.backends.postgres.statements import Guess, StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone, overtaken
 from fusebackend.backends.postgres.unsynced import Unsynced
@@ -51,7 +51,7 @@ MAX_LISTED = 64
 """Listings whose nodes are remembered. The oldest is forgotten first."""
 
 
-class _Scope(threading.local):
+class Scope(threading.local):
     """The transaction or view that a thread is in."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class _Scope(threading.local):
         self.draft: Draft | None = None
         self.view: Any = None  # a connection in the middle of a transaction that only reads
         self.newest = 0  # snapshot, where the thread has the lock of changes alone
-        self.is_repeating = False  # what is stored has been accepted before
+        self.is_repeating = False  # what is stored has been accepted before, whatever the limits
         self.links: Sequence[Link] = ()  # to be compared together with the next question
         self.links_above: Sequence[Link] = ()  # the same, if a name that is looked up is absent
         self.way: dict[tuple[int, bytes], Sequence[Any]] = {}  # names that are about to be looked up
@@ -74,6 +74,7 @@ class PostgresTree(TreeVolume):
     Args:
         volume_id: the volume's number in the tables.
         last_writer_wins: a rewrite of a file that another host has changed is no error.
+        limits: how much this host lets the volume hold.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class PostgresTree(TreeVolume):
         volume_feed: feed.VolumeFeed,
         *,
         last_writer_wins: bool,
+        limits: Limits | None,
     ) -> None:
         super().__init__()
         self.lock = contextlib.nullcontext()
@@ -100,9 +102,10 @@ class PostgresTree(TreeVolume):
         self._guesses = Guesses(self._known)
         self._listed = deque[frozenset[int]](maxlen=MAX_LISTED)  # nodes that were listed together
         self._last_writer_wins = last_writer_wins
-        self._shared_quota: SharedQuota | None = None
         self._log: KeptLog | None = None
-        self._scope = _Scope()
+        self._scope = Scope()
+        self._shared_quota = SharedQuota(limits or Limits(), self._count, self._scope, volume_feed)
+        self._quota = self._shared_quota if limits is not None else None
         self._damage = Damage(f"volume {volume_id} of the database")
         self._newest = Newest(volume_id)
         # Whether something may have changed since the newest snapshot, by this host or by others; not known at first.
@@ -133,10 +136,6 @@ class PostgresTree(TreeVolume):
             guess = guess._replace(links=self._scope.links)
 
         def once(connection: Connection[Any], guessed: Guess | None) -> T:
-            if self._unsynced.is_due:
-                self._unsynced.sync(connection)
-            if guessed is None:
-                self._compare_links(connection)
             with self._transaction(self._begun(connection, version)) as transaction:
                 if guessed is not None and transaction.guess(guessed):
                     return self._noted(transaction, _as_guessed(rule, *arguments))
@@ -201,8 +200,6 @@ class PostgresTree(TreeVolume):
         attempts = itertools.count(1)
 
         def attempt(connection: Connection[Any]) -> None:
-            if self._unsynced.is_due:
-                self._unsynced.sync(connection)
             is_first = next(attempts) == 1
             # The kernel takes its pages for those of `draft.version`.
             version = draft.version if is_first else self._session.new_version()
@@ -221,8 +218,7 @@ class PostgresTree(TreeVolume):
             self._connections.run(attempt)
         finally:
             self._scope.is_repeating = False
-            if self._shared_quota is not None:
-                self._shared_quota.settle(draft, committed=False)
+            self._shared_quota.settle(draft, committed=False)
 
     def settle(self) -> None:
         """Store what this host has changed and other hosts do not see yet. OSError if that fails.
@@ -249,7 +245,7 @@ class PostgresTree(TreeVolume):
         try:
             yield
         except psycopg.Error as error:
-            if transaction.is_repeated and error.sqlstate in REPEATABLE:
+            if transaction.several and error.sqlstate in REPEATABLE:
                 raise
             with translate_errors():
                 raise
@@ -258,6 +254,8 @@ class PostgresTree(TreeVolume):
         """A transaction on a connection; see `Transaction` for the options."""
         if not options.get("begun"):
             self._session.rejoin(connection)
+            if self._unsynced.is_due:
+                self._unsynced.sync(connection)
         incarnation = self._unsynced.incarnation(connection)
         return Transaction(connection, self.id, version, incarnation, snapshots=self._newest, newest=newest, **options)
 
@@ -271,20 +269,16 @@ class PostgresTree(TreeVolume):
             yield transaction
             for node, contents, emptied in scope.written:
                 self._uses.wrote(node, transaction.version, contents, emptied)
-            told: list[Statement] = []
             xid = feed.NO_XID
             moment = self._known.moment
-            if self._shared_quota is not None:
-                self._shared_quota.commits(transaction)
+            self._shared_quota.commits(transaction)
             try:
-                rows = transaction.commit(lambda changes: self._notices(changes, told, transaction.logged))
+                rows = transaction.commit(self._notices)
                 xid = int(rows[0][0]) if rows else xid
             finally:  # it may have happened without an answer
-                if told:
+                if transaction.changes:
                     self._feed.announce(xid)
-            changed, names = transaction.inodes(), transaction.names()
-            known = names if transaction.has_all_names else None
-            self._known.committed(moment, changed, transaction.before, known)
+            self._known.committed(moment, transaction.inodes(), transaction.before, transaction.names())
             self._unsnapped_here = self._unsnapped_here or bool(transaction.before)
             self._unsynced.committed(
                 transaction.incarnation,
@@ -293,8 +287,7 @@ class PostgresTree(TreeVolume):
                 unnamed=transaction.unnamed,
                 durable=transaction.durable,
             )
-            if self._shared_quota is not None:
-                self._shared_quota.settle(transaction, committed=True)
+            self._shared_quota.settle(transaction, committed=True)
         except BaseException:
             transaction.rollback()
             for node in transaction.before:  # it may have happened without an answer
@@ -304,18 +297,16 @@ class PostgresTree(TreeVolume):
             raise
         finally:
             scope.transaction = None
-            if self._shared_quota is not None:
-                self._shared_quota.settle(transaction, committed=False)
+            self._shared_quota.settle(transaction, committed=False)
         for node in scope.lost_names:
             if node in self._uses:
                 self._uses.note_nameless(node)
-        if scope.lost_names and self._shared_quota is not None:
+        if scope.lost_names:
             self._shared_quota.doubt()  # of their extended attributes: they were not read
 
-    def _notices(self, changes: Sequence[Change], told: list[Statement], logged: Sequence[LogRow]) -> list[Statement]:
-        """The row of the change feed for these changes, which is added to a list, with rows of the log."""
-        payload = feed.encode(changes)
-        told += [feed.row(self.id, self._session.id, payload)] if payload else []
+    def _notices(self, changes: Sequence[Change], logged: Sequence[LogRow]) -> list[Statement]:
+        """The row of the change feed for these changes, with rows of the log."""
+        told = [feed.row(self.id, self._session.id, feed.encode(changes))] if changes else []
         return told if self._log is None else self._log.added(logged, told)
 
     @contextlib.contextmanager
@@ -526,27 +517,12 @@ class PostgresTree(TreeVolume):
             raise WrongLinks(wrong)
         self._scope.links = ()
 
-    # -- limits ------------------------------------------------------------------------------------------------
-
-    def _limit(self, limits: Limits, is_told: Callable[[], bool]) -> None:
-        """From now on changes are refused that would pass them. Counts what is there."""
-        self._quota = self._shared_quota = SharedQuota(limits, self._count, self._growing, is_told, self._is_accepted)
-        self._quota.refresh()
-
     def _count(self) -> tuple[int, int]:
         statement = statements.totals(self.id, self._uses.opened())
         transaction = self._scope.transaction
         rows = self._query(statement) if transaction is None else transaction.ask(statement)
         ((blocks, files, xattr_bytes),) = rows
         return bytes_of_blocks(int(blocks)) + int(xattr_bytes), files
-
-    def _growing(self) -> Growing:
-        """Where the calling thread's changes gather."""
-        return self._file
-
-    def _is_accepted(self) -> bool:
-        """Whether the calling thread repeats what has been accepted before."""
-        return self._scope.is_repeating
 
     @property
     def _here(self) -> Transaction:
@@ -588,7 +564,7 @@ class PostgresTree(TreeVolume):
             used = inode.node in self._uses
             self._here.set_nameless(inode.node, self._session.id if used else 0)
             self._scope.lost_names.append(inode.node)
-            if self._shared_quota is not None and not self._uses.is_open(inode.node):
+            if not self._uses.is_open(inode.node):
                 self._shared_quota.add(-bytes_of_blocks(inode.blocks), -1)
 
     def _accessed(self, inode: Inode) -> None:

@@ -121,7 +121,7 @@ class Transaction:
         durable: it is on the server's disk when `commit` returns.
         exclusive: it has the volume for itself.
         begun: it has been begun, and has taken its locks.
-        several: it is a change of several operations.
+        several: it is a change of several operations, which is repeated as a whole after an error of `REPEATABLE`.
         renames: it may rename directories; one of several operations may not otherwise.
         snapshots: which one is the newest.
         newest: the number of that one, for a transaction that has begun.
@@ -150,7 +150,7 @@ class Transaction:
         self.connection = connection
         self._volume = volume
         self._exclusive = exclusive
-        self._several = several
+        self.several = several
         self._renames = renames
         self._snapshots = snapshots
         self._count: int | None = None  # with which the lock has come
@@ -195,11 +195,6 @@ class Transaction:
         self._walked: set[int] = set()  # nodes of paths whose rows have been locked
         self._target: int | None = None  # the end of the path that was walked last
 
-    @property
-    def is_repeated(self) -> bool:
-        """Whether the whole of it is done again after an error of `REPEATABLE`."""
-        return self._several
-
     def ask(self, statement: Statement) -> Rows:
         """The rows of a statement of the caller's."""
         found: Rows = []
@@ -210,14 +205,9 @@ class Transaction:
         """The inodes that it has changed, as it has left them."""
         return [self._inodes[node] for node in self.before if node in self._inodes]
 
-    def names(self) -> Mapping[tuple[int, bytes], int | None]:
-        """The last of the names that it has changed, with the nodes that they have been given."""
-        return self._set_names
-
-    @property
-    def has_all_names(self) -> bool:
-        """Whether `names` are all that it has changed."""
-        return not self._is_flushed
+    def names(self) -> Mapping[tuple[int, bytes], int | None] | None:
+        """The names that it has changed, with the nodes that they have been given; None where they were too many."""
+        return None if self._is_flushed else self._set_names
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
@@ -231,7 +221,7 @@ class Transaction:
             turns = {*wanted.nodes, *(parent for parent, _ in wanted.entries)}
         begins = not self._begun
         batch = self._beginning(wanted.walks, sorted(turns))
-        if wanted.rename and lock and not self._several:
+        if wanted.rename and lock and not self.several:
             batch.append((statements.lock_renames(volume, wanted.entries), self._take_renames))
             batch.append((statements.take_turns(volume, sorted({parent for parent, _ in wanted.entries})), None))
         self._names.update({entry: None for entry in wanted.entries if entry[0] in self._empty})
@@ -298,7 +288,7 @@ class Transaction:
         if not self._begun:
             self._begun = True
             batch.append((BEGIN, None))
-            if self._several and not self._exclusive:
+            if self.several and not self._exclusive:
                 batch.append((statements.lock_paths(volume, self._renames), self._take_lock))
             else:
                 lock = statements.lock_changes(volume, self._exclusive, turns)
@@ -511,7 +501,7 @@ class Transaction:
         if guess.dated:
             self._dated = copy.copy(guess.rows[guess.dated])
             turns = [guess.dated]
-            if self._several:
+            if self.several:
                 locks = statements.lock_paths(self._volume, self._renames, turns)
             else:
                 locks = statements.lock_changes(self._volume, False, turns)
@@ -649,8 +639,9 @@ class Transaction:
         self._pending_bytes = 0
         self._is_flushed = True
 
-    def commit(self, notify: Callable[[Sequence[Change]], list[Statement]]) -> Rows:
-        """Write everything, notify other hosts and commit. Returns the rows that the statements of `notify` return.
+    def commit(self, notify: Callable[[Sequence[Change], Sequence[LogRow]], list[Statement]]) -> Rows:
+        """Write everything, notify other hosts and commit. Returns the rows that the statements of `notify` return,
+        which is called with `changes` and `logged`.
 
         Raises:
             psycopg.Error: nothing has been changed; or the connection was lost, and the outcome is unknown.
@@ -663,7 +654,7 @@ class Transaction:
             raise oserror(errno.EIO)
         batch: list[tuple[Statement, Callable[[Rows], None] | None]] = [(each, None) for each in self._writing()]
         answers: Rows = []
-        batch += [(each, answers.extend) for each in notify(self.changes)]
+        batch += [(each, answers.extend) for each in notify(self.changes, self.logged)]
         if self._guess:
             require_quiet(self.connection)
             batch = [*self._guess, *((statements.if_guessed(statement), take) for statement, take in batch)]

@@ -132,13 +132,12 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             session = HostSession(conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
             last_writer_wins = conflict == "last-writer"
-            super().__init__(pool, number, session, uses, self._feed, last_writer_wins=last_writer_wins)
+            super().__init__(pool, number, session, uses, self._feed, last_writer_wins=last_writer_wins, limits=limits)
             session.each_period = self._each_period
             self._snapshots = PostgresSnapshots(number, self._connections.query, self._ask_briefly)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
-            if limits is not None:
-                self._limit(limits, lambda: self._feed.live)
+            self._shared_quota.refresh()
             undo.pop_all()
         self._closed = False
 
@@ -497,7 +496,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         self._uses.release(node, flags)
         if not self._uses.is_open(node):
             self._drafts.forget(node)
-            if self._shared_quota is not None and is_nameless:
+            if is_nameless:
                 self._shared_quota.freed()  # it has no name, and counts no more
         self._unsynced.released(node)
         self._session.wake()
@@ -620,8 +619,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
 
     def statfs(self) -> StatFs:
         (used_bytes,) = self._query(("SELECT pg_database_size(current_database())", ()))[0]
-        if self._shared_quota is not None:
-            self._shared_quota.refresh()  # `df` may ask where nothing is written
+        self._shared_quota.refresh()  # `df` may ask where nothing is written
         return StatFs(4096, used_bytes // 4096 + FREE_BLOCKS, FREE_BLOCKS, 1 << 40, 1 << 39)
 
     def hold(self, node: int) -> None:
@@ -659,8 +657,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
                 self._unsnapped_elsewhere = False
             return
         self._unsnapped_elsewhere = True
-        if self._shared_quota is not None:
-            self._shared_quota.doubt()
+        self._shared_quota.doubt()
         # At 16 busy hosts this is called for each change by each of the 15 others.
         nodes = dict.fromkeys(change.node for change in changes if change.node is not None or change == Change())
         parents = dict.fromkeys(change.parent for change in changes if change.parent is not None)

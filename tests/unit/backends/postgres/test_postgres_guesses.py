@@ -393,7 +393,7 @@ def test_a_guess_from_before_a_snapshot_is_wrong(
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The statements of each round trip outside of a transaction."""
-    return sent(monkeypatch, "fusebackend.databases.postgres", "fusebackend.backends.postgres.stored_tree")
+    return sent(monkeypatch, "fusebackend.backends.postgres.stored_tree")
 
 
 def test_a_read_compares_the_way_in_its_round_trip(hosts: Hosts, top: int, questions: list[list[str]]) -> None:

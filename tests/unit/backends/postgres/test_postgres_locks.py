@@ -180,7 +180,7 @@ def overtake(monkeypatch: pytest.MonkeyPatch, times: int) -> list[bool]:
     whole = Transaction.commit
 
     def commit(self: Transaction, notify: Any) -> None:
-        if self._several:
+        if self.several:
             exclusive.append(self._exclusive)
             if len(exclusive) <= times:
                 raise overtaken()
