@@ -41,7 +41,7 @@ class Guesses:
         if len(wrong) > MAX_CONTESTED:
             wrong.clear()
         wrong.update(dict.fromkeys(guess.rows, time.monotonic() + CONTESTED_S))
-        self._known.age(*guess.rows, *(link.parent for link in guess.links if guess.way))
+        self._known.changed(*guess.rows, *(link.parent for link in guess.links if guess.way))
 
     def of(self, wanted: Wanted) -> Guess | None:
         """What a change will find, if all of it is known."""

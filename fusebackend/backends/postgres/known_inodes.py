@@ -48,14 +48,6 @@ UNKNOWN: Final = 0
 _VERSION: Final = FIELDS.index("version")
 
 
-class _KnownRow:
-    __slots__ = ("before", "inode")
-
-    def __init__(self, inode: StoredInode, before: int) -> None:
-        self.inode = copy.copy(inode)
-        self.before = before  # the version that this host's commit has replaced; 0 for a row that was read
-
-
 class _Names:
     """Names in a directory, with their nodes; None for one that is not there."""
 
@@ -73,7 +65,7 @@ class KnownInodes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[int, _KnownRow] = {}
+        self._known: dict[int, StoredInode] = {}
         self._data: dict[int, bytes] = {}  # all bytes of files whose rows are known
         self._bytes = 0
         self._names: dict[int, _Names] = {}
@@ -92,7 +84,7 @@ class KnownInodes:
     def get(self, node: int) -> StoredInode | None:
         """A copy of a row."""
         known = self._known.get(node)
-        return None if known is None else copy.copy(known.inode)
+        return None if known is None else copy.copy(known)
 
     def directory(self, node: int) -> StoredInode | None:
         """A copy of the row of a directory, which others may have changed since."""
@@ -104,15 +96,15 @@ class KnownInodes:
         known, data = self._known.get(node), self._data.get(node)
         if known is None or data is None:
             return None
-        self._sent[node] = known.inode.contents
-        return copy.copy(known.inode), data
+        self._sent[node] = known.contents
+        return copy.copy(known), data
 
     def needs_data(self, node: int) -> bool:
         """Whether a node is a small file whose bytes are neither here nor with the kernel."""
         known = self._known.get(node)
-        if known is None or not stat.S_ISREG(known.inode.mode) or node in self._data:
+        if known is None or not stat.S_ISREG(known.mode) or node in self._data:
             return False
-        return 0 < known.inode.size <= CHUNK_BYTES and self._sent.get(node) != known.inode.contents
+        return 0 < known.size <= CHUNK_BYTES and self._sent.get(node) != known.contents
 
     def child(self, directory: int, name: bytes) -> int | None:
         """The node under a name, None if there is none, `UNKNOWN` if that is not known."""
@@ -138,14 +130,14 @@ class KnownInodes:
         with self._lock:
             if self._changed_at(inode.node) <= moment:
                 known = self._known.get(inode.node)
-                if data is None and known is not None and known.inode.version == inode.version:
+                if data is None and known is not None and known.version == inode.version:
                     return
-                self._set(_KnownRow(inode, 0), data)
+                self._set(inode, data)
 
     def found_row(self, moment: int, row: Sequence[Any]) -> None:
         """A row was read (`statements.COLUMNS`) that may be damaged."""
         known = self._known.get(row[0])
-        is_new = known is None or known.inode.version != row[_VERSION]
+        is_new = known is None or known.version != row[_VERSION]
         if is_new and row[2] and is_in_range(row[:12]):
             self.found(moment, StoredInode.of(row))
 
@@ -197,10 +189,10 @@ class KnownInodes:
         before: Mapping[int, int],
         names: Mapping[tuple[int, bytes], int | None] | None = None,
     ) -> None:
-        """This host has committed these rows.
+        """This host has committed these rows. Of two commits at once it is not known which was the later one.
 
         Args:
-            before: their versions until then. They tell which of two commits of this host was the later one.
+            before: their versions until then.
             names: all that it has changed; None if they are not known.
         """
         with self._lock:
@@ -210,16 +202,10 @@ class KnownInodes:
                     self._named += name not in kept[directory].names
                     kept[directory].names[name] = node
             for inode in inodes:
-                known = self._known.get(inode.node)
-                if self._changed_at(inode.node) > moment:
-                    if known is not None and known.before and known.before == inode.version:
-                        continue  # that one came later
-                    follows = known is not None and known.inode.version == before.get(inode.node)
-                else:
-                    follows = True
+                is_known = self._changed_at(inode.node) <= moment and inode.nlink > 0
                 self._note_change(inode.node)
-                if follows and inode.nlink:
-                    self._set(_KnownRow(inode, before.get(inode.node, 0)), None)
+                if is_known:
+                    self._set(inode, None)
             self._names.update(kept)
             self._trim_names()
 
@@ -247,23 +233,16 @@ class KnownInodes:
         with self._lock:
             known = self._known.get(node)
             if known is not None:
-                known.inode = copy.copy(known.inode)
-                known.inode.atime_ns = atime_ns
-
-    def heard(self, nodes: Iterable[int | None], directories: Iterable[int]) -> None:
-        """Other hosts have changed nodes, and names in directories. None stands for any node."""
-        self.age(*nodes, *directories)
-
-    def age(self, *nodes: int | None) -> None:
-        """Others have changed rows: of directories they are good for no more than `directory`. None stands for any."""
-        for node in nodes:
-            if node is not None and (row := self.directory(node)) is not None:
-                self._aged[node] = row
-        self.changed(*nodes)
+                self._known[node] = copy.copy(known)
+                self._known[node].atime_ns = atime_ns
 
     def changed(self, *nodes: int | None) -> None:
-        """Rows have changed; None stands for any."""
+        """Rows, or names in directories, may have changed: of directories they are good for no more than `directory`.
+        None stands for any."""
         with self._lock:
+            for node in nodes:
+                if node is not None and (row := self.directory(node)) is not None:
+                    self._aged[node] = row
             if None in nodes or len(self._aged) > MAX_CHANGES:
                 self._aged.clear()
             if None in nodes:
@@ -292,12 +271,12 @@ class KnownInodes:
         if node in self._names:
             self._drop_names(node)
 
-    def _set(self, known: _KnownRow, data: bytes | None) -> None:
-        node = known.inode.node
+    def _set(self, inode: StoredInode, data: bytes | None) -> None:
+        node = inode.node
         self._drop(node)
-        if sum(map(len, known.inode.attributes or ())) > MAX_ATTRIBUTE_BYTES:
+        if sum(map(len, inode.attributes or ())) > MAX_ATTRIBUTE_BYTES:
             return
-        self._known[node] = known
+        self._known[node] = copy.copy(inode)
         if data is not None:
             self._data[node] = data
             self._bytes += len(data)

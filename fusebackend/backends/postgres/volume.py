@@ -663,7 +663,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         parents = dict.fromkeys(change.parent for change in changes if change.parent is not None)
         for node in nodes:
             self._drafts.doubt(node)
-        self._known.heard(nodes, parents)
+        self._known.changed(*nodes, *parents)
         for node in self._uses.opened() if None in nodes else nodes:
             if node is not None and self._uses.is_open(node):
                 self._session.look_after(node)

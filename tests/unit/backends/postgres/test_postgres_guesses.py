@@ -22,8 +22,8 @@ from services.postgres import Postgres, running
 from together import beside
 
 from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.guesses import CONTESTED_S
-from fusebackend.backends.postgres.known_inodes import KnownInodes
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.base import acl
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Link, WrongLinks
@@ -75,7 +75,7 @@ def top_of(pair: Hosts, name: str) -> int:
 @pytest.fixture(autouse=True)
 def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host's guesses are not told of other hosts' changes."""
-    monkeypatch.setattr(KnownInodes, "heard", lambda self, nodes, directories: None)
+    monkeypatch.setattr(VolumeFeed, "_publish", lambda self, changes: None)
 
 
 @pytest.fixture
