@@ -1,8 +1,8 @@
 """The snapshots of a PostgreSQL volume: the list of them, and each as a read-only volume.
 
-`old_rows.py` says how they are kept. Any host takes, deletes and reads them. The list is read again when the volume's
-counts have changed, so each call sees what other hosts have taken and deleted. After a deletion elsewhere a read is
-ESTALE, unless the caches here have all of its answer.
+`old_rows.py` says how they are kept. Any host takes, deletes and reads them. The list is read at each call, which so
+sees what other hosts have taken and deleted. After a deletion elsewhere a read is ESTALE, unless the caches here have
+all of its answer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from fusebackend.backends.postgres import old_rows
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, gone
+from fusebackend.base import waiting
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
 from fusebackend.base.stamps import now_ns
@@ -120,11 +121,10 @@ class PostgresSnapshot(StoredSnapshot):
         return None if found is None else int(found)
 
 
-_STATE = """
-SELECT v.taken, v.deleted, pg_postmaster_start_time()::text, k.incarnation::text
-FROM fusebackend.volume v LEFT JOIN fusebackend.change_kept k ON k.volume = v.id WHERE v.id = %s
+_LIST = """
+SELECT v.taken, s.name, s.number, s.time_ns
+FROM fusebackend.volume v LEFT JOIN fusebackend.snapshot s ON s.volume = v.id WHERE v.id = %s ORDER BY s.number
 """
-_LIST = "SELECT name, number, time_ns FROM fusebackend.snapshot WHERE volume = %s ORDER BY number"
 _COUNT = "SELECT nextval('fusebackend.snapshot_changes')", ()
 _TAKE = """
 WITH numbered AS (
@@ -143,7 +143,7 @@ WITH gone AS (
         SELECT number - 1 FROM fusebackend.snapshot s WHERE s.volume = v.id AND s.number > g.number
         ORDER BY number LIMIT 1), v.taken) FROM gone g JOIN fusebackend.volume v ON v.id = g.volume
 )
-UPDATE fusebackend.volume v SET deleted = deleted + 1, newest = coalesce((
+UPDATE fusebackend.volume v SET newest = coalesce((
     SELECT number FROM fusebackend.snapshot s WHERE s.volume = v.id AND s.number <> gone.number
     ORDER BY number DESC LIMIT 1), 0) FROM gone WHERE v.id = gone.volume RETURNING gone.number
 """
@@ -156,52 +156,42 @@ class PostgresSnapshots:
         query: runs a statement.
         ask: runs one that is short, with the session's connection: when one of 64 hosts without users takes a snapshot,
             the others open no connection to hear of it.
+
+    Attributes:
+        taken: how many were ever taken, as of the last look.
     """
 
     def __init__(self, volume: int, query: Query, ask: Query) -> None:
         self._volume = volume
         self._query = query
         self._ask = ask
-        self._guard = threading.Lock()
-        # How many were taken and deleted when `_all` was read, and from which start of the server: a crash of it may
-        # take one, and the next one has its number.
-        self._state: tuple[int, int, str, str | None] = (0, 0, "", None)
-        self._all: list[Snapshot] = []
+        self._guard = waiting.Lock()  # held while the list is read: what is read later is newer
+        self.taken = 0
         self._views: dict[int, PostgresSnapshot] = {}
         self._seen: set[Snapshot] = set()  # by callers of `all`, of those that were there at the last `news` or later
         self._told: set[Snapshot] = set()  # those that were there at the last `news`
-
-    @property
-    def taken(self) -> int:
-        """How many were ever taken, as of the last look."""
-        return self._state[0]
 
     def kept_bytes(self) -> int:
         return int(self._query(*old_rows.kept_bytes(self._volume))[0][0])
 
     def all(self) -> list[Snapshot]:
         """Those that exist, in the order of their numbers. ESTALE where the volume is gone."""
-        states = self._ask(_STATE, (self._volume,))
-        if not states:
-            raise gone()
-        (state,) = states
         with self._guard:
-            if state == self._state:
-                return self._all
-        rows = self._ask(_LIST, (self._volume,))
-        found = [Snapshot(to_text(name), number, time_ns) for name, number, time_ns in rows]
-        with self._guard:
-            if state[2:] != self._state[2:] or state[:2] > self._state[:2]:  # else another thread has read it later
-                self._state, self._all = state, found
-                self._seen.update(found)
-                for view in [view for view in self._views.values() if view.taken not in found]:
-                    self._views.pop(view.taken.number).is_deleted = True
+            rows = self._ask(_LIST, (self._volume,))
+            if not rows:
+                raise gone()
+            self.taken = rows[0][0]
+            found = [Snapshot(to_text(name), number, time_ns) for _, name, number, time_ns in rows if name is not None]
+            self._seen.update(found)
+            # A crash of the server may take one, and the next one has its number.
+            for view in [view for view in self._views.values() if view.taken not in found]:
+                self._views.pop(view.taken.number).is_deleted = True
             return found
 
     def news(self) -> list[str]:
         """Return the names of those that are new since the last call, and of those that were seen and are deleted."""
-        found = set(self.all())
         with self._guard:
+            found = set(self.all())
             changed = (found - self._told) | (self._seen - found)
             self._told, self._seen = found, set(found)
         return list({each.name: None for each in changed})
@@ -249,10 +239,10 @@ class PostgresSnapshots:
 
     def view(self, name: str) -> PostgresSnapshot:
         """A snapshot as a volume."""
-        taken = next((each for each in self.all() if each.name == name), None)
-        if taken is None:
-            raise _none(name)
         with self._guard:
+            taken = next((each for each in self.all() if each.name == name), None)
+            if taken is None:
+                raise _none(name)
             view = self._views.get(taken.number)
             if view is None:
                 view = self._views[taken.number] = PostgresSnapshot(self._volume, taken, self._query)
