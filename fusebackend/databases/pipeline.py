@@ -17,7 +17,7 @@ import itertools
 import select
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fusebackend.base.deadline import is_readable
@@ -35,6 +35,9 @@ COMMIT: Statement = ("COMMIT", ())
 STALL_S = 20.0
 """More than a change waits for a lock (`host_session.LOCK_S`); less than the deadline of a mount's request."""
 
+TICK_S = 0.05
+"""How often a statement that is watched calls its watch: for so long a cancelled search goes on."""
+
 MAX_PREPARED = 300
 """Statements that a connection keeps; there are some 60, some of them with several types of parameters."""
 
@@ -47,11 +50,19 @@ def is_lost(connection: Connection[Any], error: BaseException) -> bool:
     return connection.closed or (getattr(error, "sqlstate", None) or "").startswith("57P")
 
 
-def send(connection: Connection[Any], statements: Sequence[Statement], *, stall_s: float | None = None) -> list[Rows]:
+def send(
+    connection: Connection[Any],
+    statements: Sequence[Statement],
+    *,
+    stall_s: float | None = None,
+    watch: Callable[[], object] | None = None,
+) -> list[Rows]:
     """The rows of each statement. The connection is this thread's alone.
 
     Args:
         stall_s: for how long the server may be silent, in place of `STALL_S`.
+        watch: is called every `TICK_S` meanwhile, and raises OSError to give the connection up. In place of `STALL_S`,
+            and of a plan that is kept: each statement is planned for its parameters.
 
     Raises:
         psycopg.Error: of the first statement that failed; those after it have not been run. A connection that was lost
@@ -64,7 +75,7 @@ def send(connection: Connection[Any], statements: Sequence[Statement], *, stall_
         raise OperationalError("the connection is closed")
     transformer = Transformer(connection)
     try:
-        return _exchange(connection, transformer, statements, STALL_S if stall_s is None else stall_s)
+        return _exchange(connection, transformer, statements, STALL_S if stall_s is None else stall_s, watch)
     except OSError as error:  # of the socket
         connection.close()
         raise OperationalError(f"the connection was lost: {error}") from error
@@ -123,7 +134,11 @@ def rollback(connection: Connection[Any]) -> None:
 
 
 def _exchange(
-    connection: Connection[Any], transformer: Any, statements: Sequence[Statement], stall_s: float
+    connection: Connection[Any],
+    transformer: Any,
+    statements: Sequence[Statement],
+    stall_s: float,
+    watch: Callable[[], object] | None,
 ) -> list[Rows]:
     from psycopg.errors import error_from_result
     from psycopg.pq import ExecStatus
@@ -131,12 +146,12 @@ def _exchange(
     pgconn = connection.pgconn
     pgconn.enter_pipeline_mode()
     known = _prepared.setdefault(connection, {})
-    wanted = [_start(pgconn, known, transformer, statement) for statement in statements]
+    wanted = [_start(pgconn, known, transformer, statement, prepares=watch is None) for statement in statements]
     pgconn.pipeline_sync()
     answers: list[Rows] = []
     failure = None
     pending = iter(itertools.chain.from_iterable(wanted))
-    for result in _results(connection, stall_s):
+    for result in _results(connection, stall_s, watch):
         status = result.status
         if status == ExecStatus.PIPELINE_SYNC:
             break
@@ -157,7 +172,11 @@ def _exchange(
 
 
 def _start(
-    pgconn: PGconn, known: dict[tuple[bytes, tuple[int, ...]], bytes], transformer: Any, statement: Statement
+    pgconn: PGconn,
+    known: dict[tuple[bytes, tuple[int, ...]], bytes],
+    transformer: Any,
+    statement: Statement,
+    prepares: bool,
 ) -> tuple[bool, ...]:
     """Queue a statement. Returns for each result that will come whether it is that of the statement itself."""
     query, parameters = statement
@@ -172,7 +191,7 @@ def _start(
     if name is not None:
         pgconn.send_query_prepared(name, values, formats, result_format=1)
         return (True,)
-    if len(known) >= MAX_PREPARED:
+    if not prepares or len(known) >= MAX_PREPARED:
         pgconn.send_query_params(key[0], values, types, formats, result_format=1)
         return (True,)
     name = known[key] = b"fusebackend_%d" % next(_numbers)
@@ -201,7 +220,7 @@ def _numbered(query: str) -> bytes:
     ).encode()
 
 
-def _results(connection: Connection[Any], stall_s: float) -> Any:
+def _results(connection: Connection[Any], stall_s: float, watch: Callable[[], object] | None) -> Any:
     """Each result as it arrives."""
     from psycopg import OperationalError
     from psycopg.pq import ConnStatus
@@ -212,8 +231,11 @@ def _results(connection: Connection[Any], stall_s: float) -> Any:
     while True:
         unsent = pgconn.flush()
         poll.register(pgconn.socket, select.POLLIN | (select.POLLOUT if unsent else 0))
-        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        if not ready:
+        if watch is not None:
+            watch()
+        left_s = max(0.0, deadline - time.monotonic()) if watch is None else TICK_S
+        ready = poll.poll(left_s * 1000)
+        if not ready and watch is None:
             raise TimeoutError(errno.ETIMEDOUT, f"no answer within {stall_s:g} s")
         if any(event & ~select.POLLOUT for _, event in ready):
             pgconn.consume_input()

@@ -1,7 +1,8 @@
 """The queries of searches: `SearchQueries` runs them, `TreeWalk` and `EntryWalk` find files with them.
 
 A query may take seconds, so only a few run at a time, and the volume's other operations keep the other connections.
-While the server works, a thread watches the budget of the search, and has the server cancel a query that exceeds it.
+While the server works, the thread that waits for it watches the budget of the search, and has the server cancel a query
+that exceeds it.
 
 `TreeWalk` reads many directories with one query: a tree of 10,000 directories is a dozen round trips instead of 20,000.
 It reads the next directories ahead, in the order of the walk, up to `ENTRIES_AHEAD` entries at a time.
@@ -15,21 +16,22 @@ searched. Below a directory, which may be a small one, a `TreeWalk` takes over.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
-import os
-import socket
+import math
+import re
 import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.base import budget, paths
 from fusebackend.base.budget import Budget
+from fusebackend.databases.pipeline import TICK_S, Rows, Statement, send
 from fusebackend.databases.postgres import Connections
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.volumes import trigram
@@ -44,71 +46,13 @@ log = logging.getLogger(__name__)
 QUERIES_AT_ONCE = 4
 """Connections of a volume that searches use at most."""
 
-POLL_S = 0.05
-"""How long a cancelled search goes on."""
-
 CANCEL_S = 2.0
 """How long the request to cancel may take."""
 
 STALL_S = 4.0
-"""How long the server may take to comply, before the connection is shut down."""
+"""How long the server may take to comply, before the connection is closed."""
 
-IDLE_S = 1.0
-"""How long the watching thread stays without a query."""
-
-
-class QueryWatch:
-    """Cancels queries whose budget is spent. Any thread may use it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: dict[Connection[Any], Budget] = {}
-        self._spent: dict[Connection[Any], float] = {}  # since when
-        self._thread: threading.Thread | None = None
-
-    @contextlib.contextmanager
-    def over(self, connection: Connection[Any], left: Budget) -> Iterator[None]:
-        """Watch a query. After the block no request to cancel is on its way to the server."""
-        with self._lock:
-            self._running[connection] = left
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="fusebackend-search", daemon=True)
-                self._thread.start()
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._running[connection]
-                self._spent.pop(connection, None)
-
-    def _run(self) -> None:
-        idle_since = time.monotonic()
-        while True:
-            time.sleep(POLL_S)
-            with self._lock:
-                if self._running:
-                    idle_since = time.monotonic()
-                elif time.monotonic() - idle_since > IDLE_S:
-                    self._thread = None
-                    return
-                for connection, left in self._running.items():
-                    if left.spent:
-                        self._end(connection)
-
-    def _end(self, connection: Connection[Any]) -> None:
-        """A request may arrive before the query, and do nothing: it is repeated as long as the query runs."""
-        import psycopg
-
-        now = time.monotonic()
-        try:
-            if now - self._spent.setdefault(connection, now) < STALL_S:
-                connection.cancel_safe(timeout=CANCEL_S)
-            else:
-                # This wakes the waiting thread, which finds the connection lost.
-                with socket.socket(fileno=os.dup(connection.fileno())) as same:
-                    same.shutdown(socket.SHUT_RDWR)
-        except (psycopg.Error, OSError) as error:
-            log.info("a search that is over can't be ended yet: %s", error)
+_PARAMETER: Final = re.compile(r"%\((\w+)\)s")
 
 
 class SearchQueries:
@@ -124,7 +68,6 @@ class SearchQueries:
         self._volume = volume
         self.indexed = indexed
         self._places = threading.BoundedSemaphore(QUERIES_AT_ONCE)
-        self._watch = QueryWatch()
 
     def rows(self, query: str, **parameters: object) -> list[tuple[Any, ...]]:
         """The rows of one statement, which is one moment of the volume; `%(volume)s` is the volume's id.
@@ -134,27 +77,42 @@ class SearchQueries:
             OSError: as `Connections.run`.
         """
         left = budget.current()
-        while not self._places.acquire(timeout=POLL_S):
+        while not self._places.acquire(timeout=TICK_S):
             left.require()
         try:
             left.require()
             given = {"volume": self._volume, **parameters}
-            return self._connections.run(lambda connection: self._rows(connection, left, query, given))
+            statement = _PARAMETER.sub("%s", query), [given[name] for name in _PARAMETER.findall(query)]
+            return self._connections.run(lambda connection: _rows(connection, left, statement))
         finally:
             self._places.release()
 
-    def _rows(
-        self, connection: Connection[Any], left: Budget, query: str, parameters: Mapping[str, object]
-    ) -> list[tuple[Any, ...]]:
-        from psycopg import OperationalError
 
-        try:
-            with self._watch.over(connection, left):
-                # Planned each time: a pattern of one letter has another plan than a long one.
-                return connection.execute(query, parameters, prepare=False, binary=True).fetchall()
-        except OperationalError:  # cancelled, or cut
-            left.require()
-            raise
+def _rows(connection: Connection[Any], left: Budget, statement: Statement) -> Rows:
+    """The rows of a statement, which the server cancels when the budget is spent."""
+    from psycopg import Error, OperationalError
+
+    ended_at = math.inf
+
+    def watch() -> None:
+        nonlocal ended_at
+        if not left.spent:
+            return
+        now = time.monotonic()
+        ended_at = min(ended_at, now + STALL_S)
+        if now >= ended_at:
+            raise TimeoutError(errno.ETIMEDOUT, "the server does not cancel a search")
+        try:  # it may arrive before the query, and do nothing: it is repeated as long as the query runs
+            connection.cancel_safe(timeout=CANCEL_S)
+        except (Error, OSError) as error:
+            log.info("a search that is over can't be ended yet: %s", error)
+
+    try:
+        # Planned each time: a pattern of one letter has another plan than a long one.
+        return send(connection, [statement], watch=watch)[0]
+    except OperationalError:  # cancelled, or cut
+        left.require()
+        raise
 
 
 DIRECTORIES_FIRST: Final = 16
