@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -87,13 +87,12 @@ class Listener:
         psycopg.Error: the constructor connects, and that failed.
     """
 
-    def __init__(self, conninfo: str, channels: Sequence[str], receiver: Receiver, *, name: str) -> None:
+    def __init__(self, conninfo: str, channel: str, receiver: Receiver, *, name: str) -> None:
         self._conninfo = conninfo
-        self._channels = channels
+        self._channel = channel
         self._receiver = receiver
         self._name = name
         self._ended = False
-        self._early: deque[str] = deque()  # arrived together with the answer to LISTEN
         self._guard = threading.Lock()
         self._jobs: deque[_ListenerJob] = deque()
         self._woken = False  # there is a byte in the socket
@@ -130,7 +129,8 @@ class Listener:
         return socket >= 0 and not is_readable(socket, 0)
 
     def run(self, work: Callable[[Connection[Any]], T]) -> T:
-        """The result of `work`, called with the connection in the listener's thread; notifications wait meanwhile.
+        """The result of `work`, called with the connection in the listener's thread; notifications wait meanwhile. It
+        uses `pipeline` alone: methods of psycopg would take notifications for themselves.
 
         It is called again with a new connection if that was lost before or meanwhile, for `JOB_S`.
 
@@ -163,10 +163,7 @@ class Listener:
 
     def _set_up(self, connection: Connection[Any]) -> None:
         self._receiver.prepare(connection)
-        self._early.clear()
-        connection.add_notify_handler(lambda notice: self._early.append(notice.payload))
-        for channel in self._channels:
-            connection.execute(f"LISTEN {channel}")
+        send(connection, [(f"LISTEN {self._channel}", ())])
 
     # -- the thread --------------------------------------------------------------------------------------------
 
@@ -263,9 +260,6 @@ class Listener:
     def _deliver(self, connection: Connection[Any]) -> bool:
         """Pass on the notifications that have arrived. Returns whether there were any."""
         found = False
-        while self._early:
-            found = True
-            self._receiver.heard(self._early.popleft())
         encoding = connection.info.encoding
         for notice in iter(connection.pgconn.notifies, None):
             found = True

@@ -217,9 +217,6 @@ def _tell_ages(on_delay: Callable[[float], None], read_at: float, ages_s: Sequen
 _Told: TypeAlias = tuple[int | None, int | None, bytes | None]
 """The node, directory and name of a `Change`."""
 
-_Published: TypeAlias = bool | Sequence[Change] | Callable[[], object]
-"""Whether there is a feed, changes, or what is to be called after those before it."""
-
 
 class VolumeFeed:
     """See the module's docstring. `announce` may be called by any thread; most else by the thread of its connection.
@@ -229,6 +226,8 @@ class VolumeFeed:
 
     Args:
         volume_id: the volume's number in the database.
+        changed: is called with the changes of other sessions.
+        became: is called with whether there is a feed, before `changed`, when the connection is lost or back.
 
     Attributes:
         live: whether changes of other sessions arrive.
@@ -244,7 +243,11 @@ class VolumeFeed:
         lease: held while there is no other session.
     """
 
-    def __init__(self, volume_id: int) -> None:
+    def __init__(
+        self, volume_id: int, changed: Callable[[Sequence[Change]], object], became: Callable[[bool], object]
+    ) -> None:
+        self._changed = changed
+        self._became = became
         self.live = True
         self.session = 0
         self.wake: Callable[[], None] = lambda: None
@@ -255,7 +258,7 @@ class VolumeFeed:
         self._answered_at = lease.now_s()
         self._volume = volume_id
         self.on_delay: Callable[[float], None] | None = None
-        self._published: queue.Queue[_Published | None] = queue.Queue()  # None ends the thread
+        self._published: queue.Queue[Callable[[], object] | None] = queue.Queue()  # None ends the thread
         self._publisher: threading.Thread | None = None
         self._guard = threading.Lock()
         self._pending: set[int] = set()  # the transactions since the last wake-up
@@ -275,10 +278,6 @@ class VolumeFeed:
         self._past: deque[tuple[float, PgSnapshot]] = deque()  # earlier positions
         self._busy_until = 0.0  # there may be rows to delete
 
-    @property
-    def channels(self) -> list[str]:
-        return [channel(self._volume)]
-
     def prepare(self, connection: Connection[Any]) -> None:
         """A new connection: the session is registered, it has the statements, and the volume has its row."""
         self.register(connection)
@@ -287,19 +286,11 @@ class VolumeFeed:
         send(connection, [*plans, keep_changes(self._volume)])
         self._is_back = True
 
-    def start(
-        self, connection: Connection[Any], changed: Callable[[Sequence[Change]], None], became: Callable[[bool], None]
-    ) -> None:
-        """Publish what is changed from now on.
-
-        Args:
-            changed: is called with the changes of other sessions.
-            became: is called with whether there is a feed, before `changed`, when the connection is lost or back.
-        """
+    def start(self, connection: Connection[Any]) -> None:
+        """Publish what is changed from now on."""
         self._server, self._position = "", NOTHING
         self._return(lambda statement: rows_of(connection, *statement))
-        arguments = [changed, became]
-        self._publisher = threading.Thread(target=self._work, args=arguments, name="fusebackend-changes", daemon=True)
+        self._publisher = threading.Thread(target=self._work, name="fusebackend-changes", daemon=True)
         self._publisher.start()
 
     def stop(self) -> None:
@@ -368,13 +359,13 @@ class VolumeFeed:
         log.warning("what other hosts change in the volume is not told until the connection is back: %s", words)
         self.lease.lost()
         self.live = False
-        self._put(False)
+        self._put(partial(self._became, False))
         self._publish([Change()])
 
     def back(self) -> None:
         log.info("what other hosts change in the volume is told again")
         self.live = True
-        self._put(True)
+        self._put(partial(self._became, True))
 
     def turn(self, ask: Ask) -> float:
         """Send the wake-up and read the rows that are due. Returns the seconds until the next is."""
@@ -502,28 +493,24 @@ class VolumeFeed:
         self._busy_until = time.monotonic() + 2 * KEEP_S
         self.stir()
         if self._published.qsize() < MAX_UNPUBLISHED:
-            self._put(changes)
+            self._put(partial(self._changed, changes))
         elif not self._overflown:
             self._overflown = True
-            self._put([Change()])
+            self._put(partial(self._changed, [Change()]))
 
-    def _put(self, item: _Published) -> None:
+    def _put(self, tell: Callable[[], object]) -> None:
+        """Have it called after those before it."""
         if self._publisher is not None:
-            self._published.put(item)
+            self._published.put(tell)
 
-    def _work(self, changed: Callable[[Sequence[Change]], None], became: Callable[[bool], None]) -> None:
+    def _work(self) -> None:
         """Publish until `stop`."""
-        while (item := self._published.get()) is not None and self._publisher is not None:
+        while (tell := self._published.get()) is not None and self._publisher is not None:
             self._overflown = False  # first: what is dropped from now on is followed by another `Change()`
             try:
-                if isinstance(item, bool):
-                    became(item)
-                elif isinstance(item, Sequence):
-                    changed(item)
-                else:
-                    item()
+                tell()
             except Exception:  # later changes must still be announced
-                log.exception("could not tell of %r", item[:3] if isinstance(item, Sequence) else item)
+                log.exception("could not tell of a change")
             self._published.task_done()
 
     # -- rows that are old -------------------------------------------------------------------------------------

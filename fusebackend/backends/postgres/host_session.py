@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.backends.postgres import old_rows, statements
-from fusebackend.backends.postgres.feed import VolumeFeed, hello
+from fusebackend.backends.postgres.feed import VolumeFeed, channel, hello
 from fusebackend.backends.postgres.schema import (
     LEASE_LOCK,
     NODES_AT_ONCE,
@@ -165,7 +165,7 @@ class HostSession:
         self._wake = threading.Event()
         feed.register = self._register
         with translate_errors():
-            self._host = when_free(lambda: Listener(conninfo, feed.channels, feed, name="fusebackend-feed"))
+            self._host = when_free(lambda: Listener(conninfo, channel(volume), feed, name="fusebackend-feed"))
         feed.wake, feed.is_quiet = self._host.wake, self._host.is_quiet
         self._thread = threading.Thread(target=self._work, name=f"fusebackend-session-{self.id}", daemon=True)
         self._thread.start()

@@ -128,7 +128,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             undo.callback(pool.close)
             pool.run(schema.make_tables)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
-            self._feed = VolumeFeed(number)
+            self._feed = VolumeFeed(number, self.changed_elsewhere, self._feed_became)
             session = HostSession(conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
             last_writer_wins = conflict == "last-writer"
@@ -136,7 +136,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             session.each_period = self._each_period
             self._snapshots = PostgresSnapshots(number, self._connections.query, self._ask_briefly)
             self._require_root()
-            session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
+            session.run(self._feed.start)
             self._shared_quota.refresh()
             undo.pop_all()
         self._closed = False

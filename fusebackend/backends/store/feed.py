@@ -105,7 +105,7 @@ class StoreFeed:
         self._subscribers: list[tuple[str, Callable[[str | None], None], str]] = []
         self.changes = 0
         self._table = 0
-        self._listener = Listener(conninfo, [CHANNEL], self, name="fusebackend-store-feed")
+        self._listener = Listener(conninfo, CHANNEL, self, name="fusebackend-store-feed")
 
     @property
     def live(self) -> bool:

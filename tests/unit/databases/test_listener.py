@@ -31,7 +31,7 @@ class Silent:
 
 @pytest.fixture
 def listening(postgres_dsn: str) -> Iterator[Listener]:
-    with contextlib.closing(Listener(postgres_dsn, ["tested"], Silent(), name="tested")) as made:
+    with contextlib.closing(Listener(postgres_dsn, "tested", Silent(), name="tested")) as made:
         yield made
 
 
@@ -82,7 +82,7 @@ def test_a_job_that_always_loses_its_connection_fails(listening: Listener, monke
 def test_a_mistake_of_the_receiver_is_as_good_as_a_lost_connection(postgres_dsn: str) -> None:
     """Without the thread, no job would end, and what others change would not be told any more."""
     receiver = Stumbling()
-    with contextlib.closing(Listener(postgres_dsn, ["tested"], receiver, name="tested")) as listening:
+    with contextlib.closing(Listener(postgres_dsn, "tested", receiver, name="tested")) as listening:
         with psycopg.connect(postgres_dsn, autocommit=True) as connection:
             for word in ("one", "stumble"):
                 connection.execute("SELECT pg_notify('tested', %s)", [word])
@@ -100,7 +100,7 @@ def test_the_end_of_the_thread_is_the_end_of_jobs(postgres_dsn: str, monkeypatch
     monkeypatch.setattr(threading, "excepthook", ended.append)
     monkeypatch.setattr(listener, "is_readable", raising(ValueError("filedescriptor out of range in select()")))
     monkeypatch.setattr(listener, "RETRY_S", (60.0,))
-    with contextlib.closing(Listener(postgres_dsn, ["tested"], Silent(), name="tested")) as listening:
+    with contextlib.closing(Listener(postgres_dsn, "tested", Silent(), name="tested")) as listening:
         pid = listening.run(lambda connection: connection.info.backend_pid)
         with psycopg.connect(postgres_dsn, autocommit=True) as connection:
             connection.execute("SELECT pg_terminate_backend(%s)", [pid])

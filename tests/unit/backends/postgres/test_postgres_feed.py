@@ -349,7 +349,7 @@ def counted(method: Any, count: list[int]) -> Any:
 
 def test_a_wake_up_speaks_for_what_its_sender_has_seen() -> None:
     """A transaction that was not over for the sender, and one of which the number is not known, have their own."""
-    volume_feed = feed.VolumeFeed(1)
+    volume_feed = feed.VolumeFeed(1, print, print)
     volume_feed.session = 1
     for xid in (12, 15, 25, 30, feed.NO_XID):
         volume_feed.announce(xid)
@@ -388,7 +388,7 @@ def test_more_changes_than_can_be_read_are_everything(
 
 
 def test_transactions_that_wait_for_a_wake_up_are_bounded() -> None:
-    volume_feed = feed.VolumeFeed(1)
+    volume_feed = feed.VolumeFeed(1, print, print)
     for xid in range(2000):
         volume_feed.announce(xid)
     assert len(volume_feed._pending) <= feed.MAX_PENDING
