@@ -87,8 +87,7 @@ class PostgresBackend(VolumeBackend):
             )
         super().__init__(kept, on_exists=on_exists)
         try:
-            self.search = PostgresSearch(kept, kept.connections, kept.id, lambda: kept.leads)
-            kept.on_change(self.search.stir)
+            self.search = PostgresSearch(kept)
         except BaseException:
             kept.close()
             raise

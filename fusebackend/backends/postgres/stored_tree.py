@@ -75,6 +75,9 @@ class PostgresTree(TreeVolume):
         volume_id: the volume's number in the tables.
         last_writer_wins: a rewrite of a file that another host has changed is no error.
         limits: how much this host lets the volume hold.
+
+    Attributes:
+        connections: for further queries on the volume's behalf, too, until it is closed.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class PostgresTree(TreeVolume):
         super().__init__()
         self.lock = contextlib.nullcontext()
         self.id = volume_id
-        self._connections = connections
+        self.connections = connections
         self._session = session
         self._uses = uses
         self._feed, self._lease = volume_feed, volume_feed.lease
@@ -163,7 +166,7 @@ class PostgresTree(TreeVolume):
                     self._guesses.wrong(guessed)
                 raise
 
-        return self._connections.run(attempt)
+        return self.connections.run(attempt)
 
     def _noted(self, transaction: Transaction, result: T) -> T:
         """Have a change add to the log what its thread has noted. Its locks are held, or its guess will be compared: so
@@ -215,7 +218,7 @@ class PostgresTree(TreeVolume):
                     step.rule(*step.arguments)
 
         try:
-            self._connections.run(attempt)
+            self.connections.run(attempt)
         finally:
             self._scope.is_repeating = False
             self._shared_quota.settle(draft, committed=False)
@@ -348,7 +351,7 @@ class PostgresTree(TreeVolume):
         Args:
             durable: it is on the server's disk at the end.
         """
-        with translate_errors(), self._connections.leased(self._begin_alone) as connection:
+        with translate_errors(), self.connections.leased(self._begin_alone) as connection:
             version, newest = self._session.new_version(), self._scope.newest
             begun = self._begun(connection, version, newest, exclusive=True, begun=True, durable=durable)
             with self._transaction(begun) as transaction:
@@ -424,7 +427,7 @@ class PostgresTree(TreeVolume):
             yield
             return
         self.settle()
-        with translate_errors(), self._connections.leased(_begin_view) as connection:
+        with translate_errors(), self.connections.leased(_begin_view) as connection:
             scope.view = connection
             try:
                 yield
@@ -467,7 +470,7 @@ class PostgresTree(TreeVolume):
     def _ask(self, *questions: Statement) -> list[Rows]:
         """The rows of statements, in one round trip."""
         if not self._accesses.is_due:
-            return self._connections.run(lambda connection: send(connection, questions))
+            return self.connections.run(lambda connection: send(connection, questions))
         return self._store_accesses(*questions)
 
     def _store_accesses(self, *questions: Statement) -> list[Rows]:
@@ -475,7 +478,7 @@ class PostgresTree(TreeVolume):
         will_wait()
         times = self._accesses.times()
         sent = [statements.accessed(self.id, times), *questions]
-        accessed, *answers = self._connections.run(lambda connection: send(connection, sent))
+        accessed, *answers = self.connections.run(lambda connection: send(connection, sent))
         for node, is_set in accessed:
             if is_set:
                 self._known.accessed(node, times[node])

@@ -134,7 +134,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             last_writer_wins = conflict == "last-writer"
             super().__init__(pool, number, session, uses, self._feed, last_writer_wins=last_writer_wins, limits=limits)
             session.each_period = self._each_period
-            self._snapshots = PostgresSnapshots(number, self._connections.query, self._ask_briefly)
+            self._snapshots = PostgresSnapshots(number, self.connections.query, self._ask_briefly)
             self._require_root()
             session.run(self._feed.start)
             self._shared_quota.refresh()
@@ -146,20 +146,20 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             self._store_accesses()
         if self._log is not None:
             if self._log.is_due:
-                self._connections.run(self._log.sweep)
+                self.connections.run(self._log.sweep)
             if self._feed.leads and self._log.is_old_due:
-                self._connections.run(self._log.sweep_old)
+                self.connections.run(self._log.sweep_old)
 
     def keep_log(self, log: CommitLog | None) -> Sequence[LogRow] | None:
         if log is None:
             kept, self._log = self._log, None
             if kept is not None:
-                self._connections.run(kept.sweep)
+                self.connections.run(kept.sweep)
             return None
         if self._log is not None and self._log.history != log.history:
             return None  # another mount of this object has its log here
         kept = KeptLog(self.id, log, self._unsynced.incarnation)
-        found = self._connections.run(kept.load)
+        found = self.connections.run(kept.load)
         self._log = kept
         return found
 
@@ -168,7 +168,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         if self._feed.live:
             with contextlib.suppress(OSError):
                 return self._session.query(query, parameters)
-        return self._connections.query(query, parameters)
+        return self.connections.query(query, parameters)
 
     def _require_root(self) -> None:
         """Without it nothing can be mounted: the kernel would wait for an answer that never comes."""
@@ -187,11 +187,6 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         """Whether this host is to do what one of all hosts has to do."""
         return self._feed.leads
 
-    @property
-    def connections(self) -> Connections:
-        """For further queries on the volume's behalf, until it is closed."""
-        return self._connections
-
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call it after each change of the volume, by any host. It must not wait."""
         self._feed.stir = callback
@@ -201,7 +196,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
 
     @property
     def trouble(self) -> tuple[float, str] | None:
-        return self._connections.trouble
+        return self.connections.trouble
 
     def _end_drafts(self, *files: int | tuple[int, bytes]) -> None:
         """Store the drafts of files, by their nodes or names, before something else changes these."""
@@ -593,8 +588,8 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             transaction.changes.append(SNAPSHOTS)
         self._snapshots.forget_cached()
         if self._log is not None:
-            self._connections.run(self._log.sweep)
-        self._connections.run(lambda connection: connection.execute(f"VACUUM {old_rows.TABLES_WITH_BYTES}"))
+            self.connections.run(self._log.sweep)
+        self.connections.run(lambda connection: connection.execute(f"VACUUM {old_rows.TABLES_WITH_BYTES}"))
         return [
             f"PostgreSQL overwrites the places of deleted rows as it needs them; VACUUM FULL"
             f" {old_rows.TABLES_WITH_BYTES} does so at once, and locks the tables meanwhile. Its WAL archives, replicas"
@@ -609,12 +604,12 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         finally:  # that a crash has taken the file says more than that it is gone
             with contextlib.suppress(OSError):  # of another file, whose close tells of it
                 self.settle()
-            self._connections.run(self._unsynced.sync)
+            self.connections.run(self._unsynced.sync)
             self._unsynced.require(node)
 
     def sync(self) -> None:
         self.settle()
-        self._connections.run(self._unsynced.sync)
+        self.connections.run(self._unsynced.sync)
         self._unsynced.require_all()
 
     def statfs(self) -> StatFs:
@@ -634,7 +629,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             return
         self._closed = True
         with contextlib.ExitStack() as ends:
-            ends.callback(self._connections.close)
+            ends.callback(self.connections.close)
             ends.callback(self._session.close)
             ends.callback(self.sync)
             ends.callback(self._feed.stop)
@@ -675,6 +670,6 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         self.expire()
         if live and self._unsynced.is_pending:
             try:  # before other hosts change what the server has recovered
-                self._connections.run(self._unsynced.sync)
+                self.connections.run(self._unsynced.sync)
             except OSError as error:
                 log.info("whether PostgreSQL has lost changes shows at the next fsync: %s", error)

@@ -28,18 +28,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fusebackend.backends.postgres.search.query import REGULAR
 from fusebackend.base.batches import by_size
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, send
-from fusebackend.databases.postgres import Connections
 from fusebackend.volumes import trigram
 from fusebackend.volumes.storage import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from psycopg import Connection
+
+    from fusebackend.backends.postgres.volume import PostgresVolume
 
 log = logging.getLogger(__name__)
 
@@ -224,16 +224,11 @@ class ChangedFile(NamedTuple):
 
 
 class SearchIndexer:
-    """See the module's docstring. Owns its thread, and has a connection only while it works.
+    """See the module's docstring. Owns its thread, and has a connection only while it works."""
 
-    Args:
-        leads: whether this host is one of the two.
-    """
-
-    def __init__(self, connections: Connections, volume: int, leads: Callable[[], bool]) -> None:
-        self._connections = connections
-        self._volume = volume
-        self._leads = leads
+    def __init__(self, volume: PostgresVolume) -> None:
+        self._kept = volume
+        self._volume = volume.id
         self._unsorted = False  # the index has gathered entries of this indexer
         self._stopping = threading.Event()
         self._stirred = threading.Event()
@@ -261,7 +256,7 @@ class SearchIndexer:
             begun = time.monotonic()
             self._stirred.clear()
             try:
-                more_s = self.work() if self._leads() else None
+                more_s = self.work() if self._kept.leads else None
                 failing = False
             except Exception as error:  # the thread goes on; searches read the files without an entry
                 if not failing:
@@ -280,7 +275,7 @@ class SearchIndexer:
             OSError: nothing has been indexed.
         """
         quiet_s = QUIET_S if quiet_s is None else quiet_s
-        return self._connections.run(lambda connection: self._work(connection, quiet_s))
+        return self._kept.connections.run(lambda connection: self._work(connection, quiet_s))
 
     def _work(self, connection: Connection[Any], quiet_s: float) -> float | None:
         """One transaction of three round trips, which the pool rolls back if it fails."""

@@ -251,7 +251,7 @@ UNION ALL SELECT NULL, NULL, {{count}}, 0, 0, 0
 
 
 class EntryWalk(TreeWalk):
-    """A `FileWalk` of the files that may hold a pattern, by the index."""
+    """A walk of the files that may hold a pattern, by the index; of all where that does not help."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class EntryWalk(TreeWalk):
         rows = self._indexed(needle) if self._queries.indexed else None
         if rows is None and self._directory == ROOT_NODE:
             rows = self._queries.rows(_NAMES.format(files=_ALL, count="0"), needle=needle)
-        return None if rows is None else self._files(rows)
+        return None if rows is None else self._in_order(rows)
 
     def _indexed(self, needle: bytes) -> list[tuple[Any, ...]] | None:
         """The rows by the index; None where the pattern has no entry, or too many."""
@@ -294,7 +294,7 @@ class EntryWalk(TreeWalk):
         candidates = next(node for parent, _, node, *_ in rows if parent is None)
         return None if candidates == MAX_CANDIDATES else rows
 
-    def _files(self, rows: list[tuple[Any, ...]]) -> list[tuple[str, Attr]]:
+    def _in_order(self, rows: list[tuple[Any, ...]]) -> list[tuple[str, Attr]]:
         """The files below the directory, of rows of files and the directories above them."""
         places = {node: (parent, name) for parent, name, node, mode, _, _ in rows if not mode and parent}
         prefixes: dict[int, str | None] = {ROOT_NODE: None, self._directory: ""}

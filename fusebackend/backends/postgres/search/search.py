@@ -9,16 +9,18 @@ from __future__ import annotations
 import functools
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from fusebackend.backends.postgres.search.index import SearchIndexer, make_index
 from fusebackend.backends.postgres.search.query import EntryWalk, SearchQueries, TreeWalk
 from fusebackend.base.globs import Matcher
-from fusebackend.databases.postgres import Connections
 from fusebackend.protocol import Attr, Volume
 from fusebackend.volumes.contents import LOCKED_BYTES, read_with
 from fusebackend.volumes.search import FileSearch
 from fusebackend.volumes.storage import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from fusebackend.backends.postgres.volume import PostgresVolume
 
 FILES_FIRST: Final = 32
 FILES_AHEAD: Final = 2048
@@ -105,28 +107,19 @@ class ReadAhead(FileSearch):
 class PostgresSearch:
     """The searches of a volume. To be closed before the connections.
 
-    Args:
-        volume: the kernel face, for the way down a path and for large files.
-        id: the volume's id in its tables.
-        leads: whether this host is to keep the index.
-
     Attributes:
         queries: runs its queries.
         indexer: None where the database has no index.
     """
 
-    def __init__(self, volume: Volume, connections: Connections, id: int, leads: Callable[[], bool]) -> None:
+    def __init__(self, volume: PostgresVolume) -> None:
         self._volume = volume
-        indexed = connections.run(make_index)
-        self.queries = SearchQueries(connections, id, indexed=indexed)
-        self.indexer = SearchIndexer(connections, id, leads) if indexed else None
+        indexed = volume.connections.run(make_index)
+        self.queries = SearchQueries(volume.connections, volume.id, indexed=indexed)
+        self.indexer = SearchIndexer(volume) if indexed else None
         if self.indexer is not None:
             self.indexer.start()
-
-    def stir(self) -> None:
-        """The volume has been changed: its index is behind."""
-        if self.indexer is not None:
-            self.indexer.stir()
+            volume.on_change(self.indexer.stir)
 
     def close(self) -> None:
         if self.indexer is not None:

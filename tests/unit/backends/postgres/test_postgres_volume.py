@@ -144,7 +144,7 @@ def test_what_a_dead_host_had_open_is_freed(shared_dsn: str, monkeypatch: pytest
         other._session._free()
         assert rows_of(other, node) == [1, 4, 1]  # not at once: the connection may have been all that it lost
         eventually(lambda: rows_of(other, node) == [0, 0, 0])
-    dead._connections.close()
+    dead.connections.close()
 
 
 def test_what_is_open_where_a_connection_was_lost_stays(
