@@ -21,7 +21,6 @@ import copy
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -78,6 +77,7 @@ class Draft:
         self.size_bytes = 0  # of what was written
         self.grown_bytes = self.grown_files = self.counts = 0  # for the volume's limits
         self.logged: list[LogRow] = []  # of its changes
+        self.due_at = 0.0  # when it is stored, once there is a change
         self.is_over = False
         self.is_doubtful = False  # another host has changed the file
 
@@ -115,8 +115,7 @@ class Drafts:
         self._store = store
         self._changed = threading.Condition()  # guards what is below
         self._drafts: dict[int, Draft] = {}
-        self._pending: dict[int, Draft] = {}  # those with changes
-        self._due: deque[tuple[float, int]] = deque()  # nodes, and when they are stored
+        self._pending: dict[int, Draft] = {}  # those with changes, by the time of the first
         self._bytes = 0  # of all drafts
         self._failed: dict[int, OSError] = {}
         self._thread: threading.Thread | None = None
@@ -173,7 +172,7 @@ class Drafts:
                 self._bytes += size
                 if len(draft.steps) == 1:
                     self._pending[node] = draft
-                    self._due.append((time.monotonic() + DRAFT_S, node))
+                    draft.due_at = time.monotonic() + DRAFT_S
                     self._begin_thread()
             return (result,)
 
@@ -262,7 +261,7 @@ class Drafts:
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep_time, name="fusebackend-drafts", daemon=True)
             self._thread.start()
-        elif len(self._due) == 1:
+        elif len(self._pending) == 1:
             self._changed.notify()
 
     def _keep_time(self) -> None:
@@ -272,7 +271,7 @@ class Drafts:
                     self._changed.wait(left_s)
                 if self._closed:
                     return
-                _, node = self._due.popleft()
+                node = next(iter(self._pending))
             try:
                 self.settle(node)
             except OSError as error:
@@ -280,6 +279,5 @@ class Drafts:
 
     def _left_s(self) -> float | None:
         """How long it is until the next one is due; None for never. Most have been closed before."""
-        while self._due and self._due[0][1] not in self._pending:
-            self._due.popleft()
-        return max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+        oldest = next(iter(self._pending.values()), None)
+        return None if oldest is None else max(0.0, oldest.due_at - time.monotonic())
