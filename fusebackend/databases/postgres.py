@@ -39,9 +39,6 @@ CONNECT_S = 10
 PATIENCE_S = 5.0
 """How long a server may be away before an operation fails."""
 
-KNOWS_PRIMARY: Final = 140_000
-"""The first version of libpq that has `target_session_attrs=primary`."""
-
 BUSY_S = 25
 """How long an operation waits for a free connection; no operation keeps one longer (`pipeline.STALL_S`)."""
 
@@ -164,11 +161,10 @@ def at_primary(conninfo: str) -> str:
     Where several hosts are named, libpq goes on to a standby while the primary restarts, and stays there. It answers
     with a state of before, and refuses all changes.
     """
-    from psycopg import pq
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
     word = "target_session_attrs"
-    if word in conninfo_to_dict(conninfo) or "PGTARGETSESSIONATTRS" in os.environ or pq.version() < KNOWS_PRIMARY:
+    if word in conninfo_to_dict(conninfo) or "PGTARGETSESSIONATTRS" in os.environ:
         return conninfo
     return make_conninfo(conninfo, target_session_attrs="primary")
 

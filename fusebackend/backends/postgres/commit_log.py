@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fusebackend.backends.postgres.statements import ALWAYS
+from fusebackend.backends.postgres.statements import ALWAYS, keyed
 from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rows_of, send
 from fusebackend.protocol import CommitLog, LogRow
@@ -35,14 +35,6 @@ SETTLED_S: Final = 120.0
 (`history_file.DOUBT_S`)."""
 
 _OWN: Final = "volume = %s::int AND history = %s::text::uuid"
-_ONE: Final = f"""
-INSERT INTO fusebackend.logged (volume, history, number, record)
-SELECT %s::int, %s::text::uuid, %s::int8, %s::bytea {ALWAYS}
-"""
-_MANY: Final = f"""
-INSERT INTO fusebackend.logged (volume, history, number, record)
-SELECT %s::int, %s::text::uuid, unnest(%s::int8[]), unnest(%s::bytea[]) {ALWAYS}
-"""
 
 
 class KeptLog:
@@ -73,13 +65,15 @@ class KeptLog:
             return statements
         self._added_at_s = time.monotonic()
         self._unsafe.update(number for number, _ in rows)
-        query, values = _ONE, [*self._own, *rows[0]]
-        if len(rows) > 1:
-            query, values = _MANY, [*self._own, [number for number, _ in rows], [record for _, record in rows]]
+        records, values = keyed(("int8", "bytea"), rows)
+        query = (
+            "INSERT INTO fusebackend.logged (volume, history, number, record)"
+            f" SELECT %s::int, %s::text::uuid, * FROM {records} k {ALWAYS}"
+        )
         if not statements:
-            return [(query, values)]
+            return [(query, [*self._own, *values])]
         (first, parameters), *others = statements
-        return [(f"WITH logged AS ({query}) {first}", [*values, *parameters]), *others]
+        return [(f"WITH logged AS ({query}) {first}", [*self._own, *values, *parameters]), *others]
 
     def load(self, connection: Connection[Any]) -> list[LogRow]:
         """The rows that are there, by their numbers."""

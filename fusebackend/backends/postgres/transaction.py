@@ -333,10 +333,8 @@ class Transaction:
             return [statements.last_chunk(self._volume, wanted.append)]
         if wanted.cut is not None:
             node, size = wanted.cut
-            if not size & (CHUNK_BYTES - 1) or (node, size >> CHUNK_SHIFT) in self._chunks:
-                return []
-            self._chunks[node, size >> CHUNK_SHIFT] = None
-            return [statements.chunks(self._volume, node, size >> CHUNK_SHIFT, size >> CHUNK_SHIFT, [])]
+            index = size >> CHUNK_SHIFT
+            return self._missing_chunks(node, index, index, 0, 0) if size & (CHUNK_BYTES - 1) else []
         if wanted.read is not None:
             return self._missing_chunks(*wanted.read, offset=0, size=0)
         if wanted.write is None:
