@@ -179,9 +179,10 @@ def _options() -> dict[str, Any]:
     }
 
 
-def ping(connection: Connection[Any]) -> None:
-    """Detect a connection that was lost while the server was away."""
+def ping(connection: Connection[Any]) -> Connection[Any]:
+    """Detect a connection that was lost while the server was away. Returns it."""
     connection.execute("")
+    return connection
 
 
 def is_full(error: BaseException) -> bool:
@@ -302,12 +303,12 @@ class Connections:
             return result
 
     @contextlib.contextmanager
-    def leased(self, begin: Callable[[Connection[Any]], object]) -> Iterator[Connection[Any]]:
-        """A connection for several calls, of which `begin` is the first; errors as of `run`."""
+    def leased(self, begin: Callable[[Connection[Any]], T]) -> Iterator[T]:
+        """The result of `begin`, whose connection is for its caller until the end of the block; errors as of `run`."""
         with self._place():
-            connection, _ = self._begin(begin)
+            connection, result = self._begin(begin)
             try:
-                yield connection
+                yield result
             finally:
                 self._give_back(connection)
 

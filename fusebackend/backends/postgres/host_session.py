@@ -294,8 +294,8 @@ class HostSession:
             rows = rows_of(connection, f"{_UNUSED} LIMIT %s", (self._volume, grace_s, FREED_AT_ONCE))
             nodes = [node for (node,) in rows]
             if nodes:
-                (locked,) = send(connection, [statements.lock_changes(self._volume, exclusive=False)])
-                newest = self._newest.of(connection, locked[0][1])
+                ((_, count),) = rows_of(connection, *statements.lock_changes(self._volume, exclusive=False))
+                newest = self._newest.of(connection, count, lambda statement: rows_of(connection, *statement))
                 send(connection, old_rows.keep_all(self._volume, nodes, newest) if newest else [])
             for table in ("chunk", "inode", "nameless") if nodes else ():
                 query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)"

@@ -16,12 +16,12 @@ that no snapshot needs stays unneeded, and any host may free it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fusebackend.backends.postgres.schema import PRUNE_LOCK
 from fusebackend.backends.postgres.statements import ALWAYS, COLUMNS, columns_of, keyed
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, send
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -49,11 +49,11 @@ class Newest:
         """
         return self._known.get(connection)
 
-    def of(self, connection: Connection[Any], count: int | None) -> int:
+    def of(self, connection: Connection[Any], count: int | None, ask: Callable[[Statement], Rows]) -> int:
         """The number, for a transaction whose lock has returned this count. Asked for where it is not known."""
         known = self._known.get(connection)
         if known is None or known[0] != count:
-            (rows,) = send(connection, [self._ask])
+            rows = ask(self._ask)
             known = self._known[connection] = count, int(rows[0][0]) if rows else 0
         return known[1]
 

@@ -169,17 +169,25 @@ _COUNT = "pg_sequence_last_value('fusebackend.snapshot_changes'::regclass)"
 """Columns are evaluated in their order, and this one reads no table: it is as of after the lock."""
 
 
-def lock_changes(volume: int, exclusive: bool, turns: Sequence[int] = ()) -> Statement:
+def lock_changes(volume: int, exclusive: bool, turns: Sequence[int] = (), renames: bool | None = None) -> Statement:
     """The lock of changes, and then `TURN_LOCK` of nodes whose rows are about to be locked (`_turn`).
 
     Returns the count of `old_rows.Newest` as the second column. No snapshot is taken or deleted until the end of the
     transaction.
+
+    Args:
+        renames: take the lock of directories' names in between, alone or shared; None for not at all.
     """
-    shared = "" if exclusive else "_shared"
-    return (
-        f"SELECT pg_advisory_xact_lock{shared}(%s::int, %s::int), {_COUNT}" + _TURN * len(turns),
-        (CHANGE_LOCK, volume, *_turn_keys(volume, turns)),
-    )
+    query = f"SELECT {_lock(exclusive)}, {_COUNT}"
+    keys = [CHANGE_LOCK, volume]
+    if renames is not None:
+        query += f", {_lock(renames)}"
+        keys += [RENAME_LOCK, volume]
+    return query + _TURN * len(turns), (*keys, *_turn_keys(volume, turns))
+
+
+def _lock(exclusive: bool) -> str:
+    return f"pg_advisory_xact_lock{'' if exclusive else '_shared'}(%s::int, %s::int)"
 
 
 _TURN: Final = ", pg_advisory_xact_lock(%s::int, %s::int)"
@@ -294,16 +302,6 @@ def take_turns(volume: int, turns: Sequence[int]) -> Statement:
     return (
         f"SELECT turn FROM {_in_order('SELECT unnest(%s::int8[])')} {_turn(True)}",
         (list(turns), volume),
-    )
-
-
-def lock_paths(volume: int, exclusive: bool, turns: Sequence[int] = ()) -> Statement:
-    """The lock of changes, shared, that of directories' names, and turns. Returns what `lock_changes` does."""
-    shared = "" if exclusive else "_shared"
-    return (
-        f"SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), {_COUNT},"
-        f" pg_advisory_xact_lock{shared}(%s::int, %s::int)" + _TURN * len(turns),
-        (CHANGE_LOCK, volume, RENAME_LOCK, volume, *_turn_keys(volume, turns)),
     )
 
 

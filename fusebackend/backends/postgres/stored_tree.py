@@ -30,7 +30,7 @@ from fusebackend.backends.postgres.uses import Accesses, Uses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.base.waiting import will_wait
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
+from fusebackend.databases.pipeline import COMMIT, Rows, Statement, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
 from fusebackend.protocol import NOTE, ROOT_NODE, STEP, Change, Changes, Link, LogRow, StepNote, WrongLinks
 from fusebackend.volumes.damage import Damage
@@ -58,7 +58,6 @@ class Scope(threading.local):
         self.transaction: Transaction | None = None
         self.draft: Draft | None = None
         self.view: Any = None  # a connection in the middle of a transaction that only reads
-        self.newest = 0  # snapshot, where the thread has the lock of changes alone
         self.is_repeating = False  # what is stored has been accepted before, whatever the limits
         self.links: Sequence[Link] = ()  # to be compared together with the next question
         self.links_above: Sequence[Link] = ()  # the same, if a name that is looked up is absent
@@ -168,11 +167,11 @@ class PostgresTree(TreeVolume):
 
         return self.connections.run(attempt)
 
-    def _noted(self, transaction: Transaction, result: T) -> T:
+    def _noted(self, gathering: Transaction | Draft, result: T) -> T:
         """Have a change add to the log what its thread has noted. Its locks are held, or its guess will be compared: so
         the rows of changes that depend on each other get their numbers in the order of the commits."""
         if self._log is not None and (note := NOTE.get()) is not None:
-            transaction.logged = note.rows(result)
+            gathering.logged += note.rows(result)
         return result
 
     def _change_file(self, wanted: Wanted, size: int, rule: Callable[..., T], node: int, *arguments: Any) -> T:
@@ -187,8 +186,8 @@ class PostgresTree(TreeVolume):
                     result = rule(node, *arguments)
                 finally:
                     self._scope.draft = None
-                if self._log is not None and (note := NOTE.get()) is not None:
-                    draft.logged += note.rows(result)
+                self._noted(draft, result)
+                if self._log is not None:
                     NOTE.set(None)
                 return cast("T", draft.attr) if result is draft.shown else result
 
@@ -253,14 +252,13 @@ class PostgresTree(TreeVolume):
             with translate_errors():
                 raise
 
-    def _begun(self, connection: Connection[Any], version: int, newest: int = 0, **options: bool) -> Transaction:
+    def _begun(self, connection: Connection[Any], version: int, **options: bool) -> Transaction:
         """A transaction on a connection; see `Transaction` for the options."""
-        if not options.get("begun"):
-            self._session.rejoin(connection)
-            if self._unsynced.is_due:
-                self._unsynced.sync(connection)
+        self._session.rejoin(connection)
+        if self._unsynced.is_due:
+            self._unsynced.sync(connection)
         incarnation = self._unsynced.incarnation(connection)
-        return Transaction(connection, self.id, version, incarnation, snapshots=self._newest, newest=newest, **options)
+        return Transaction(connection, self.id, version, incarnation, snapshots=self._newest, **options)
 
     @contextlib.contextmanager
     def _transaction(self, transaction: Transaction) -> Iterator[Transaction]:
@@ -341,7 +339,7 @@ class PostgresTree(TreeVolume):
         """Have a change of several operations add to the log what its verb notes."""
         note = STEP.get() if self._log is not None else None
         if note is not None:
-            transaction.logged = note.rows(self, [*itertools.chain.from_iterable(self._scope.nested)])
+            transaction.logged += note.rows(self, [*itertools.chain.from_iterable(self._scope.nested)])
         return note
 
     @contextlib.contextmanager
@@ -351,11 +349,14 @@ class PostgresTree(TreeVolume):
         Args:
             durable: it is on the server's disk at the end.
         """
-        with translate_errors(), self.connections.leased(self._begin_alone) as connection:
-            version, newest = self._session.new_version(), self._scope.newest
-            begun = self._begun(connection, version, newest, exclusive=True, begun=True, durable=durable)
-            with self._transaction(begun) as transaction:
-                yield transaction
+
+        def begin(connection: Connection[Any]) -> Transaction:
+            transaction = self._begun(connection, self._session.new_version(), exclusive=True, durable=durable)
+            transaction.fetch(Wanted())
+            return transaction
+
+        with translate_errors(), self.connections.leased(begin) as begun, self._transaction(begun):
+            yield begun
 
     def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
         """As in `NativeVolume`: one transaction, which locks what it changes, and is repeated if it was overtaken.
@@ -404,12 +405,6 @@ class PostgresTree(TreeVolume):
             raise
         self._tell_all(scope.nested, reports=True)
         return result
-
-    def _begin_alone(self, connection: Connection[Any]) -> None:
-        self._session.rejoin(connection)
-        self._unsynced.incarnation(connection)
-        _, locked = send(connection, [BEGIN, statements.lock_changes(self.id, exclusive=True)])
-        self._scope.newest = self._newest.of(connection, locked[0][1])
 
     def _tell_all(self, found: Sequence[Changes], *, reports: bool) -> None:
         """A failed change is announced as well: it may have happened, and if not, an invalidation does no harm."""
@@ -655,8 +650,9 @@ def missing(links: Sequence[Link], there: Rows) -> Sequence[Link]:
     return [link for link in links if link not in found]
 
 
-def _begin_view(connection: Connection[Any]) -> None:
+def _begin_view(connection: Connection[Any]) -> Connection[Any]:
     send(connection, [("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", ())])
+    return connection
 
 
 def _names_of(path: str) -> tuple[bytes, ...]:

@@ -120,15 +120,14 @@ class Transaction:
     Args:
         durable: it is on the server's disk when `commit` returns.
         exclusive: it has the volume for itself.
-        begun: it has been begun, and has taken its locks.
         several: it is a change of several operations, which is repeated as a whole after an error of `REPEATABLE`.
         renames: it may rename directories; one of several operations may not otherwise.
         snapshots: which one is the newest.
-        newest: the number of that one, for a transaction that has begun.
         incarnation: the server's (`unsynced.py`).
 
     Attributes:
         wants_renames: it was refused, since it is about to rename a directory.
+        newest: the number of the newest snapshot, 0 for none, of a transaction that has fetched something.
         way: the nodes along the path that it walked last, each with the directory and the name that lead to it.
     """
 
@@ -142,10 +141,8 @@ class Transaction:
         snapshots: Newest,
         durable: bool = False,
         exclusive: bool = False,
-        begun: bool = False,
         several: bool = False,
         renames: bool = False,
-        newest: int = 0,
     ) -> None:
         self.connection = connection
         self._volume = volume
@@ -154,13 +151,13 @@ class Transaction:
         self._renames = renames
         self._snapshots = snapshots
         self._count: int | None = None  # with which the lock has come
-        self._newest = newest
+        self.newest = 0
         self.durable = durable
         self.incarnation = incarnation
         self.wants_renames = False
         self.way: Rows = []
         self.grown_bytes = self.grown_files = self.counts = 0  # for the volume's limits
-        self.logged: Sequence[LogRow] = ()  # added with the commit
+        self.logged: list[LogRow] = []  # added with the commit
         self.before: dict[int, int] = {}  # the versions of what it changes
         self.unnamed: set[int] = set()  # … of which these have no name any more
         self.version = version  # of all that this changes
@@ -172,7 +169,7 @@ class Transaction:
         self._parents: dict[int, int] = {}
         self._empty: set[int] = set()  # directories that have no names in the table
         self._freed: dict[tuple[int, int], int] = {}
-        self._begun = begun
+        self._begun = False
         self._failure: BaseException | None = None  # the server would answer a commit with a rollback
         self._is_draft = False
         self._is_flushed = False  # some of it was written before the end
@@ -253,7 +250,7 @@ class Transaction:
                 batch.append((statements.freed(volume, node, first), lambda rows: self._take_freed(node, first, rows)))
         self._send(batch)
         if begins:
-            self._look_for_newest()
+            self.newest = self._snapshots.of(self.connection, self._count, self.ask)
         self._note_names(entries, sure=lock)
         if before != [self._names[entry] for entry in guessed]:
             self._fail(overtaken())
@@ -288,11 +285,8 @@ class Transaction:
         if not self._begun:
             self._begun = True
             batch.append((BEGIN, None))
-            if self.several and not self._exclusive:
-                batch.append((statements.lock_paths(volume, self._renames), self._take_lock))
-            else:
-                lock = statements.lock_changes(volume, self._exclusive, turns)
-                batch.append((lock, self._take_lock))
+            renames = self._renames if self.several and not self._exclusive else None
+            batch.append((statements.lock_changes(volume, self._exclusive, turns, renames), self._take_lock))
         if walks and not self._exclusive:
             ways = [(walk.names, 2 if walk.removes else 1) for walk in walks]
             batch.append((statements.lock_walks(volume, ROOT_NODE, ways), self._take_walked))
@@ -391,13 +385,6 @@ class Transaction:
     def _take_lock(self, rows: Rows) -> None:
         self._count = rows[0][1]
 
-    def _look_for_newest(self) -> None:
-        try:
-            self._newest = self._snapshots.of(self.connection, self._count)
-        except BaseException as error:
-            self._failure = error
-            raise
-
     def _take_inodes(self, rows: Rows) -> None:
         for row in rows:
             if row[0] not in self._inodes:
@@ -492,17 +479,14 @@ class Transaction:
         newest = self._snapshots.likely(self.connection)
         if newest is None or (guess.dated and guess.rows[guess.dated].made < newest[1]):
             return False
-        count, self._newest = newest
+        count, self.newest = newest
         self._begun = True
         self._guess = [(BEGIN, None)]
         compares = partial(_replace, self._guessed)
         if guess.dated:
             self._dated = copy.copy(guess.rows[guess.dated])
             turns = [guess.dated]
-            if self.several:
-                locks = statements.lock_paths(self._volume, self._renames, turns)
-            else:
-                locks = statements.lock_changes(self._volume, False, turns)
+            locks = statements.lock_changes(self._volume, False, turns, self._renames if self.several else None)
             take = partial(_replace, self._dated_row)
             self._guess += [(locks, None), (statements.inodes(self._volume, turns, lock=True), take)]
             self._guess.append((statements.compare_dated(self._volume, guess, count), compares))
@@ -555,7 +539,7 @@ class Transaction:
         return self._names[parent, name]
 
     def set_child(self, parent: int, name: bytes, node: int | None) -> None:
-        if self._newest and self._names.get((parent, name), 0) is not None:
+        if self.newest and self._names.get((parent, name), 0) is not None:
             self._replaced.add((parent, name))
         self._names[parent, name] = self._set_names[parent, name] = node
         if node is not None:
@@ -679,7 +663,7 @@ class Transaction:
         self._dated_at = inode.ctime_ns
         more_links = inode.nlink - guessed.nlink
         return statements.date_directory(
-            self._volume, inode.node, inode.ctime_ns, more_links, self.version, self._newest
+            self._volume, inode.node, inode.ctime_ns, more_links, self.version, self.newest
         )
 
     def _note_dated(self, guessed: StoredInode) -> None:
@@ -689,7 +673,7 @@ class Transaction:
         inode.nlink += self._inodes[inode.node].nlink - guessed.nlink
         inode.mtime_ns = inode.ctime_ns = self._dated_at
         inode.settle_times()
-        inode.version, inode.made = self.version, max(inode.made, self._newest)
+        inode.version, inode.made = self.version, max(inode.made, self.newest)
         self._inodes[inode.node] = inode
 
     def rollback(self) -> None:
@@ -702,7 +686,7 @@ class Transaction:
         # Nobody knows a new node yet but by its name.
         self.changes += [Change(node) for node, inode in self._changed.items() if not inode.is_new]
         self.changes += [Change(node, parent, name) for (parent, name), node in self._set_names.items()]
-        batch = self._keeping() if self._newest else []
+        batch = self._keeping() if self.newest else []
         dated = None if self._dated is None else self._changed.get(self._dated.node)
         if self._dated is not None and dated is not None:
             batch.append(self._date(dated, self._dated))
@@ -712,7 +696,7 @@ class Transaction:
                 self.unnamed.add(inode.node)
             inode.version = self.version
             inode.settle_times()
-            inode.made = max(inode.made, self._newest)
+            inode.made = max(inode.made, self.newest)
         added = [inode for inode in self._changed.values() if inode.is_new]
         updated = [inode for inode in self._changed.values() if not inode.is_new and inode is not dated]
         gone = [key for key, node in self._set_names.items() if node is None]
@@ -720,14 +704,14 @@ class Transaction:
         if gone:
             batch.append(statements.delete_names(volume, gone))
         if here:
-            batch.append(statements.put_names(volume, here, self._newest))
+            batch.append(statements.put_names(volume, here, self.newest))
         batch += [statements.cut(volume, node, first) for node, first in self._cuts.items()]
         if added:
             batch += statements.add_inodes(volume, added)
         if updated:
             batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
-            batch += statements.put_chunks(volume, self._set_chunks, self._newest)
+            batch += statements.put_chunks(volume, self._set_chunks, self.newest)
         if self._nameless:
             batch.append(statements.put_nameless(volume, self._nameless))
         for inode in added:
@@ -736,7 +720,7 @@ class Transaction:
 
     def _keeping(self) -> list[Statement]:
         """Keep what the newest snapshot has of the rows that are about to be changed. Most were kept before."""
-        volume, newest = self._volume, self._newest
+        volume, newest = self._volume, self.newest
         batch: list[Statement] = []
         if self._replaced:
             batch.append(old_rows.keep_names(volume, list(self._replaced), newest))

@@ -583,7 +583,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
 
     def forget_versions(self, nodes: Collection[int]) -> list[str]:
         with self._alone(durable=True) as transaction:
-            for statement in old_rows.forget(self.id, list(nodes), self._scope.newest):
+            for statement in old_rows.forget(self.id, list(nodes), transaction.newest):
                 transaction.ask(statement)
             transaction.changes.append(SNAPSHOTS)
         self._snapshots.forget_cached()

@@ -17,7 +17,7 @@ from eventually import eventually
 from for_each import for_each
 from postgres_check import check
 from postgres_hosts import ME, sql
-from round_trips import TRANSACTIONS, Trips, sent
+from round_trips import Trips, sent
 from services.postgres import Postgres, running
 from together import beside
 
@@ -81,7 +81,7 @@ def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
     """A function that counts the round trips of transactions in a call."""
-    batches = sent(monkeypatch, TRANSACTIONS, "fusebackend.backends.postgres.old_rows")
+    batches = sent(monkeypatch)
 
     def count(call: Callable[[], object]) -> int:
         batches.clear()
