@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
-import socket
 import threading
 import time
 from collections import deque
@@ -95,13 +95,11 @@ class Listener:
         self._ended = False
         self._guard = threading.Lock()
         self._jobs: deque[_ListenerJob] = deque()
-        self._woken = False  # there is a byte in the socket
+        self._woken = False  # the bell has been rung
         self._socket = -1  # of the connection that listens
         connection = self._connect()
         self.live = True
-        self._wake, self._waking = socket.socketpair()
-        self._waking.setblocking(False)
-        self._wake.setblocking(False)
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, args=[connection], name=name, daemon=True)
         self._thread.start()
 
@@ -111,7 +109,7 @@ class Listener:
             if self._ended:
                 return
             self._ended = True
-            self._rouse()  # in the lock: the thread closes this socket when it ends
+            self._rouse()  # in the lock: the thread closes the bell when it ends
         if self._thread is not threading.current_thread():  # the garbage collector may run this in it
             self._thread.join()
 
@@ -150,13 +148,11 @@ class Listener:
 
     def _rouse(self) -> None:
         self._woken = True
-        with contextlib.suppress(BlockingIOError):  # then there are bytes enough
-            self._waking.send(b"x")
+        os.eventfd_write(self._bell, 1)
 
     def _drain(self) -> None:
-        self._woken = False  # first: a `wake` from now on sends another byte
-        with contextlib.suppress(BlockingIOError):
-            self._wake.recv(4096)
+        self._woken = False  # first: a `wake` from now on rings again
+        os.eventfd_read(self._bell)
 
     def _connect(self) -> Connection[Any]:
         return connect(self._conninfo, self._set_up, application_name=self._name)
@@ -176,8 +172,7 @@ class Listener:
             with self._guard:
                 self._ended = True
                 self._fail_jobs(psycopg.OperationalError("the connection was closed"))
-                self._wake.close()
-                self._waking.close()
+                os.close(self._bell)
 
     def _receive(self, connection: Connection[Any] | None) -> None:
         """Receive until `close`, with a new connection after each loss."""
@@ -214,7 +209,7 @@ class Listener:
         """Wait until the next attempt, or until there is work for a connection."""
         until = time.monotonic() + pause_s(RETRY_S, attempts)
         while not self._ended and not self._jobs and (left_s := until - time.monotonic()) > 0:
-            if is_readable(self._wake.fileno(), left_s):
+            if is_readable(self._bell, left_s):
                 self._drain()
 
     def _fail_jobs(self, error: BaseException) -> None:
@@ -226,7 +221,7 @@ class Listener:
         pg = connection.pgconn
         self._socket = pg.socket
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
         poll.register(pg.socket, select.POLLIN)
 
         heard_at = time.monotonic()
