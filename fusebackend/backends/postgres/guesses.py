@@ -12,7 +12,7 @@ No I/O happens here. Any thread may call any method.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from fusebackend.backends.postgres.known_inodes import KnownInodes
@@ -32,15 +32,15 @@ class Guesses:
 
     def __init__(self, known: KnownInodes) -> None:
         self._known = known
-        self._contested: dict[int, float] = {}  # until when
-        self._refused: dict[int, float] = {}  # the same of directories in which a name could not just be made
+        # Until when, with whether a name could not just be made in a directory.
+        self._contested: dict[tuple[int, bool], float] = {}
 
     def wrong(self, guess: Guess) -> None:
         """Something of it was otherwise."""
-        wrong = self._refused if guess.dated else self._contested
-        if len(wrong) > MAX_CONTESTED:
-            wrong.clear()
-        wrong.update(dict.fromkeys(guess.rows, time.monotonic() + CONTESTED_S))
+        if len(self._contested) > MAX_CONTESTED:
+            self._contested.clear()
+        until = time.monotonic() + CONTESTED_S
+        self._contested.update({(node, bool(guess.dated)): until for node in guess.rows})
         self._known.changed(*guess.rows, *(link.parent for link in guess.links if guess.way))
 
     def of(self, wanted: Wanted) -> Guess | None:
@@ -55,7 +55,7 @@ class Guesses:
             return None  # a name is there already, or it is not: that is asked
         nodes = {*wanted.nodes, *(parent for parent, _ in names), *children}
         rows = {node: row for node in nodes if (row := self._known.get(node)) is not None}
-        if len(rows) < len(nodes) or _is_noted(self._contested, nodes):
+        if len(rows) < len(nodes) or self._is_contested(nodes):
             return self._dated(*wanted.entries[0]) if wanted.makes and not children else None
         directories = [node for node in children if rows[node].is_dir]
         if directories and wanted.rename:  # it needs the lock of directories' names, and those above
@@ -77,11 +77,10 @@ class Guesses:
 
     def _dated(self, directory: int, name: bytes) -> Guess | None:
         row = self._known.directory(directory)
-        if row is None or _is_noted(self._refused, (directory,)):
+        if row is None or self._is_contested((directory,), dated=True):
             return None
         return Guess({directory: row}, {(directory, name): None}, dated=directory)
 
-
-def _is_noted(until: Mapping[int, float], nodes: Iterable[int]) -> bool:
-    now = time.monotonic()
-    return bool(until) and any(until.get(node, 0.0) > now for node in nodes)
+    def _is_contested(self, nodes: Iterable[int], *, dated: bool = False) -> bool:
+        now = time.monotonic()
+        return any(self._contested.get((node, dated), 0.0) > now for node in nodes)

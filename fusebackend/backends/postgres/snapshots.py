@@ -58,13 +58,7 @@ class PostgresSnapshot(StoredSnapshot):
         (row,) = self._ask(old_rows.inode, node)
         if row[0] is None:
             raise gone()
-        return self._sound(row)
-
-    def _sound(self, row: Sequence[int]) -> Inode:
-        """The inode of a row. EIO for a damaged one."""
-        if not is_in_range(row[:12]):
-            raise self._damage.of_inode(row)
-        return StoredInode.of(row)
+        return StoredInode.sound(row, self._damage)
 
     def _child(self, parent: int, name: bytes) -> int | None:
         ((node, *row),) = self._ask(old_rows.found, parent, name)
@@ -73,7 +67,7 @@ class PostgresSnapshot(StoredSnapshot):
         if row[0] is None:
             self._damage.tell(f"name {name!r} in inode {parent} leads to inode {node}, which does not exist")
             raise oserror(errno.EIO, name)
-        self._damage.require_entry(parent, name, self._kept(self._sound(row)))
+        self._damage.require_entry(parent, name, self._kept(StoredInode.sound(row, self._damage)))
         return int(node)
 
     def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
@@ -82,7 +76,7 @@ class PostgresSnapshot(StoredSnapshot):
         named = [row for row in rows if row[0] is not None]
         for row in named:
             if row[2] is not None and is_in_range(row[2:14]):
-                self._kept(self._sound(row[2:]))
+                self._kept(StoredInode.of(row[2:]))
         return [(row[0], row[1]) for row in named]
 
     def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK, TURN_LOCK
 from fusebackend.databases.pipeline import Statement
 from fusebackend.protocol import ROOT_NODE, Link
+from fusebackend.volumes.damage import Damage, is_in_range
 from fusebackend.volumes.storage import CHUNK_BYTES, Chunk, Inode
 
 FIELDS = (
@@ -58,6 +59,13 @@ class StoredInode(Inode):
         inode.is_new = False
         inode.ctime_before_ns, inode.mtime_before_ns = inode.ctime_ns, inode.mtime_ns
         return inode
+
+    @classmethod
+    def sound(cls, row: Sequence[Any], damage: Damage) -> StoredInode:
+        """The same, where its fields may have any value. EIO for a damaged one."""
+        if not is_in_range(row[:12]):
+            raise damage.of_inode(row)
+        return cls.of(row)
 
     def __copy__(self) -> StoredInode:
         """Each answer from memory is a copy; by way of `__reduce_ex__` it takes thirteen times as long."""

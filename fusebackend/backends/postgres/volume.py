@@ -214,7 +214,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             return self._look(Wanted(entries=((parent, name),)), super().lookup, parent, name)
         way = self._scope.way
         if way and (parent, name) in way:
-            inode = self._accesses.shown(self._inode_of(way[parent, name]))
+            inode = self._accesses.shown(StoredInode.sound(way[parent, name], self._damage))
             self._damage.require_entry(parent, name, inode)
             return inode
         if self._is_leased:
@@ -301,11 +301,6 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         self._damage.tell(f"name {name!r} in inode {directory} leads to an inode that is missing or damaged")
         return False
 
-    def _inode_of(self, row: Sequence[Any]) -> StoredInode:
-        if not is_in_range(row[:12]):
-            raise self._damage.of_inode(row)
-        return StoredInode.of(row)
-
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         if not links:
             return []
@@ -383,7 +378,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         return self._note_inode(moment, rows[0])
 
     def _note_inode(self, moment: int, row: Sequence[Any], data: bytes | None = None) -> StoredInode:
-        inode = self._inode_of(row)
+        inode = StoredInode.sound(row, self._damage)
         if inode.nlink == 0:
             self._require_used(inode.node)
         elif self._feed.live and self._scope.view is None:
@@ -520,7 +515,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         rows = self._query(statements.contents(self.id, node, first, last))
         if not rows:
             raise gone()
-        inode = self._accesses.shown(self._inode_of(rows[0]))
+        inode = self._accesses.shown(StoredInode.sound(rows[0], self._damage))
         if inode.nlink == 0:
             self._require_used(node)
         return inode, {row[-2]: row[-1] for row in rows if row[-2] is not None}
