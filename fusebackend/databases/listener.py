@@ -151,8 +151,8 @@ class Listener:
         os.eventfd_write(self._bell, 1)
 
     def _drain(self) -> None:
-        self._woken = False  # first: a `wake` from now on rings again
         os.eventfd_read(self._bell)
+        self._woken = False  # last: else a `wake` in between is read, and none rings again; a turn follows anyway
 
     def _connect(self) -> Connection[Any]:
         return connect(self._conninfo, self._set_up, application_name=self._name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +34,16 @@ class Silent:
 def listening(postgres_dsn: str) -> Iterator[Listener]:
     with contextlib.closing(Listener(postgres_dsn, "tested", Silent(), name="tested")) as made:
         yield made
+
+
+class Turning(Silent):
+    """A receiver that counts its turns."""
+
+    turns = 0
+
+    def turn(self, ask: object) -> float:
+        self.turns += 1
+        return 60.0
 
 
 class Stumbling(Silent):
@@ -77,6 +88,24 @@ def test_a_job_that_always_loses_its_connection_fails(listening: Listener, monke
     assert job.left < 999  # it was tried more than once
     assert time.monotonic() - began < 30
     assert listening.run(Losing(0)) == "done"
+
+
+def test_a_wake_up_while_another_is_read_is_not_the_last(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver, read, turns = Turning(), os.eventfd_read, list[int]()
+    with contextlib.closing(Listener(postgres_dsn, "tested", receiver, name="tested")) as listening:
+
+        def read_late(bell: int) -> int:
+            if not turns:
+                turns.append(receiver.turns)
+                listening.wake()
+            return read(bell)
+
+        monkeypatch.setattr(os, "eventfd_read", read_late)
+        listening.wake()
+        eventually(lambda: bool(turns) and receiver.turns > turns[0], 2)
+        before = receiver.turns
+        listening.wake()
+        eventually(lambda: receiver.turns > before, 2)
 
 
 def test_a_mistake_of_the_receiver_is_as_good_as_a_lost_connection(postgres_dsn: str) -> None:
