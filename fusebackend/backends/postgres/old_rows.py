@@ -145,7 +145,8 @@ TABLES_WITH_BYTES: Final = (
 
 # -- reading: no row says that the snapshot `s` is deleted, nulls say that it has nothing there --------------------
 #
-# One statement sees the rows and the snapshot at one moment, and rows are freed after the snapshot was deleted.
+# One statement sees the rows and the snapshot at one moment, and rows are freed after the snapshot was deleted. Its
+# parameters are its key (`_ask`), the volume and the number of the snapshot.
 
 
 def _seen(columns: str, table: str, key: str) -> str:
@@ -169,22 +170,14 @@ def _each(query: str, name: str) -> str:
 
 
 _I: Final = columns_of("i")
-_INODE: Final = _ask("%s::int8 AS node", _I, _each(_seen(COLUMNS, "inode", "node = k.node"), "i"))
-_CHILD_INODE: Final = _each(_seen(COLUMNS, "inode", "node = d.node"), "i")
-_FOUND: Final = _ask(
+INODE: Final = _ask("%s::int8 AS node", _I, _each(_seen(COLUMNS, "inode", "node = k.node"), "i"))
+_CHILD: Final = _each(_seen(COLUMNS, "inode", "node = d.node"), "i")
+FOUND: Final = _ask(
     "%s::int8 AS parent, %s::bytea AS name",
     f"d.node, {_I}",
-    f"{_each(_seen('node', 'dentry', 'parent = k.parent AND name = k.name'), 'd')} {_CHILD_INODE}",
+    f"{_each(_seen('node', 'dentry', 'parent = k.parent AND name = k.name'), 'd')} {_CHILD}",
 )
-
-
-def inode(volume: int, number: int, node: int) -> Statement:
-    return _INODE, (node, volume, number)
-
-
-def found(volume: int, number: int, parent: int, name: bytes) -> Statement:
-    """The node under a name, and its inode."""
-    return _FOUND, (parent, name, volume, number)
+"""The node under a name, and its inode."""
 
 
 def _page(table: str, also: str) -> str:
@@ -194,23 +187,19 @@ def _page(table: str, also: str) -> str:
     )
 
 
-_LISTED: Final = (
+LISTED: Final = (
     _ask(
         "%s::int8 AS parent, %s::bytea AS after, %s::int8 AS most",
         f"d.name, d.node, {_I}",
         f"LEFT JOIN LATERAL ({_page('dentry', '')} UNION ALL {_page('old_dentry', ' AND until >= s.number')}"
-        f" ORDER BY name LIMIT k.most) d ON true {_CHILD_INODE}",
+        f" ORDER BY name LIMIT k.most) d ON true {_CHILD}",
     )
     + " ORDER BY d.name"
 )
+"""Names in a directory, with their nodes and inodes."""
 
 
-def listed(volume: int, number: int, parent: int, after: bytes, limit: int) -> Statement:
-    """Names in a directory, with their nodes and inodes."""
-    return _LISTED, (parent, after, limit, volume, number)
-
-
-_CHUNKS: Final = _ask(
+CHUNKS: Final = _ask(
     "%s::int8 AS node, %s::int8 AS first, %s::int8 AS last",
     "c.idx, c.data",
     _each(
@@ -223,20 +212,12 @@ _CHUNKS: Final = _ask(
         "c",
     ),
 )
-_NEXT_CHUNK: Final = _ask(
+NEXT_CHUNK: Final = _ask(
     "%s::int8 AS node, %s::int8 AS first",
     "c.idx",
     _each(f"SELECT min(idx) AS idx FROM ({_seen('idx', 'chunk', 'node = k.node AND idx >= k.first')}) each", "c"),
 )
-
-
-def chunks(volume: int, number: int, node: int, first: int, last: int) -> Statement:
-    return _CHUNKS, (node, first, last, volume, number)
-
-
-def next_chunk(volume: int, number: int, node: int, index: int) -> Statement:
-    """The first chunk of a file from an index on."""
-    return _NEXT_CHUNK, (node, index, volume, number)
+"""The first chunk of a file from an index on."""
 
 
 def kept_bytes(volume: int) -> Statement:

@@ -19,7 +19,7 @@ from fusebackend.base import waiting
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
 from fusebackend.base.stamps import now_ns
-from fusebackend.databases.pipeline import Rows, Statement
+from fusebackend.databases.pipeline import Rows
 from fusebackend.protocol import Features, Snapshot
 from fusebackend.volumes.damage import is_in_range
 from fusebackend.volumes.frozen import StoredSnapshot
@@ -43,10 +43,10 @@ class PostgresSnapshot(StoredSnapshot):
         self._volume = volume
         self._query = query
 
-    def _ask(self, statement: Callable[..., Statement], *key: object) -> Rows:
+    def _ask(self, query: str, *key: object) -> Rows:
         """The rows that it has; each query of `old_rows` answers at least one."""
         self._require()
-        rows = self._query(*statement(self._volume, self.taken.number, *key))
+        rows = self._query(query, (*key, self._volume, self.taken.number))
         if not rows:
             self.is_deleted = True
         self._require()
@@ -55,13 +55,13 @@ class PostgresSnapshot(StoredSnapshot):
     # -- inodes and names --------------------------------------------------------------------------------------
 
     def _read_inode(self, node: int) -> Inode:
-        (row,) = self._ask(old_rows.inode, node)
+        (row,) = self._ask(old_rows.INODE, node)
         if row[0] is None:
             raise gone()
         return StoredInode.sound(row, self._damage)
 
     def _child(self, parent: int, name: bytes) -> int | None:
-        ((node, *row),) = self._ask(old_rows.found, parent, name)
+        ((node, *row),) = self._ask(old_rows.FOUND, parent, name)
         if node is None:
             return None
         if row[0] is None:
@@ -72,7 +72,7 @@ class PostgresSnapshot(StoredSnapshot):
 
     def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
         self._directory(parent)
-        rows = self._ask(old_rows.listed, parent, after, limit)
+        rows = self._ask(old_rows.LISTED, parent, after, limit)
         named = [row for row in rows if row[0] is not None]
         for row in named:
             if row[2] is not None and is_in_range(row[2:14]):
@@ -97,7 +97,7 @@ class PostgresSnapshot(StoredSnapshot):
             found = {index: self._chunks.get((node, index)) for index in range(first, last + 1)}
         missing = [index for index, chunk in found.items() if chunk is None]
         if missing:
-            for index, data in self._ask(old_rows.chunks, node, missing[0], missing[-1]):
+            for index, data in self._ask(old_rows.CHUNKS, node, missing[0], missing[-1]):
                 if index is not None and found[index] is None:
                     found[index] = Chunk(data)
             with self._guard:
@@ -111,7 +111,7 @@ class PostgresSnapshot(StoredSnapshot):
         return self._read_chunks(node, index, index).get(index)
 
     def _next_chunk(self, node: int, index: int) -> int | None:
-        ((found,),) = self._ask(old_rows.next_chunk, node, index)
+        ((found,),) = self._ask(old_rows.NEXT_CHUNK, node, index)
         return None if found is None else int(found)
 
 

@@ -64,11 +64,11 @@ STATEMENTS: dict[str, tuple[Statement, int]] = {
     "keep_names": (old_rows.keep_names(1, [A, B], 1), 0),
     "keep_chunks": (old_rows.keep_chunks(1, NODES[1], [0, 1], 1), 0),
     "keep_cut": (old_rows.keep_cut(1, NODES[1], 0, 1), 0),
-    "snapshot's inode": (old_rows.inode(1, 2, KEPT), 1),
-    "snapshot's found": (old_rows.found(1, 2, DIRECTORY, b"09000"), 1),
-    "snapshot's listed": (old_rows.listed(1, 2, DIRECTORY, b"08997", 5), 5),
-    "snapshot's chunks": (old_rows.chunks(1, 2, KEPT, 0, 1), 1),
-    "snapshot's next_chunk": (old_rows.next_chunk(1, 2, KEPT, 0), 1),
+    "snapshot's inode": ((old_rows.INODE, (KEPT, 1, 2)), 1),
+    "snapshot's found": ((old_rows.FOUND, (DIRECTORY, b"09000", 1, 2)), 1),
+    "snapshot's listed": ((old_rows.LISTED, (DIRECTORY, b"08997", 5, 1, 2)), 5),
+    "snapshot's chunks": ((old_rows.CHUNKS, (KEPT, 0, 1, 1, 2)), 1),
+    "snapshot's next_chunk": ((old_rows.NEXT_CHUNK, (KEPT, 0, 1, 2)), 1),
     **{f"free {table.name}": (old_rows.free(table, 1, (2, 2), ()), 1) for table in old_rows.TABLES},
 }
 """With the rows that each returns: one too where a snapshot has none, of nulls."""
