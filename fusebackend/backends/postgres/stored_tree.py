@@ -232,13 +232,6 @@ class PostgresTree(TreeVolume):
                 self._store_accesses()
             self._drafts.settle_all()
 
-    def _look(self, wanted: Wanted, rule: Callable[..., T], *arguments: Any) -> T:
-        """Run a rule that only reads, to find the way, in the scope's transaction. It locks nothing."""
-        transaction = self._here
-        with self._several_errors(transaction):
-            transaction.fetch(wanted, lock=False)
-            return rule(*arguments)
-
     @contextlib.contextmanager
     def _several_errors(self, transaction: Transaction) -> Iterator[None]:
         """Errors within a change of several operations. Those after which all of it is repeated pass as they are."""

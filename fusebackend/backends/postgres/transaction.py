@@ -112,6 +112,8 @@ class Wanted:
     cut: tuple[int, int] | None = None
     """The blocks that a node loses when it gets this size."""
     walks: tuple[Walk, ...] = ()
+    locks: bool = True
+    """Whether rows are locked: not where they are only to find the way."""
 
 
 class Transaction:
@@ -208,11 +210,11 @@ class Transaction:
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
-    def fetch(self, wanted: Wanted, *, lock: bool = True) -> None:
-        """Lock and fetch all of it in one round trip; without locks where it is only to find the way."""
+    def fetch(self, wanted: Wanted) -> None:
+        """Lock and fetch all of it in one round trip."""
+        volume, lock = self._volume, wanted.locks and not self._exclusive
         if self._begun and self._has(wanted, lock):
             return
-        volume, lock = self._volume, lock and not self._exclusive
         turns: set[int] = set()
         if lock and not wanted.rename:  # `RENAME_LOCK` comes first: a change that walks has it when it takes its turn
             turns = {*wanted.nodes, *(parent for parent, _ in wanted.entries)}
@@ -265,7 +267,7 @@ class Transaction:
     def _has(self, wanted: Wanted, lock: bool) -> bool:
         """Whether nothing is to be fetched. It takes a tenth of what `fetch` does, and most operations have it all."""
         nodes, entries, write = wanted.nodes, wanted.entries, wanted.write
-        known = self._locked if lock and not self._exclusive else self._inodes
+        known = self._locked if lock else self._inodes
         return (
             all(node in known for node in nodes)
             and all(

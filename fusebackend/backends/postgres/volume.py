@@ -211,7 +211,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         if self._scope.transaction is not None:
-            return self._look(Wanted(entries=((parent, name),)), super().lookup, parent, name)
+            return self._change(Wanted(entries=((parent, name),), locks=False), super().lookup, parent, name)
         way = self._scope.way
         if way and (parent, name) in way:
             inode = self._accesses.shown(StoredInode.sound(way[parent, name], self._damage))
