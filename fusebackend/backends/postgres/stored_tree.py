@@ -30,7 +30,7 @@ from fusebackend.backends.postgres.uses import Accesses, Uses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.base.waiting import will_wait
-from fusebackend.databases.pipeline import COMMIT, Rows, Statement, send
+from fusebackend.databases.pipeline import COMMIT, Rows, Statement, rollback, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
 from fusebackend.protocol import NOTE, ROOT_NODE, STEP, Change, Changes, Link, LogRow, StepNote, WrongLinks
 from fusebackend.volumes.damage import Damage
@@ -283,7 +283,7 @@ class PostgresTree(TreeVolume):
             )
             self._shared_quota.settle(transaction, committed=True)
         except BaseException:
-            transaction.rollback()
+            rollback(transaction.connection)
             for node in transaction.before:  # it may have happened without an answer
                 self._known.changed(node)
             if transaction.before and transaction.connection.closed:  # … or may yet happen

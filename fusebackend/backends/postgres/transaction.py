@@ -38,7 +38,7 @@ from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.statements import Guess, StoredInode
 from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.base.errors import oserror
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, require_quiet, rollback, send
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, require_quiet, send
 from fusebackend.databases.postgres import REPEATABLE, errno_of
 from fusebackend.protocol import ROOT_NODE, Change, LogRow
 from fusebackend.volumes.storage import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
@@ -106,7 +106,7 @@ class Wanted:
     write: tuple[int, int, int] | None = None
     """The chunks of a node that are changed by writing so many bytes at an offset."""
     read: tuple[int, int, int] | None = None
-    """The chunks of a node, from the first index to the last."""
+    """The chunks of a node with so many bytes at an offset."""
     append: int = 0
     """The last chunk of this node."""
     cut: tuple[int, int] | None = None
@@ -331,13 +331,11 @@ class Transaction:
             node, size = wanted.cut
             index = size >> CHUNK_SHIFT
             return self._missing_chunks(node, index, index, 0, 0) if size & (CHUNK_BYTES - 1) else []
-        if wanted.read is not None:
-            return self._missing_chunks(*wanted.read, offset=0, size=0)
-        if wanted.write is None:
+        if (span := wanted.write or wanted.read) is None:
             return []
-        node, offset, size = wanted.write
+        node, offset, size = span
         first, last = offset >> CHUNK_SHIFT, (offset + max(size, 1) - 1) >> CHUNK_SHIFT
-        return self._missing_chunks(node, first, last, offset, size)
+        return self._missing_chunks(node, first, last, offset, size if wanted.write else 0)
 
     def _missing_chunks(self, node: int, first: int, last: int, offset: int, size: int) -> list[Statement]:
         """Chunks that are not in memory; without the bytes of those that `size` bytes at `offset` replace."""
@@ -677,10 +675,6 @@ class Transaction:
         inode.settle_times()
         inode.version, inode.made = self.version, max(inode.made, self.newest)
         self._inodes[inode.node] = inode
-
-    def rollback(self) -> None:
-        """End it with nothing done."""
-        rollback(self.connection)
 
     def _writing(self) -> list[Statement]:
         """The statements that write all changes."""

@@ -370,12 +370,14 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
                 return self._accesses.shown(known)
         return self._read_inode(node)
 
-    def _read_inode(self, node: int) -> StoredInode:
+    def _read_inode(self, node: int, *, with_data: bool = False) -> StoredInode:
+        """The inode. `with_data`, the bytes of a small file, of which the kernel has none, are known from now on."""
         moment = self._known.moment
-        rows = self._query(statements.inode(self.id, node))
+        sent = self._known.sent(node)
+        rows = self._query(statements.opened(self.id, node, sent) if with_data else statements.inode(self.id, node))
         if not rows:
             raise gone()
-        return self._note_inode(moment, rows[0])
+        return self._note_inode(moment, rows[0][:FIELD_COUNT], *rows[0][FIELD_COUNT:])
 
     def _note_inode(self, moment: int, row: Sequence[Any], data: bytes | None = None) -> StoredInode:
         inode = StoredInode.sound(row, self._damage)
@@ -436,7 +438,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             self._drafts.settle(node)
             is_read = flags & os.O_ACCMODE == os.O_RDONLY
             known = self._opened_leased(node, is_read) if self._is_leased else None
-            inode = known or (self._read_small(node) if is_read else self._read_inode(node))
+            inode = known or self._read_inode(node, with_data=is_read)
         self._uses.open(node, flags, inode.contents)
         return inode
 
@@ -466,14 +468,6 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             if row[0] == node or (is_in_range(row[:12]) and row[NLINK]):
                 self._note_inode(moment, row[:FIELD_COUNT], row[FIELD_COUNT])
 
-    def _read_small(self, node: int) -> StoredInode:
-        """The inode. If it is a small file, of which the kernel has no bytes, they are known from now on."""
-        moment = self._known.moment
-        rows = self._query(statements.opened(self.id, node, self._known.sent(node)))
-        if not rows:
-            raise gone()
-        return self._note_inode(moment, rows[0][:FIELD_COUNT], rows[0][FIELD_COUNT])
-
     def flush(self, node: int) -> None:
         self._drafts.require_stored(node)
 
@@ -492,15 +486,14 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         self._session.wake()
 
     def read(self, node: int, offset: int, size: int) -> bytes:
-        first = offset >> CHUNK_SHIFT
-        last = (offset + max(size, 1) - 1) >> CHUNK_SHIFT
         if self._scope.transaction is not None:
-            return self._change(Wanted(nodes=(node,), read=(node, first, last)), super().read, node, offset, size)
+            return self._change(Wanted(nodes=(node,), read=(node, offset, size)), super().read, node, offset, size)
         known = self._known.data(node) if self._feed.live and self._scope.view is None else None
         if known is not None and node not in self._drafts.pending():
             inode, chunks = self._accesses.shown(known[0]), {0: known[1]}
         else:
-            inode, chunks = self._read_contents(node, first, last)
+            last = (offset + max(size, 1) - 1) >> CHUNK_SHIFT
+            inode, chunks = self._read_contents(node, offset >> CHUNK_SHIFT, last)
         if stat.S_ISDIR(inode.mode):
             raise oserror(errno.EISDIR)
         self._note_access(inode)
