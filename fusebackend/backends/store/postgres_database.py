@@ -5,8 +5,9 @@ Elsewhere an index of our own has that order:
 
     CREATE INDEX CONCURRENTLY fusebackend_store_keys ON store (prefix, key COLLATE "C")
 
-Where it can't be made (`feed=False`, or no privilege), a listing reads all keys below its directory. Versions are of
-a value as JSONB prints it. A trigger on the table notifies of the changes of others (`feed.py`).
+Where it can't be made (`feed=False`, or no privilege), the server reads all keys of the namespace for a listing and
+sends the listed ones. Versions are of a value as JSONB prints it. A trigger on the table notifies of the changes of
+others (`feed.py`).
 
 The database is connected to once more, beside the store's own connection, so that neither waits for the other. Only
 where that fails the store's connection is shared, without a feed. Behind a transaction pooler, whose connections have

@@ -166,9 +166,9 @@ class SqlItems(Items):
 
     def level(self, prefix: str) -> list[Row]:
         order = self._order  # which may ask, and a shared connection is locked
-        if not order.indexed:
-            return self.below(prefix)  # to skip the keys of subdirectories would take as long as to read them
         with self._database.asking() as ask:
+            if not order.indexed:
+                return self._grouped(ask, prefix)
             return [row for start, end in bounds(prefix) for row in _texts(self._walked(ask, prefix, start, end))]
 
     def _walked(self, ask: Ask, prefix: str, start: str, end: str | None) -> list[Row]:
@@ -213,6 +213,19 @@ class SqlItems(Items):
             ask, f"JOIN ({found}) AS hops ON prefix = ? AND key = hops.found ORDER BY {key}",
             [self._namespace, *more, _raw_text(start), self._namespace, *more, limit, self._namespace],
         )  # fmt: skip
+
+    def _grouped(self, ask: Ask, prefix: str) -> list[Row]:
+        """A level where no index has the order of keys, in PostgreSQL: the server reads all, and sends the level."""
+        where, parameters = self._order.within(prefix)
+        key, first, second, size = self._sql.row.split(", ")
+        found = ask(
+            f"SELECT min({self._order.key}), min(first), min(second), min(size) FROM (SELECT {key}, {first} AS first,"
+            f" {second} AS second, {size} AS size, substr(key, CAST(? AS int)) AS rest FROM store"
+            f" WHERE prefix = ? AND {where}{self._alive}) AS below"
+            " GROUP BY CASE WHEN strpos(rest, '/') > 0 THEN left(rest, strpos(rest, '/')) ELSE rest END ORDER BY 1",
+            [len(prefix) + 1, self._namespace, *parameters],
+        )
+        return _rows(found)
 
     def below(self, prefix: str) -> list[Row]:
         where, parameters = self._order.within(prefix)
