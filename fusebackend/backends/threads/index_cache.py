@@ -23,7 +23,7 @@ from fusebackend.databases.sqlite import bound, open_file, primary
 if TYPE_CHECKING:
     import msgspec
 
-FORMAT: Final = 10
+FORMAT: Final = 11
 """Of an index. Any other number, and any change in how documents look, is a reason to read the line again."""
 
 MAX_BYTES: Final = 256 << 20

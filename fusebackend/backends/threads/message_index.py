@@ -56,6 +56,7 @@ class IndexedMessage(NamedTuple):
 
     digest: str
     """Of all but its id."""
+    id: str | None
     step: int
     """The place of the checkpoint that brought it …"""
     position: int
@@ -64,6 +65,10 @@ class IndexedMessage(NamedTuple):
     """`UNMEASURED` until `transcript.md` is looked at: a search through `messages/` does not need it."""
     files: list[tuple[str, int]]
     """The names and sizes of its files in `messages/`."""
+    title: str
+    """The first line that a human wrote in it, or nothing."""
+    model: str
+    """The model that wrote it, as it says itself, or nothing."""
 
 
 class _LastMessage(NamedTuple):
@@ -99,10 +104,7 @@ class MessageIndex:
         self.messages: list[IndexedMessage] = []
         self.last: list[tuple[int, int]] = []
         self.messages_bytes = 0
-        self._ids: list[str | None] = []
         self._by_digest: dict[str, list[int]] = {}
-        self._titles: dict[int, str] = {}
-        self._models: dict[int, str] = {}  # by the message that has it
         self._unread()
 
     def _unread(self) -> None:
@@ -112,15 +114,15 @@ class MessageIndex:
 
     @property
     def title(self) -> str:
-        return next(iter(self._titles.values()), "")
+        return self.title_at(len(self.said))
 
     @property
     def model(self) -> str:
-        return next(reversed(self._models.values()), "")
+        return next((message.model for message in reversed(self.messages) if message.model), "")
 
     def title_at(self, place: int) -> str:
         """The title as it was known at a checkpoint, on which the size of its patch depends."""
-        return next((found for number, found in self._titles.items() if self.messages[number].step <= place), "")
+        return next((message.title for message in self.messages if message.title and message.step <= place), "")
 
     # -- reading the line --------------------------------------------------------------------------------------
 
@@ -159,10 +161,7 @@ class MessageIndex:
         self._unread()
         del self.said[kept:]
         left = sum(message.step < kept for message in self.messages)
-        del self.messages[left:], self.last[left:], self._ids[left:]
-        for known in (self._titles, self._models):
-            for number in [number for number in known if number >= left]:
-                del known[number]
+        del self.messages[left:], self.last[left:]
         self._sort()
         for number, (place, _) in enumerate(self.last):
             if place >= kept:
@@ -237,26 +236,29 @@ class MessageIndex:
         if id_ is None:
             return numbers[0] if numbers else None
         for number in numbers:
-            if self._ids[number] == str(id_):
+            if self.messages[number].id == str(id_):
                 return number
         for number in numbers:
-            if self._ids[number] is None:
-                self._ids[number] = str(id_)
+            if self.messages[number].id is None:
+                self.messages[number] = self.messages[number]._replace(id=str(id_))
                 return number
         return None
 
     def _describe(self, number: int, digest: str, message: Message, place: int, position: int, size: int) -> None:
-        files = [(file.name, len(file.data)) for file in files_of(number + 1, message)]
-        self.messages.append(IndexedMessage(digest, place, position, size, files))
-        self.last.append((place, position))
         id_ = message.get("id")
-        self._ids.append(None if id_ is None else str(id_))
+        made = IndexedMessage(
+            digest=digest,
+            id=None if id_ is None else str(id_),
+            step=place,
+            position=position,
+            section_bytes=size,
+            files=[(file.name, len(file.data)) for file in files_of(number + 1, message)],
+            title=title(iter([message])),
+            model=_model(message),
+        )
+        self.messages.append(made)
+        self.last.append((place, position))
         self._by_digest.setdefault(digest, []).append(number)
-        if not self._titles and (found := title(iter([message]))):
-            self._titles[number] = found
-        model = _model(message)
-        if model and model != self.model:
-            self._models[number] = model
 
     def measure(self, message_of: Callable[[int], Mapping[str, Any]]) -> None:
         """Measure all sections of `transcript.md`. `message_of` gives a message by its place, as for the transcript."""
@@ -283,22 +285,13 @@ class MessageIndex:
 
     def _keep(self) -> None:
         if self._cache is not None:
-            kept = KeptMessages(
-                self.said,
-                self.messages,
-                self.last,
-                self._ids,
-                list(self._titles.items()),
-                list(self._models.items()),
-                self.messages_bytes,
-            )
+            kept = KeptMessages(self.said, self.messages, self.last, self.messages_bytes)
             self._cache.put(self._lineage.place, PART, kept)
 
     def _restore(self, found: KeptMessages | None) -> None:
         if found is None:
             return
-        self.said, self.messages, self.last, self._ids = found.said, found.messages, found.last, found.ids
-        self._titles, self._models = dict(found.titles), dict(found.models)
+        self.said, self.messages, self.last = found.said, found.messages, found.last
         self.messages_bytes = found.messages_bytes
         self._sort()
 
@@ -309,9 +302,6 @@ class KeptMessages(NamedTuple):
     said: list[Said]
     messages: list[IndexedMessage]
     last: list[tuple[int, int]]
-    ids: list[str | None]
-    titles: list[tuple[int, str]]
-    models: list[tuple[int, str]]
     messages_bytes: int
 
 
