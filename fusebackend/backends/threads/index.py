@@ -2,29 +2,28 @@
 
 `ls -l` shows exact sizes, and they follow from the contents: the whole of a conversation at each checkpoint. So the
 line is read once, checkpoint by checkpoint, and the index of it cached by the server (`index_cache.py`); later only the
-new checkpoints are read. A checkpoint whose mark has changed is read again, with all that follow it. Its
-`MessageIndex` is filled meanwhile, unless somebody has read the messages before.
+new checkpoints are read. A checkpoint whose mark has changed is read again, with all that follow it.
+
+The messages are indexed by themselves (`MessageIndex`) as long as nobody asks for more. They need one channel of each
+checkpoint, so a search through the messages of all threads does not read their files and states: that took three
+quarters of it.
 """
 
 from __future__ import annotations
 
 import datetime
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads import documents
 from fusebackend.backends.threads.conversation import one_line
-from fusebackend.backends.threads.database.rows import Damaged, Saved, checkpoint_name
+from fusebackend.backends.threads.database.rows import Damaged, Saved, checkpoint_name, time_ns_of
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, plain
 from fusebackend.backends.threads.lineage import Lineage, WholeCheckpoint
-from fusebackend.backends.threads.message_index import (
-    MAX_NOTE_CHARS,
-    MessageIndex,
-    kept_of,
-    moment_time_ns,
-)
+from fusebackend.backends.threads.message_index import MAX_NOTE_CHARS, MessageIndex, Said
 from fusebackend.backends.threads.nodes import Record
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
@@ -48,33 +47,24 @@ Files = Mapping[str, Record]
 class Step(NamedTuple):
     """A checkpoint. Sizes are in bytes."""
 
-    id: str
-    mark: list[Any]
+    said: Said
+    """Its id, time and conversation."""
     name: str
     parent: str | None
     step: int | None
     source: str | None
     node: str
     """The node that led to it, or else its source."""
-    time_ns: int
     next: list[str]
     interrupts: list[str]
     """What is waited for, a line each."""
-    messages: int
-    """In the conversation at this checkpoint …"""
-    added: int
-    """… and how many of them no older checkpoint has."""
-    messages_bytes: int
     state_bytes: int
-    files: int
     changed: int
     """Files that differ from those of the parent; `UNREADABLE`."""
     patch_bytes: int
     """0 where no file has changed."""
     version: int
     """Of the files: the same number for the same files."""
-    tools: list[str]
-    """The tools whose results it brought."""
     error: str | None
 
 
@@ -87,62 +77,70 @@ class LineIndex:
         state_bytes: of `state.json`.
     """
 
-    def __init__(self, lineage: Lineage, talk: MessageIndex, cache: IndexCache | None) -> None:
+    def __init__(self, lineage: Lineage, cache: IndexCache | None) -> None:
         self._lineage = lineage
         self._cache = cache
-        self.talk = talk
+        self.talk = MessageIndex(lineage, cache)
         self._clear()
-        if cache is not None:
-            self._restore(cache.get(lineage.place, PART, KeptSteps))
 
     def _clear(self) -> None:
         self.steps: list[Step] = []
-        self._names: set[bytes] = set()
         self.state_bytes = 0
         self._files: Recent[str, Files] = Recent(RECENT_FILES)
 
-    def _restore(self, found: KeptSteps | None) -> None:
+    def _restore(self, known: int) -> None:
+        """Take from the cache the steps of the first checkpoints, as many as are `known`."""
+        found = self._cache.get(self._lineage.place, PART, KeptSteps) if self._cache is not None else None
         if found is not None:
-            self.steps, self.state_bytes = found.steps, found.state_bytes
+            pairs = zip(found.steps, self.talk.said[:known], strict=False)
+            self.steps = [step for step, _ in takewhile(lambda pair: pair[0].said == pair[1], pairs)]
+            self.state_bytes = found.state_bytes
 
     # -- reading the line --------------------------------------------------------------------------------------
 
-    def refresh(self) -> None:
-        """Read the checkpoints that are new, or have changed; their messages too, unless the index of these did."""
+    def refresh(self, *, steps: bool) -> None:
+        """Read the checkpoints that are new, or have changed: their messages, and with `steps` all else of them."""
         marks = self._lineage.marks()
         order = sorted(marks)
-        kept = kept_of(self.steps, order, marks)
-        if kept == len(self.steps) == len(order):
-            self.talk.refresh()
+        known = self.talk.kept(order, marks)
+        is_known = known == len(self.talk.said) == len(order)
+        if steps and not self.steps:
+            self._restore(known)
+        del self.steps[known:]
+        start = len(self.steps) if steps else known
+        if is_known and start == known:
             return
         will_wait()
-        together = self.talk.kept(order, marks) == kept
-        if together:
-            self.talk.cut(kept)
-        else:
-            self.talk.refresh()
-        del self.steps[kept:]
-        self._names = {step.name.encode("utf-8", "surrogateescape") for step in self.steps}
         try:
-            for moment in self._lineage.moments(order[kept:]):
-                if together:
-                    self.talk.add(moment.id, marks[moment.id], moment_time_ns(moment), sections=True)
-                self._add(moment)
-                if moment.id == order[-1]:
-                    if together:
-                        self.talk.end()
-                    self._end()
-            if kept == len(order):  # the newest ones were deleted
-                if together:
-                    self.talk.end()
-                self._end()
+            if not is_known:
+                self.talk.cut(known)
+            self._names = {paths.to_name(step.name) for step in self.steps}
+            for place, (checkpoint, time_ns, moment) in enumerate(self._read(order[start:], whole=steps), start):
+                if place >= known:
+                    self.talk.add(checkpoint, marks[checkpoint], time_ns, sections=steps)
+                if moment is not None:
+                    self._add(moment)
+                if checkpoint == order[-1]:
+                    self._end(messages=not is_known, steps=steps)
+            if start == len(order):  # the newest ones were deleted
+                self._end(messages=not is_known, steps=steps)
         except BaseException:
             self._clear()
-            if together:
-                self.talk.clear()
+            self.talk.clear()
             raise
         finally:
             self._files.clear()
+
+    def _read(self, checkpoints: Sequence[str], *, whole: bool) -> Iterator[tuple[str, int, WholeCheckpoint | None]]:
+        """Read these checkpoints one by one, with the time of each; all of it, or its conversation alone."""
+        times = {checkpoint: time_ns_of(checkpoint) for checkpoint in checkpoints}
+        if whole or None in times.values():  # the time is in the checkpoint
+            for moment in self._lineage.moments(checkpoints):
+                ts = moment.saved.ts if isinstance(moment.saved, Saved) else None
+                yield moment.id, time_ns_of(moment.id, ts) or 0, moment if whole else None
+        else:
+            for checkpoint in self._lineage.conversations(checkpoints):
+                yield checkpoint, times[checkpoint] or 0, None
 
     def _add(self, moment: WholeCheckpoint) -> None:
         said = self.talk.said[len(self.steps)]
@@ -163,25 +161,18 @@ class LineIndex:
             state = {"next": [], "interrupts": []}
             state_bytes = len(documents.state_error(self._lineage, moment.saved))
         made = Step(
-            id=moment.id,
-            mark=said.mark,
-            name=name.decode("utf-8", "surrogateescape"),
+            said=said,
+            name=paths.to_text(name),
             parent=saved.parent if saved is not None else None,
             step=step,
             source=source,
             node=node,
-            time_ns=said.time_ns,
             next=state["next"] if isinstance(state["next"], list) else [],  # or an error
             interrupts=[one_line(_question(value), MAX_NOTE_CHARS) for value in state["interrupts"]],
-            messages=said.messages,
-            added=said.added,
-            messages_bytes=said.messages_bytes,
             state_bytes=state_bytes,
-            files=len(files or ()),
             changed=UNREADABLE,
             patch_bytes=0,
             version=len(self.steps),
-            tools=said.tools,
             error=error[0] if error else None,
         )
         before = self._before(parent, made)
@@ -197,7 +188,7 @@ class LineIndex:
 
     def _parent(self, saved: Saved | None) -> Step | None:
         parent = saved.parent if saved is not None else None
-        return next((step for step in reversed(self.steps) if step.id == parent), None)
+        return next((step for step in reversed(self.steps) if step.said.id == parent), None)
 
     def _files_at(self, checkpoint: str, error: list[str]) -> Files | None:
         files = self._files.get(checkpoint)
@@ -213,10 +204,19 @@ class LineIndex:
     def _before(self, parent: Step | None, step: Step) -> Files | None:
         """The files of the parent, with which those of a checkpoint are compared. None where they can't be read."""
         if parent is not None:
-            return self._files_at(parent.id, [])
+            return self._files_at(parent.said.id, [])
         return {} if step.parent is None else None
 
-    def _end(self) -> None:
+    def _end(self, *, messages: bool, steps: bool) -> None:
+        """All checkpoints are known. Called while what the newest one needs is at hand.
+
+        Args:
+            messages, steps: which of the two have changed.
+        """
+        if messages:
+            self.talk.end()
+        if not steps:
+            return
         self.state_bytes = len(documents.state_now(self._lineage))
         if self._cache is not None:
             self._cache.put(self._lineage.place, PART, KeptSteps(self.steps, self.state_bytes))
@@ -225,11 +225,11 @@ class LineIndex:
 
     def patch(self, checkpoint: str) -> bytes:
         """The git patch of a checkpoint. Damaged; OSError; ESTALE for a checkpoint that is gone."""
-        place = next((place for place, step in enumerate(self.steps) if step.id == checkpoint), None)
+        place = next((place for place, step in enumerate(self.steps) if step.said.id == checkpoint), None)
         if place is None:
             raise oserror(errno.ESTALE)
         step = self.steps[place]
-        files = self._lineage.files_at(step.id)
+        files = self._lineage.files_at(checkpoint)
         before = self._lineage.files_at(step.parent) if step.parent is not None else {}
         return patch_of(step, self.talk.title_at(place), before, files)
 
@@ -260,12 +260,12 @@ def patch_of(step: Step, subject: str, before: Files, after: Files) -> bytes:
     changed = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
     if not changed:
         return b""
-    date = datetime.datetime.fromtimestamp(step.time_ns // 10**9, datetime.UTC)
+    date = datetime.datetime.fromtimestamp(step.said.time_ns // 10**9, datetime.UTC)
     number = "none" if step.step is None else step.step
-    tools = f": {', '.join(step.tools)}" if step.tools else ""
+    tools = f": {', '.join(step.said.tools)}" if step.said.tools else ""
     subject = one_line(f"step {number}{tools}" + (f" ({subject})" if subject else ""), MAX_NOTE_CHARS)
     head = (
-        f"commit {_field(step.id)}\nAuthor: {_field(step.node)}\nDate:   {date:%a %b %d %H:%M:%S %Y} +0000\n\n"
+        f"commit {_field(step.said.id)}\nAuthor: {_field(step.node)}\nDate:   {date:%a %b %d %H:%M:%S %Y} +0000\n\n"
         f"    {subject}\n\n"
     )
     parts = [head.encode("utf-8", "surrogateescape")]

@@ -147,10 +147,9 @@ class Line:
         """Of a thread's own line, once it is known; it lives as long as the line."""
         self.nodes = shared.nodes
         self.shared = shared
-        self._talk: MessageIndex | None = None
         self._index: LineIndex | None = None
+        self._indexed = (-1, False)  # the version that it has seen, and whether with its steps
         self._space = (-1, Space(b"", 0))  # a version, and what was weighed then
-        self._talked, self._indexed = -1, -1  # the versions that these have seen
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
         self._directory = directory
         self.head = Head(shared.nodes, self, directory, HEAD, 0)
@@ -205,27 +204,20 @@ class Line:
 
     def talk(self) -> MessageIndex:
         """The index of the messages, up to date."""
-        self.fresh()
-        talk = self._some_talk()
-        if self._talked != self.version:
-            talk.refresh()
-            self._talked = self.version
-        return talk
+        return self._fresh_index(steps=False).talk
 
     def index(self) -> LineIndex:
         """The index of all, up to date."""
+        return self._fresh_index(steps=True)
+
+    def _fresh_index(self, *, steps: bool) -> LineIndex:
         self.fresh()
         if self._index is None:
-            self._index, self._indexed = LineIndex(self.lineage, self._some_talk(), self.shared.cache), -1
-        if self._indexed != self.version:
-            self._index.refresh()
-            self._indexed = self._talked = self.version
+            self._index, self._indexed = LineIndex(self.lineage, self.shared.cache), (-1, False)
+        if self._indexed not in ((self.version, steps), (self.version, True)):
+            self._index.refresh(steps=steps)
+            self._indexed = self.version, steps
         return self._index
-
-    def _some_talk(self) -> MessageIndex:
-        if self._talk is None:
-            self._talk, self._talked = MessageIndex(self.lineage, self.shared.cache), -1
-        return self._talk
 
     def looked_into(self, directory: FilesDirectory) -> None:
         if isinstance(directory, Checkpoint):
@@ -237,7 +229,7 @@ class Line:
     def let_go(self) -> None:
         """Drop values that the kernel does not hold. They may have a megabyte or more."""
         self.lineage.let_go()
-        self._talk = self._index = None
+        self._index = None
         while self._recent:
             self._recent.popitem()[1].let_go()
         for directory in self._computed:
@@ -287,10 +279,10 @@ class Line:
 
     def _messages_bytes(self) -> int:
         """Only the newest checkpoint is read where nothing else has needed the index."""
-        return len(self._messages_now()) if self._talk is None else self.talk().messages_bytes
+        return len(self._messages_now()) if self._index is None else self.talk().messages_bytes
 
     def _state_bytes(self) -> int:
-        return len(self._state_now()) if self._index is None else self.index().state_bytes
+        return len(self._state_now()) if self._index is None or not self._index.steps else self.index().state_bytes
 
     def _messages_now(self) -> bytes:
         self.fresh()
@@ -354,7 +346,7 @@ class Line:
 
     def _change_names(self) -> Names:
         return {
-            step.name.encode("utf-8", "surrogateescape") + b".patch": (step.id, step.patch_bytes, step.time_ns)
+            paths.to_name(step.name) + b".patch": (step.said.id, step.patch_bytes, step.said.time_ns)
             for step in self.index().steps
             if step.patch_bytes
         }
@@ -397,7 +389,7 @@ class History(ComputedDirectory):
         step = self._step_of(name.removesuffix(suffix))
         if step is None:
             return None
-        return Link(self._nodes, step.name.encode("utf-8", "surrogateescape") + suffix, step.time_ns)
+        return Link(self._nodes, paths.to_name(step.name) + suffix, step.said.time_ns)
 
     def refresh(self, difference: TreeDifference, *, everything: bool) -> None:
         super().refresh(difference, everything=everything)
@@ -419,10 +411,11 @@ class History(ComputedDirectory):
     def _list(self) -> Names:
         names: dict[bytes, Item] = {}
         for step in self.line.index().steps:
-            name, mark = step.name.encode("utf-8", "surrogateescape"), tuple(step.mark)
-            names[name] = ("files", step.id, mark, 0, step.time_ns)
-            names[name + OF_MESSAGES] = ("messages", step.id, mark, step.messages_bytes, step.time_ns)
-            names[name + OF_STATE] = ("state", step.id, mark, step.state_bytes, step.time_ns)
+            name, said = paths.to_name(step.name), step.said
+            mark = tuple(said.mark)
+            names[name] = ("files", said.id, mark, 0, said.time_ns)
+            names[name + OF_MESSAGES] = ("messages", said.id, mark, said.messages_bytes, said.time_ns)
+            names[name + OF_STATE] = ("state", said.id, mark, step.state_bytes, said.time_ns)
         return names
 
     def _entry(self, name: bytes, item: Item) -> Node:

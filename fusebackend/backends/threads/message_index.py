@@ -1,7 +1,6 @@
 """`MessageIndex`: the names, sizes and times of a line's messages, and which checkpoint brought each.
 
-`messages/`, `messages.jsonl` and `transcript.md` follow from it. It needs one channel of each checkpoint, so a search
-through the messages of all threads does not read their files and states: that took three quarters of it.
+`messages/`, `messages.jsonl` and `transcript.md` follow from it. `LineIndex` reads the checkpoints for it.
 
 A message is found by its content and id, and has the number of its first appearance over all checkpoints. A removed
 message keeps its file in `messages/`, a changed message gets another. The pending writes of a step that has not
@@ -18,11 +17,11 @@ from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads import documents
 from fusebackend.backends.threads.conversation import files_of, one_line, section, title
-from fusebackend.backends.threads.database.rows import CheckpointMark, Damaged, Saved, time_ns_of
+from fusebackend.backends.threads.database.rows import CheckpointMark, Damaged
 from fusebackend.backends.threads.database.values import Message
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, encoded, plain
-from fusebackend.backends.threads.lineage import Lineage, WholeCheckpoint
+from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.base.waiting import will_wait
 
 PART: Final = "messages"
@@ -126,35 +125,14 @@ class MessageIndex:
 
     # -- reading the line --------------------------------------------------------------------------------------
 
-    def refresh(self) -> None:
-        """Read the conversations of the checkpoints that are new, or have changed."""
-        marks = self._lineage.marks()
-        order = sorted(marks)
-        kept = self.kept(order, marks)
-        if kept == len(self.said) == len(order):
-            return
-        will_wait()
-        self.cut(kept)
-        missing = order[kept:]
-        try:
-            times = {checkpoint: time_ns_of(checkpoint) for checkpoint in missing}
-            if None in times.values():  # the time is in the checkpoint
-                read = ((moment.id, moment_time_ns(moment)) for moment in self._lineage.moments(missing))
-            else:
-                read = ((found, times[found] or 0) for found in self._lineage.conversations(missing))
-            for checkpoint, time_ns in read:
-                self.add(checkpoint, marks[checkpoint], time_ns, sections=False)
-                if checkpoint == order[-1]:
-                    self.end()
-            if not missing:  # the newest ones were deleted
-                self.end()
-        except BaseException:
-            self.clear()
-            raise
-
     def kept(self, order: Sequence[str], marks: Mapping[str, CheckpointMark]) -> int:
         """How many checkpoints from the first on are known as they are now."""
-        return kept_of(self.said, order, marks)
+        kept = 0
+        for said, checkpoint in zip(self.said, order, strict=False):
+            if said.id != checkpoint or said.mark != _plain(marks[checkpoint]):
+                break
+            kept += 1
+        return kept
 
     def cut(self, kept: int) -> None:
         """Drop the checkpoints from this place on, and the messages that they brought."""
@@ -190,7 +168,7 @@ class MessageIndex:
             size = self._read[-1].end if self._read else 0
         self._conversation = conversation
         count, added = len(conversation), len(self.messages) - known
-        self.said.append(Said(checkpoint, plain_mark(mark), time_ns, count, added, size, tools, error))
+        self.said.append(Said(checkpoint, _plain(mark), time_ns, count, added, size, tools, error))
 
     def _follow(self, conversation: Mapping[str, Message], time_ns: int, *, sections: bool) -> list[str]:
         """Go on from the conversation added last to that of the next checkpoint. Returns the tools with new results."""
@@ -305,23 +283,8 @@ class KeptMessages(NamedTuple):
     messages_bytes: int
 
 
-def kept_of(known: Sequence[Any], order: Sequence[str], marks: Mapping[str, CheckpointMark]) -> int:
-    """How many of these checkpoints, each with its `id` and `mark`, are in order and as they were."""
-    kept = 0
-    for one, checkpoint in zip(known, order, strict=False):
-        if one.id != checkpoint or one.mark != plain_mark(marks[checkpoint]):
-            break
-        kept += 1
-    return kept
-
-
-def plain_mark(mark: CheckpointMark) -> list[Any]:
+def _plain(mark: CheckpointMark) -> list[Any]:
     return [mark.row, mark.writes, mark.last]
-
-
-def moment_time_ns(moment: WholeCheckpoint) -> int:
-    """When a checkpoint was made, 0 where nothing says so."""
-    return time_ns_of(moment.id, moment.saved.ts if isinstance(moment.saved, Saved) else None) or 0
 
 
 def section_bytes(number: int, message: Mapping[str, Any], time_ns: int) -> bytes:

@@ -86,13 +86,13 @@ def checkpoints_tsv(index: LineIndex) -> bytes:
     for step in index.steps:
         fields = (
             step.name,
-            step.id,
+            step.said.id,
             step.parent or "",
             "" if step.step is None else str(step.step),
             step.source or "",
             step.node,
-            _iso(step.time_ns),
-            str(step.added),
+            _iso(step.said.time_ns),
+            str(step.said.added),
             "?" if step.changed == UNREADABLE else str(step.changed),
             ", ".join(step.next),
         )
@@ -126,7 +126,7 @@ def _inline(text: str) -> str:
 
 
 def _when(step: Step) -> str:
-    return _iso(step.time_ns).replace("T", " ").replace("Z", " UTC") if step.time_ns else "undated"
+    return _iso(step.said.time_ns).replace("T", " ").replace("Z", " UTC") if step.said.time_ns else "undated"
 
 
 def _iso(time_ns: int) -> str:

@@ -60,7 +60,7 @@ from fusebackend.backends.threads.database.values import (
 from fusebackend.backends.threads.documents import message_line
 from fusebackend.backends.threads.index import Step, patch_of
 from fusebackend.backends.threads.json_text import MAX_LEVELS, compact, pretty
-from fusebackend.backends.threads.message_index import _digest
+from fusebackend.backends.threads.message_index import Said, _digest
 from fusebackend.backends.threads.nodes import Nodes, Records
 
 SERIALISER = JsonPlusSerializer()
@@ -490,7 +490,8 @@ def test_the_size_of_a_line_follows_from_its_parts(fields: dict[str, Any]) -> No
 
 
 def test_it_reads_like_a_log_and_its_header_has_a_line_for_each_field() -> None:
-    step = Step("id\nforged", [], "name", None, 1, "loop", "a\x1b[2J", 0, [], [], 0, 0, 0, 0, 1, 1, 0, 0, [], None)
+    said = Said("id\nforged", [], 0, 0, 0, 0, [], None)
+    step = Step(said, "name", None, 1, "loop", "a\x1b[2J", [], [], 0, 1, 0, 0, None)
     records = Records(Nodes())
     made = patch_of(step, "s\r\ndiff --git a/x b/x", {}, {"/f": records.of("x")}).decode()
     lines = made.split("\n")
