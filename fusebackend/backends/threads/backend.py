@@ -12,7 +12,7 @@ from fusebackend.backends.threads.database.activity import QUIET_S
 from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.line import HEAD, REPEATING
 from fusebackend.backends.threads.nodes import FileNode
-from fusebackend.backends.threads.volume import ThreadsVolume, WritableThreadsVolume
+from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.base import asked, errors
 from fusebackend.base.errors import oserror
 from fusebackend.base.globs import Matcher, compile_glob
@@ -78,6 +78,8 @@ class ThreadsBackend(VolumeBackend):
         ),
     }
 
+    volume: ThreadsVolume
+
     def __init__(
         self,
         database: Database,
@@ -98,10 +100,13 @@ class ThreadsBackend(VolumeBackend):
             raise ValueError(f"write must be 'head' or None, not {write!r}")
         if prune not in (None, "allow"):
             raise ValueError(f"prune must be 'allow' or None, not {prune!r}")
-        target = None if blobs is None else os.fsencode(blobs)
-        options: dict[str, Any] = {"cache": cache, "blobs": target, "may_prune": prune == "allow"}
-        volume = (
-            ThreadsVolume(database, **options) if write is None else WritableThreadsVolume(database, quiet_s, **options)
+        volume = ThreadsVolume(
+            database,
+            cache=cache,
+            blobs=None if blobs is None else os.fsencode(blobs),
+            may_prune=prune == "allow",
+            may_write=write == "head",
+            quiet_s=quiet_s,
         )
         super().__init__(volume, on_exists=on_exists)
 
@@ -174,7 +179,7 @@ class ThreadsBackend(VolumeBackend):
         if if_version or if_absent:
             return super().upload_files(files, if_version=if_version, if_absent=if_absent)
         responses: dict[int, FileUploadResponse] = {}
-        if isinstance(self.volume, WritableThreadsVolume) and len(files) > 1:
+        if not self.volume.features.read_only and len(files) > 1:
             for thread, group in _by_head(files).items():
                 items = [(path, bytes(files[index][1])) for index, path in group.items()]
                 try:

@@ -1,10 +1,11 @@
-"""`ThreadsVolume`: the kernel face of a checkpoint database; `WritableThreadsVolume`: the same with writable heads.
+"""`ThreadsVolume`: the kernel face of a checkpoint database.
 
 A thread queries the database for news while there are caches or watchers, and publishes the changes.
 
-The writable head of a thread is a `RemoteVolume` over `HeadFiles`, which has buffers, conflicts and renames. Its nodes
-have numbers of their own: one bit marks them, then comes the head, then the node in it. Everything else stays
-read-only. A head is cached for a TTL, as every backend of whole files.
+The files of a head that can be written to (`WritableHead`) are those of a `RemoteVolume` over `HeadFiles`, which has
+buffers, conflicts and renames. Its nodes have numbers of their own: one bit marks them, then comes the head, then the
+node in it. So each verb is that of a head, or of the tree, which stays read-only. A head is cached for a TTL, as every
+backend of whole files.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
@@ -28,7 +29,7 @@ from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.head import HeadFiles
 from fusebackend.backends.threads.line import HEAD, Checkpoint, Head, Line
-from fusebackend.backends.threads.nodes import blocks_of
+from fusebackend.backends.threads.nodes import Node, blocks_of
 from fusebackend.backends.threads.prune import remove
 from fusebackend.backends.threads.tree import LineDirectory, ThreadDirectory, Tree
 from fusebackend.base import errors, heap, paths, waiting
@@ -57,18 +58,82 @@ MANY_FORGOTTEN: Final = 20_000
 STATFS: Final = StatFs(4096, 1 << 30, 0, 1 << 31, 0)
 """Counting the contents of a checkpoint database takes too long; nothing can be added."""
 
+STATFS_OF_HEADS: Final = StatFs(4096, 1 << 30, 1 << 30, 1 << 31, 1 << 31)
+
+NODE_BITS: Final = 25
+"""For the nodes of one head, in the life of the volume."""
+
+FIRST: Final = 1 << (MAX_NODE.bit_length() - 1)
+"""The lowest number that belongs to a head."""
+
+MAX_HEADS: Final = (MAX_NODE - FIRST) >> NODE_BITS
+
+
+class WritableHead:
+    """One thread's head, the `index`th of its volume."""
+
+    def __init__(self, tree: Tree, index: int, directory: LineDirectory, quiet_s: float) -> None:
+        self._threads = tree
+        self._directory = directory
+        self._version = -1
+        self.root = FIRST + (index << NODE_BITS)
+        self.files = HeadFiles(tree.database, self.line, RunWatch(quiet_s), partial(tree.poll, now=True))
+        self.tree = RemoteVolume(self.files, first_node=self.root)
+
+    def written(self, changed: Sequence[AgentPath]) -> list[Change]:
+        """Update the tree after writes to these paths that bypassed it; returns the changes for caches."""
+        found: list[Change] = []
+        end = self.tree.subscribe(found.append)
+        try:
+            self.tree.told(*changed)
+        finally:
+            end()
+        return found
+
+    def line(self) -> Line:
+        return self._threads.line(self._directory)
+
+    def fresh(self) -> WritableHead:
+        """Expire the tree if the database is newer."""
+        line = self.line()
+        if line.version != self._version:
+            self._version = line.version
+            self.tree.expire()
+            line.head.entries()  # not shown here, but its changes are reported to watchers
+        return self
+
+    def shown(self, attr: Attr) -> Attr:
+        """Attributes with the blocks that files of this volume have."""
+        if attr.node >= self.root + (1 << NODE_BITS):
+            raise oserror(errno.EOVERFLOW)
+        attr.blocks = 0 if attr.is_dir else blocks_of(attr.size)
+        return attr
+
 
 class ThreadsVolume(NativeVolume):
     """See the module's docstring. `close` closes the database.
 
     Calls that read more than a few rows of a local database are made in threads: the others say `will_wait`.
+
+    Args:
+        cache, blobs: see `Tree`.
+        may_prune: threads and checkpoints can be removed.
+        may_write: heads can be written to.
+        quiet_s: after how many seconds without a sign of life a run counts as ended.
     """
 
     at_once = frozenset({"flush", "open", "release"})
     most_nodes = MOST_NODES
 
     def __init__(
-        self, database: Database, *, cache: bool = True, blobs: bytes | None = None, may_prune: bool = False
+        self,
+        database: Database,
+        *,
+        cache: bool = True,
+        blobs: bytes | None = None,
+        may_prune: bool = False,
+        may_write: bool = False,
+        quiet_s: float = QUIET_S,
     ) -> None:
         super().__init__()
         self.features = Features(
@@ -77,8 +142,9 @@ class ThreadsVolume(NativeVolume):
             symlinks=False,
             special_files=False,
             persistent_modes=False,
-            change_feed=database.tells,
-            read_only=True,
+            random_writes=not may_write,
+            change_feed=database.tells and not may_write,
+            read_only=not may_write,
             prunable=may_prune,
             blocking=True,  # the first look at a long conversation reads all of its checkpoints
         )
@@ -88,60 +154,107 @@ class ThreadsVolume(NativeVolume):
         if may_prune:
             self._tree.nodes.prunable = stat.S_IWUSR
             self._tree.root.mode |= stat.S_IWUSR
+        self._quiet_s = quiet_s
+        self._heads: list[WritableHead] = []
+        self._head_of: dict[LineDirectory, WritableHead] = {}
         self._feed = Feed(self)
         used = self.lock, self._tree, self._feed
         self._locked, self._known = _Entered(*used, uses=False), _Entered(*used, uses=True)
         self._asked = _Entered(*used, uses=True, polls=True)
 
+    # -- heads -------------------------------------------------------------------------------------------------
+
+    def _head(self, node: int) -> WritableHead | None:
+        """The head that a node is in; None for a node of the tree."""
+        if node < FIRST:
+            return None
+        index = (node - FIRST) >> NODE_BITS
+        if index >= len(self._heads):
+            raise oserror(errno.ESTALE)
+        return self._heads[index]
+
+    def _writable(self, node: int) -> WritableHead:
+        """The head that a node is in, which may be written to. EROFS, EBUSY, ENOTSUP."""
+        head = self._head(node)
+        if head is None:
+            raise oserror(errno.EROFS)
+        self._tree.poll(now=True)
+        head.fresh().files.require_idle()
+        return head
+
+    def _write(self, verb: Callable[..., T], node: int, *arguments: Any) -> T:
+        """Call a verb of the head that a node is in."""
+        with self._asked:
+            head = self._writable(node)
+            found = verb(head.tree, node, *arguments)
+            return cast("T", head.shown(found)) if isinstance(found, Attr) else found
+
+    def _shown(self, node: Node) -> Attr:
+        """A node of the tree with current attributes; in the place of a thread's own head the one to write to."""
+        if self.features.read_only or not isinstance(node, Head) or node.line.lineage.place.namespace:
+            return node.settle()
+        assert isinstance(node.parent, LineDirectory)
+        head = self._head_of.get(node.parent)
+        if head is None:
+            if len(self._heads) > MAX_HEADS:
+                raise oserror(errno.EOVERFLOW)
+            head = self._head_of[node.parent] = WritableHead(self._tree, len(self._heads), node.parent, self._quiet_s)
+            self._heads.append(head)
+        if head.files.is_damaged:
+            return node  # it has the error
+        return head.shown(head.tree.getattr(head.root))
+
     # -- names -------------------------------------------------------------------------------------------------
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         with self._asked:
+            head = self._head(parent)
+            if head is not None:
+                return head.shown(head.fresh().tree.lookup(parent, name))
             node = self._tree.nodes.directory(parent).find(name)
             if node is None:
                 raise oserror(errno.ENOENT, name)
             self._tree.nodes.looked_up(node)
-            return node.settle()
+            return self._shown(node)
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        with self._asked:
-            page = self._tree.nodes.directory(node).page(after, limit)
-            return [(name, found.settle()) for name, found in page]
+        return [(name, attr) for name, attr in self.readdir_without(node, after, limit, ()) if attr is not None]
 
     def readdir_without(
         self, node: int, after: bytes, limit: int, left_out: Container[bytes]
     ) -> list[tuple[bytes, Attr | None]]:
         """As `readdir`, with None in place of what only repeats other files and has one of these names."""
         with self._asked:
+            head = self._head(node)
+            if head is not None:
+                return [(name, head.shown(attr)) for name, attr in head.fresh().tree.readdir(node, after, limit)]
             page = self._tree.nodes.directory(node).page(after, limit)
-            return [(name, None if found.repeats and name in left_out else found.settle()) for name, found in page]
+            return [(name, None if found.repeats and name in left_out else self._shown(found)) for name, found in page]
 
-    # -- attributes --------------------------------------------------------------------------------------------
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        return self._write(RemoteVolume.mknod, parent, name, mode, rdev, caller)
 
-    def getattr(self, node: int) -> Attr:
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        return self._write(RemoteVolume.mkdir, parent, name, mode, caller)
+
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
+        return self._write(RemoteVolume.create, parent, name, mode, flags, caller)
+
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
+        return self._write(RemoteVolume.symlink, parent, name, target, caller)
+
+    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         with self._asked:
-            return self._tree.nodes.get(node).settle()
+            return self._writable(new_parent).tree.link(node, new_parent, new_name)
 
-    def getxattr(self, node: int, name: bytes) -> bytes:
-        with self.lock:
-            try:
-                return self._tree.nodes.get(node).xattrs()[name]
-            except KeyError:
-                raise oserror(errno.ENODATA, name) from None
-
-    def listxattr(self, node: int) -> Sequence[bytes]:
-        with self.lock:
-            return sorted(self._tree.nodes.get(node).xattrs())
-
-    def readlink(self, node: int) -> bytes:
-        with self.lock:
-            found = self._tree.nodes.get(node)
-            if not isinstance(found, Link):
-                raise oserror(errno.EINVAL)
-            return found.target
+    def unlink(self, parent: int, name: bytes) -> None:
+        self._write(RemoteVolume.unlink, parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
-        """Delete a thread, or a checkpoint in its `history`. EROFS; EBUSY as `prune.remove`."""
+        """Outside of heads: delete a thread, or a checkpoint in its `history`. EROFS; EBUSY as `prune.remove`."""
+        if self._head(parent) is not None:
+            self._write(RemoteVolume.rmdir, parent, name)
+            return
         with self._asked:
             node = self._tree.nodes.directory(parent).find(name)
             if node is None:
@@ -154,9 +267,62 @@ class ThreadsVolume(NativeVolume):
             remove(tables, place.thread, node.checkpoint if isinstance(node, Checkpoint) else None)
         self.pruned()
 
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        with self._asked:
+            head = self._writable(parent)
+            if self._writable(new_parent) is not head:
+                raise oserror(errno.EXDEV, new_name)
+            head.tree.rename(parent, name, new_parent, new_name, flags)
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    def getattr(self, node: int) -> Attr:
+        with self._asked:
+            head = self._head(node)
+            return self._tree.nodes.get(node).settle() if head is None else head.shown(head.tree.getattr(node))
+
+    def setattr(self, node: int, changes: AttrChanges) -> Attr:
+        return self._write(RemoteVolume.setattr, node, changes)
+
+    def getxattr(self, node: int, name: bytes) -> bytes:
+        try:
+            return self._xattrs(node)[name]
+        except KeyError:
+            raise oserror(errno.ENODATA, name) from None
+
+    def listxattr(self, node: int) -> Sequence[bytes]:
+        return sorted(self._xattrs(node))
+
+    def _xattrs(self, node: int) -> dict[bytes, bytes]:
+        with self.lock:
+            return {} if self._head(node) is not None else self._tree.nodes.get(node).xattrs()
+
+    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
+        self._write(RemoteVolume.setxattr, node, name, value)
+
+    def removexattr(self, node: int, name: bytes) -> None:
+        with self._asked:
+            self._writable(node)
+            raise oserror(errno.ENODATA, name)
+
+    def readlink(self, node: int) -> bytes:
+        with self.lock:
+            found = self._tree.nodes.get(node)
+            if not isinstance(found, Link):
+                raise oserror(errno.EINVAL)
+            return found.target
+
     # -- data --------------------------------------------------------------------------------------------------
 
     def open(self, node: int, flags: int) -> Attr | None:
+        head = self._head(node)
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            self._write(RemoteVolume.open, node, flags)
+            return None
+        if head is not None:
+            with self._asked:
+                head.fresh().tree.open(node, flags)
+                return None
         with self._known if self._tree.nodes.file(node).never_changes else self._asked:
             file = self._tree.nodes.file(node)
             file.settle()
@@ -166,22 +332,89 @@ class ThreadsVolume(NativeVolume):
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         with self._locked:
+            head = self._head(node)
+            if head is not None:
+                return head.tree.read(node, offset, size)
             return self._tree.nodes.file(node).data()[offset : offset + size]
 
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        with self._locked:
+            head = self._head(node)
+            if head is None:
+                raise oserror(errno.EROFS)
+            return head.tree.write(node, offset, data)
+
+    def flush(self, node: int) -> None:
+        head = self._head(node)
+        if head is not None:
+            with self._asked:
+                self._tree.poll(now=True)
+                head.fresh().tree.flush(node)
+
+    def fsync(self, node: int, datasync: bool = False) -> None:
+        self.flush(node)
+
     def release(self, node: int, flags: int) -> None:
-        with self.lock:
-            self._tree.nodes.release(node)
+        with self._locked:
+            head = self._head(node)
+            if head is None:
+                self._tree.nodes.release(node)
+            else:
+                head.tree.release(node, flags)
+
+    # -- many at once ------------------------------------------------------------------------------------------
+
+    def store(self, thread: bytes, files: Sequence[tuple[AgentPath, bytes]]) -> list[str | None]:
+        """Store files, by their paths below the head of a thread, as one pending write. An error for each, or None.
+
+        Raises:
+            OSError: ENOENT where there is no such thread, EBUSY, ENOTSUP.
+        """
+        with self.changing() as changes, self._asked:
+            root = self.lookup(self.lookup(ROOT_NODE, thread).node, HEAD)
+            head = self._writable(root.node)
+            replaced = {path for path, _ in files if head.files.has(path[1:])}
+            found = head.files.store(files)
+            changes += head.written([path for path, _ in files])
+            above = paths.join(paths.join(ROOT, paths.to_text(thread)), paths.to_text(HEAD))
+            for (path, _), error in zip(files, found, strict=True):
+                if error is None:
+                    changes.append(Change(kind="modified" if path in replaced else "created", path=above + path))
+            return [None if error is None else errors.code_of(error) for error in found]
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def hold(self, node: int) -> None:
-        self._tree.nodes.hold(node)
+        head = self._head(node)
+        if head is None:
+            self._tree.nodes.hold(node)
+        else:
+            head.tree.hold(node)
 
     def forget(self, nodes: Iterable[int]) -> None:
-        self._tree.nodes.forget(nodes)
+        gone: dict[WritableHead | None, list[int]] = {}
+        for node in nodes:
+            gone.setdefault(self._head(node), []).append(node)
+        for head, forgotten in gone.items():
+            if head is None:
+                self._tree.nodes.forget(forgotten)
+            else:
+                head.tree.forget(forgotten)
 
     def statfs(self) -> StatFs:
-        return STATFS
+        return STATFS if self.features.read_only else STATFS_OF_HEADS
+
+    def sync(self) -> None:
+        """Flush all heads. The first error is raised at the end."""
+        first: OSError | None = None
+        for head in self._heads:
+            try:
+                with self._locked:
+                    head.tree.sync()
+            except OSError as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         unsubscribe = super().subscribe(callback)
@@ -247,11 +480,14 @@ class ThreadsVolume(NativeVolume):
         return bool(self._subscribers or self._observers)
 
     def close(self) -> None:
-        self._feed.stop()
-        with self.lock:
-            self._database.close()
-            if self._tree.cache is not None:
-                self._tree.cache.close()
+        try:
+            self.sync()
+        finally:
+            self._feed.stop()
+            with self.lock:
+                self._database.close()
+                if self._tree.cache is not None:
+                    self._tree.cache.close()
 
 
 class _Entered:
@@ -331,302 +567,3 @@ class Feed:
                 failed = True
             self._wake.wait(FEED_INTERVAL_S)
             self._wake.clear()
-
-
-# -- writable heads --------------------------------------------------------------------------------------------------
-
-NODE_BITS: Final = 25
-"""For the nodes of one head, in the life of the volume."""
-
-FIRST: Final = 1 << (MAX_NODE.bit_length() - 1)
-"""The lowest number that belongs to a head."""
-
-MAX_HEADS: Final = (MAX_NODE - FIRST) >> NODE_BITS
-
-STATFS_OF_HEADS: Final = StatFs(4096, 1 << 30, 1 << 30, 1 << 31, 1 << 31)
-
-
-class WritableHead:
-    """One thread's head."""
-
-    def __init__(self, volume: WritableThreadsVolume, index: int, directory: LineDirectory, quiet_s: float) -> None:
-        self._volume = volume
-        self._directory = directory
-        self._version = -1
-        self.root = FIRST + (index << NODE_BITS)
-        self.files = HeadFiles(volume.database, self.line, RunWatch(quiet_s), volume.poll)
-        self.tree = RemoteVolume(self.files, first_node=self.root)
-
-    def written(self, changed: Sequence[AgentPath]) -> list[Change]:
-        """Update the tree after writes to these paths that bypassed it; returns the changes for caches."""
-        found: list[Change] = []
-        end = self.tree.subscribe(found.append)
-        try:
-            self.tree.told(*changed)
-        finally:
-            end()
-        return found
-
-    def line(self) -> Line:
-        return self._volume.line(self._directory)
-
-    def fresh(self) -> WritableHead:
-        """Expire the tree if the database is newer."""
-        line = self.line()
-        if line.version != self._version:
-            self._version = line.version
-            self.tree.expire()
-            line.head.entries()  # not shown here, but its changes are reported to watchers
-        return self
-
-    def shown(self, attr: Attr) -> Attr:
-        """Attributes with the blocks that files of this volume have."""
-        if attr.node >= self.root + (1 << NODE_BITS):
-            raise oserror(errno.EOVERFLOW)
-        attr.blocks = 0 if attr.is_dir else blocks_of(attr.size)
-        return attr
-
-
-class WritableThreadsVolume(ThreadsVolume):
-    """See the module's docstring.
-
-    Args:
-        quiet_s: after how many seconds without a sign of life a run counts as ended.
-    """
-
-    def __init__(self, database: Database, quiet_s: float = QUIET_S, **options: Any) -> None:
-        super().__init__(database, **options)
-        self.database = database
-        self.features = replace(self.features, random_writes=False, change_feed=False, read_only=False)
-        self._quiet_s = quiet_s
-        self._heads: list[WritableHead] = []
-        self._head_of: dict[LineDirectory, WritableHead] = {}
-
-    def line(self, directory: LineDirectory) -> Line:
-        return self._tree.line(directory)
-
-    def poll(self) -> None:
-        self._tree.poll(now=True)
-
-    # -- looking -----------------------------------------------------------------------------------------------
-
-    def lookup(self, parent: int, name: bytes) -> Attr:
-        with self._asked:
-            head = self._head(parent)
-            if head is not None:
-                return head.shown(head.fresh().tree.lookup(parent, name))
-            return self._shown(super().lookup(parent, name))
-
-    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        with self._asked:
-            head = self._head(node)
-            if head is not None:
-                return [(name, head.shown(attr)) for name, attr in head.fresh().tree.readdir(node, after, limit)]
-            return [(name, self._shown(attr)) for name, attr in super().readdir(node, after, limit)]
-
-    def readdir_without(
-        self, node: int, after: bytes, limit: int, left_out: Container[bytes]
-    ) -> list[tuple[bytes, Attr | None]]:
-        with self._asked:
-            if self._head(node) is not None:
-                return list(self.readdir(node, after, limit))
-            page = super().readdir_without(node, after, limit, left_out)
-            return [(name, None if attr is None else self._shown(attr)) for name, attr in page]
-
-    def getattr(self, node: int) -> Attr:
-        with self._asked:
-            head = self._head(node)
-            return super().getattr(node) if head is None else head.shown(head.tree.getattr(node))
-
-    def getxattr(self, node: int, name: bytes) -> bytes:
-        if self._head(node) is not None:
-            raise oserror(errno.ENODATA, name)
-        return super().getxattr(node, name)
-
-    def listxattr(self, node: int) -> Sequence[bytes]:
-        return () if self._head(node) is not None else super().listxattr(node)
-
-    def _shown(self, attr: Attr) -> Attr:
-        """The writable head in the place of a thread's read-only one."""
-        if not isinstance(attr, Head) or attr.line.lineage.place.namespace:
-            return attr
-        assert isinstance(attr.parent, LineDirectory)
-        head = self._head_of.get(attr.parent)
-        if head is None:
-            if len(self._heads) > MAX_HEADS:
-                raise oserror(errno.EOVERFLOW)
-            head = self._head_of[attr.parent] = WritableHead(self, len(self._heads), attr.parent, self._quiet_s)
-            self._heads.append(head)
-        if head.files.is_damaged:
-            return attr  # it has the error
-        return head.shown(head.tree.getattr(head.root))
-
-    def _head(self, node: int) -> WritableHead | None:
-        """The head that a node is in; None for any other node."""
-        if node < FIRST:
-            return None
-        index = (node - FIRST) >> NODE_BITS
-        if index >= len(self._heads):
-            raise oserror(errno.ESTALE)
-        return self._heads[index]
-
-    # -- changing ----------------------------------------------------------------------------------------------
-
-    def _writable(self, node: int) -> WritableHead:
-        """The head that a node is in, which may be written to. EROFS, EBUSY, ENOTSUP."""
-        head = self._head(node)
-        if head is None:
-            raise oserror(errno.EROFS)
-        self.poll()
-        head.fresh().files.require_idle()
-        return head
-
-    def _write(self, verb: Callable[..., T], node: int, *arguments: Any) -> T:
-        """Call a verb of the head that a node is in."""
-        with self._asked:
-            head = self._writable(node)
-            found = verb(head.tree, node, *arguments)
-            return cast("T", head.shown(found)) if isinstance(found, Attr) else found
-
-    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        return self._write(RemoteVolume.mknod, parent, name, mode, rdev, caller)
-
-    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        return self._write(RemoteVolume.mkdir, parent, name, mode, caller)
-
-    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
-        return self._write(RemoteVolume.create, parent, name, mode, flags, caller)
-
-    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        return self._write(RemoteVolume.symlink, parent, name, target, caller)
-
-    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
-        with self._asked:
-            return self._writable(new_parent).tree.link(node, new_parent, new_name)
-
-    def unlink(self, parent: int, name: bytes) -> None:
-        self._write(RemoteVolume.unlink, parent, name)
-
-    def rmdir(self, parent: int, name: bytes) -> None:
-        if self._head(parent) is None:
-            super().rmdir(parent, name)
-        else:
-            self._write(RemoteVolume.rmdir, parent, name)
-
-    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
-        with self._asked:
-            head = self._writable(parent)
-            if self._writable(new_parent) is not head:
-                raise oserror(errno.EXDEV, new_name)
-            head.tree.rename(parent, name, new_parent, new_name, flags)
-
-    def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        return self._write(RemoteVolume.setattr, node, changes)
-
-    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        self._write(RemoteVolume.setxattr, node, name, value)
-
-    def removexattr(self, node: int, name: bytes) -> None:
-        with self._asked:
-            self._writable(node)
-            raise oserror(errno.ENODATA, name)
-
-    # -- many at once ------------------------------------------------------------------------------------------
-
-    def store(self, thread: bytes, files: Sequence[tuple[AgentPath, bytes]]) -> list[str | None]:
-        """Store files, by their paths below the head of a thread, as one pending write. An error for each, or None.
-
-        Raises:
-            OSError: ENOENT where there is no such thread, EBUSY, ENOTSUP.
-        """
-        with self.changing() as changes, self._asked:
-            root = self.lookup(self.lookup(ROOT_NODE, thread).node, HEAD)
-            head = self._writable(root.node)
-            replaced = {path for path, _ in files if head.files.has(path[1:])}
-            found = head.files.store(files)
-            changes += head.written([path for path, _ in files])
-            above = paths.join(paths.join(ROOT, paths.to_text(thread)), paths.to_text(HEAD))
-            for (path, _), error in zip(files, found, strict=True):
-                if error is None:
-                    changes.append(Change(kind="modified" if path in replaced else "created", path=above + path))
-            return [None if error is None else errors.code_of(error) for error in found]
-
-    # -- data --------------------------------------------------------------------------------------------------
-
-    def open(self, node: int, flags: int) -> Attr | None:
-        with self._asked:
-            head = self._head(node) if flags & os.O_ACCMODE == os.O_RDONLY else self._writable(node)
-            if head is None:
-                return super().open(node, flags)
-            head.fresh().tree.open(node, flags)
-            return None
-
-    def read(self, node: int, offset: int, size: int) -> bytes:
-        with self._locked:
-            head = self._head(node)
-            return super().read(node, offset, size) if head is None else head.tree.read(node, offset, size)
-
-    def write(self, node: int, offset: int, data: bytes) -> int:
-        with self._locked:
-            head = self._head(node)
-            if head is None:
-                raise oserror(errno.EROFS)
-            return head.tree.write(node, offset, data)
-
-    def flush(self, node: int) -> None:
-        with self._asked:
-            head = self._head(node)
-            if head is not None:
-                self.poll()
-                head.fresh().tree.flush(node)
-
-    def fsync(self, node: int, datasync: bool = False) -> None:
-        self.flush(node)
-
-    def release(self, node: int, flags: int) -> None:
-        with self._locked:
-            head = self._head(node)
-            if head is None:
-                super().release(node, flags)
-            else:
-                head.tree.release(node, flags)
-
-    # -- life --------------------------------------------------------------------------------------------------
-
-    def hold(self, node: int) -> None:
-        head = self._head(node)
-        if head is None:
-            super().hold(node)
-        else:
-            head.tree.hold(node)
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        gone: dict[WritableHead | None, list[int]] = {}
-        for node in nodes:
-            gone.setdefault(self._head(node), []).append(node)
-        for head, forgotten in gone.items():
-            if head is None:
-                super().forget(forgotten)
-            else:
-                head.tree.forget(forgotten)
-
-    def statfs(self) -> StatFs:
-        return STATFS_OF_HEADS
-
-    def sync(self) -> None:
-        """Flush all heads. The first error is raised at the end."""
-        first: OSError | None = None
-        with self._locked:
-            for head in self._heads:
-                try:
-                    head.tree.sync()
-                except OSError as error:
-                    first = first or error
-        if first is not None:
-            raise first
-
-    def close(self) -> None:
-        try:
-            self.sync()
-        finally:
-            super().close()

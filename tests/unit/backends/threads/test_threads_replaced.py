@@ -125,7 +125,7 @@ def test_what_is_no_checkpoint_database_is_an_error_until_one_is_there(path: Pat
 
 def test_a_write_to_a_file_that_is_replaced_meanwhile_is_an_error(path: Path, new: Path) -> None:
     with ThreadsBackend.from_sqlite(str(path), write="head") as backend:
-        database = backend.volume.database  # type: ignore[attr-defined]
+        database = backend.volume._database  # type: ignore[attr-defined]
         with pytest.raises(OSError, match="moved or deleted"), database.exclusive() as append:
             os.replace(new, path)
             assert callable(append)
