@@ -36,37 +36,36 @@ class Document(ChangingFile):
 
     Args:
         fresh: refreshes what it is made of, which calls `expire` if there is news; gives the time of that.
-        size: gives the size, perhaps without making the bytes. Called once for each version.
         make: makes the bytes. Damaged and OSError reach the caller.
+        size: gives the size, where that takes less than the bytes. Called once for each version.
         stored_bytes: gives the bytes in the database that it stands for.
         grows: by whole parts at its end alone: its handles share the page cache.
         repeats: see `Node`.
     """
 
-    __slots__ = ("_fresh", "_grows", "_is_open", "_make", "_measured", "_size", "_stored_bytes", "repeats")
+    __slots__ = ("_fresh", "_grows", "_make", "_measured", "_size", "_stored_bytes", "repeats")
 
     def __init__(
         self,
         nodes: Nodes,
         fresh: Callable[[], int],
-        size: Callable[[], int],
         make: Callable[[], bytes],
+        size: Callable[[], int] | None = None,
         *,
         stored_bytes: Callable[[], int] = lambda: 0,
         grows: bool = False,
         repeats: bool = False,
     ) -> None:
         super().__init__(nodes)
-        self._fresh, self._size, self._make, self._stored_bytes = fresh, size, make, stored_bytes
+        self._fresh, self._make, self._size, self._stored_bytes = fresh, make, size, stored_bytes
         self._grows = grows
         self.repeats = repeats
-        self._is_open = False
         self._measured = -1  # the version with this size
 
     def settle(self) -> Document:
         mtime_ns = self._fresh()
         if self._measured != self.version:
-            self.resize(self._size())
+            self.resize(len(self._make()) if self._size is None else self._size())
             if stored_bytes := self._stored_bytes():
                 self.blocks = -(-stored_bytes // BLOCK_BYTES)
             self.date(mtime_ns)
@@ -74,8 +73,9 @@ class Document(ChangingFile):
         return self
 
     def _bytes(self) -> bytes:
+        self._fresh()
         data = self._make()
-        if self._is_open:
+        if self._nodes.is_open(self):
             self._data = data
         return data
 
@@ -83,14 +83,6 @@ class Document(ChangingFile):
         if self.size > QUICK_BYTES:
             will_wait()
         return self if self._grows else super().opened()
-
-    def load(self) -> None:
-        super().load()
-        self._is_open = True
-
-    def unload(self) -> None:
-        super().unload()
-        self._is_open = False
 
     def expire(self) -> None:
         super().expire()

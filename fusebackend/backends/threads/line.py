@@ -246,67 +246,48 @@ class Line:
 
     def _all_documents(self) -> dict[bytes, Document]:
         document = functools.partial(Document, self.nodes, self._dated)
+        page = functools.partial(document, repeats=True)
         made: dict[bytes, Document] = {
-            MESSAGES_JSONL: document(self._messages_bytes, self._messages_now, grows=True),
-            STATE: document(self._state_bytes, self._state_now),
-            README: self._page(self._readme),
-            CHECKPOINTS: self._page(overview.checkpoints_tsv, grows=True),
-            TRANSCRIPT: document(
-                lambda: self._transcript_bytes(self.talk()),
-                lambda: self._transcript(self.talk()),
-                grows=True,
-                repeats=True,
-            ),
+            MESSAGES_JSONL: document(self._messages_now, self._messages_bytes, grows=True),
+            STATE: document(self._state_now, self._state_bytes),
+            README: page(lambda: overview.readme(self.index(), self.lineage.place)),
+            CHECKPOINTS: page(lambda: overview.checkpoints_tsv(self.index()), grows=True),
+            TRANSCRIPT: page(self._transcript, self._transcript_bytes, grows=True),
         }
         if not self.lineage.place.namespace:
-            made[SPACE] = document(
-                lambda: len(self._space_now().tsv),
-                lambda: self._space_now().tsv,
-                repeats=True,
-                stored_bytes=lambda: self._space_now().bytes,
-            )
+            made[SPACE] = page(lambda: self._space_now().tsv, stored_bytes=lambda: self._space_now().bytes)
         return made
-
-    def _page(self, make: Callable[[LineIndex], bytes], *, grows: bool = False) -> Document:
-        def page() -> bytes:
-            return make(self.index())
-
-        return Document(self.nodes, self._dated, lambda: len(page()), page, grows=grows, repeats=True)
 
     def _dated(self) -> int:
         self.fresh()
         return self.time_ns
 
+    def _messages_now(self) -> bytes:
+        return documents.messages_now(self.lineage)
+
     def _messages_bytes(self) -> int:
         """Only the newest checkpoint is read where nothing else has needed the index."""
         return len(self._messages_now()) if self._index is None else self.talk().messages_bytes
 
+    def _state_now(self) -> bytes:
+        return documents.state_now(self.lineage)
+
     def _state_bytes(self) -> int:
         return len(self._state_now()) if self._index is None or not self._index.steps else self.index().state_bytes
 
-    def _messages_now(self) -> bytes:
-        self.fresh()
-        return documents.messages_now(self.lineage)
-
-    def _state_now(self) -> bytes:
-        self.fresh()
-        return documents.state_now(self.lineage)
-
     def _space_now(self) -> Space:
-        self.fresh()
         if self._space[0] != self.version:
             self._space = self.version, overview.weighed(self.lineage)
         return self._space[1]
 
-    def _readme(self, index: LineIndex) -> bytes:
-        return overview.readme(index, self.lineage.place)
+    def _transcript(self) -> bytes:
+        talk = self.talk()
+        return overview.transcript(talk, functools.partial(self._message, talk))
 
-    def _transcript_bytes(self, talk: MessageIndex) -> int:
-        talk.measure(lambda number: self._message(talk, number))
+    def _transcript_bytes(self) -> int:
+        talk = self.talk()
+        talk.measure(functools.partial(self._message, talk))
         return overview.transcript_size(talk)
-
-    def _transcript(self, talk: MessageIndex) -> bytes:
-        return overview.transcript(talk, lambda number: self._message(talk, number))
 
     def _message(self, talk: MessageIndex, number: int) -> Mapping[str, Any]:
         """A message by its place in the index."""

@@ -136,6 +136,9 @@ class Nodes:
             node.load()
         self._opened[node.node] = node, opens + 1
 
+    def is_open(self, node: FileNode) -> bool:
+        return node.node in self._opened
+
     def release(self, number: int) -> None:
         node, opens = self._opened.pop(number, (None, 0))
         assert node is not None, f"node {number} released more often than opened"
