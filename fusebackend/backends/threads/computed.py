@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from fusebackend.backends.threads.nodes import (
     FILE_MODE,
@@ -89,10 +89,10 @@ class Document(ChangingFile):
         self._data = None
 
 
-Item = tuple[Any, ...]
+Item: TypeAlias = Any
 """All that the node of a name is made of. Another item is another version of it."""
 
-Names = Mapping[bytes, Item]
+Names: TypeAlias = Mapping[bytes, Item]
 """A directory's names."""
 
 
@@ -103,8 +103,8 @@ class Fixed(FileNode):
     which the kernel looks the name up again. The patch of a checkpoint that was just deleted was read as empty.
 
     Args:
-        item: all that the bytes are made of, and at its end their size and time. Shared with its directory: a walk
-            through 1,000 conversations makes 100,000 of these.
+        item: a tuple of all that the bytes are made of, and at its end their size and time. Shared with its directory:
+            a walk through 1,000 conversations makes 100,000 of these.
         make: makes the bytes of an item. Damaged and OSError reach the caller.
     """
 
@@ -190,20 +190,12 @@ class ComputedDirectory(DirectoryNode):
         if not everything and before == self._shown:
             return
         for name in before.keys() - self._shown.keys():
-            node = self._alive(name)
-            self._made.pop(name, None)
-            if node is not None:
-                node.nlink = 0
-                difference.of_name("deleted", self, name, node)
-            else:
-                difference.forgotten(self, name)
+            self._removed(name, self._node(name, before[name]), difference)
         for name, item in self._shown.items():
             if name not in before:
-                difference.of_name("created", self, name, self._node(name, item))
-            elif everything or item != before[name]:
-                node = self._alive(name)
-                if node is not None:
-                    self._changed(name, node, item, difference)
+                self._added(name, self._node(name, item), difference)
+            elif item != before[name] or (everything and self._alive(name) is not None):
+                self._changed(name, self._node(name, before[name]), item, difference)
 
     def let_go(self) -> None:
         """Drop the names, if the kernel can't have cached one, nor that one is missing."""
@@ -229,7 +221,15 @@ class ComputedDirectory(DirectoryNode):
         number = self._made.get(name)
         return None if number is None else self._nodes.known(number)
 
+    def _removed(self, name: bytes, node: Node, difference: TreeDifference) -> None:
+        del self._made[name]
+        node.nlink = 0
+        difference.of_name("deleted", self, name, node)
+
+    def _added(self, name: bytes, node: Node, difference: TreeDifference) -> None:
+        difference.of_name("created", self, name, node)
+
     def _changed(self, name: bytes, node: Node, item: Item, difference: TreeDifference) -> None:
-        """An item has changed whose node is held."""
+        """The item of a name is another one now."""
         del self._made[name]
         difference.of_name("modified", self, name, self._node(name, item))

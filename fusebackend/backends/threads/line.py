@@ -16,16 +16,14 @@ of it is shown again. Names and sizes come from its `LineIndex`
 and `MessageIndex`.
 
 `Head` has the files as of now, a `Checkpoint` of `History` those at that checkpoint. Both are filled from a dict of
-records when they are read, and updated in place, so that a file or folder that stays keeps its node. The files of a
-checkpoint are the records themselves; those of a head are nodes by path, whose contents change. A checkpoint's folders
-may be dropped, and come back with other numbers unless the kernel holds one of them.
+records when they are read. The files of a checkpoint are the records themselves; those of a head are nodes by path,
+whose contents change. A node that nobody holds comes back with another number, but for a record.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, Union
@@ -46,7 +44,6 @@ from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.message_index import MessageIndex, Said
 from fusebackend.backends.threads.nodes import (
-    UNTOLD,
     ChangingFile,
     DirectoryNode,
     FileNode,
@@ -152,7 +149,7 @@ class Line:
         self._space = (-1, Space(b"", 0))  # a version, and what was weighed then
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
         self._directory = directory
-        self.head = Head(shared.nodes, self, directory, HEAD, 0)
+        self.head = Head(self, directory, HEAD, 0)
         self.history = History(self, directory)
         self._computed = (
             self._of_files(MESSAGES, self._message_names, self._message_bytes),
@@ -193,7 +190,7 @@ class Line:
         self.version += 1
         self.shared.conversations.forget(self.lineage)
         self._date()
-        self.head.refresh(found)
+        self.head.refresh(found, everything=False)
         for directory in self._computed:
             directory.refresh(found, everything=changed is None)
         for name, document in self._documents.items():
@@ -313,7 +310,7 @@ class Line:
             for part, (name, size) in enumerate(message.files)
         }
 
-    def _message_bytes(self, item: Item) -> bytes:
+    def _message_bytes(self, item: tuple[int, int, str, int, int]) -> bytes:
         number, part, digest, _, _ = item
         talk = self.talk()
         if number >= len(talk.messages) or talk.messages[number].digest != digest:
@@ -402,7 +399,7 @@ class History(ComputedDirectory):
     def _entry(self, name: bytes, item: Item) -> Node:
         kind, checkpoint, _, _, time_ns = item
         if kind == "files":
-            return Checkpoint(self._nodes, self.line, self, name, checkpoint, time_ns)
+            return Checkpoint(self.line, self, name, checkpoint, time_ns)
         return Fixed(self._nodes, item, self._make_document)
 
     def _document_bytes(self, item: Item) -> bytes:
@@ -411,7 +408,7 @@ class History(ComputedDirectory):
 
     def _changed(self, name: bytes, node: Node, item: Item, difference: TreeDifference) -> None:
         if isinstance(node, Checkpoint):
-            node.refresh(difference)
+            node.refresh(difference, everything=False)
         else:
             super()._changed(name, node, item, difference)
 
@@ -438,114 +435,86 @@ def wanted(files: Mapping[str, Record]) -> Wanted:
     return root
 
 
-class Entries(dict[bytes, Node]):
-    """The entries of a directory, as an object that can be referred to weakly."""
+class FilesDirectory(ComputedDirectory):
+    """A `Head` or `Checkpoint`, the `root`, or a folder in one. An item is a record, or all that is in a folder."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("line", "root")
 
+    repeats = False
 
-class Folder(DirectoryNode):
-    """A directory below a `Head` or `Checkpoint`."""
-
-    __slots__ = ("_entries", "_siblings")
-
-    def __init__(self, nodes: Nodes, parent: DirectoryNode, name: bytes, siblings: Entries) -> None:
-        super().__init__(nodes, parent, name, parent.mtime_ns)
-        self._entries = Entries()
-        self._siblings = siblings  # a held folder keeps the directories above it
-
-    def entries(self) -> Entries:
-        return self._entries
-
-
-class FilesDirectory(DirectoryNode):
-    """The base of `Head` and `Checkpoint`."""
-
-    __slots__ = ("_entries", "_nodes", "_weakly", "line")
-
-    def __init__(self, nodes: Nodes, line: Line, parent: DirectoryNode, name: bytes, mtime_ns: int) -> None:
-        super().__init__(nodes, parent, name, mtime_ns)
-        self._nodes = nodes
+    def __init__(
+        self, line: Line, parent: DirectoryNode, name: bytes, mtime_ns: int, root: FilesDirectory | None = None
+    ) -> None:
+        super().__init__(line.nodes, parent, name, line.fresh, self._wanted, self._entry)
         self.line = line
-        self._entries: Entries | None = None
-        self._weakly: weakref.ref[Entries] | None = None
-
-    def entries(self) -> Entries:
-        self.line.fresh()
-        entries = self._known()
-        if entries is None:
-            entries = Entries()
-            self._update(self, entries, self._wanted(), UNTOLD)
-            self._weakly = weakref.ref(entries)
-        self._entries = entries
-        self.line.looked_into(self)
-        return entries
+        self.root = root or self
+        self.date(mtime_ns)
 
     def let_go(self) -> None:
-        """Drop the entries, unless the kernel holds one of them."""
-        self._entries = None
-
-    def refresh(self, difference: TreeDifference) -> None:
-        """Update the entries, if they are cached."""
-        entries = self._known()
-        if entries is not None:
-            self._update(self, entries, self._wanted(), difference)
-
-    def _known(self) -> Entries | None:
-        if self._entries is None and self._weakly is not None:
-            return self._weakly()
-        return self._entries
+        """Drop the names, unless a folder is held."""
+        if not any(isinstance(self._alive(name), Folder) for name in self._made):
+            self._shown = None
+            self._made.clear()
 
     def _files(self) -> Mapping[str, Record]:
         raise NotImplementedError
 
-    def _wanted(self) -> Wanted:
+    def _file(self, record: Record) -> FileNode:
+        return record
+
+    def _wanted(self) -> Names:
+        self.line.looked_into(self)
         try:
             return wanted(self._files())
         except Damaged as error:
             words = f"The files of this checkpoint can't be shown. {error}\n"
             return {ERROR_NAME: self.line.lineage.records.saying(words, self.mtime_ns)}
 
-    def _update(self, directory: DirectoryNode, entries: Entries, target: Wanted, difference: TreeDifference) -> None:
-        for name in [name for name, node in entries.items() if not _same_kind(node, target.get(name))]:
-            gone = entries.pop(name)
-            gone.nlink = 0
-            directory.date(self.mtime_ns)
-            difference.of_name("deleted", directory, name, gone)
-        for name, item in target.items():
-            node = entries.get(name)
-            if isinstance(item, dict):
-                folder = node if isinstance(node, Folder) else Folder(self._nodes, directory, name, entries)
-                if folder is not node:
-                    self._added(directory, entries, name, folder, difference)
-                self._update(folder, folder.entries(), item, difference)
-            elif node is None:
-                self._added(directory, entries, name, self._file(item), difference)
-            else:
-                self._changed(directory, entries, name, node, item, difference)
+    def _entry(self, name: bytes, item: Item) -> Node:
+        return Folder(self, name, item) if isinstance(item, dict) else self.root._file(item)
 
-    def _added(
-        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, difference: TreeDifference
-    ) -> None:
-        entries[name] = node
-        directory.date(self.mtime_ns)
-        difference.of_name("created", directory, name, node)
+    def _added(self, name: bytes, node: Node, difference: TreeDifference) -> None:
+        self.date(self.root.mtime_ns)
+        super()._added(name, node, difference)
+        if isinstance(node, Folder):
+            node.become(self._current()[name], difference, is_new=True)
 
-    def _file(self, item: Record) -> FileNode:
-        return item
+    def _removed(self, name: bytes, node: Node, difference: TreeDifference) -> None:
+        self.date(self.root.mtime_ns)
+        super()._removed(name, node, difference)
 
-    def _changed(
-        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record,
-        difference: TreeDifference,
-    ) -> None:  # fmt: skip
-        """A file takes the place of a file."""
-        if node is not item:
-            entries[name] = item
-            difference.of_name("modified", directory, name, item)
+    def _changed(self, name: bytes, node: Node, item: Item, difference: TreeDifference) -> None:
+        if isinstance(node, Folder) != isinstance(item, dict):
+            self._removed(name, node, difference)
+            self._added(name, self._node(name, item), difference)
+        elif isinstance(node, Folder):
+            node.become(item, difference)
+        elif isinstance(node, HeadFile):
+            node.become(item)
+            difference.modified(self, name, node)
+        else:
+            super()._changed(name, node, item, difference)
 
 
-def _same_kind(node: Node, item: Wanted | Record | None) -> bool:
-    return item is not None and isinstance(item, dict) == node.is_dir
+class Folder(FilesDirectory):
+    """A directory below a `Head` or `Checkpoint`."""
+
+    __slots__ = ("_files_here",)
+
+    def __init__(self, above: FilesDirectory, name: bytes, files: Wanted) -> None:
+        super().__init__(above.line, above, name, above.mtime_ns, above.root)
+        self._shown = files
+        self._files_here = files
+
+    def become(self, files: Wanted, difference: TreeDifference, *, is_new: bool = False) -> None:
+        """Have these files from now on; they are all new where the folder is."""
+        if is_new:
+            self._shown = {}
+        self._files_here = files
+        self.refresh(difference, everything=False)
+
+    def _wanted(self) -> Names:
+        return self._files_here
 
 
 class Checkpoint(FilesDirectory):
@@ -553,10 +522,8 @@ class Checkpoint(FilesDirectory):
 
     __slots__ = ("checkpoint",)
 
-    def __init__(
-        self, nodes: Nodes, line: Line, parent: DirectoryNode, name: bytes, checkpoint: str, time_ns: int
-    ) -> None:
-        super().__init__(nodes, line, parent, name, time_ns)
+    def __init__(self, line: Line, parent: DirectoryNode, name: bytes, checkpoint: str, time_ns: int) -> None:
+        super().__init__(line, parent, name, time_ns)
         self.checkpoint = checkpoint
 
     def _files(self) -> Mapping[str, Record]:
@@ -606,14 +573,5 @@ class Head(FilesDirectory):
     def _files(self) -> Mapping[str, Record]:
         return self.line.lineage.files_now()
 
-    def _file(self, item: Record) -> FileNode:
-        return HeadFile(self._nodes, self.line, item)
-
-    def _changed(
-        self, directory: DirectoryNode, entries: Entries, name: bytes, node: Node, item: Record,
-        difference: TreeDifference,
-    ) -> None:  # fmt: skip
-        assert isinstance(node, HeadFile)
-        if node.record is not item:
-            node.become(item)
-            difference.modified(directory, name, node)
+    def _file(self, record: Record) -> FileNode:
+        return HeadFile(self._nodes, self.line, record)

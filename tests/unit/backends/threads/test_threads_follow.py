@@ -77,6 +77,7 @@ def test_a_new_checkpoint_is_told(b: Bench, listener: Listener) -> None:
     file, head, messages = (node_at(volume, f"/plain/{path}") for path in ("head/a.txt", "head", "messages.jsonl"))
     agent.model.script = [
         use(edit("/a.txt", "three", "four"), write("/new/file.txt", "n"), delete("/c.txt")),
+        use(write("/c.txt/inside.txt", "a directory now")),
         say("ok"),
     ]
     agent.invoke(user("go"), thread("plain"))
@@ -86,7 +87,8 @@ def test_a_new_checkpoint_is_told(b: Bench, listener: Listener) -> None:
         return volume.getxattr(node_at(volume, b.history("/plain")[-1]), b"user.fusebackend.checkpoint").decode()
 
     eventually(lambda: newest() == last)  # the feed may show earlier ones before
-    created = {b.history("/plain")[-1] + "/", "/plain/head/new/", "/plain/head/new/file.txt"}
+    created = {b.history("/plain")[-1] + "/"}
+    created |= {f"/plain/head/{name}" for name in ("new/", "new/file.txt", "c.txt/", "c.txt/inside.txt")}
     eventually(lambda: created <= set(listener.paths("created")))
     eventually(lambda: "/plain/head/c.txt" in listener.paths("deleted"))
     modified = {"/plain/head/a.txt", "/plain/messages.jsonl", "/plain/state.json"}
