@@ -22,7 +22,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from fusebackend import text
 from fusebackend.backends.threads.database.rows import Damaged, LeftOut
@@ -470,13 +470,3 @@ class TreeDifference:
 def _path(parent: DirectoryNode, name: bytes, node: Node) -> str:
     path = paths.join(parent.path(), paths.to_text(name))
     return path + "/" if node.is_dir else path
-
-
-class UntoldDifference(TreeDifference):
-    """Drops changes: of a part of the tree that is shown for the first time nothing is cached. Recording them all the
-    same took a sixth of a search through all heads."""
-
-    def of_name(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None: ...
-
-
-UNTOLD: Final = UntoldDifference()

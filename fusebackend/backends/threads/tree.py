@@ -23,7 +23,7 @@ from fusebackend.backends.threads.database.rows import Damaged, Database, Place,
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.line import Conversations, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
-from fusebackend.backends.threads.nodes import UNTOLD, DirectoryNode, Node, Nodes, Records, TreeDifference
+from fusebackend.backends.threads.nodes import DirectoryNode, Node, Nodes, Records, TreeDifference
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keyed import FILE_MARK, name_of, text_of
 
@@ -277,10 +277,8 @@ class Root(DirectoryNode):
 
     def _update(self) -> None:
         """List the threads, unless the list is current."""
-        if not self._is_listed:
-            self._list(UNTOLD)
-        elif self.stale:
-            self._list(self._tree.found)
+        if not self._is_listed or self.stale:
+            self._list()
 
     def find(self, name: bytes) -> Node | None:
         if name == BY_TIME:
@@ -300,9 +298,9 @@ class Root(DirectoryNode):
         if known is not None and not self.stale:
             return known
         if self._tree.database.has_thread(thread):
-            return known or self._add(name, thread, self._tree.database.newest(Place(thread, "")), UNTOLD)
+            return known or self._add(name, thread, self._tree.database.newest(Place(thread, "")))
         if known is not None:
-            self._remove(name, self._tree.found)
+            self._remove(name)
         return None
 
     def written(self, place: Place, *, is_shown: bool) -> None:
@@ -312,7 +310,7 @@ class Root(DirectoryNode):
         newest = None if place.namespace else self._tree.database.newest(place)
         if node is None:
             if self._is_listed:
-                self._add(name, place.thread, newest, self._tree.found)
+                self._tree.found.of_name("created", self, name, self._add(name, place.thread, newest))
             return
         if not is_shown:
             self._tree.found.unknown(node)
@@ -336,18 +334,21 @@ class Root(DirectoryNode):
         if not self._is_listed or self.stale:
             now = time.monotonic()
             if now - self._listed_at >= self._list_s / WATCHING_SHARE:
-                self._list(self._tree.found if self._is_listed else UNTOLD)
+                self._list()
         while self._written:
             self._written.pop().watch()
 
-    def _list(self, difference: TreeDifference) -> None:
+    def _list(self) -> None:
+        """List the threads, and tell what came and went. At the first listing nothing is cached that came."""
         start = time.monotonic()
         newest = {_name_of(thread): (thread, checkpoint) for thread, checkpoint in self._tree.database.threads()}
         for name in [name for name in self._entries if name not in newest]:
-            self._remove(name, difference)
+            self._remove(name)
         for name, (thread, checkpoint) in newest.items():
             if name not in self._entries:
-                self._add(name, thread, checkpoint, difference)
+                node = self._add(name, thread, checkpoint)
+                if self._is_listed:
+                    self._tree.found.of_name("created", self, name, node)
         self.date(max((node.mtime_ns for node in self._entries.values()), default=0))
         self._is_listed, self.stale = True, False
         self._listed_at = time.monotonic()
@@ -382,17 +383,16 @@ class Root(DirectoryNode):
         thread, mtime_ns = item
         return Link(self._tree.nodes, b"../" + thread, mtime_ns)
 
-    def _add(self, name: bytes, thread: str, checkpoint: str | None, difference: TreeDifference) -> ThreadDirectory:
+    def _add(self, name: bytes, thread: str, checkpoint: str | None) -> ThreadDirectory:
         time_ns = (time_ns_of(checkpoint) if checkpoint is not None else None) or 0
         node = self._entries[name] = ThreadDirectory(self._tree, self, name, thread, time_ns)
-        difference.of_name("created", self, name, node)
         return node
 
-    def _remove(self, name: bytes, difference: TreeDifference) -> None:
+    def _remove(self, name: bytes) -> None:
         node = self._entries.pop(name)
         node.gone = True
         node.nlink = 0
-        difference.of_name("deleted", self, name, node)
+        self._tree.found.of_name("deleted", self, name, node)
 
 
 def _name_of(thread: str) -> bytes:

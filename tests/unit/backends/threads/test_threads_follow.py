@@ -30,7 +30,6 @@ from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads.database import sqlite as sqlite_module
 from fusebackend.backends.threads.database.rows import News, Place
 from fusebackend.backends.threads.database.sqlite import SqliteDatabase
-from fusebackend.backends.threads.nodes import UNTOLD
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import Change
 from fusebackend.testing.posix.case import refused
@@ -73,7 +72,6 @@ def test_a_new_checkpoint_is_told(b: Bench, listener: Listener) -> None:
     volume.follow()
     for path in ("/plain/head", "/plain/history"):
         b.backend.ls(path)
-    assert not UNTOLD, "what is shown for the first time is kept for nobody"
     file, head, messages = (node_at(volume, f"/plain/{path}") for path in ("head/a.txt", "head", "messages.jsonl"))
     agent.model.script = [
         use(edit("/a.txt", "three", "four"), write("/new/file.txt", "n"), delete("/c.txt")),
