@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import json
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, LeftOut, Link, News, Place, Raw
+from fusebackend.backends.threads.database.rows import NOTHING, Damaged, LeftOut, Link, News, Place, Raw
 from fusebackend.backends.threads.database.sql import (
     LINE,
     LOST,
@@ -87,9 +86,6 @@ _REMOVE_BLOB: Final = _placeholders(
     f"DELETE FROM checkpoint_blobs WHERE {LINE} AND channel = :channel AND version = :version"
 )
 
-_ONE_PRUNE: Final = "SELECT pg_advisory_xact_lock(hashtext('fusebackend threads prune'))"
-"""Or two at once would lock the same rows in another order. Agents don't wait for it."""
-
 
 class PostgresDatabase(SaverTables):
     """See the module's docstring.
@@ -123,6 +119,10 @@ class PostgresDatabase(SaverTables):
         size="pg_column_size({})",
         contains="position('{0}'::bytea IN {1}) > 0",
         changed="checkpoint = CAST(:document AS jsonb), metadata = CAST(:metadata AS jsonb)",
+        # Savers insert into these tables, in this order when into both; no reader waits for this.
+        lock_writers="LOCK TABLE checkpoints, checkpoint_writes IN SHARE ROW EXCLUSIVE MODE",
+        # Two at once would lock the same rows in another order.
+        lock_prunes="SELECT pg_advisory_xact_lock(hashtext('fusebackend threads prune'))",
     )
 
     def __init__(self, dsn: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -184,28 +184,15 @@ class PostgresDatabase(SaverTables):
     # -- writing -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[Connection[Any]]:
+    def changing(self) -> Iterator[Execute]:
         translated = translate_errors("the checkpoint database can't be written to", _errno_of_writing)
         with translated, self._connections.leased(ping) as connection, connection.transaction():
-            connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
-            yield connection
-
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[Append]:
-        with self._transaction() as connection:
-            # Savers insert into these tables, in this order when into both; no reader waits for this.
-            connection.execute("LOCK TABLE checkpoints, checkpoint_writes IN SHARE ROW EXCLUSIVE MODE")
-            yield functools.partial(self._append, connection)
-
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[Execute]:
-        with self._transaction() as connection:
-            connection.execute(_ONE_PRUNE)
 
             def execute(statement: str, **values: Any) -> list[Any]:
                 cursor = connection.execute(statement, values)
                 return cursor.fetchall() if cursor.description else []
 
+            execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
             yield execute
 
     def again(self) -> PostgresDatabase:
@@ -230,11 +217,6 @@ class PostgresDatabase(SaverTables):
     def _stripped(self, data: Any, kind: Any, left: Collection[str], parts: Mapping[str, Any]) -> str:
         kept = {name: value for name, value in mapping(data, "channel_values").items() if name in left}
         return json.dumps({**data, **parts, "channel_values": kept})
-
-    def _append(self, connection: Connection[Any], place: Place, checkpoint: str, channel: str, value: Raw) -> None:
-        """After the present ones: savers number the writes of a task from 0 and never replace one."""
-        values = {"checkpoint": checkpoint, "channel": channel, "kind": value.kind, "data": value.data}
-        connection.execute(self._sql.append, {**place._asdict(), **values})
 
     # -- statements --------------------------------------------------------------------------------------------
 

@@ -17,8 +17,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 from fusebackend.backends.threads.database.rows import (
     NOTHING,
@@ -281,12 +282,7 @@ class SaverDatabase(Database):
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[Append]:
-        self._refuse()
-        yield
-
-    def _refuse(self) -> NoReturn:
+    def exclusive(self) -> AbstractContextManager[Append]:
         raise OSError(errno.EROFS, "a saver can't be kept from being written to by others, so nothing is written here")
 
 

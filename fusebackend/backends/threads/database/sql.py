@@ -7,16 +7,18 @@ dialect's module has the rest: its connection, its news, and how it stores a che
 from __future__ import annotations
 
 import abc
+import contextlib
 import errno
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from fusebackend.backends.threads.database.activity import PRUNED_NEXT, next_nodes
 from fusebackend.backends.threads.database.rows import (
     NULL_TASK,
+    Append,
     CheckpointMark,
     Damaged,
     Database,
@@ -66,6 +68,10 @@ class SaverDialect(NamedTuple):
     """A condition that the bytes `{}` are in a column `{}`."""
     changed: str
     """What is set in a checkpoint's row, with `:document` and `:metadata`, so that its mark changes."""
+    lock_writers: str = ""
+    """The statement that keeps other writers out, where a transaction doesn't."""
+    lock_prunes: str = ""
+    """The same for others that prune; agents don't wait for it."""
 
 
 Execute: TypeAlias = Callable[..., list[Any]]
@@ -400,6 +406,8 @@ class SaverTables(Database):
             False, and nothing is deleted, where a newer checkpoint follows from one of them.
         """
         with self.changing() as execute:
+            if self.dialect.lock_prunes:
+                execute(self.dialect.lock_prunes)
             going = {portion.id for portion in portions}
             if any(row[0] in going for row in execute(self._sql.parents_after, **place._asdict(), checkpoint=last)):
                 return False
@@ -444,6 +452,19 @@ class SaverTables(Database):
     @abc.abstractmethod
     def changing(self) -> AbstractContextManager[Execute]:
         """A transaction. EROFS, EBUSY."""
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Append]:
+        with self.changing() as execute:
+            if self.dialect.lock_writers:
+                execute(self.dialect.lock_writers)
+
+            def append(place: Place, checkpoint: str, channel: str, value: Raw) -> None:
+                """After the present ones: savers number the writes of a task from 0 and never replace one."""
+                at = {**place._asdict(), "checkpoint": checkpoint, "channel": channel}
+                execute(self._sql.append, **at, kind=value.kind, data=value.data)
+
+            yield append
 
     @abc.abstractmethod
     def again(self) -> SaverTables:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import re
 import sqlite3
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, Link, News, Place, Raw
+from fusebackend.backends.threads.database.rows import NOTHING, Damaged, Link, News, Place, Raw
 from fusebackend.backends.threads.database.sql import (
     LINE,
     LOST,
@@ -274,27 +273,17 @@ class SqliteDatabase(SaverTables):
     # -- writing -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def changing(self) -> Iterator[Execute]:
         with translate_errors(f"'{self.path}' can't be written to", _errno_of_writing):
             self._at.at.require()
             if self._writer is None:
                 self._writer = DatabaseFile(self.path, lambda: open_file(self.path, "mode=rw"))
             connection, at = self._writer.get(), self._writer.at
             with transaction(connection):
-                yield connection
+                yield lambda statement, **values: connection.execute(statement, _bound(values)).fetchall()
                 at.require()
                 if at.key != self._file_key:
                     raise oserror(errno.ESTALE)  # what was read is of another file
-
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[Append]:
-        with self._transaction() as connection:
-            yield functools.partial(self._append, connection)
-
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[Execute]:
-        with self._transaction() as connection:
-            yield lambda statement, **values: connection.execute(statement, _bound(values)).fetchall()
 
     def again(self) -> SqliteDatabase:
         return SqliteDatabase(self.path)
@@ -319,11 +308,6 @@ class SqliteDatabase(SaverTables):
         kept = {name: part for name, part in values.items() if name in left}
         stripped = joined(kind, {**document, **parts, "channel_values": kept})
         return stripped.decode() if isinstance(data, str) else stripped
-
-    def _append(self, connection: sqlite3.Connection, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
-        """After the present ones: savers number the writes of a task from 0 and never replace one."""
-        values = {"checkpoint": checkpoint, "channel": channel, "kind": value.kind, "data": value.data}
-        connection.execute(self._sql.append, _bound({**place._asdict(), **values}))
 
     # -- statements --------------------------------------------------------------------------------------------
 
