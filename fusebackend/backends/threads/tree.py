@@ -104,6 +104,8 @@ class Tree:
         lines = list(self._lines.values()) if self.database.tells else list(self._recent.values())
         for line in lines:
             line.fresh()
+            if isinstance(line.subgraphs, Subgraphs):
+                line.subgraphs.fresh()
 
     def let_go(self) -> None:
         """Drop most of the lines that the kernel does not hold, and all values."""
@@ -205,12 +207,6 @@ class ThreadDirectory(LineDirectory):
         else:
             self._tree.found.forgotten(self, SUBGRAPHS)
 
-    def watch(self) -> None:
-        """Refresh its namespaces, if they are cached."""
-        subgraphs = self._subgraphs_of(self._tree.known_line(self.place))
-        if subgraphs is not None:
-            subgraphs.fresh()
-
     def xattrs(self) -> dict[bytes, bytes]:
         return {b"user.fusebackend.thread": self.place.thread.encode("utf-8", "surrogateescape")}
 
@@ -257,13 +253,12 @@ class Root(DirectoryNode):
     Found and not listed are `@latest`, a link to the thread that was written to last, and the directory `@by-time`.
     """
 
-    __slots__ = ("_entries", "_is_listed", "_list_s", "_listed_at", "_titles", "_tree", "_written", "by_time", "stale")
+    __slots__ = ("_entries", "_is_listed", "_list_s", "_listed_at", "_titles", "_tree", "by_time", "stale")
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree.nodes, None, b"")
         self._tree = tree
         self._entries: dict[bytes, ThreadDirectory] = {}
-        self._written: set[ThreadDirectory] = set()
         self._is_listed = False
         self._listed_at, self._list_s = 0.0, 0.0
         self.stale = False
@@ -315,7 +310,6 @@ class Root(DirectoryNode):
         if not is_shown:
             self._tree.found.unknown(node)
         node.written()
-        self._written.add(node)
         if newest is not None:
             node.date(time_ns_of(newest) or 0)
             self.date(max(self.mtime_ns, node.mtime_ns))
@@ -327,16 +321,13 @@ class Root(DirectoryNode):
         self.stale = True
         for node in self._entries.values():
             node.written()
-        self._written.update(self._entries.values())
 
     def watch(self) -> None:
-        """Refresh the threads, as often as `WATCHING_SHARE` allows."""
+        """Refresh the list of threads, as often as `WATCHING_SHARE` allows."""
         if not self._is_listed or self.stale:
             now = time.monotonic()
             if now - self._listed_at >= self._list_s / WATCHING_SHARE:
                 self._list()
-        while self._written:
-            self._written.pop().watch()
 
     def _list(self) -> None:
         """List the threads, and tell what came and went. At the first listing nothing is cached that came."""
