@@ -115,6 +115,17 @@ def test_many_uploads_are_one_pending_write(desk: Bench) -> None:
     assert desk.get("/old/head/elsewhere.txt") == b"x"
 
 
+def test_agents_wait_while_a_write_is_checked_and_stored(desk: Bench) -> None:
+    agent = threadcases.plain(desk.saver)
+    update = threading.Thread(target=agent.update_state, args=(thread("plain"), {"files": {"/x.txt": record("x")}}))
+    with desk.backend.volume._database.exclusive():
+        update.start()
+        update.join(0.2)
+        assert update.is_alive()
+    update.join()
+    assert state(agent, "plain")["/x.txt"] == b"x"
+
+
 @one_database
 def test_a_move_is_one_change(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
