@@ -15,9 +15,9 @@ A line is made when its directory is read. It is *stale* when the database has n
 of it is shown again. Names and sizes come from its `LineIndex`
 and `MessageIndex`.
 
-`Head` has the files as of now, a `Checkpoint` of `History` those at that checkpoint. Both are filled from a dict of
-records when they are read. The files of a checkpoint are the records themselves; those of a head are nodes by path,
-whose contents change. A node that nobody holds comes back with another number, but for a record.
+A `FilesDirectory` has the files as of now, or those at a checkpoint. It is filled from a dict of records when it is
+read. The files of a checkpoint are the records themselves; those of a head are nodes by path, whose contents change. A
+node that nobody holds comes back with another number, but for a record.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ from fusebackend.backends.threads.message_index import MessageIndex, Said
 from fusebackend.backends.threads.nodes import (
     ChangingFile,
     DirectoryNode,
-    FileNode,
     Node,
     Nodes,
     Record,
@@ -148,8 +147,8 @@ class Line:
         self._indexed = (-1, False)  # the version that it has seen, and whether with its steps
         self._space = (-1, Space(b"", 0))  # a version, and what was weighed then
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
-        self._directory = directory
-        self.head = Head(self, directory, HEAD, 0)
+        self.directory = directory
+        self.head = FilesDirectory(self, directory, HEAD, 0)
         self.history = History(self, directory)
         self._computed = (
             self._of_files(MESSAGES, self._message_names, self._message_bytes),
@@ -195,8 +194,8 @@ class Line:
             directory.refresh(found, everything=changed is None)
         for name, document in self._documents.items():
             document.expire()
-            found.modified(self._directory, name, document)
-        for shown in (self._directory, self.head, *self._computed):
+            found.modified(self.directory, name, document)
+        for shown in (self.directory, self.head, *self._computed):
             found.attributes(shown)
 
     def talk(self) -> MessageIndex:
@@ -217,7 +216,7 @@ class Line:
         return self._index
 
     def looked_into(self, directory: FilesDirectory) -> None:
-        if isinstance(directory, Checkpoint):
+        if directory.checkpoint is not None:
             self._recent[directory.node] = directory
             self._recent.move_to_end(directory.node)
             if len(self._recent) > RECENT_CHECKPOINTS:
@@ -236,7 +235,7 @@ class Line:
         """Give directories the time of the newest checkpoint."""
         newest = self.lineage.newest_id()
         self.time_ns = (time_ns_of(newest) if newest is not None else None) or 0
-        for directory in (self._directory, self.head, *self._computed):
+        for directory in (self.directory, self.head, *self._computed):
             directory.date(self.time_ns)
 
     # -- documents ---------------------------------------------------------------------------------------------
@@ -298,7 +297,7 @@ class Line:
         def file(_name: bytes, item: Item) -> Node:
             return Fixed(self.nodes, item, make)
 
-        return ComputedDirectory(self.nodes, self._directory, name, self.fresh, names, file)
+        return ComputedDirectory(self.nodes, self.directory, name, self.fresh, names, file)
 
     # -- messages/ ---------------------------------------------------------------------------------------------
 
@@ -399,7 +398,7 @@ class History(ComputedDirectory):
     def _entry(self, name: bytes, item: Item) -> Node:
         kind, checkpoint, _, _, time_ns = item
         if kind == "files":
-            return Checkpoint(self.line, self, name, checkpoint, time_ns)
+            return FilesDirectory(self.line, self, name, time_ns, checkpoint=checkpoint)
         return Fixed(self._nodes, item, self._make_document)
 
     def _document_bytes(self, item: Item) -> bytes:
@@ -407,7 +406,7 @@ class History(ComputedDirectory):
         return make(self.line.lineage, item[1])
 
     def _changed(self, name: bytes, node: Node, item: Item, difference: TreeDifference) -> None:
-        if isinstance(node, Checkpoint):
+        if isinstance(node, FilesDirectory):
             node.refresh(difference, everything=False)
         else:
             super()._changed(name, node, item, difference)
@@ -436,47 +435,80 @@ def wanted(files: Mapping[str, Record]) -> Wanted:
 
 
 class FilesDirectory(ComputedDirectory):
-    """A `Head` or `Checkpoint`, the `root`, or a folder in one. An item is a record, or all that is in a folder."""
+    """The files as of now, or those at a checkpoint; or a folder in these, which are its `root`.
 
-    __slots__ = ("line", "root")
+    Args:
+        checkpoint: its id; None for the files as of now, and for a folder.
+        root: of a folder; None for all files.
+        files: those in a folder, each name with its record, or with those in a further folder.
+    """
+
+    __slots__ = ("_folder", "checkpoint", "line", "root")
 
     repeats = False
 
     def __init__(
-        self, line: Line, parent: DirectoryNode, name: bytes, mtime_ns: int, root: FilesDirectory | None = None
+        self,
+        line: Line,
+        parent: DirectoryNode,
+        name: bytes,
+        mtime_ns: int,
+        *,
+        checkpoint: str | None = None,
+        root: FilesDirectory | None = None,
+        files: Wanted | None = None,
     ) -> None:
         super().__init__(line.nodes, parent, name, line.fresh, self._wanted, self._entry)
         self.line = line
+        self.checkpoint = checkpoint
         self.root = root or self
+        self._shown = files
+        self._folder = files
         self.date(mtime_ns)
+
+    @property
+    def is_head(self) -> bool:
+        return self.root is self and self.checkpoint is None
+
+    def xattrs(self) -> dict[bytes, bytes]:
+        if self.checkpoint is None:
+            return {}
+        return {b"user.fusebackend.checkpoint": self.checkpoint.encode("utf-8", "surrogateescape")}
+
+    def become(self, files: Wanted, difference: TreeDifference, *, is_new: bool = False) -> None:
+        """Be a folder with these files from now on; they are all new where the folder is."""
+        if is_new:
+            self._shown = {}
+        self._folder = files
+        self.refresh(difference, everything=False)
 
     def let_go(self) -> None:
         """Drop the names, unless a folder is held."""
-        if not any(isinstance(self._alive(name), Folder) for name in self._made):
+        if not any(isinstance(self._alive(name), FilesDirectory) for name in self._made):
             self._shown = None
             self._made.clear()
 
-    def _files(self) -> Mapping[str, Record]:
-        raise NotImplementedError
-
-    def _file(self, record: Record) -> FileNode:
-        return record
-
     def _wanted(self) -> Names:
+        if self._folder is not None:
+            return self._folder
         self.line.looked_into(self)
+        lineage = self.line.lineage
         try:
-            return wanted(self._files())
+            return wanted(lineage.files_now() if self.checkpoint is None else lineage.files_at(self.checkpoint))
         except Damaged as error:
             words = f"The files of this checkpoint can't be shown. {error}\n"
-            return {ERROR_NAME: self.line.lineage.records.saying(words, self.mtime_ns)}
+            return {ERROR_NAME: lineage.records.saying(words, self.mtime_ns)}
 
     def _entry(self, name: bytes, item: Item) -> Node:
-        return Folder(self, name, item) if isinstance(item, dict) else self.root._file(item)
+        if isinstance(item, dict):
+            return FilesDirectory(self.line, self, name, self.mtime_ns, root=self.root, files=item)
+        record: Record = item
+        return HeadFile(self._nodes, self.line, record) if self.root.is_head else record
 
     def _added(self, name: bytes, node: Node, difference: TreeDifference) -> None:
         self.date(self.root.mtime_ns)
         super()._added(name, node, difference)
-        if isinstance(node, Folder):
+        if isinstance(node, FilesDirectory):
             node.become(self._current()[name], difference, is_new=True)
 
     def _removed(self, name: bytes, node: Node, difference: TreeDifference) -> None:
@@ -484,53 +516,16 @@ class FilesDirectory(ComputedDirectory):
         super()._removed(name, node, difference)
 
     def _changed(self, name: bytes, node: Node, item: Item, difference: TreeDifference) -> None:
-        if isinstance(node, Folder) != isinstance(item, dict):
+        if isinstance(node, FilesDirectory) != isinstance(item, dict):
             self._removed(name, node, difference)
             self._added(name, self._node(name, item), difference)
-        elif isinstance(node, Folder):
+        elif isinstance(node, FilesDirectory):
             node.become(item, difference)
         elif isinstance(node, HeadFile):
             node.become(item)
             difference.modified(self, name, node)
         else:
             super()._changed(name, node, item, difference)
-
-
-class Folder(FilesDirectory):
-    """A directory below a `Head` or `Checkpoint`."""
-
-    __slots__ = ("_files_here",)
-
-    def __init__(self, above: FilesDirectory, name: bytes, files: Wanted) -> None:
-        super().__init__(above.line, above, name, above.mtime_ns, above.root)
-        self._shown = files
-        self._files_here = files
-
-    def become(self, files: Wanted, difference: TreeDifference, *, is_new: bool = False) -> None:
-        """Have these files from now on; they are all new where the folder is."""
-        if is_new:
-            self._shown = {}
-        self._files_here = files
-        self.refresh(difference, everything=False)
-
-    def _wanted(self) -> Names:
-        return self._files_here
-
-
-class Checkpoint(FilesDirectory):
-    """The files at one checkpoint."""
-
-    __slots__ = ("checkpoint",)
-
-    def __init__(self, line: Line, parent: DirectoryNode, name: bytes, checkpoint: str, time_ns: int) -> None:
-        super().__init__(line, parent, name, time_ns)
-        self.checkpoint = checkpoint
-
-    def _files(self) -> Mapping[str, Record]:
-        return self.line.lineage.files_at(self.checkpoint)
-
-    def xattrs(self) -> dict[bytes, bytes]:
-        return {b"user.fusebackend.checkpoint": self.checkpoint.encode("utf-8", "surrogateescape")}
 
 
 class HeadFile(ChangingFile):
@@ -563,15 +558,3 @@ class HeadFile(ChangingFile):
 
     def xattrs(self) -> dict[bytes, bytes]:
         return self.record.xattrs()
-
-
-class Head(FilesDirectory):
-    """The files as of now."""
-
-    __slots__ = ()
-
-    def _files(self) -> Mapping[str, Record]:
-        return self.line.lineage.files_now()
-
-    def _file(self, record: Record) -> FileNode:
-        return HeadFile(self._nodes, self.line, record)

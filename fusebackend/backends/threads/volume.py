@@ -28,7 +28,7 @@ from fusebackend.backends.threads.database.activity import QUIET_S, RunWatch
 from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.head import HeadFiles
-from fusebackend.backends.threads.line import HEAD, Checkpoint, Head, Line
+from fusebackend.backends.threads.line import HEAD, FilesDirectory, Line
 from fusebackend.backends.threads.nodes import Node, blocks_of
 from fusebackend.backends.threads.prune import remove
 from fusebackend.backends.threads.tree import LineDirectory, ThreadDirectory, Tree
@@ -191,14 +191,16 @@ class ThreadsVolume(NativeVolume):
 
     def _shown(self, node: Node) -> Attr:
         """A node of the tree with current attributes; in the place of a thread's own head the one to write to."""
-        if self.features.read_only or not isinstance(node, Head) or node.line.lineage.place.namespace:
+        if self.features.read_only or not (isinstance(node, FilesDirectory) and node.is_head):
             return node.settle()
-        assert isinstance(node.parent, LineDirectory)
-        head = self._head_of.get(node.parent)
+        thread = node.line.directory
+        if not isinstance(thread, ThreadDirectory):
+            return node  # the head of a sub-graph
+        head = self._head_of.get(thread)
         if head is None:
             if len(self._heads) > MAX_HEADS:
                 raise oserror(errno.EOVERFLOW)
-            head = self._head_of[node.parent] = WritableHead(self._tree, len(self._heads), node.parent, self._quiet_s)
+            head = self._head_of[thread] = WritableHead(self._tree, len(self._heads), thread, self._quiet_s)
             self._heads.append(head)
         if head.files.is_damaged:
             return node  # it has the error
@@ -259,12 +261,15 @@ class ThreadsVolume(NativeVolume):
             node = self._tree.nodes.directory(parent).find(name)
             if node is None:
                 raise oserror(errno.ENOENT, name)
-            is_step = isinstance(node, Checkpoint) and not node.line.lineage.place.namespace
-            if not self.features.prunable or not (is_step or isinstance(node, ThreadDirectory)):
+            thread: Node = node
+            checkpoint: str | None = None
+            if isinstance(node, FilesDirectory) and node.checkpoint is not None:
+                thread = node.line.directory
+                checkpoint = node.checkpoint
+            if not self.features.prunable or not isinstance(thread, ThreadDirectory):
                 raise oserror(errno.EROFS, name)
-        place = node.line.lineage.place if isinstance(node, Checkpoint) else cast("ThreadDirectory", node).place
         with contextlib.closing(self.tables()) as tables:
-            remove(tables, place.thread, node.checkpoint if isinstance(node, Checkpoint) else None)
+            remove(tables, thread.place.thread, checkpoint)
         self.pruned()
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
