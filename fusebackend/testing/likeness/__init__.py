@@ -62,22 +62,8 @@ class LikenessCases:
         with tempfile.TemporaryDirectory() as directory:
             yield Path(directory)
 
-    def test_names(self, root: Path, plain: Path) -> None:
-        self._compare(root, plain, tables.names)
-
-    def test_attributes(self, root: Path, plain: Path) -> None:
-        self._compare(root, plain, tables.attributes)
-
-    def test_extended_attributes(self, root: Path, plain: Path) -> None:
-        self._compare(root, plain, tables.extended_attributes)
-
-    def test_renaming(self, root: Path, plain: Path) -> None:
-        self._compare(root, plain, tables.renaming)
-
-    def test_sticky_directories(self, root: Path, plain: Path) -> None:
-        self._compare(root, plain, tables.sticky_directories)
-
-    def _compare(self, root: Path, plain: Path, table: Callable[[], Iterable[Row]]) -> None:
+    @pytest.mark.parametrize("table", tables.TABLES)
+    def test_calls(self, root: Path, plain: Path, table: Callable[[], Iterable[Row]]) -> None:
         rows = _drawn(table, self.rows_per_table)
         wanted, found = (in_child(partial(observe, where, rows), LIMIT_S) for where in (plain, root))
         wrong = [

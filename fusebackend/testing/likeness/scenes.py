@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 Owner = tuple[int, int]
@@ -29,63 +30,40 @@ class Scene(NamedTuple):
     owner: Owner = (0, 0)
 
 
-def _file(path: str) -> list[str]:
+def _file(path: str) -> None:
     with open(path, "wb") as file:
         file.write(b"data")
-    return [path]
 
 
-def _directory(path: str) -> list[str]:
-    os.mkdir(path)
-    return [path]
+def _link(to: str = "") -> Callable[[str], None]:
+    """Return a maker of symbolic links to their own name with `to` after it."""
 
-
-def _full_directory(path: str) -> list[str]:
-    os.mkdir(path)
-    return [path, *_file(path + "/in")]
-
-
-def _node(kind: int, device: int = 0) -> Callable[[str], list[str]]:
-    def make(path: str) -> list[str]:
-        os.mknod(path, kind | 0o644, device)
-        return [path]
+    def make(path: str) -> None:
+        os.symlink(os.path.basename(path) + to, path)
 
     return make
 
 
-def _link(target: str, beside: Callable[[str], list[str]] | None = None) -> Callable[[str], list[str]]:
-    """Return a maker of symbolic links; `{}` in `target` stands for the link's own name."""
-
-    def make(path: str) -> list[str]:
-        made = beside(path + ".to") if beside is not None else []
-        os.symlink(target.format(os.path.basename(path)), path)
-        return [path, *made]
-
-    return make
+def _second_name(path: str) -> None:
+    os.link(path.removesuffix(".twin"), path)
 
 
-def _two_names(path: str) -> list[str]:
-    _file(path)
-    os.link(path, path + ".twin")
-    return [path, path + ".twin"]
-
-
-KINDS: dict[str, Callable[[str], list[str]]] = {
-    "file": _file,
-    "directory": _directory,
-    "full directory": _full_directory,
-    "fifo": _node(stat.S_IFIFO),
-    "socket": _node(stat.S_IFSOCK),
-    "character device": _node(stat.S_IFCHR, os.makedev(1, 3)),
-    "block device": _node(stat.S_IFBLK, os.makedev(7, 99)),
-    "link to a file": _link("{}.to", _file),
-    "link to a directory": _link("{}.to", _full_directory),
-    "dangling link": _link("nowhere"),
-    "link to itself": _link("{}"),
-    "file with two names": _two_names,
-    "nothing": lambda path: [],
+KINDS: dict[str, dict[str, Callable[[str], None]]] = {
+    "file": {"": _file},
+    "directory": {"": os.mkdir},
+    "full directory": {"": os.mkdir, "/in": _file},
+    "fifo": {"": partial(os.mknod, mode=stat.S_IFIFO | 0o644)},
+    "socket": {"": partial(os.mknod, mode=stat.S_IFSOCK | 0o644)},
+    "character device": {"": partial(os.mknod, mode=stat.S_IFCHR | 0o644, device=os.makedev(1, 3))},
+    "block device": {"": partial(os.mknod, mode=stat.S_IFBLK | 0o644, device=os.makedev(7, 99))},
+    "link to a file": {".to": _file, "": _link(".to")},
+    "link to a directory": {".to": os.mkdir, ".to/in": _file, "": _link(".to")},
+    "dangling link": {"": partial(os.symlink, "nowhere")},
+    "link to itself": {"": _link()},
+    "file with two names": {"": _file, ".twin": _second_name},
+    "nothing": {},
 }
-"""Makers of files at a path; each returns the paths of all it has made."""
+"""What is made, in order: a maker of a file at a path by what the path has after the name of the thing."""
 
 DEVICES = ("character device", "block device")
 
@@ -96,12 +74,12 @@ def build(case: str, scene: Scene) -> dict[str, os.stat_result]:
     made = [case]
     for thing in scene.things:
         path = f"{case}/{thing.name}"
-        paths = KINDS[thing.kind](path)
-        for each in paths:
-            os.lchown(each, *thing.owner)
-        if thing.mode is not None and paths and not os.path.islink(path):
+        for ending, make in KINDS[thing.kind].items():
+            make(path + ending)
+            os.lchown(path + ending, *thing.owner)
+            made.append(path + ending)
+        if thing.mode is not None and path in made and not os.path.islink(path):
             os.chmod(path, thing.mode)
-        made += paths
     os.chown(case, *scene.owner)
     os.chmod(case, scene.mode)
     for path in reversed(made):

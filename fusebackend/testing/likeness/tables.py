@@ -93,3 +93,6 @@ def sticky_directories() -> Iterator[Row]:
             if other == OWNERS[0] or " o" in label:
                 shown = f"{kind} of {owner} and a file of {other} in {mode:o} of {above}"
                 yield Row(f"{shown}, a user: {label}", scene, USER, call)
+
+
+TABLES = (names, attributes, extended_attributes, renaming, sticky_directories)
