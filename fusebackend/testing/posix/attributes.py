@@ -167,12 +167,6 @@ class OwnershipCases(Case):
         os.chown(d / "link", 9, 9)
         assert ((d / "link").lstat().st_uid, file.stat().st_uid) == (OTHER, 9)
 
-    @needs("root", "persistent_modes")
-    def test_chown_clears_set_user_id(self, file: Path) -> None:
-        os.chmod(file, 0o6755)
-        os.chown(file, OTHER, OTHER)
-        assert stat.S_IMODE(file.stat().st_mode) == 0o755
-
     @needs("root", "persistent_modes", "other_users")
     def test_a_setgid_directory_passes_its_group_on(self, d: Path) -> None:
         """What a user makes belongs to it, and to its group or that of a set-group-ID directory, which also passes its
@@ -250,12 +244,13 @@ class OwnershipCases(Case):
                 assert _modes(own) == expected
 
     @needs("root", "persistent_modes")
-    def test_chown_leaves_the_bits_of_a_directory(self, d: Path) -> None:
-        (d / "dir").mkdir()
-        os.chmod(d / "dir", 0o6755)
-        os.chown(d / "dir", OTHER, OTHER)
-        os.chown(d / "dir", -1, -1)
-        assert stat.S_IMODE((d / "dir").stat().st_mode) == 0o6755
+    def test_chown_clears_the_bits_of_a_file_and_leaves_those_of_a_directory(self, d: Path) -> None:
+        make(d, {"file": b"", "dir": None})
+        for name, left in (("file", 0o755), ("dir", 0o6755)):
+            os.chmod(d / name, 0o6755)
+            for owner in ((OTHER, OTHER), (-1, -1)):
+                os.chown(d / name, *owner)
+                assert stat.S_IMODE((d / name).stat().st_mode) == left
 
 
 # -- utimensat and the times that calls change, of an object and of the directories it is in ---------------------

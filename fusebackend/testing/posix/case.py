@@ -86,7 +86,7 @@ class Case:
             directory.chmod(0o755)
         with umask(0o022):
             yield directory
-        remove_tree(directory)
+        shutil.rmtree(directory)
 
     @pytest.fixture
     def file(self, d: Path) -> Path:
@@ -170,7 +170,7 @@ def fresh(d: Path) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        remove_tree(directory)
+        shutil.rmtree(directory)
 
 
 def make(d: Path, files: Mapping[str, bytes | None]) -> None:
@@ -186,11 +186,6 @@ def tree(d: Path) -> dict[str, bytes | None]:
     """Return what is below `d`, as `make` takes it; a symbolic link is the file that it leads to."""
     found = {str(path.relative_to(d)): path for path in sorted(d.rglob("*"))}
     return {name: None if path.is_dir() else path.read_bytes() for name, path in found.items()}
-
-
-def remove_tree(directory: Path) -> None:
-    """Remove a case's directory with all below it."""
-    shutil.rmtree(os.fsencode(directory))
 
 
 def renameat2(source: Path | str, target: Path | str, flags: int) -> None:

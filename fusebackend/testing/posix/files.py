@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -20,10 +21,12 @@ from fusebackend.testing.posix.case import Case, ForkedChild, fresh, in_child, o
 
 class OpenCases(Case):
     @needs("persistent_modes")
-    def test_creat_applies_the_umask(self, d: Path) -> None:
+    def test_creat_and_mkdir_apply_the_umask(self, d: Path) -> None:
         with umask(0o027), opened(d / "file", os.O_WRONLY | os.O_CREAT, 0o666) as fd:
             assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o640
+            os.mkdir(d / "dir", 0o777)
         assert stat.S_IMODE((d / "file").stat().st_mode) == 0o640
+        assert stat.S_IMODE((d / "dir").stat().st_mode) == 0o750
 
     @needs("persistent_modes")
     def test_creat_with_a_mode_that_forbids_writing_still_writes(self, d: Path) -> None:
@@ -192,12 +195,9 @@ class OpenCases(Case):
         assert os.listdir(d) == []
 
     def test_many_handles_on_one_file(self, file: Path) -> None:
-        handles = [os.open(file, os.O_RDONLY) for _ in range(200)]
-        try:
+        with contextlib.ExitStack() as stack:
+            handles = [stack.enter_context(opened(file, os.O_RDONLY)) for _ in range(200)]
             assert {os.read(fd, 10) for fd in handles} == {b"x"}
-        finally:
-            for fd in handles:
-                os.close(fd)
 
     @needs("random_writes")
     def test_o_direct_of_odd_sizes(self, d: Path) -> None:
