@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller, Volume
-from fusebackend.testing.model.tree import Node, Refusals, Tree
+from fusebackend.testing.model.tree import Node, Refusals, Tree, in_order
 from fusebackend.testing.model.values import MAX_FILE_BYTES, NAMES, XATTRS, contents, lengths, offsets, times
 from fusebackend.testing.posix.case import refused
 from fusebackend.volumes.placing import xattrs_of
@@ -54,7 +54,6 @@ class VolumeMachine(RuleBasedStateMachine):
         self.tree.root.number = ROOT_NODE
         self.handles: list[Node] = []  # open files, each as often as it is open
         self.held: set[Node] = set()  # nodes with a lookup count above 0
-        self.orphans: list[Node] = []  # nodes without a name that are still open or held
         self.recent: Node | None = None  # the file that data rules used last
 
     def make_volume(self) -> Volume:
@@ -94,7 +93,7 @@ class VolumeMachine(RuleBasedStateMachine):
     def start_over(self, volume: Volume) -> None:
         """Go on with another volume that has the same files. Nothing is open or held there."""
         self.volume = volume
-        self.handles, self.orphans, self.held = [], [], set()
+        self.handles, self.held = [], set()
         for node in self.tree.nodes():
             node.number = 0
         self.tree.root.number = ROOT_NODE
@@ -108,23 +107,19 @@ class VolumeMachine(RuleBasedStateMachine):
             self.volume.forget([node.number])
             self._let_go(node)
 
-    def lost_name(self, node: Node) -> None:
-        """Note that a name of `node` is gone."""
-        if node.links == 0 and node.number:
-            self.orphans.append(node)
+    @property
+    def orphans(self) -> list[Node]:
+        """Nodes without a name that are still open or held, in the order of making."""
+        return in_order(node for node in {*self.handles, *self.held} if node.links == 0)
 
     def _let_go(self, node: Node) -> None:
         """Check a node after a forget or a close: without a name, a handle or a hold it must be gone."""
-        if node in self.held or self.is_open(node):
+        if node in self.held or node in self.handles:
             return
         if node.links:
             node.number = 0  # it may get another when it is looked up again
             return
-        self.orphans.remove(node)
         refused((errno.ENOENT, errno.ESTALE), self.volume.getattr, node.number)
-
-    def is_open(self, node: Node) -> bool:
-        return node in self.handles
 
     def number(self, node: Node) -> int:
         """Return the volume's number of a node; look it up and hold it if it was forgotten."""
@@ -286,14 +281,14 @@ class VolumeMachine(RuleBasedStateMachine):
         parent = self.draw_directory(data)
         name = self.draw_name(data, parent)
         if self.attempt(self.tree.may_unlink(parent, name), self.volume.unlink, self.number(parent), name):
-            self.lost_name(self.tree.remove(parent, name))
+            self.tree.remove(parent, name)
 
     @rule(data=st.data())
     def rmdir(self, data: st.DataObject) -> None:
         parent = self.draw_directory(data)
         name = self.draw_name(data, parent)
         if self.attempt(self.tree.may_rmdir(parent, name), self.volume.rmdir, self.number(parent), name):
-            self.lost_name(self.tree.remove(parent, name))
+            self.tree.remove(parent, name)
 
     @precondition(lambda self: self.features.rename)
     @rule(data=st.data(), flags=st.sampled_from((0, 0, RENAME_NOREPLACE, RENAME_EXCHANGE)))
@@ -305,9 +300,7 @@ class VolumeMachine(RuleBasedStateMachine):
         refusals = self.tree.may_rename(parent, name, new_parent, new_name, flags)
         places = self.number(parent), name, self.number(new_parent), new_name
         if self.attempt(refusals, self.volume.rename, *places, flags):
-            replaced = self.tree.rename(parent, name, new_parent, new_name, flags)
-            if replaced is not None:
-                self.lost_name(replaced)
+            self.tree.rename(parent, name, new_parent, new_name, flags)
 
     # -- rules: attributes -------------------------------------------------------------------------------------
 

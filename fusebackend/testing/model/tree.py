@@ -7,8 +7,9 @@ it to the tree. Where POSIX leaves the order of the checks open, every errno tha
 from __future__ import annotations
 
 import errno
+import itertools
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
 
@@ -57,18 +58,19 @@ class Node:
         return 2 + sum(child.is_directory for child in self.children.values()) if self.links else 0
 
 
+def in_order(nodes: Iterable[Node]) -> list[Node]:
+    """Return the nodes in the order of making."""
+    return sorted(nodes, key=lambda node: node.serial)
+
+
 class Tree:
-    """A tree of nodes with names. The machine keeps the nodes that lost their last name (`VolumeMachine.orphans`)."""
+    """A tree of nodes with names. The machine knows those that lost their last name (`VolumeMachine.orphans`)."""
 
     def __init__(self, mode: int, uid: int, gid: int) -> None:
-        self._serial = 0
-        self.root = self.make(mode, uid, gid)
+        self._serials = itertools.count(1)
+        self.root = Node(next(self._serials), mode, uid, gid)
         self.root.links = 1
         self.root.parent = self.root
-
-    def make(self, mode: int, uid: int, gid: int) -> Node:
-        self._serial += 1
-        return Node(self._serial, mode, uid, gid)
 
     def walk(self) -> Iterator[tuple[tuple[bytes, ...], Node]]:
         """Yield every name as a path, parents first, in the order of names. A file with two names comes twice."""
@@ -80,7 +82,7 @@ class Tree:
 
     def nodes(self) -> list[Node]:
         """Return every node that has a name, once, in the order of making."""
-        return sorted({node for _, node in self.walk()}, key=lambda node: node.serial)
+        return in_order({node for _, node in self.walk()})
 
     def directories(self) -> list[Node]:
         return [node for node in self.nodes() if node.is_directory]
@@ -94,7 +96,7 @@ class Tree:
         inherits = bool(parent.mode & stat.S_ISGID)
         if inherits and stat.S_ISDIR(mode):
             mode |= stat.S_ISGID
-        node = self.make(mode, uid, parent.gid if inherits else gid)
+        node = Node(next(self._serials), mode, uid, parent.gid if inherits else gid)
         self._set(parent, name, node)
         return node
 
@@ -135,13 +137,11 @@ class Tree:
             return {errno.ENOTDIR}
         return {errno.ENOTEMPTY} if node.children else set()
 
-    def remove(self, parent: Node, name: bytes) -> Node:
-        """Remove a name; return its node."""
+    def remove(self, parent: Node, name: bytes) -> None:
         node = parent.children.pop(name)
         node.links -= 1
         if node.is_directory:
             node.parent = None
-        return node
 
     def may_rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int) -> Refusals:
         refusals = self.may_find(parent, name)
@@ -165,19 +165,16 @@ class Tree:
             refusals.add(errno.EINVAL if flags == RENAME_EXCHANGE else errno.ENOTEMPTY)
         return refusals
 
-    def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int) -> Node | None:
-        """Rename. Return the node that was replaced, if any."""
+    def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int) -> None:
         node, target = parent.children[name], new_parent.children.get(new_name)
         if target is node:
-            return None
+            return
         self.remove(parent, name)
         if target is not None:
             self.remove(new_parent, new_name)
         self._set(new_parent, new_name, node)
         if flags == RENAME_EXCHANGE and target is not None:
             self._set(parent, name, target)
-            return None
-        return target
 
     def _may_replace(self, node: Node, target: Node) -> Refusals:
         if node.is_directory and not target.is_directory:
