@@ -29,18 +29,20 @@ executed = 0
 skipped: list[str] = []
 """Reasons of the cases that were skipped, for a plugin that judges skips. It empties the list after each test."""
 
+COLLECTED = (Exception, pytest.fail.Exception, pytest.skip.Exception)
+"""What ends one case. Anything else, such as an interrupt, ends the loop."""
+
 SHOWN = 20
 """Failed cases of a loop that are shown with their tracebacks; further ones are named."""
 
 
 class OneCase(Generic[T]):
-    """One round of an `each` loop: a context manager that gives the case's value and collects its failure."""
+    """One round of an `each` loop: a context manager that gives the case's value and keeps its error."""
 
     def __init__(self, name: str, value: T) -> None:
         self.name, self.value = name, value
-        self.failure: BaseException | None = None
-        self.skipped_for: str | None = None
-        self.is_interrupted, self.ran = False, False
+        self.error: BaseException | None = None
+        self.ran = False
 
     def __enter__(self) -> T:
         self.ran = True
@@ -48,15 +50,12 @@ class OneCase(Generic[T]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         global executed
+        self.error = error
         if isinstance(error, pytest.skip.Exception):
-            self.skipped_for = str(error)
-            skipped.append(self.skipped_for)
-            return True
-        executed += 1
-        if isinstance(error, Exception | pytest.fail.Exception):
-            self.failure = error
-        self.is_interrupted = error is not None and self.failure is None
-        return self.failure is not None
+            skipped.append(str(error))
+        else:
+            executed += 1
+        return isinstance(error, COLLECTED)
 
 
 def needs(*words: str) -> Callable[[_C], _C]:
@@ -93,24 +92,25 @@ def each(cases: Iterable[Any] | Mapping[str, Any]) -> Iterator[OneCase[Any]]:
         try:
             yield case
         except GeneratorExit:
-            if case.is_interrupted:
+            if case.error is not None and not isinstance(case.error, COLLECTED):
                 raise
             raise RuntimeError(f"the loop was left at case {name} by return or break: use continue") from None
         if not case.ran:
             raise RuntimeError(f"the loop did not enter case {name}: `with case as value: ...`")
     if not all_of_them:
         raise RuntimeError("a loop over no cases checks nothing")
-    failed = [case for case in all_of_them if case.failure is not None]
+    ended = [case for case in all_of_them if case.error is not None]
+    failed = [case for case in ended if not isinstance(case.error, pytest.skip.Exception)]
     if failed:
         raise AssertionError(_text(failed, len(all_of_them)))
-    if all(case.skipped_for is not None for case in all_of_them):
-        pytest.skip(f"all {len(all_of_them)} cases are skipped, the first: {all_of_them[0].skipped_for}")
+    if len(ended) == len(all_of_them):
+        pytest.skip(f"all {len(all_of_them)} cases are skipped, the first: {all_of_them[0].error}")
 
 
 def _text(failed: list[OneCase[Any]], count: int) -> str:
     lines = [f"{len(failed)} of {count} cases failed"]
     for case in failed[:SHOWN]:
         lines.append(f"-- {case.name}")
-        lines.extend("".join(traceback.format_exception(case.failure)).rstrip().splitlines())
+        lines.extend("".join(traceback.format_exception(case.error)).rstrip().splitlines())
     lines.extend(f"-- {case.name}, too" for case in failed[SHOWN:])
     return "\n".join(lines)
