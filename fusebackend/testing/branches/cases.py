@@ -32,7 +32,7 @@ from fusebackend.testing.by_path import (
     write,
 )
 from fusebackend.testing.posix.case import refused
-from fusebackend.testing.snapshots.copy import Copied, but_atimes, copy_of, read_once
+from fusebackend.testing.snapshots.copy import Copied, but_atimes, copy_of
 from fusebackend.testing.snapshots.scene import make_scene, wreck_scene
 from fusebackend.trees.branch_volume import BranchVolume
 
@@ -51,10 +51,6 @@ def fill(volume: Volume) -> None:
     write(volume, b"gone", b"gone")
 
 
-def _state(volume: Volume) -> dict[bytes, Copied]:
-    return but_atimes(read_once(volume))
-
-
 def _as_a_user_sees_it(volume: Volume) -> dict[bytes, Copied]:
     """Leave out the root, numbers, times, and where the blocks are."""
     return {
@@ -62,11 +58,6 @@ def _as_a_user_sees_it(volume: Volume) -> dict[bytes, Copied]:
         for path, each in copy_of(volume).items()
         if path != b"/"
     }
-
-
-def _contents(volume: Volume) -> dict[bytes, tuple[int, bytes]]:
-    """Type and bytes of each file."""
-    return {path: (file.type, file.data) for path, file in shown(volume, modes=False).items()}
 
 
 class BranchCases:
@@ -91,7 +82,7 @@ class BranchCases:
 
     def test_nothing_changes_below(self, branched: Branched, branch: BranchVolume) -> None:
         """Every kind of change of what is there; names, attributes, times and bytes below are as before."""
-        before = _state(branched.main)
+        before = but_atimes(branched.main)
         overwrite(branch, at(branch, b"large").node, 70_000, b"changed")
         replace(branch, b"lines", b"replaced")
         chmod(branch, b"d/x", 0o4711)
@@ -102,15 +93,15 @@ class BranchCases:
         symlink(branch, b"gone", b"large")
         branch.setattr(at(branch, b"e/x").node, AttrChanges(size=100_000))
         branch.sync()
-        assert _state(branched.main) == before
-        found = _contents(branch)
+        assert but_atimes(branched.main) == before
+        found = shown(branch, modes=False)
         assert set(found) == {b"e", b"e/deep", b"e/deep/y", b"e/x", b"gone", b"large", b"lines", b"linked"}
-        assert found[b"large"][1] == LARGE[:70_000] + b"changed" + LARGE[70_007:]
-        assert found[b"e/x"][1] == b"x" + bytes(99_999)
+        assert found[b"large"].data == LARGE[:70_000] + b"changed" + LARGE[70_007:]
+        assert found[b"e/x"].data == b"x" + bytes(99_999)
 
     def test_all_of_posix_works_in_it(self, branched: Branched) -> None:
         """Whatever the volume below can hold: links, modes, owners, devices, holes, exchanges, as in memory."""
-        before, branch, model = _state(branched.main), branched.branch, InMemoryVolume()
+        before, branch, model = but_atimes(branched.main), branched.branch, InMemoryVolume()
         for path in (b"d", b"large", b"lines", b"gone"):
             remove(branch, path)
         for each in (branch, model):
@@ -119,7 +110,7 @@ class BranchCases:
         for each in (branch, model):
             wreck_scene(each)
         assert _as_a_user_sees_it(branch) == _as_a_user_sees_it(model)
-        assert _state(branched.main) == before
+        assert but_atimes(branched.main) == before
 
     def test_bytes_that_were_cut_off_do_not_come_back(self, branched: Branched) -> None:
         branch = branched.branch
@@ -169,15 +160,15 @@ class BranchCases:
 
     def test_what_the_volume_changes_later(self, branch: BranchVolume, volume: Volume) -> None:
         """Over snapshots nothing of it is seen. Live, what the branch has not changed is."""
-        before = _contents(branch)
+        before = shown(branch, modes=False)
         overwrite(branch, at(branch, b"large").node, 0, b"ours")
         write(volume, b"large", b"theirs")
         write(volume, b"lines", b"theirs")
         write(volume, b"d/new", b"theirs")
-        found = _contents(branch)
-        assert found.pop(b"large")[1] == b"ours" + LARGE[4:]
+        found = shown(branch, modes=False)
+        assert found.pop(b"large").data == b"ours" + LARGE[4:]
         is_frozen = isinstance(volume, SnapshotVolume)
-        assert found[b"lines"][1] == (b"".join(LINES) if is_frozen else b"theirs")
+        assert found[b"lines"].data == (b"".join(LINES) if is_frozen else b"theirs")
         assert (b"d/new" in found) == (not is_frozen)
         if is_frozen:
             assert {**found, b"large": before[b"large"]} == before
@@ -198,7 +189,7 @@ class BranchCases:
         assert {path: at(branched.branch, path).node for path in nodes} == nodes
 
     def test_a_branch_of_it_has_its_changes(self, branched: Branched) -> None:
-        before, branch = _state(branched.main), branched.branch
+        before, branch = but_atimes(branched.main), branched.branch
         remove(branch, b"d/deep")
         overwrite(branch, at(branch, b"large").node, 0, b"changed")
         branched.branches.create("c", "b")
@@ -209,13 +200,13 @@ class BranchCases:
         assert content(branch, at(branch, b"lines")) == b"".join(LINES) and b"later" not in shown(other)
         branched.branches.delete(["b"])
         assert b"later" not in shown(other) and b"d/deep" not in shown(other)
-        assert _state(branched.main) == before
+        assert but_atimes(branched.main) == before
 
     def test_nothing_is_left_of_a_deleted_one(self, branched: Branched, volume: Volume) -> None:
-        before = _state(volume)
+        before = but_atimes(volume)
         remove(branched.branch, b"d")
         branched.branches.delete(["b"])
-        assert _state(volume) == before and os.listdir(branched.directory) == []
+        assert but_atimes(volume) == before and os.listdir(branched.directory) == []
         assert not isinstance(volume, SnapshotVolume) or not volume.snapshots()
 
     # -- its merge ---------------------------------------------------------------------------------------------
@@ -231,9 +222,9 @@ class BranchCases:
         write(branched.main, b"theirs", b"theirs")
         result = branched.merges.merge("b")
         assert result.conflicts == [] and result.changes
-        found = _contents(branched.main)
-        assert found.pop(b"theirs")[1] == b"theirs"
-        in_branch = _contents(branch)
+        found = shown(branched.main, modes=False)
+        assert found.pop(b"theirs").data == b"theirs"
+        in_branch = shown(branch, modes=False)
         in_branch.pop(b"theirs", None)  # live
         assert found == in_branch
         assert branched.merges.merge("b").changes == [], "nothing is left to be merged"
@@ -255,11 +246,11 @@ class BranchCases:
         assert bool(result.partly) == (not can_all), "what is not carried over is said"
 
     def test_a_dry_run_changes_nothing(self, branched: Branched) -> None:
-        before = _state(branched.main)
+        before = but_atimes(branched.main)
         write(branched.branch, b"d/x", b"changed")
         remove(branched.branch, b"gone")
         planned = branched.merges.merge("b", dry_run=True)
-        assert _state(branched.main) == before
+        assert but_atimes(branched.main) == before
         assert planned.changes == branched.merges.merge("b").changes
 
     def test_conflicts_are_refused_and_both_sides_stay(
@@ -272,10 +263,10 @@ class BranchCases:
         write(branch, b"both", b"made by us")
         write(volume, b"both", b"made by them, too")
         write(branch, b"d/x", b"no conflict, and not merged either")
-        main, ours = _state(volume), shown(branch)
+        main, ours = but_atimes(volume), shown(branch)
         result = branched.merges.merge("b")
         assert sorted(each.path for each in result.conflicts) == ["/both", "/gone", "/lines"] and not result.changes
-        assert _state(volume) == main and shown(branch) == ours
+        assert but_atimes(volume) == main and shown(branch) == ours
 
     def test_a_reader_keeps_the_file_that_is_replaced(self, branched: Branched, volume: Volume) -> None:
         if not volume.features.random_writes:

@@ -42,9 +42,9 @@ def read_once(volume: Volume) -> dict[bytes, Copied]:
     return _walk(volume)
 
 
-def but_atimes(copy: dict[bytes, Copied]) -> dict[bytes, Copied]:
-    """Return a copy without access times."""
-    return {path: each._replace(times_ns=(0, *each.times_ns[1:])) for path, each in copy.items()}
+def but_atimes(volume: Volume) -> dict[bytes, Copied]:
+    """Return what `read_once` does, without access times."""
+    return {path: each._replace(times_ns=(0, *each.times_ns[1:])) for path, each in read_once(volume).items()}
 
 
 def _walk(volume: Volume) -> dict[bytes, Copied]:
