@@ -7,7 +7,7 @@ from typing import Any
 from fusebackend.testing.conformance.case import Case, Probe
 from fusebackend.testing.each import each, needs
 
-# -- cases of `write` and `edit` ---------------------------------------------------------------------------------
+# -- cases of `write` and `edit`, and of calls that no directory takes -------------------------------------------
 
 
 EDITS: list[tuple[tuple[str, ...], str, tuple[Any, ...], str | None, int | str]] = [
@@ -26,6 +26,18 @@ EDITS: list[tuple[tuple[str, ...], str, tuple[Any, ...], str | None, int | str]]
 for an error, with a part of it."""
 
 
+REFUSED: list[tuple[Any, ...]] = [
+    ((), "write", "/dir", "y"),
+    ((), "write", "/", "y"),
+    ((), "edit", "/dir", "x", "y"),
+    (("reads_records",), "read", "/dir"),
+    (("reads_records",), "read", "/"),
+    (("supports_delete",), "delete", "/"),
+    (("supports_move",), "move", "/", "/elsewhere"),
+]
+"""What a backend must declare, and a call about a directory or the root that is an error."""
+
+
 class EditingCases(Case):
     def test_write_says_where(self, b: Probe) -> None:
         result = b.write("/new.txt", "x")
@@ -41,13 +53,6 @@ class EditingCases(Case):
             assert result.error and result.error.startswith("Cannot write to /file.txt because it already exists.")
             assert result.path is None
             assert b.bytes_of("/file.txt") == b"a long old text\n"
-
-    @needs("checks_paths")
-    def test_write_on_a_directory_is_an_error(self, b: Probe) -> None:
-        b.put("/dir/file.txt", "x")
-        assert b.write("/dir", "y").error
-        assert b.write("/", "y").error
-        assert b.names("/dir") == ["/dir/file.txt"]
 
     @needs("checks_paths")
     def test_write_of_what_is_no_text_is_an_error(self, b: Probe) -> None:
@@ -99,9 +104,13 @@ class EditingCases(Case):
         assert content[size - 1 : size + 4] == b"xpiny"
 
     @needs("checks_paths")
-    def test_edit_of_a_directory_is_an_error(self, b: Probe) -> None:
+    def test_calls_that_no_directory_takes_are_errors(self, b: Probe) -> None:
         b.put("/dir/file.txt", "x")
-        assert b.edit("/dir", "x", "y").error
+        for case in each(REFUSED):
+            with case as (words, verb, *arguments):
+                self.require(b.backend, words)
+                assert getattr(b, verb)(*arguments).error
+                assert b.files("/") == {"dir/file.txt": b"x"}
 
 
 # -- cases of `delete` and `move` --------------------------------------------------------------------------------
@@ -171,15 +180,6 @@ class MovingCases(Case):
         assert b.delete("/file.txt").error is None
         b.put("/file.txt", "new")
         assert b.bytes_of("/file.txt") == b"new"
-
-    @needs("checks_paths")
-    def test_the_root_can_not_be_deleted_nor_moved(self, b: Probe) -> None:
-        b.put("/file.txt", "x")
-        for case in each([("delete", "/"), ("move", "/", "/elsewhere")]):
-            with case as (verb, *paths):
-                self.require(b.backend, (f"supports_{verb}",))
-                assert getattr(b, verb)(*paths).error
-                assert b.names() == ["/file.txt"]
 
 
 # -- cases of `upload_files` and `download_files` ----------------------------------------------------------------

@@ -191,12 +191,6 @@ class ReadingCases(Case):
         assert result.file_data["content"] == f"{lines - 2:015d}\n"
         assert (result.total_lines, result.next_offset) == (lines, lines - 1)
 
-    @needs("checks_paths", "reads_records")
-    def test_a_directory_can_not_be_read(self, b: Probe) -> None:
-        b.put("/dir/file.txt")
-        assert b.read("/dir").error
-        assert b.read("/").error
-
 
 # -- cases of `glob` and `grep`, as tables -----------------------------------------------------------------------
 
