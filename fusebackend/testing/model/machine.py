@@ -274,7 +274,7 @@ class VolumeMachine(RuleBasedStateMachine):
         done = self.attempt(refusals, self.volume.link, *numbers, name, is_held=True)
         if done is not None:
             assert done.result.node == node.number, f"a link to node {node.number} is node {done.result.node}"
-            self.tree.link(node, parent, name)
+            self.tree.link(parent, name, node)
 
     @rule(data=st.data())
     def unlink(self, data: st.DataObject) -> None:

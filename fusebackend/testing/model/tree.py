@@ -24,7 +24,7 @@ class Node:
         self.mode = mode
         self.uid = uid
         self.gid = gid
-        self.names: dict[bytes, Node] | None = {} if stat.S_ISDIR(mode) else None
+        self.children: dict[bytes, Node] = {}  # of a directory, by their names
         self.parent: Node | None = None  # of a directory that has not been removed
         self.links = 0  # names
         self.data = bytearray()  # of a file; the target of a link
@@ -37,7 +37,7 @@ class Node:
 
     @property
     def is_directory(self) -> bool:
-        return self.names is not None
+        return stat.S_ISDIR(self.mode)
 
     @property
     def is_file(self) -> bool:
@@ -46,10 +46,6 @@ class Node:
     @property
     def is_link(self) -> bool:
         return stat.S_ISLNK(self.mode)
-
-    @property
-    def children(self) -> dict[bytes, Node]:
-        return self.names or {}
 
     @property
     def nlink(self) -> int:
@@ -97,7 +93,7 @@ class Tree:
         if inherits and stat.S_ISDIR(mode):
             mode |= stat.S_ISGID
         node = Node(next(self._serials), mode, uid, parent.gid if inherits else gid)
-        self._set(parent, name, node)
+        self.link(parent, name, node)
         return node
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -122,8 +118,12 @@ class Tree:
             refusals.add(errno.ENOENT)
         return refusals
 
-    def link(self, node: Node, parent: Node, name: bytes) -> None:
-        self._set(parent, name, node)
+    def link(self, parent: Node, name: bytes, node: Node) -> None:
+        assert parent.is_directory and name not in parent.children
+        parent.children[name] = node
+        node.links += 1
+        if node.is_directory:
+            node.parent = parent
 
     def may_unlink(self, parent: Node, name: bytes) -> Refusals:
         return self.may_find(parent, name) or ({errno.EISDIR} if parent.children[name].is_directory else set())
@@ -172,9 +172,9 @@ class Tree:
         self.remove(parent, name)
         if target is not None:
             self.remove(new_parent, new_name)
-        self._set(new_parent, new_name, node)
+        self.link(new_parent, new_name, node)
         if flags == RENAME_EXCHANGE and target is not None:
-            self._set(parent, name, target)
+            self.link(parent, name, target)
 
     def _may_replace(self, node: Node, target: Node) -> Refusals:
         if node.is_directory and not target.is_directory:
@@ -189,13 +189,6 @@ class Tree:
         while above is not None and above is not node and above is not self.root:
             above = above.parent
         return above is node
-
-    def _set(self, parent: Node, name: bytes, node: Node) -> None:
-        assert parent.names is not None and name not in parent.names
-        parent.names[name] = node
-        node.links += 1
-        if node.is_directory:
-            node.parent = parent
 
     # -- data --------------------------------------------------------------------------------------------------
 
