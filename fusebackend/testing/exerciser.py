@@ -66,14 +66,13 @@ class Exerciser:
             path.write_bytes(b"")
         else:
             self._bytes = bytearray(path.read_bytes()[self._start : self._limit])
-        self._fd = os.open(path, os.O_RDWR)
+        self._fd = -1
         self._map: mmap.mmap | None = None
 
     def run(self, steps: int) -> None:
         """Do so many steps, and compare the whole file at the end."""
         kinds, weights = zip(*self._kinds().items(), strict=True)
-        if self._fd < 0:
-            self._fd = os.open(self.path, os.O_RDWR)
+        self._fd = os.open(self.path, os.O_RDWR)
         try:
             for step in self._chance.choices(kinds, weights, k=steps):
                 self._history.append(f"{step.__name__.strip('_')} …")
@@ -229,8 +228,8 @@ class Exerciser:
             self._fail(f"{how} to {size} left {os.fstat(self._fd).st_size} bytes")
         return f"{how} to {size}"
 
-    def _unmap_other(self, size: int) -> None:
-        """Close a mapping of another size: touching it beyond the end of the file is SIGBUS."""
+    def _unmap_other(self, size: int = -1) -> None:
+        """Close a mapping of another size, without one any: touching it beyond the end of the file is SIGBUS."""
         if self._map is not None and len(self._map) != size:
             self._map.close()
             self._map = None
@@ -275,9 +274,7 @@ class Exerciser:
         return "compared"
 
     def _close(self) -> None:
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        self._unmap_other()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -249,12 +249,8 @@ class ForkedChild:
 def _answer(action: Callable[[], Any], answers: Connection) -> None:
     try:
         answer = True, action()
-    except BaseException as error:
-        answer = False, _portable(error)
+    except OSError as error:
+        answer = False, OSError(error.errno, error.strerror)
+    except BaseException as error:  # it may be one that can't be pickled
+        answer = False, AssertionError(f"in the child: {type(error).__name__}: {error}")
     answers.send(answer)
-
-
-def _portable(error: BaseException) -> Exception:
-    if isinstance(error, OSError):
-        return OSError(error.errno, error.strerror)
-    return AssertionError(f"in the child: {type(error).__name__}: {error}")
