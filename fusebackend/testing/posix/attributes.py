@@ -36,24 +36,22 @@ from fusebackend.testing.posix.case import (
 
 class AttributeCases(Case):
     @needs("persistent_modes")
-    def test_chmod_of_a_file(self, d: Path) -> None:
+    def test_chmod_of_a_file(self, d: Path, file: Path) -> None:
         """Of a regular one, and of a directory."""
         (d / "dir").mkdir()
-        (d / "file").write_bytes(b"x")
         modes = (0o000, 0o400, 0o644, 0o755, 0o777, 0o1777, 0o2755, 0o4755, 0o7777)
         for case in each(product((("file", stat.S_IFREG), ("dir", stat.S_IFDIR)), modes)):
             with case as ((name, kind), mode):
                 os.chmod(d / name, mode)
                 assert (d / name).stat().st_mode == kind | mode
-        assert (d / "file").read_bytes() == b"x"
+        assert file.read_bytes() == b"x"
         os.chmod(d / "dir", 0o755)
 
     @needs("persistent_modes", "links")
-    def test_chmod_is_seen_through_every_link(self, d: Path) -> None:
-        (d / "one").write_bytes(b"x")
-        os.link(d / "one", d / "two")
+    def test_chmod_is_seen_through_every_link(self, d: Path, file: Path) -> None:
+        os.link(file, d / "two")
         (d / "two").stat()
-        os.chmod(d / "one", 0o640)
+        os.chmod(file, 0o640)
         assert stat.S_IMODE((d / "two").stat().st_mode) == 0o640
 
     def test_statvfs_is_plausible(self, d: Path) -> None:
@@ -363,8 +361,7 @@ class TimeCases(Case):
     @needs("persistent_modes")
     def test_a_new_file_has_the_time_of_now(self, d: Path) -> None:
         start = time.time_ns() - SECOND_NS
-        (d / "file").touch()
-        (d / "dir").mkdir()
+        make(d, {"file": b"", "dir": None})
         for path in (d / "file", d / "dir"):
             status = path.stat()
             for stamp in (status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns):

@@ -171,26 +171,24 @@ def _is_utf8(name: bytes) -> bool:
 
 class LinkCases(Case):
     @needs("links")
-    def test_a_hard_link_is_the_same_file(self, d: Path) -> None:
-        (d / "one").write_bytes(b"x")
-        os.link(d / "one", d / "two")
-        one, two = (d / "one").stat(), (d / "two").stat()
+    def test_a_hard_link_is_the_same_file(self, d: Path, file: Path) -> None:
+        os.link(file, d / "two")
+        one, two = file.stat(), (d / "two").stat()
         assert (one.st_ino, one.st_nlink) == (two.st_ino, 2)
         assert one.st_nlink == two.st_nlink
         (d / "two").write_bytes(b"changed")
-        assert (d / "one").read_bytes() == b"changed"
+        assert file.read_bytes() == b"changed"
 
     @needs("links")
-    def test_link_counts_go_up_and_down(self, d: Path) -> None:
-        (d / "file").write_bytes(b"kept")
+    def test_link_counts_go_up_and_down(self, d: Path, file: Path) -> None:
         for number in range(20):
-            os.link(d / "file", d / f"link-{number}")
-            assert (d / "file").stat().st_nlink == number + 2
-        os.unlink(d / "file")
+            os.link(file, d / f"link-{number}")
+            assert file.stat().st_nlink == number + 2
+        os.unlink(file)
         for number in range(19):
             os.unlink(d / f"link-{number}")
             assert (d / "link-19").stat().st_nlink == 19 - number
-        assert (d / "link-19").read_bytes() == b"kept"
+        assert (d / "link-19").read_bytes() == b"x"
 
     @needs("links")
     def test_link_count_of_an_open_file(self, d: Path, fd: int) -> None:
