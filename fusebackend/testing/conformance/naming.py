@@ -97,8 +97,7 @@ class NamingCases(Case):
     def test_ways_to_write_one_path(self, b: Probe) -> None:
         for number, case in enumerate(each(SPELLINGS)):
             with case as spelling:
-                if ".." in spelling and not self.resolves_dot_dot:
-                    pytest.skip(f"needs resolves_dot_dot, which {type(b.backend).__name__} does not declare")
+                self.require(b.backend, ("resolves_dot_dot",) if ".." in spelling else ())
                 directory, before = f"a{number}", b.names("/")
                 path = spelling.format(directory)
                 b.put(path, "old")

@@ -138,13 +138,9 @@ def _on_handles() -> Iterator[Call]:
         ("write nothing", lambda: opening("p", os.O_RDWR, lambda fd: os.write(fd, b""))),
         ("read", lambda: opening("p", os.O_RDONLY, lambda fd: os.read(fd, 10))),
     )
-    for size in (0, 4, 9):
-        yield f"ftruncate {size}", partial(opening, "p", os.O_RDWR, partial(_ftruncate, size))
+    for size in (0, 4, 9):  # of a descriptor, os.truncate is ftruncate(2)
+        yield f"ftruncate {size}", partial(opening, "p", os.O_RDWR, partial(os.truncate, length=size))
     yield "ftruncate of a reader", lambda: opening("p", os.O_RDONLY, lambda fd: os.ftruncate(fd, 3))
-
-
-def _ftruncate(size: int, fd: int) -> None:
-    os.ftruncate(fd, size)
 
 
 XATTRS = (
