@@ -172,7 +172,7 @@ class ControlServer:
         """The connections that take calls, the oldest first, but for those over which a command runs: of these there
         are as many as there are places for commands."""
         with self._guard:
-            return [one for one in self._connections if not (one.retired or one.client.has[COMMANDS])]
+            return [one for one in self._connections if not (one.notice is not None or one.client.has[COMMANDS])]
 
     def ended(self, connection: ServedConnection) -> None:
         with self._guard:

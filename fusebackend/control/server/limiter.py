@@ -207,18 +207,15 @@ class Limiter:
     def leave(self, place: Place) -> None:
         """More than once does no harm."""
         with self._guard:
-            if place in self.taken[place.kind]:
-                if place.kind.works:
-                    place.client.worked_s += place.worked_s() + CALL_S
-                self._remove(place)
-
-    def _remove(self, place: Place) -> None:
-        kind, client = place.kind, place.client
-        del self.taken[kind][place]
-        client.has[kind] -= 1
-        self.left[kind] += place.counted and not (kind.first_is_free and not client.has[kind])
-        if self.queues[kind]:
-            self._next(kind)
+            kind, client = place.kind, place.client
+            if place in self.taken[kind]:
+                if kind.works:
+                    client.worked_s += place.worked_s() + CALL_S
+                del self.taken[kind][place]
+                client.has[kind] -= 1
+                self.left[kind] += place.counted and not (kind.first_is_free and not client.has[kind])
+                if self.queues[kind]:
+                    self._next(kind)
 
     def _give(self, place: Place) -> None:
         kind, client = place.kind, place.client

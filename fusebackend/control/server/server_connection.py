@@ -96,6 +96,9 @@ class ServedConnection:
         stream: the client's end.
         number: of the connection, in the order of their begins.
         view: what the client sees of the mount, for good; None lets it choose.
+
+    Attributes:
+        notice: why no more calls are taken, the last message to the client; None while they are.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class ServedConnection:
         self._sending = threading.Lock()
         self._sending_since: float | None = None
         self._guard = threading.Condition()  # notified when a call has ended
-        self._notice: ErrorObject | None = None  # why no more calls are taken: the last message to the client
+        self.notice: ErrorObject | None = None
         self._busy = False
         self._calls: dict[CallId, RunningCall] = {}  # long ones, until their outcome is known
         self._subscriptions: dict[str, Subscription] = {}
@@ -136,20 +139,15 @@ class ServedConnection:
     def begun(self) -> bool:
         return self._thread is not None
 
-    @property
-    def retired(self) -> bool:
-        """True if it takes no more calls."""
-        return self._notice is not None
-
     def make_room(self) -> bool:
         """`retire`, if there is nothing to do, or the reader has gone to sleep; False if not so."""
         with self._guard:
             stalled = self._stalled(STALLED_S)
             still = time.monotonic() - self.active_at > IDLE_S or not (self._used or self._polls(select.POLLIN))
             idle = not self._busy and not self._has_work() and still
-            if self.retired or not (stalled or idle):
+            if self.notice is not None or not (stalled or idle):
                 return False
-            self._notice = wire.MADE_ROOM
+            self.notice = wire.MADE_ROOM
         self.retire()
         if stalled:
             self.close()
@@ -158,7 +156,7 @@ class ServedConnection:
     def retire(self, notice: ErrorObject = wire.ENDING) -> None:
         """Take no more calls, and end when those under way, which are cancelled, are answered."""
         with self._guard:
-            self._notice = self._notice or notice
+            self.notice = self.notice or notice
         with contextlib.suppress(OSError):
             self.stream.shutdown(socket.SHUT_RD)  # wakes the thread that reads
         self._cancel_all()
@@ -194,10 +192,10 @@ class ServedConnection:
 
     def end(self, notice: ErrorObject | None = None) -> None:
         """Close it, in its own thread if it has one."""
-        self._notice = self._notice or notice
-        if self._notice is not None and self._sending.acquire(blocking=False):
+        self.notice = self.notice or notice
+        if self.notice is not None and self._sending.acquire(blocking=False):
             with contextlib.suppress(OSError):  # a client that does not read now is not told why
-                self.stream.send(wire.encode(Failure(None, self._notice)), socket.MSG_DONTWAIT)
+                self.stream.send(wire.encode(Failure(None, self.notice)), socket.MSG_DONTWAIT)
             self._sending.release()
         self.close()
         self.stream.close()
@@ -253,7 +251,7 @@ class ServedConnection:
         if self._busy or time.monotonic() - self.active_at <= STANDSTILL_S:
             return False
         log.warning("a client that sends half a message and no more was left")
-        self._notice = wire.STOOD_STILL
+        self.notice = wire.STOOD_STILL
         with contextlib.suppress(OSError):
             self.stream.shutdown(socket.SHUT_RD)
         return True
@@ -266,7 +264,7 @@ class ServedConnection:
             try:
                 line = self._lines.next()
                 with self._guard:
-                    if self.retired:
+                    if self.notice is not None:
                         return None
                     self._busy = True
                 call = self._understood(line) if line and not line.isspace() else None
@@ -276,7 +274,7 @@ class ServedConnection:
             except Closed:
                 return None
             except WireError as error:
-                if self.retired or not self._refused(error):
+                if self.notice is not None or not self._refused(error):
                     return None
 
     def _refused(self, error: WireError) -> bool:
@@ -378,10 +376,6 @@ class ServedConnection:
         chosen = self.server.backend if self._may_choose else self.backend
         self.backend = chosen.viewed(view) if view else chosen
         self._may_choose = not view
-
-    @property
-    def why_cancelled(self) -> str:
-        return "cancelled" if self._notice is None else f"cancelled: {self._notice.message}"
 
     def subscribe(self, path: str) -> Subscription:
         """A subscription that is not started yet. Raises `NoRoom` for one too many, `PathError` for the path."""
@@ -527,7 +521,8 @@ class RunningCall:
     def require(self) -> None:
         """Raise `WireError` if it was cancelled. The outcome of a change is sent in any case."""
         if self.cancelled.is_set() and not self.verb.changes:
-            raise WireError(wire.CANCELLED, self.connection.why_cancelled)
+            notice = self.connection.notice
+            raise WireError(wire.CANCELLED, "cancelled" if notice is None else f"cancelled: {notice.message}")
 
     def notify(self, method: str, **params: Any) -> None:
         """Send what there is so far; waits for the reader, and raises `ConnectionError` when there is none."""
