@@ -63,7 +63,7 @@ class ClientOf(Client):
         self._pool = Pool(self._connect)
 
     def _connect(self) -> Connection:
-        return Connection.made(self.server.address, self.mountpoint)
+        return Connection(self.server.address, self.mountpoint)
 
 
 @contextlib.contextmanager

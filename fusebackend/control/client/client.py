@@ -415,7 +415,9 @@ class Client(FollowedMount):
             return self._staged(
                 kind, verb, contents, lambda *tokens: {**rest, **dict(zip(names, tokens, strict=True))}, take
             )
-        return self._pool.call(kind, verb, params, take)
+        connection, answer = self._pool.ask(kind, verb, params, take)
+        self._pool.give_back(connection)
+        return answer
 
     def _staged(
         self,
@@ -440,7 +442,7 @@ class Client(FollowedMount):
         try:
             find = rendezvous.socket_at if self.is_mounted else rendezvous.socket_of
             actor = functools.partial(current_actor, self.actor)
-            connection = Connection.made(find(self.mountpoint), self.mountpoint, actor)
+            connection = Connection(find(self.mountpoint), self.mountpoint, actor)
         except MountError as error:
             raise ServerLost(str(error.strerror)) from None
         if self.view is not None:

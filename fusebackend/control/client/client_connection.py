@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -101,34 +101,16 @@ class Connection:
         used: it has carried a call before, so the server may have closed it since.
         answering: something of the answer to the last call has come.
         hung: the server lives, but does nothing.
+
+    Raises:
+        ServerLost: no server listens.
     """
 
     _incoming = wire.Decoder(Incoming)
 
-    def __init__(
-        self, stream: socket.socket, address: str, mountpoint: str, actor: Callable[[], Actor] = current_actor
-    ) -> None:
-        self.used = False
-        self.answering = False
-        self.hung = False
-        self.mountpoint = mountpoint
-        self._address = address
-        self._actor = actor
-        self._said = NO_WORDS
-        self._process = os.getpid()
-        self._ids = itertools.count(1)
-        self._stream = stream
-        self._lines = MessageLines(partial(stream.recv, wire.RECEIVE_BYTES), MAX_ANSWER_BYTES)
-
-    @classmethod
-    def made(cls, address: str, mountpoint: str, actor: Callable[[], Actor] = current_actor) -> Self:
-        """A new connection.
-
-        Raises:
-            ServerLost: no server listens.
-        """
+    def __init__(self, address: str, mountpoint: str, actor: Callable[[], Actor] = current_actor) -> None:
         try:
-            stream = _connected(address)
+            self._stream = _connected(address)
         except OSError as error:
             words = {
                 errno.ECONNREFUSED: "no server listens",
@@ -138,7 +120,16 @@ class Connection:
             }
             why = words.get(error.errno or 0, error.strerror)
             raise ServerLost(f"the server of '{mountpoint}' can't be reached at '{address}': {why}") from None
-        return cls(stream, address, mountpoint, actor)
+        self.used = False
+        self.answering = False
+        self.hung = False
+        self.mountpoint = mountpoint
+        self._address = address
+        self._actor = actor
+        self._said = NO_WORDS
+        self._process = os.getpid()
+        self._ids = itertools.count(1)
+        self._lines = MessageLines(partial(self._stream.recv, wire.RECEIVE_BYTES), MAX_ANSWER_BYTES)
 
     def waiting(self, timeout_s: float | None) -> bool:
         """Return True if a message, or the beginning of one, comes within so many seconds. None waits for ever."""

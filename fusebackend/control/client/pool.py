@@ -55,40 +55,34 @@ class Pool:
         for connection in idle:
             connection.close()
 
-    def call(self, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None) -> T:
-        """Ask, and give the answer as `kind`.
-
-        Raises:
-            AnsweredError: the server answers with an error.
-            ServerLost: it can't be reached, or is gone before it answered.
-            NotImplementedError: the mounted backend can't do this.
-        """
-        connection, answer = self.ask(kind, verb, params, take)
-        self._give_back(connection)
-        return answer
-
     @contextlib.contextmanager
     def begun(self, kind: type[T], verb: str, params: Mapping[str, Any]) -> Iterator[tuple[Connection, T]]:
-        """`call`, and its connection for further calls in the block."""
+        """`ask`, and its connection for further calls in the block."""
         connection, answer = self.ask(kind, verb, params)
         try:
             yield connection, answer
         except BaseException:
             connection.close()
             raise
-        self._give_back(connection)
+        self.give_back(connection)
 
     def ask(
         self, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None
     ) -> tuple[Connection, T]:
-        """`call`, and the connection, which is the caller's from now on."""
+        """Ask; returns the answer as `kind`, and the connection, which is the caller's until `give_back`.
+
+        Raises:
+            AnsweredError: the server answers with an error.
+            ServerLost: it can't be reached, or is gone before it answered.
+            NotImplementedError: the mounted backend can't do this.
+        """
         deadline = time.monotonic() + PATIENCE_S
         while True:
             connection = self._borrow()
             try:
                 return connection, connection.call(kind, verb, params, take)
             except (AnsweredError, NotImplementedError):
-                self._give_back(connection)
+                self.give_back(connection)
                 raise
             except TurnedAway:
                 connection.close()
@@ -108,7 +102,8 @@ class Pool:
                 return self._idle.pop()
         return self._connect()
 
-    def _give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose call has ended, for the next one."""
         connection.used = True
         with self._guard:
             if len(self._idle) < MAX_IDLE:
