@@ -52,19 +52,11 @@ class Staging:
             file = self._files.get(token)
             return 0 if file is None else file.tell()
 
-    def take(self, token: str) -> bytes | None:
-        """The whole content, which is no longer staged; None for a token that is not known."""
-        file = self.take_file(token)
-        if file is None:
-            return None
-        with file:
-            file.seek(0)
-            return file.read()
-
-    def take_file(self, token: str) -> IO[bytes] | None:
-        """`take`, as a file, which is the caller's to close."""
+    def take_file(self, token: str | None) -> IO[bytes] | None:
+        """The whole content, as a file which is the caller's to close, and which is no longer staged. None without a
+        token, and for one that is not known."""
         with self._guard:
-            file = self._files.pop(token, None)
+            file = None if token is None else self._files.pop(token, None)
             if file is not None:
                 self._bytes -= file.tell()
         return file

@@ -258,10 +258,12 @@ def _text(call: RunningCall, token: str) -> str:
 def _staged(call: RunningCall, token: str, factor: int = 1) -> bytes:
     """Take staged content, which will be held so many times."""
     call.hold(factor * call.staging.size(token))
-    content = call.staging.take(token)
-    if content is None:
+    file = call.staging.take_file(token)
+    if file is None:
         raise OSError(errno.EINVAL, f"nothing is staged under '{token}'")
-    return content
+    with file:
+        file.seek(0)
+        return file.read()
 
 
 @_socket_verb(
@@ -281,7 +283,7 @@ def _upload_files(call: RunningCall, asked: Any) -> Any:
 
 
 def _upload_staged(call: RunningCall, item: UploadItem) -> FileUploadResponse:
-    file = call.staging.take_file(item.staged) if item.staged is not None else None
+    file = call.staging.take_file(item.staged)
     if file is None:
         return FileUploadResponse(item.path, "neither content nor anything staged under this token")
     with file:
@@ -318,7 +320,7 @@ def _append(call: RunningCall, asked: Any) -> None:
     if asked.content is not None:
         with io.BytesIO(asked.content) as content:
             return call.backend.append_from(asked.path, content)
-    file = call.staging.take_file(asked.staged) if asked.staged is not None else None
+    file = call.staging.take_file(asked.staged)
     if file is None:
         raise ValueError("neither content nor anything staged under this token")
     with file:
