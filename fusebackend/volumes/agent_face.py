@@ -331,17 +331,21 @@ class VolumeBackend(AgentVerbs):
             if attr.size <= EDITED_LOCKED_BYTES:
                 break
             ahead = made(attr)
-            if self._rewrite(path, store):
+            if self._rewrite(path, store, attr.node):
                 return
         ahead = None
-        self._rewrite(path, store)
+        self._rewrite(path, store, attr.node)
 
-    def _rewrite(self, path: str, work: Callable[[Changes], R]) -> R:
-        """`change_as_one` of the contents of a file, after open handles of it (`rewriting`)."""
-        with contextlib.ExitStack() as stack:
-            if self._named.is_guarded:
-                with contextlib.suppress(*Refusal):  # it will be refused again
-                    stack.enter_context(self._named.rewriting(self._resolve(path).found.node))
+    def _rewrite(self, path: str, work: Callable[[Changes], R], node: int | None = None) -> R:
+        """`change_as_one` of the contents of a file, after open handles of it (`rewriting`).
+
+        Args:
+            node: of the file, where it is known.
+        """
+        if node is None and self._named.is_guarded:
+            with contextlib.suppress(*Refusal):  # it will be refused again
+                node = self._resolve(path).found.node
+        with contextlib.nullcontext() if node is None else self._named.rewriting(node):
             return self._named.change_as_one(work, path, reads=True)
 
     # -- in the kernel's way: these are no agent verbs, and raise --------------------------------------------------
