@@ -29,14 +29,9 @@ OPENINGS: Final = 10
 class FileState(NamedTuple):
     """Another one after a file was written to, or another file took its place."""
 
-    device: int
-    inode: int
+    key: Key
     mtime_ns: int
     size: int
-
-    @property
-    def key(self) -> Key:
-        return self.device, self.inode
 
 
 def state_at(path: str) -> FileState | None:
@@ -45,7 +40,7 @@ def state_at(path: str) -> FileState | None:
         found = os.stat(path)
     except OSError:
         return None
-    return FileState(found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
+    return FileState((found.st_dev, found.st_ino), found.st_mtime_ns, found.st_size)
 
 
 class AtPath:
