@@ -110,10 +110,10 @@ class ReportingFace(AgentFace):
     Such a backend does not say whether `upload_files` replaced a file, nor whether a deleted path was a directory. Only
     while a `Watch` is open it is asked before."""
 
-    def changing(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
+    def change(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
         changed: list[AgentPath] = list(args[: 2 if verb == "move" else 1])
         volume, (before,) = self._before(changed[0])
-        result = super().changing(kind, verb, *args, **options)
+        result = super().change(kind, verb, *args, **options)
         reports: list[Change] = []
         if result.error is None or stumbled(result.error):
             reports = [_made(verb, before, *changed)]

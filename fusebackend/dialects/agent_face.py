@@ -136,7 +136,7 @@ class AgentFace:
         self.backend = backend
         self.name = name
         self.guard: Guard | None = None
-        self.texts = TextFiles(self)
+        self.texts = TextFiles(self, functools.partial(AgentFace.change, self))
         self.refusal: str | None = None
         if is_factory(backend):
             needed = "a factory and needs a runtime: call the composite with one, or its resolve(runtime)"
@@ -261,7 +261,7 @@ class AgentFace:
             return WriteResult(
                 stored.error and f"Error writing file '{path}': {stored.error}", path, stored.files_update
             )
-        result = self.changing(WriteResult, "write", path, content, **when)
+        result = self.change(WriteResult, "write", path, content, **when)
         if result.error is not None and stumbled(result.error) and self._bytes(path) is not None:
             return WriteResult(path=path)
         return result
@@ -277,7 +277,7 @@ class AgentFace:
         if (unmet := self._unmet(verbs.EDIT, when, path)) is not None:
             return unmet
         counted = self._bytes(path) if replace_all and self._method("ls_info") is not None else None
-        result = self.changing(EditResult, "edit", path, old_string, new_string, replace_all=replace_all, **when)
+        result = self.change(EditResult, "edit", path, old_string, new_string, replace_all=replace_all, **when)
         if result.error is not None and stumbled(result.error):
             old = old_string.encode("utf-8", "surrogateescape")
             return EditResult(path=path, occurrences=counted.count(old) if counted is not None else 1)
@@ -299,12 +299,12 @@ class AgentFace:
             if above is None or real != paths.join(AgentPath(above), name):
                 why = "this backend would delete what a symbolic link leads to"
                 return DeleteResult(error=f"Error deleting '{path}': {why}")
-        return self.changing(DeleteResult, "delete", path, **when)
+        return self.change(DeleteResult, "delete", path, **when)
 
     def move(self, source: AgentPath, destination: AgentPath, **when: Unpack[Conditions]) -> MoveResult:
         if (unmet := self._unmet(verbs.MOVE, when, source, destination)) is not None:
             return unmet
-        return self.changing(MoveResult, "move", source, destination, **when)
+        return self.change(MoveResult, "move", source, destination, **when)
 
     def require(self, path: AgentPath, condition: Condition) -> None:
         """Compare a file with a condition, on behalf of a backend that does not: whoever changes it before the change
@@ -459,11 +459,9 @@ class AgentFace:
 
     # -- asking ------------------------------------------------------------------------------------------------
 
-    def changing(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
-        """`change` for a caller of this face, and not for `texts`. A subclass is told of each here."""
-        return self.change(kind, verb, *args, **options)
-
     def change(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
+        """The answer of a verb that changes files. A subclass learns of each here, but for those by which `texts`
+        uploads a file."""
         try:
             answer = self.ask((verb,), *args, **options)
         except Refusal as refusal:

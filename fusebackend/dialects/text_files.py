@@ -25,6 +25,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusebackend import text
@@ -73,12 +74,16 @@ Outcome = TypeVar("Outcome", WriteResult, EditResult, DeleteResult, MoveResult)
 class TextFiles:
     """See the module's docstring.
 
+    Args:
+        change: makes a change of the backend by one of its verbs, as `AgentFace.change`.
+
     Attributes:
         write_once: true once the backend has refused to replace a file.
     """
 
-    def __init__(self, face: AgentFace) -> None:
+    def __init__(self, face: AgentFace, change: Callable[..., Any]) -> None:
         self._face = face
+        self._change = change
         self._exact = bool(getattr(face.backend, "exact_sizes", False))
         self._units = {"bytes"} if self._exact else {"bytes", "characters"}  # the possible units of sizes
         self._form = ""  # the answers of `read`: "numbered" lines, "records", "plain" text, or "" for not yet known
@@ -217,7 +222,7 @@ class TextFiles:
         if not _survives(content, self._form):
             return FileUploadResponse(path=path, error=NOT_TEXT)
         try:
-            result: WriteResult | EditResult = self._face.change(WriteResult, "write", path, content)
+            result: WriteResult | EditResult = self._change(WriteResult, "write", path, content)
             if result.error is not None:
                 self._size(path, {})  # raises unless a file is there, and in the way
                 result = self._replace(path, content)
@@ -252,17 +257,17 @@ class TextFiles:
         if before == content:
             return WriteResult(path=path)
         if before and not self._face.lacks("edit"):
-            edited = self._face.change(EditResult, "edit", path, before, content)
+            edited: EditResult = self._change(EditResult, "edit", path, before, content)
             if edited.error is None or self._face.lacks("delete"):
                 return edited
         if self._face.lacks("delete"):
             return WriteResult(error=EXISTS)  # an edit needs something to replace
-        deleted = self._face.change(DeleteResult, "delete", path)
+        deleted = self._change(DeleteResult, "delete", path)
         if deleted.error is not None:
             return WriteResult(error=deleted.error)
-        result = self._face.change(WriteResult, "write", path, content)
+        result: WriteResult = self._change(WriteResult, "write", path, content)
         if result.error is not None:
-            back = self._face.change(WriteResult, "write", path, before)
+            back = self._change(WriteResult, "write", path, before)
             if back.error is not None:
                 log.error(
                     "%s: '%s' was deleted to be written anew, and neither succeeded: %s",
