@@ -228,7 +228,8 @@ class Steps:
         with self._recorder.calls.inside("verb", title) as call, self._locks.held(outer):
             before: list[_Before] = []
             with recording(call):
-                for path, how in self._ways(verb, outer):
+                ways = self._ways_of_move(outer) if verb == "move" else [(path, verb) for path in outer]
+                for path, how in ways:
                     found = self._before(call, how, path)
                     if found is not None:
                         before.append(found)
@@ -245,10 +246,8 @@ class Steps:
                     self._after(call, before, made, new)
             return result
 
-    def _ways(self, verb: Verb, outer: Sequence[AgentPath]) -> list[tuple[AgentPath, How]]:
-        """Return what a verb does with each path."""
-        if verb != "move":
-            return [(path, verb) for path in outer]
+    def _ways_of_move(self, outer: Sequence[AgentPath]) -> list[tuple[AgentPath, How]]:
+        """Return what a move does with each path."""
         if len(outer) != 2:
             return []
         within = self._route(outer[0]) is self._route(outer[1])
