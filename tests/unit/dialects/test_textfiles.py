@@ -15,6 +15,7 @@ from seed_backends import TextBackend
 
 from fusebackend.backends import CompositeBackend, ForeignVolume, InMemoryBackend, VolumeBackend
 from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY
+from fusebackend.composite.router import ReportingFace
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import ROOT_NODE, AttrChanges
 from fusebackend.testing.conformance import BackendConformance
@@ -151,6 +152,13 @@ def test_a_file_that_changes_between_listing_and_reading_is_read_again():
 
 
 # -- writing ---------------------------------------------------------------------------------------------------
+
+
+def test_an_upload_by_other_verbs_is_reported_once(monkeypatch):
+    reported = []
+    monkeypatch.setattr(ReportingFace, "_report", lambda face, volume, changed, reports: reported.append(changed))
+    assert upload(ReportingFace(TextBackend(), "it"), b"one\n") is None
+    assert reported == [["/f"]]
 
 
 def test_line_ends_that_would_not_be_read_back_are_refused_and_leave_what_was():
