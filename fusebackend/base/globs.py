@@ -21,6 +21,7 @@ are linear by wcmatch's atomic groups (from 12 on).
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable
 
@@ -246,12 +247,7 @@ def _short(pattern: str) -> str:
 
 
 def _plain_prefix(wanted: list[str]) -> tuple[str, ...]:
-    prefix: list[str] = []
-    for segment in wanted[:-1]:
-        if _MAGIC.search(segment):
-            break
-        prefix.append(segment)
-    return tuple(prefix)
+    return tuple(itertools.takewhile(lambda segment: not _MAGIC.search(segment), wanted[:-1]))
 
 
 def _expanded(text: str) -> list[str]:

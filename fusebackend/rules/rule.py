@@ -7,6 +7,7 @@ meaning and the other modes match such names as well: a list of deepagents is ne
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,12 +147,7 @@ def _check(path: str) -> None:
 def literal(pattern: str) -> str:
     """Return the directory that everything lies in or is, that a glob can match: what stands before its first `*`, `?`,
     `[` or `{`."""
-    kept = []
-    for segment in pattern.split("/")[1:]:
-        if _MAGIC.search(segment):
-            break
-        kept.append(segment)
-    return "/" + "/".join(kept)
+    return "/" + "/".join(itertools.takewhile(lambda segment: not _MAGIC.search(segment), pattern.split("/")[1:]))
 
 
 class RouteRules(Table, frozen=True):
