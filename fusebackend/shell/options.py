@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec.structs import force_setattr
 
 from fusebackend.base.settings import SIZE, TIME, Setting, Table
+from fusebackend.linux.command import require_positive
 
 Sandbox = Literal["bubblewrap", "none"]
 
@@ -99,8 +100,7 @@ class ShellOptions(Table, frozen=True):
             ValueError: not above 0, or above `max_timeout_s`.
         """
         seconds = self.timeout_s if timeout is None else timeout
-        if not seconds > 0:
-            raise ValueError(f"timeout must be above 0 seconds, but is {seconds}")
+        require_positive(seconds)
         if seconds > self.max_timeout_s:
             most = f"{self.max_timeout_s:.10g} seconds (max_timeout in the configuration's [execute])"
             raise ValueError(f"timeout must be at most {most}, but is {seconds:.10g}")
@@ -108,28 +108,25 @@ class ShellOptions(Table, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout must be above 0 seconds, but is {self.timeout_s}")
+        require_positive(self.timeout_s, self.max_output_bytes)
         if not 0 < self.max_timeout_s < math.inf:
             raise ValueError(f"max_timeout must be above 0 seconds and finite, but is {self.max_timeout_s}")
         if self.timeout_s == DEFAULT_TIMEOUT_S > self.max_timeout_s:
             force_setattr(self, "timeout_s", self.max_timeout_s)
         if self.timeout_s > self.max_timeout_s:
             raise ValueError(f"timeout is {self.timeout_s:.10g} seconds, but max_timeout is {self.max_timeout_s:.10g}")
-        if self.max_output_bytes < 0:
-            raise ValueError(f"max_output_bytes must not be negative, but is {self.max_output_bytes}")
         if self.memory_bytes < LEAST_MEMORY_BYTES:
-            least = f"{LEAST_MEMORY_BYTES >> 20} MiB"
-            raise ValueError(f"memory must be at least {least}, but is {self.memory_bytes} bytes")
-        if self.max_processes < 1:
-            raise ValueError(f"processes must be at least 1, but is {self.max_processes}")
+            raise ValueError(
+                f"memory must be at least {LEAST_MEMORY_BYTES >> 20} MiB, but is {self.memory_bytes} bytes"
+            )
         together = self.together
-        if together.memory_bytes < self.memory_bytes:
-            least = f"memory, {self.memory_bytes} bytes"
-            raise ValueError(f"total_memory must be at least {least}, but is {together.memory_bytes}")
-        if together.processes < self.max_processes:
-            least = f"processes, {self.max_processes}"
-            raise ValueError(f"total_processes must be at least {least}, but is {together.processes}")
+        for key, value, least, words in (
+            ("processes", self.max_processes, 1, "1"),
+            ("total_memory", together.memory_bytes, self.memory_bytes, f"memory, {self.memory_bytes} bytes"),
+            ("total_processes", together.processes, self.max_processes, f"processes, {self.max_processes}"),
+        ):
+            if value < least:
+                raise ValueError(f"{key} must be at least {words}, but is {value}")
         if together.processes > MOST_PROCESSES:
             most = f"{MOST_PROCESSES}, all that Linux has"
             raise ValueError(
