@@ -20,7 +20,6 @@ from typing import Literal, TypeAlias
 from fusebackend.base import xdg
 from fusebackend.base.deadline import GivenUp, within
 from fusebackend.base.extras import EXTRA_OF, is_installed
-from fusebackend.base.paths import is_below
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc, runtime_directory
 from fusebackend.linux.bind_mount import (
@@ -307,11 +306,10 @@ def confinement() -> Iterable[Finding]:
 def propagation(mountpoint: str | None) -> Iterable[Finding]:
     """Whether a mount made here is seen in other mount namespaces: on the host of a container, and the reverse."""
     path = table.resolve(mountpoint or "/")
-    holding = [each for each in table.mounts() if is_below(path, each.mountpoint)]
-    if not holding:  # in a plain chroot, whose root directory is no mount
+    inner = table.mount_of(path, table.mounts())
+    if inner is None:  # in a plain chroot, whose root directory is no mount
         why = f"no mount that this process sees holds '{path}': its root directory is not a mount"
         return [warning("propagation", why, "bind the root directory onto itself before chroot, or use a container")]
-    inner = max(holding, key=lambda each: len(each.mountpoint))
     if inner.is_shared:
         return [ok("propagation", f"'{inner.mountpoint}' is shared: mounts below it are seen in other namespaces")]
     bound = "DIR" if inner.mountpoint == "/" else inner.mountpoint

@@ -18,12 +18,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from fusebackend.base.here import from_here
 from fusebackend.base.lines import split_lines
+from fusebackend.base.paths import is_below
 from fusebackend.linux import proc
 
 SUBTYPE = "fusebackend"
@@ -120,11 +121,16 @@ def our_mounts() -> list[MountEntry]:
     return [on_top[path] for path in sorted(on_top) if on_top[path].is_ours and on_top[path].root == "/"]
 
 
+def mount_of(path: str, table: Iterable[MountEntry]) -> MountEntry | None:
+    """Return the mount that a path lies at or below, by the path alone: of the deepest ones, the last."""
+    holding = [entry for entry in table if is_below(path, entry.mountpoint)]
+    return max(reversed(holding), key=lambda entry: len(entry.mountpoint), default=None)
+
+
 def our_mount_of(directory: str) -> str | None:
     """Return the mount point of ours that a directory lies at or below, by its path alone; None if there is none."""
-    ours = (entry.mountpoint for entry in our_mounts())
-    holding = [each for each in ours if (directory + "/").startswith(each.rstrip("/") + "/")]
-    return max(holding, key=len, default=None)
+    entry = mount_of(directory, our_mounts())
+    return None if entry is None else entry.mountpoint
 
 
 def mounts_below(path: str) -> list[MountEntry]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from fusebackend.base.deadline import is_readable
 from fusebackend.base.lines import split_lines
+from fusebackend.base.paths import is_below
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
 from fusebackend.linux.distribution import install
@@ -85,10 +86,7 @@ def serves(pid: int) -> bool:
     """Return True for the process of a FUSE server. A number from another pid namespace may mean any other process
     here."""
     with contextlib.suppress(OSError):
-        for descriptor in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(FileNotFoundError):
-                if os.readlink(f"/proc/{pid}/fd/{descriptor}").endswith("/fuse"):
-                    return True
+        return any(path.endswith("/fuse") for _, path in _descriptors(f"/proc/{pid}"))
     return False
 
 
@@ -148,8 +146,7 @@ def _held_by(pid: int, mountpoint: str) -> Iterator[Holder]:
     seen = set()
     with contextlib.suppress(OSError):  # it has ended, or is another user's
         for how, path in _paths_of(f"/proc/{pid}"):
-            below = path == mountpoint or path.startswith(mountpoint.rstrip("/") + "/")
-            if below and path not in seen:
+            if is_below(path, mountpoint) and path not in seen:
                 seen.add(path)
                 yield Holder(pid, _command(pid), how, path)
 
@@ -158,14 +155,19 @@ def _paths_of(process: str) -> Iterator[tuple[str, str]]:
     for link in ("cwd", "root", "exe"):
         with contextlib.suppress(FileNotFoundError):  # a kernel thread has no exe
             yield link, os.readlink(f"{process}/{link}")
-    for descriptor in os.listdir(f"{process}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            yield f"fd {descriptor}", os.readlink(f"{process}/fd/{descriptor}")
+    yield from ((f"fd {descriptor}", path) for descriptor, path in _descriptors(process))
     with open(f"{process}/maps", "rb") as file:
         for line in file:
             fields = line.split(None, 5)
             if len(fields) == 6 and fields[5].startswith(b"/"):
                 yield "mmap", os.fsdecode(fields[5].rstrip(b"\n"))
+
+
+def _descriptors(process: str) -> Iterator[tuple[str, str]]:
+    """Each open descriptor and what it is of. OSError: the process has ended, or is another user's."""
+    for descriptor in os.listdir(f"{process}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            yield descriptor, os.readlink(f"{process}/fd/{descriptor}")
 
 
 def _command(pid: int) -> str:

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fusebackend.linux.mount_table import MountEntry
+from fusebackend.linux.mount_table import MountEntry, mount_of
 from fusebackend.shell.bubblewrap import SandboxError
 from fusebackend.shell.system import Bind, Fresh
 
@@ -99,7 +99,9 @@ def _wanted(mount: Bind | Fresh, table: Sequence[MountEntry]) -> list[WantedMoun
     if isinstance(mount, Fresh):
         return [WantedMount(mount.path, mount.fstype, None, "/", frozenset(mount.flags))]
     flags = {"nosuid"} | ({"ro"} if mount.read_only else set()) | (set() if mount.devices else {"nodev"})
-    holder = _at(table, mount.source)
+    holder = mount_of(mount.source, table)
+    if holder is None:
+        raise SandboxError(f"'{mount.source}' is on no mount that this process can see")
     inside = _joined(holder.root, os.path.relpath(mount.source, holder.mountpoint))
     wanted = [WantedMount(mount.path, holder.fstype, holder.device, inside, frozenset(flags))]
     if mount.of is not None:
@@ -121,15 +123,6 @@ def _mounted_on(holder: MountEntry, source: str, table: Sequence[MountEntry]) ->
 def _cover(path: str, proc: MountEntry) -> list[WantedMount]:
     name = path.removeprefix("/proc/")
     return [WantedMount(path, "proc", proc.device, "/" + name, frozenset({"ro"}))] if name in COVERS_OF_PROC else []
-
-
-def _at(table: Sequence[MountEntry], path: str) -> MountEntry:
-    """The mount that a path is on: of the deepest ones, the last."""
-    holding = [entry for entry in table if entry.mountpoint == path or _is_below(path, entry.mountpoint)]
-    if not holding:
-        raise SandboxError(f"'{path}' is on no mount that this process can see")
-    deepest = max(len(entry.mountpoint) for entry in holding)
-    return [entry for entry in holding if len(entry.mountpoint) == deepest][-1]
 
 
 def _by_place(table: Sequence[MountEntry]) -> dict[str, list[MountEntry]]:
