@@ -48,7 +48,6 @@ from fusebackend.protocol import (
     Guard,
     ObservableVolume,
     Observer,
-    StatFs,
     UncountedAttr,
     Volume,
 )
@@ -462,10 +461,6 @@ class RuledVolume(NativeVolume):
             if attr.is_dir and (not attr.mode & 0o444 or not self.readdir(attr.node, b"", 1)):
                 raise oserror(errno.EACCES, name) from None
 
-    @property
-    def without_rules(self) -> NativeVolume:
-        return self._native().without_rules
-
     def require_removable(self, path: str) -> None:
         with met.deciding():
             place = walk.resolve(self, path, follow=False)
@@ -653,9 +648,6 @@ class RuledVolume(NativeVolume):
         with self._walking(), self.below.walking(names):
             yield
 
-    def statfs(self) -> StatFs:
-        return self.below.statfs()
-
     def lasting(self, node: int) -> bytes | None:
         return self.below.lasting(node & NODES)
 
@@ -694,10 +686,6 @@ class RuledVolume(NativeVolume):
 
     def guard(self, callback: Guard) -> Callable[[], None]:
         return self.below.guard(callback) if isinstance(self.below, ObservableVolume) else lambda: None
-
-    @property
-    def is_guarded(self) -> bool:
-        return self._native().is_guarded
 
     def rewriting(self, node: int) -> AbstractContextManager[None]:  # type: ignore[override]
         return self._native().rewriting(node & NODES)
@@ -760,5 +748,6 @@ def pass_on(kind: type[RuledVolume], *names: str) -> None:
 
 pass_on(
     RuledVolume, "unpublished", "watched", "ttl_s", "at_once", "most_nodes", "byte_cache", "unstored", "trouble",
-    "usage", "viewing", "expire", "sync", "close", "access_due", "observe_delays", "subscribe",
+    "usage", "viewing", "expire", "sync", "close", "access_due", "observe_delays", "subscribe", "statfs", "is_guarded",
+    "without_rules",
 )  # fmt: skip
