@@ -55,8 +55,6 @@ def graph_config() -> Mapping[str, Any] | None:
 
 def files_channel_here() -> bool:
     """True inside of a running graph with a key for files in its state."""
-    if graph_config() is None:
-        return False
     try:
         GRAPH_STATE[FILES]
     except GraphStateError:

@@ -135,6 +135,14 @@ def message_of(error: psycopg.Error) -> str:
 
 # -- connections ---------------------------------------------------------------------------------------------------
 
+_OPTIONS: Final[dict[str, Any]] = {
+    "autocommit": True,
+    "connect_timeout": CONNECT_S,
+    "prepare_threshold": None,
+    "fallback_application_name": "fusebackend",
+}
+"""Statements are prepared by `pipeline.send` only: a plan that psycopg keeps knows nothing of later parameters."""
+
 
 def connect(conninfo: str, set_up: Callable[[Connection[Any]], None] | None = None, **options: Any) -> Connection[Any]:
     """Open a connection that commits each statement by itself; psycopg's error when that fails.
@@ -145,7 +153,7 @@ def connect(conninfo: str, set_up: Callable[[Connection[Any]], None] | None = No
     """
     import psycopg
 
-    connection: Connection[Any] = psycopg.connect(conninfo, **{**_options(), **options})
+    connection: Connection[Any] = psycopg.connect(conninfo, **{**_OPTIONS, **options})
     try:
         if set_up is not None:
             set_up(connection)
@@ -167,16 +175,6 @@ def at_primary(conninfo: str) -> str:
     if word in conninfo_to_dict(conninfo) or "PGTARGETSESSIONATTRS" in os.environ:
         return conninfo
     return make_conninfo(conninfo, target_session_attrs="primary")
-
-
-def _options() -> dict[str, Any]:
-    """Statements are prepared by `pipeline.send` only: a plan that psycopg keeps knows nothing of later parameters."""
-    return {
-        "autocommit": True,
-        "connect_timeout": CONNECT_S,
-        "prepare_threshold": None,
-        "fallback_application_name": "fusebackend",
-    }
 
 
 def ping(connection: Connection[Any]) -> Connection[Any]:

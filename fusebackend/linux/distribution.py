@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+from collections.abc import Mapping
 
 _INSTALL = {
     "debian": "apt-get install",
@@ -45,17 +46,18 @@ def distribution() -> str | None:
 
 def install(package: str) -> str:
     """Return the command that installs a package here; on an unknown distribution those of all known ones."""
-    here = distribution()
-    if here is not None:
-        return f"{_INSTALL[here]} {_PACKAGES[package].get(here, package)}"
-    known = (f"{command} {_PACKAGES[package].get(name, package)} ({name})" for name, command in _INSTALL.items())
-    return "install it: " + ", ".join(known)
+    return _command({name: _PACKAGES[package].get(name, package) for name in _INSTALL}, "install it")
 
 
 def install_everything() -> str:
     """Return the command that installs what pip can't here; on an unknown distribution those of all known ones."""
-    commands = {name: f"{_INSTALL[name]} {packages}" for name, packages in EVERYTHING.items()}
+    return _command(EVERYTHING, "install what it needs")
+
+
+def _command(packages: Mapping[str, str], otherwise: str) -> str:
+    """Return the command for the packages of this distribution, out of those of all."""
+    commands = {name: f"{_INSTALL[name]} {each}" for name, each in packages.items()}
     here = distribution()
     if here is not None:
         return commands[here]
-    return "install what it needs: " + ", ".join(f"{command} ({name})" for name, command in commands.items())
+    return f"{otherwise}: " + ", ".join(f"{command} ({name})" for name, command in commands.items())

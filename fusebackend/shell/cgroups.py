@@ -254,11 +254,8 @@ def _end(directory: str) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+    with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb", buffering=0) as file:  # it is not made
+        file.write(text.encode())
 
 
 def _removed(directory: str) -> bool:

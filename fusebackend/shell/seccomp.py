@@ -22,11 +22,11 @@ import struct
 from dataclasses import dataclass
 from functools import cache
 
+from fusebackend.linux.bind_mount import CLONE_NEWUSER
+
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # linux/bpf_common.h
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000  # linux/seccomp.h
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; each argument has 8 bytes, low half first
-
-CLONE_NEWUSER = 0x10000000
 
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 """Address families of sockets that may be made. A network namespace confines these."""
