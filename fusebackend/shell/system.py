@@ -153,15 +153,36 @@ def environment(cwd: str, extra: dict[str, str]) -> dict[str, str]:
     }
 
 
+_numbers = itertools.count(1)
+
+
+class OwnDirectory:
+    """A directory of this server's own, that only its user can enter. The next server removes that of a killed one.
+    `directory` is None while there is none."""
+
+    def __init__(self) -> None:
+        self.directory: str | None = None
+
+    def make_in(self, above: str) -> None:
+        """Make it. OSError."""
+        runtime_directory.remove_stale(above, _remove)
+        made = os.path.join(above, runtime_directory.own_name(next(_numbers)))
+        os.mkdir(made, 0o700)
+        self.directory = made
+
+    def close(self) -> None:
+        if self.directory is not None:
+            _remove(self.directory)
+            self.directory = None
+
+
 _LISTED = ("/etc", "/etc/ssl")
 """A new directory of the allow list appears in one of these."""
 
 ROOTS_PLACE = "/run"
 
-_numbers = itertools.count(1)
 
-
-class Etc:
+class Etc(OwnDirectory):
     """The directory that is /etc in every sandbox of a mount, made once and outside of the mount.
 
     If bwrap made the files in each sandbox, it would create them by a path, and another process that swaps a directory
@@ -169,8 +190,8 @@ class Etc:
     sandbox gets it whole and read-only. It has the files of `etc_files`, as they are now (a name server may change
     while a mount lasts), and an empty directory for each mount in it.
 
-    It lies in /run, where only root can make it, or else where the sockets of this user's mounts are. The next server
-    removes that of a killed one. Used by one thread at a time.
+    It lies in /run, where only root can make it, or else where the sockets of this user's mounts are. Used by one
+    thread at a time.
 
     Args:
         network: commands have this machine's network.
@@ -178,9 +199,9 @@ class Etc:
     """
 
     def __init__(self, network: bool, places: Iterable[str] = ()) -> None:
+        super().__init__()
         self._network = network
         self._places = tuple(places)
-        self._private: str | None = None
         self._seen: list[FileState | None] = []
         self._binds: list[Bind] = []
         self._files: set[str] = set()
@@ -191,11 +212,12 @@ class Etc:
         Raises:
             OSError: it can't be made.
         """
-        if self._private is None:
-            self._private, self._seen, self._files = _made_privately(), [], set()
+        if self.directory is None:
+            self.make_in(_place_of_etc())
+            self._seen, self._files = [], set()
         seen = [state_at(path) for path in (*_LISTED, *etc_sources(self._network))]
         if seen != self._seen:
-            self._renew(os.path.join(self._private, "etc"))
+            self._renew(f"{self.directory}/etc")
             self._seen = seen
         return self._binds
 
@@ -218,22 +240,12 @@ class Etc:
         self._files = set(files)
         self._binds = [Bind(directory, "/etc"), *shown]
 
-    def close(self) -> None:
-        if self._private is not None:
-            _remove(self._private)
-            self._private = None
 
-
-def _made_privately() -> str:
-    """Make a private directory below one to which only this user or root can write."""
-    name = runtime_directory.own_name(next(_numbers))
+def _place_of_etc() -> str:
+    """Return a directory to which only this user or root can write."""
     if os.access(ROOTS_PLACE, os.W_OK) and not os.stat(ROOTS_PLACE).st_mode & 0o022:
-        above = ROOTS_PLACE
-    else:
-        above = runtime_directory.directory()
-    runtime_directory.remove_stale(above, _remove)
-    os.mkdir(os.path.join(above, name), 0o700)
-    return os.path.join(above, name)
+        return ROOTS_PLACE
+    return runtime_directory.directory()
 
 
 def _make_directories(top: str, inside: str) -> None:
@@ -255,30 +267,24 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 """The nodes of bwrap's `--dev`."""
 
 
-class Devices:
+class Devices(OwnDirectory):
     """/dev/null and its like for the sandboxes of a server that is root.
 
     bwrap mounts this machine's own device nodes, writable, and root owns them: a command could take /dev/null away from
     the whole machine with one chmod, capabilities or not. Mounted read-only by bwrap they could not be opened at all.
     So root's sandboxes get nodes of the server's own, which belong to user 65534. They lie in /dev, the one place that
-    surely takes device nodes, in a directory that only root can enter, for as long as the server takes commands.
-    `directory` is None where bwrap's own nodes are used.
+    surely takes device nodes, for as long as the server takes commands. Where there is no directory, bwrap's own nodes
+    are used.
     """
-
-    def __init__(self) -> None:
-        self.directory: str | None = None
 
     def make(self) -> None:
         """Make the nodes, if this process is root and has not made them before."""
         if os.geteuid() != 0 or self.directory is not None:
             return
-        directory = os.path.join(PLACE, runtime_directory.own_name(0))
         try:
-            runtime_directory.remove_stale(PLACE, _remove)
-            os.mkdir(directory, 0o700)
-            self.directory = directory
-            for name in DEVICES:
-                _copy(os.path.join(PLACE, name), os.path.join(directory, name))
+            self.make_in(PLACE)
+            for name, node in self.nodes().items():
+                _copy(f"{PLACE}/{name}", node)
         except OSError as error:
             log.warning("commands can change the modes of this machine's devices: %s", error)
             self.close()
@@ -286,11 +292,6 @@ class Devices:
     def nodes(self) -> dict[str, str]:
         """Paths of nodes by the name that each has in /dev; none where bwrap's own are to be used."""
         return {name: f"{self.directory}/{name}" for name in DEVICES} if self.directory is not None else {}
-
-    def close(self) -> None:
-        if self.directory is not None:
-            _remove(self.directory)
-            self.directory = None
 
 
 def _copy(source: str, target: str) -> None:
