@@ -87,11 +87,14 @@ COUNTED_BY_USER = ("inotify_init", "inotify_init1", "fanotify_init")
 NEW_NAMESPACES = ("clone", "unshare")
 """Answered with EPERM where their first argument asks for a user namespace."""
 
-SETUID_MODES = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2}
-"""The argument that is a mode, maybe of a directory. Answered with EPERM where it is that of a setuid file."""
-
-SETID_MODES = {"mknod": 1, "mknodat": 2, "creat": 1, "open": 2, "openat": 3}
-"""The argument that is the mode of a new file. Answered with EPERM where it is that of a setuid or setgid file."""
+_SETID = stat.S_ISUID | stat.S_ISGID
+MODES = {
+    "chmod": (1, stat.S_ISUID), "fchmod": (1, stat.S_ISUID), "fchmodat": (2, stat.S_ISUID),
+    "fchmodat2": (2, stat.S_ISUID), "mknod": (1, _SETID), "mknodat": (2, _SETID), "creat": (1, _SETID),
+    "open": (2, _SETID), "openat": (3, _SETID),
+}  # fmt: skip
+"""The argument that is a mode, and bits of which none may be set: EPERM. The first four calls may be about a directory,
+which may have setgid; the others make a file."""
 
 FLAGS = {"open": 1, "openat": 2}
 """The argument that must have one of `CREATING`; there is no mode else."""
@@ -122,9 +125,7 @@ def program(machine: str | None = None, *, counted: bool = True) -> bytes | None
         code += [_step(_JUMP_EQUAL, calls[name], 0, 1), _refuse(answer)]
     for name in NEW_NAMESPACES:
         code += _of(calls[name], [_argument(0), _step(_JUMP_SET, CLONE_NEWUSER, 0, 1), _refuse(errno.EPERM)])
-    modes = {name: (number, stat.S_ISUID) for name, number in SETUID_MODES.items()}
-    modes |= {name: (number, stat.S_ISUID | stat.S_ISGID) for name, number in SETID_MODES.items()}
-    for name, (number, bits) in modes.items():
+    for name, (number, bits) in MODES.items():
         if name not in calls:
             continue
         checks = [_argument(number), _step(_JUMP_SET, bits, 0, 1), _refuse(errno.EPERM)]
