@@ -267,17 +267,16 @@ class Listener:
 
         while self._jobs:
             job = self._jobs[0]
-            lost: BaseException | None = None
             try:
                 result = job.work(connection)
             except BaseException as error:
-                if isinstance(error, psycopg.Error) and is_lost(connection, error):
-                    lost = error
+                lost = isinstance(error, psycopg.Error) and is_lost(connection, error)
+                if lost:
                     job.until = job.until or time.monotonic() + JOB_S
                     if time.monotonic() < job.until:
                         raise
                 self._jobs.popleft().future.set_exception(error)
-                if lost is not None:
+                if lost:
                     raise
             else:
                 self._jobs.popleft().future.set_result(result)

@@ -68,14 +68,13 @@ def prepare(path: str | os.PathLike[str]) -> MountPoint:
     """
     spelled = table.resolve(path)
     replaced = False
-    entry = table.mount_at(spelled)
-    while entry is not None and entry.is_ours:  # several dead ones can lie on top of each other
+    # Several dead ones can lie on top of each other.
+    while (entry := table.mount_at(spelled)) is not None and entry.is_ours:
         found = table.probe(spelled)
         if found.state != "dead":
             raise MountError(errno.EBUSY, _taken(found))
         unmount.detach(spelled, lazy=True)
         replaced = True
-        entry = table.mount_at(spelled)
     if entry is not None:
         raise MountError(errno.EBUSY, f"'{spelled}' is a mount point already ({entry.fstype} on it)")
     _check_directory(spelled)

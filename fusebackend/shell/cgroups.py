@@ -288,7 +288,6 @@ class Limits:
     def __init__(self, options: ShellOptions, groups: ControlGroups) -> None:
         self._options = options
         self._groups = groups
-        self._with_groups = {controller: groups.version_for(controller) for controller in CONTROLLERS}
         self._all: Group | None = None
         """What all commands are in: made for the first one."""
         self._making = threading.Lock()
@@ -321,10 +320,10 @@ class Limits:
 
     def _limit_each(self, pid: int) -> None:
         limits = {resource.RLIMIT_CORE: NO_CORE, **{RLIMITS[name]: most for name, most in rlimits().items()}}
-        if self._with_groups["memory"] is None:
+        if self._groups.version_for("memory") is None:
             # Not RLIMIT_AS: reserved memory costs nothing, and virtual machines reserve gigabytes.
             limits[resource.RLIMIT_DATA] = self._options.memory_bytes
-        if self._with_groups["pids"] is None:
+        if self._groups.version_for("pids") is None:
             # It counts all that the user has in the user namespace; a sandbox has one of its own.
             others = _tasks_of_user() if self._options.sandbox == "none" else 0
             limits[resource.RLIMIT_NPROC] = self._options.max_processes + 1 + others
@@ -339,7 +338,7 @@ class Limits:
 
     def describe(self) -> dict[str, Any]:
         """How memory, processes and processors are limited, in words."""
-        memory, processes, cpu = (self._with_groups[controller] for controller in CONTROLLERS)
+        memory, processes, cpu = map(self._groups.version_for, CONTROLLERS)
         together = self._options.together
         otherwise = "not at all (root is exempt)" if _is_exempt() else "rlimit, for each command"
         return {

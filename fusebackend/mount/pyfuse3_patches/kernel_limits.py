@@ -58,9 +58,7 @@ def _set_unseen(connection: str) -> None:
     write = " && ".join(f"echo {MAX_BACKGROUND} >{connection}/{name}" for name in ("max_background", THRESHOLD))
     command = ["unshare", "--mount", "--", "sh", "-c", f"mount -t fusectl fusectl {CONNECTIONS} && {write}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, cwd="/")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        log.debug("the kernel's limit on reads for its page cache stays as it is: %s", error)
-        return
-    if done.returncode:
-        log.debug("the kernel's limit on reads for its page cache stays as it is: %s", done.stderr.strip())
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, cwd="/")
+    except (OSError, subprocess.SubprocessError) as error:
+        why = getattr(error, "stderr", None) or error
+        log.debug("the kernel's limit on reads for its page cache stays as it is: %s", why)
