@@ -48,6 +48,7 @@ from fusebackend.protocol import (
     Guard,
     ObservableVolume,
     Observer,
+    StatFs,
     UncountedAttr,
     Volume,
 )
@@ -648,6 +649,9 @@ class RuledVolume(NativeVolume):
         with self._walking(), self.below.walking(names):
             yield
 
+    def statfs(self) -> StatFs:
+        return self.below.statfs()
+
     def lasting(self, node: int) -> bytes | None:
         return self.below.lasting(node & NODES)
 
@@ -748,6 +752,6 @@ def pass_on(kind: type[RuledVolume], *names: str) -> None:
 
 pass_on(
     RuledVolume, "unpublished", "watched", "ttl_s", "at_once", "most_nodes", "byte_cache", "unstored", "trouble",
-    "usage", "viewing", "expire", "sync", "close", "access_due", "observe_delays", "subscribe", "statfs", "is_guarded",
+    "usage", "viewing", "expire", "sync", "close", "access_due", "observe_delays", "subscribe", "is_guarded",
     "without_rules",
 )  # fmt: skip

@@ -131,15 +131,14 @@ def _by_place(table: Sequence[MountEntry]) -> dict[str, list[MountEntry]]:
     for entry in table:
         found[entry.mountpoint].append(entry)
     for entries in found.values():
-        ids = {entry.id for entry in entries}
         parents = {entry.id: entry.parent for entry in entries}
-        entries.sort(key=lambda entry: _depth(entry.id, ids, parents))
+        entries.sort(key=lambda entry: _depth(entry.id, parents))
     return found
 
 
-def _depth(number: int, ids: set[int], parents: dict[int, int]) -> int:
+def _depth(number: int, parents: dict[int, int]) -> int:
     depth = 0
-    while number in ids and depth <= len(ids):
+    while number in parents and depth <= len(parents):
         number, depth = parents[number], depth + 1
     return depth
 

@@ -138,8 +138,8 @@ class ShellOptions(Table, frozen=True):
         for tree in self.trees:
             if tree not in TREES:
                 raise ValueError(f"trees may have 'snapshots' and 'branches', but has {tree!r}")
-        for name, value in self.env.items():
-            if not name or "=" in name or "\0" in name + value:
+        for name, text in self.env.items():
+            if not name or "=" in name or "\0" in name + text:
                 raise ValueError(f"env: {name!r} can't be an environment variable")
 
     @property
