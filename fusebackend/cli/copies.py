@@ -15,7 +15,7 @@ import itertools
 import os
 import secrets
 import stat as stat_module
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import IO
@@ -28,7 +28,8 @@ from fusebackend.cli import target
 from fusebackend.cli.progress import Advance, progress
 from fusebackend.cli.show import Complaints, Failed, Output, json_option
 from fusebackend.cli.target import Target, base_name, complete_path, mount_option
-from fusebackend.protocol import FileUploadResponse, StatResult
+from fusebackend.protocol import StatResult
+from fusebackend.protocol.records import FILE_TYPES
 
 SENT_BYTES, SENT_FILES = 512 << 10, 256
 """How much is sent at once; a file that is larger than `SENT_BYTES` goes by itself, in pieces."""
@@ -40,6 +41,12 @@ FETCHED_BYTES, FETCHED_FILES = 16 << 20, 100
 
 FILE_MODE = 0o644
 """For files of backends that keep no modes."""
+
+EMPTY = "empty"
+"""The type of a directory with nothing in it, where directories are not copied."""
+
+LEFT_OUT = {"symlink": "a symbolic link", EMPTY: "an empty directory"}
+"""Why a file of a type is left out."""
 
 
 @dataclass
@@ -70,15 +77,28 @@ class Copies:
 
     Attributes:
         sides: the side that they come from, and the one that they go to, by the attributes of `FileCopy`.
-        directories: to be made, each before what is in it.
+        entries: lists a directory of the one side, each entry with its type (`StatResult.type`).
+        complaints: get what can't be looked at.
+        directories: that were listed, each before those in it.
         skipped: files that are not copied, with the reason.
     """
 
     sides: tuple[str, str]
+    entries: Callable[[FileCopy, Complaints], Iterator[tuple[FileCopy, str | None]]]
+    complaints: Complaints
     items: list[FileCopy] = field(default_factory=list)
-    directories: list[str] = field(default_factory=list)
+    directories: list[FileCopy] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     goals: set[str] = field(default_factory=set)
+
+    def add_named(self, item: FileCopy, kind: str | None, refusal: str) -> None:
+        """Plan for something that was named. Raises `Failed`, with the refusal if it can't be copied."""
+        if kind == "directory":
+            self.add_tree(item)
+        elif kind == "file":
+            self.add(item)
+        else:
+            raise Failed(refusal)
 
     def add(self, item: FileCopy) -> None:
         """Raises `Failed` when something else is to go to the same place."""
@@ -87,6 +107,25 @@ class Copies:
             raise Failed(f"'{source}' would go to '{goal}', as another one does")
         self.goals.add(goal)
         self.items.append(item)
+
+    def add_tree(self, top: FileCopy) -> None:
+        """Plan for all that is in a directory."""
+        left = [top]
+        while left:
+            directory = left.pop()
+            below: list[FileCopy] = []
+            with self.complaints:
+                for item, kind in self.entries(directory, self.complaints):
+                    with self.complaints:
+                        if kind == "directory":
+                            below.append(item)
+                        elif kind == "file":
+                            self.add(item)
+                        else:
+                            reason = LEFT_OUT.get(kind, "a special file")
+                            self.skipped.append((getattr(item, self.sides[0]), reason))
+                self.directories.append(directory)
+            left += reversed(below)
 
     def report(self, copied: Sequence[tuple[FileCopy, int]], output: Output) -> None:
         """Report what was copied, with its size, as JSON; or what was left out, with the reason."""
@@ -119,54 +158,34 @@ def upload(sources: Sequence[str], destination: str, force: bool, output: Output
     into = kind == "directory" or destination.endswith("/") or len(sources) > 1
     if into and kind not in (None, "directory"):
         raise Failed(f"'{destination}' is not a directory")
-    plan = Copies(("local", "path"))
+    plan = Copies(("local", "path"), _local_entries, complaints)
     for local in sources:
         with complaints:
             name = base_name(local)
-            _add_local(plan, local, goal.below(name) if into and name else goal, complaints)
+            item, found = _local(local, goal.below(name) if into and name else goal, follow=True)
+            plan.add_named(item, found, f"'{local}' is neither a file nor a directory")
     items = [item for item in plan.items if force or kind is None or _is_free(item, complaints)]
     copied: list[tuple[FileCopy, int]] = []
     with progress("uploading", sum(item.size for item in items), quiet=output.json) as advance:
-        for item, error in _send(items, advance, complaints):
-            if error is None:
-                copied.append((item, item.size))
-            else:
-                complaints.add(item.place.words(error))
+        for batch in by_size(items, attrgetter("size"), SENT_FILES, SENT_BYTES):
+            copied += _send(batch, advance, complaints)
     plan.report(copied, output)
     complaints.finish()
 
 
-def _add_local(plan: Copies, local: str, goal: Target, complaints: Complaints) -> None:
-    """Plan for something that was named: a symbolic link is followed. Raises `Failed`, `OSError`."""
-    found = os.stat(local)
-    if stat_module.S_ISDIR(found.st_mode):
-        _add_local_tree(plan, local, goal, complaints)
-    elif stat_module.S_ISREG(found.st_mode):
-        plan.add(FileCopy(local, goal, found.st_size))
-    else:
-        raise Failed(f"'{local}' is neither a file nor a directory")
+def _local(local: str, place: Target, *, follow: bool) -> tuple[FileCopy, str | None]:
+    """Look at a file of this machine. Raises `OSError`."""
+    found = os.stat(local, follow_symlinks=follow)
+    return FileCopy(local, place, found.st_size), FILE_TYPES.get(stat_module.S_IFMT(found.st_mode))
 
 
-def _add_local_tree(plan: Copies, directory: str, goal: Target, complaints: Complaints) -> None:
-    left = [(directory, goal)]
-    while left:
-        local, place = left.pop()
-        below: list[tuple[str, Target]] = []
+def _local_entries(directory: FileCopy, complaints: Complaints) -> Iterator[tuple[FileCopy, str | None]]:
+    names = sorted(os.listdir(directory.local), key=os.fsencode)
+    if not names:
+        yield directory, EMPTY
+    for name in names:
         with complaints:
-            entries = sorted(os.scandir(local), key=lambda entry: os.fsencode(entry.name))
-            if not entries:
-                plan.skipped.append((local, "an empty directory"))
-            for entry in entries:
-                with complaints:
-                    if entry.is_symlink():
-                        plan.skipped.append((entry.path, "a symbolic link"))
-                    elif entry.is_dir():
-                        below.append((entry.path, place.below(entry.name)))
-                    elif entry.is_file():
-                        plan.add(FileCopy(entry.path, place.below(entry.name), entry.stat().st_size))
-                    else:
-                        plan.skipped.append((entry.path, "a special file"))
-        left += reversed(below)
+            yield _local(os.path.join(directory.local, name), directory.place.below(name), follow=False)
 
 
 def _is_free(item: FileCopy, complaints: Complaints) -> bool:
@@ -178,38 +197,25 @@ def _is_free(item: FileCopy, complaints: Complaints) -> bool:
     return False
 
 
-def _send(items: Sequence[FileCopy], advance: Advance, complaints: Complaints) -> Iterator[tuple[FileCopy, str | None]]:
-    """Send all, and give each item with its error, if there is one. Unreadable files are complaints."""
-    for batch in by_size(items, attrgetter("size"), SENT_FILES, SENT_BYTES):
-        if batch[0].size > SENT_BYTES:
-            for answer in _send_large(batch[0], advance, complaints):
-                yield batch[0], answer.error
-        else:
-            contents = [(item, _content(item, complaints)) for item in batch]
-            yield from _send_batch([(item, content) for item, content in contents if content is not None], advance)
-
-
-def _content(item: FileCopy, complaints: Complaints) -> bytes | None:
-    with complaints, open(item.local, "rb") as file:
-        return file.read()
-    return None
-
-
-def _send_large(item: FileCopy, advance: Advance, complaints: Complaints) -> list[FileUploadResponse]:
-    """The answer; none when the file can't be read, which is a complaint."""
-    with complaints, open(item.local, "rb") as file:
-        return [item.place.files.send(item.place.path, _pieces(file, advance))]
-    return []
-
-
-def _send_batch(batch: list[tuple[FileCopy, bytes]], advance: Advance) -> Iterator[tuple[FileCopy, str | None]]:
-    if not batch:
-        return
-    files = batch[0][0].place.files
-    answers = files.upload_files([(item.place.path, content) for item, content in batch])
-    for (item, content), answer in zip(batch, answers, strict=True):
-        advance(len(content))
-        yield item, answer.error
+def _send(batch: list[FileCopy], advance: Advance, complaints: Complaints) -> list[tuple[FileCopy, int]]:
+    """Send files; returns those that could be sent, with their sizes."""
+    files = batch[0].place.files
+    sent: list[tuple[FileCopy, int]] = []
+    contents: list[tuple[FileCopy, bytes]] = []
+    for item in batch:
+        with complaints, open(item.local, "rb") as file:
+            if item.size > SENT_BYTES:
+                item.place.require(files.send(item.place.path, _pieces(file, advance)).error)
+                sent.append((item, item.size))
+            else:
+                contents.append((item, file.read()))
+    answers = files.upload_files([(item.place.path, content) for item, content in contents])
+    for (item, content), answer in zip(contents, answers, strict=True):
+        with complaints:
+            advance(len(content))
+            item.place.require(answer.error)
+            sent.append((item, item.size))
+    return sent
 
 
 def _pieces(file: IO[bytes], advance: Advance) -> Iterator[bytes]:
@@ -238,18 +244,20 @@ def download(sources: Sequence[str], destination: str, force: bool, output: Outp
     into = os.path.isdir(destination) or destination.endswith("/") or len(sources) > 1
     if into and os.path.exists(destination.rstrip("/") or "/") and not os.path.isdir(destination):
         raise Failed(f"'{destination}' is not a directory")
-    plan = Copies(("path", "local"))
+    plan = Copies(("path", "local"), _remote_entries, complaints)
     for given in sources:
         with complaints:
             name = base_name(given)
             source = target.locate(given, mount)
-            _add_remote(plan, source, os.path.join(destination, name) if into and name else destination, complaints)
+            found = source.stat()
+            item = _remote(source, os.path.join(destination, name) if into and name else destination, found)
+            plan.add_named(item, found.type, f"'{given}' is a {found.type}, and neither a file nor a directory")
     copied: list[tuple[FileCopy, int]] = []
     if into:
         os.makedirs(destination, exist_ok=True)
     for directory in plan.directories:
         with complaints:
-            os.makedirs(directory, exist_ok=True)
+            os.makedirs(directory.local, exist_ok=True)
     with progress("downloading", sum(item.size for item in plan.items), quiet=output.json) as advance:
         for batch in _batches(plan.items):
             copied += _fetch(batch, force, advance, complaints)
@@ -257,44 +265,18 @@ def download(sources: Sequence[str], destination: str, force: bool, output: Outp
     complaints.finish()
 
 
-def _add_remote(plan: Copies, source: Target, local: str, complaints: Complaints) -> None:
-    """Plan for something that was named: a symbolic link is followed. Raises `Failed`."""
-    found = source.stat()
-    if found.type == "directory":
-        _add_remote_tree(plan, source, local, complaints)
-    elif found.type == "file":
-        plan.add(_copy(source, local, found))
-    else:
-        raise Failed(f"'{source.given}' is a {found.type}, and neither a file nor a directory")
+def _remote(place: Target, local: str, found: StatResult) -> FileCopy:
+    return FileCopy(local, place, found.size or 0, FILE_MODE if found.mode is None else found.mode)
 
 
-def _copy(source: Target, local: str, found: StatResult) -> FileCopy:
-    return FileCopy(local, source, found.size or 0, FILE_MODE if found.mode is None else found.mode)
-
-
-def _add_remote_tree(plan: Copies, directory: Target, destination: str, complaints: Complaints) -> None:
-    left = [(directory, destination)]
-    while left:
-        source, local = left.pop()
-        entries: list[StatResult] = []
+def _remote_entries(directory: FileCopy, complaints: Complaints) -> Iterator[tuple[FileCopy, str | None]]:
+    for found in directory.place.stats():
         with complaints:
-            entries = source.stats()
-            plan.directories.append(local)
-        below: list[tuple[Target, str]] = []
-        for found in entries:
-            with complaints:
-                name = name_in(source.path, found.path or "")
-                child = source.below(name)
-                if found.error is not None:
-                    raise child.failed(found)
-                if found.type == "directory":
-                    below.append((child, os.path.join(local, name)))
-                elif found.type == "file":
-                    plan.add(_copy(child, os.path.join(local, name), found))
-                else:
-                    kind = "a symbolic link" if found.type == "symlink" else "a special file"
-                    plan.skipped.append((child.shown(child.path), kind))
-        left += reversed(below)
+            name = name_in(directory.place.path, found.path or "")
+            child = directory.place.below(name)
+            if found.error is not None:
+                raise child.failed(found)
+            yield _remote(child, os.path.join(directory.local, name), found), found.type
 
 
 def name_in(directory: str, path: str) -> str:
