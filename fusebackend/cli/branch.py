@@ -13,7 +13,7 @@ from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, json_option
 from fusebackend.cli.space import size_text
 from fusebackend.cli.target import Target, complete_path, completing, mount_option, trees_path
-from fusebackend.cli.undo import CHANGED, refuse, show_changes, show_json, show_left
+from fusebackend.cli.undo import CHANGED, listed, refuse, show_changes, show_json
 from fusebackend.cli.worktree import fetch_commits
 from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult
 
@@ -193,7 +193,7 @@ def _refuse_conflicts(place: Target, result: MergeResult, *, merge_lines: bool) 
 def _show_merge(output: Output, place: Target, result: MergeResult, *, dry_run: bool) -> None:
     show_changes(output, place, result.changes, _MERGED, result.call, dry_run=dry_run)
     decided = [f"decided: '{place.shown(each.path)}': {each.reason}" for each in result.decided]
-    show_left(output, decided, "were decided")
+    output.notes(listed(decided, " were decided"))
     output.notes(result.partly)
     name = output.name(result.branch)
     if not result.changes:

@@ -105,7 +105,8 @@ def _conflict(place: Target, conflict: UndoConflict) -> str:
 
 def _print(output: Output, place: Target, result: UndoResult, *, dry_run: bool) -> None:
     show_changes(output, place, result.changes, _WORDS, result.undo, dry_run=dry_run)
-    show_left(output, [f"left as it is: {_conflict(place, each)}" for each in result.kept], "were left as they are")
+    kept = [f"left as it is: {_conflict(place, each)}" for each in result.kept]
+    output.notes(listed(kept, " were left as they are"))
     output.notes(result.partly)
     more = len(result.calls) - LISTED
     which = " ".join(result.calls[:LISTED]) + (f" and {more} calls more" if more > 0 else "")
@@ -134,10 +135,8 @@ def show_json(output: Output, result: UndoResult | MergeResult) -> None:
 def refuse(lines: Sequence[str], what: str, hint: str) -> None:
     """Show a line for each path in the way. Raises `Failed`, which says what was not done, and the way out."""
     complaints = Complaints()
-    for line in lines[:LISTED]:
+    for line in listed(lines, " (--json has all)"):
         complaints.add(line)
-    if len(lines) > LISTED:
-        complaints.add(f"and {len(lines) - LISTED} paths more (--json has all)")
     raise Failed(f"{what}; {hint}")
 
 
@@ -145,18 +144,16 @@ def show_changes(
     output: Output, place: Target, changes: Sequence[UndoneChange], words: Words, call: str | None, *, dry_run: bool
 ) -> None:
     """Show the changed paths. `call` is the one whose records have all of them."""
-    for change in changes[:LISTED]:
+    lines = []
+    for change in changes:
         path = output.name(place.shown(change.path))
         if change.old_path is not None:
             path = f"{output.name(place.shown(change.old_path))} -> {path}"
-        output.line(f"{words[change.change][dry_run]} {path}")
-    if len(changes) > LISTED:
-        which = "" if call is None else f" (fusebackend log {call} --changes)"
-        output.line(f"and {len(changes) - LISTED} paths more{which}")
+        lines.append(f"{words[change.change][dry_run]} {path}")
+    output.lines(listed(lines, "" if call is None else f" (fusebackend log {call} --changes)"))
 
 
-def show_left(output: Output, lines: Sequence[str], rest: str) -> None:
-    """Show paths that were not changed as asked; `rest` is said of those that are not listed."""
-    output.notes(lines[:LISTED])
-    if len(lines) > LISTED:
-        output.note(f"and {len(lines) - LISTED} paths more {rest}")
+def listed(lines: Sequence[str], rest: str) -> list[str]:
+    """Return the first lines about paths, and one for the others; `rest` is said of these."""
+    left = len(lines) - LISTED
+    return [*lines[:LISTED], *([f"and {left} paths more{rest}"] if left > 0 else [])]
