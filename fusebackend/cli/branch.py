@@ -27,14 +27,10 @@ def branch_path(files: Client, name: str) -> str:
     Raises:
         Failed: there is none of that name, or it can't be used.
     """
-    found = {each.name: each for each in files.branches()}
-    trees = trees_path(files)
-    if name not in found:
-        known = ", ".join(found) or "none at all"
-        raise Failed(f"there is no branch '{name}'; there are: {known}")
-    if found[name].error is not None:
-        raise Failed(f"branch '{name}' can't be used: {found[name].error}")
-    return f"{trees}/branches/{name}"
+    found = target.find("branch", name, files.branches())
+    if found.error is not None:
+        raise Failed(f"branch '{name}' can't be used: {found.error}")
+    return f"{trees_path(files)}/branches/{name}"
 
 
 complete_name = completing(lambda files: [(each.name, None) for each in files.branches()])
@@ -164,13 +160,10 @@ def merge(
     """
     if keep_main and keep_branch:
         raise click.UsageError("--keep-main or --keep-branch, not both")
-    places = [target.locate(given, mount, follow=False) for given in paths]
-    place = places[0] if places else target.here(mount)
-    for each in places:
-        target.require_mount(each, place.files)
+    place, below = target.together(paths, mount)
     result = place.files.merge_branch(
         name,
-        [each.path for each in places] or None,
+        [*below] or None,
         "main" if keep_main else "branch" if keep_branch else None,
         merge_lines,
         dry_run,

@@ -45,7 +45,7 @@ FILE_MODE = 0o644
 EMPTY = "empty"
 """The type of a directory with nothing in it, where directories are not copied."""
 
-LEFT_OUT = {"symlink": "a symbolic link", EMPTY: "an empty directory"}
+LEFT_OUT: dict[str | None, str] = {"symlink": "a symbolic link", EMPTY: "an empty directory"}
 """Why a file of a type is left out."""
 
 

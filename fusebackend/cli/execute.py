@@ -18,7 +18,7 @@ from fusebackend.cli import target
 from fusebackend.cli.branch import branch_path, complete_name
 from fusebackend.cli.show import Failed, Output, json_option, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
-from fusebackend.cli.view import complete_view, find_view
+from fusebackend.cli.view import complete_view
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
@@ -97,7 +97,7 @@ def _tree(files: Client, branch: str | None, view: str | None) -> str | None:
         raise click.UsageError("give --branch or --view, not both")
     if branch is not None:
         return branch_path(files, branch)
-    return None if view is None else find_view(files, view).path
+    return None if view is None else target.find("view", view, files.views()).path
 
 
 def _taken_in(place: Target, branch: str) -> str | None:

@@ -15,12 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from click.shell_completion import CompletionItem
 
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, json_option, padded, user_name
-from fusebackend.cli.target import Target, complete_path, completing, mount_option
+from fusebackend.cli.target import Target, complete_path, completing, mount_option, or_path
 from fusebackend.control.following import POLLED_S, until_end
 from fusebackend.history.records import is_call_name
 from fusebackend.trees.refs import RefError, begin_ns
@@ -46,14 +45,8 @@ complete_call = completing(lambda files: [(each.call, each.title) for each in fi
 """Complete the name of a call; its title is the help."""
 
 
-def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a call, or a path."""
-    calls = [] if "/" in incomplete else complete_call(context, parameter, incomplete)
-    return [*calls, *complete_path(context, parameter, incomplete)]
-
-
 @click.command()
-@click.argument("words", nargs=-1, shell_complete=complete_word, metavar="[CALL | PATH]...")
+@click.argument("words", nargs=-1, shell_complete=or_path(complete_call), metavar="[CALL | PATH]...")
 @click.option("--by", metavar="ACTOR", help="Calls of this agent, thread, tool call, program or user id.")
 @click.option(
     "--since", metavar="TIME", help="Calls since then: 10m, 2h, 14:05, yesterday (its begin), 2026-11-22T14:05."

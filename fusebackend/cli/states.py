@@ -13,13 +13,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
+from fusebackend.base.errors import unless
 from fusebackend.base.paths import ROOT, AgentPath, join
 from fusebackend.cli import target
 from fusebackend.cli.log import complete_call
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_deletion, json_option, note, to_the_second
-from fusebackend.cli.target import complete_path, completing, mount_option
+from fusebackend.cli.target import complete_path, completing, mount_option, or_path
 from fusebackend.linux.unmount import holders
 from fusebackend.protocol import RestoreResult, SnapshotInfo
 from fusebackend.protocol.served import NOT_HELD, STAT_COLUMNS, DiffForm
@@ -136,16 +136,9 @@ class _WithPaths(click.Command):
         return super().parse_args(ctx, args)
 
 
-def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete a path, or the name of a call or a snapshot."""
-    if "/" in incomplete:
-        return complete_path(context, parameter, incomplete)
-    names = complete_snapshot(context, parameter, incomplete)
-    return [*complete_call(context, parameter, incomplete), *names, *complete_path(context, parameter, incomplete)]
-
-
 @click.command(cls=_WithPaths)
-@click.argument("words", nargs=-1, shell_complete=complete_word, metavar="[REF | A..B] [--] [PATH]...")
+@click.argument("words", nargs=-1, shell_complete=or_path(complete_call, complete_snapshot),
+                metavar="[REF | A..B] [--] [PATH]...")  # fmt: skip
 @click.option("--stat", "form", flag_value="stat", help="A line for each file: how many lines differ.")
 @click.option("--name-status", "form", flag_value="names", help="A letter for each file (A D M R T), and its path.")
 @click.option(
@@ -204,13 +197,13 @@ def _chosen(
     first, given = (words[0] if words else None), list(after_dashes or words[1:])
     if first is not None and "/" in first and after_dashes is None:  # no REF has one, and it may tell the mount
         first, given = None, list(words)
-    files, paths = target.together(given, mount)
-    refs = Refs({each.name: each.time_ns for each in files.snapshots()},
-                {each.name: each.time_ns for each in files.branches() if each.error is None})  # fmt: skip
+    place, paths = target.together(given, mount)
+    refs = Refs({each.name: each.time_ns for each in place.files.snapshots()},
+                {each.name: each.time_ns for each in place.files.branches() if each.error is None})  # fmt: skip
     if first is not None and after_dashes is None and not refs.is_ref(first) and _is_there(first, mount):
-        files, paths = target.together([first, *given], mount)
+        place, paths = target.together([first, *given], mount)
         first = None
-    ref = _last_call(files) if first is None else first
+    ref = unless({errno.ENOTSUP}, _last_call, place.files) if first is None else first
     try:
         if ref is None:
             ref = refs.newest().name
@@ -219,23 +212,18 @@ def _chosen(
     except RefError as error:
         hint = "; a PATH that is gone stands after '--'" if first is not None and after_dashes is None else ""
         raise Failed(f"{error}{hint}") from None
-    return files, ref, paths
+    return place.files, ref, paths
 
 
 def _last_call(files: Client) -> str | None:
-    """Return the newest call that changed something; None if the mount keeps no history, or it has none."""
-    try:
-        before: str | None = None
-        while found := files.log(before=before, limit=PAGE):
-            for each in found:
-                if each.changes:  # requests for approvals have none
-                    return each.call
-            before = found[-1].call
-        return None
-    except OSError as error:
-        if error.errno == errno.ENOTSUP:
-            return None
-        raise
+    """Return the newest call that changed something; None if there is none. ENOTSUP: the mount keeps no history."""
+    before: str | None = None
+    while found := files.log(before=before, limit=PAGE):
+        for each in found:
+            if each.changes:  # requests for approvals have none
+                return each.call
+        before = found[-1].call
+    return None
 
 
 def _is_there(word: str, mount: str | None) -> bool:
@@ -277,7 +265,8 @@ def restore(
 
     The exit status is 1 if anything could not be restored.
     """
-    files, given = target.together(paths, mount)
+    place, given = target.together(paths, mount)
+    files = place.files
     sources: list[str] = sorted(set(given))
     targets = None if destination is None else _targets(files, sources, destination, mount)
     result = files.restore(sources, ref, to=targets, dry_run=only_print, force=force)

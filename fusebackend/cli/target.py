@@ -26,9 +26,10 @@ from fusebackend.cli.show import Failed
 
 if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
-    from fusebackend.protocol import StatResult
+    from fusebackend.protocol import BranchInfo, StatResult, ViewInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
+Named = TypeVar("Named", "BranchInfo", "ViewInfo")
 
 Complete: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -162,16 +163,16 @@ def require_mount(place: Target, files: Client) -> None:
         raise Failed(f"'{place.given}' lies in another mount than the paths before it")
 
 
-def together(given: Sequence[str], mount: str | None) -> tuple[Client, list[AgentPath]]:
-    """The mount that paths of the command line lie in, and the agent's paths there, which need not exist.
+def together(given: Sequence[str], mount: str | None) -> tuple[Target, list[AgentPath]]:
+    """The first of paths of the command line, which lie in one mount, and the agent's paths, which need not exist.
 
-    Without paths it is the mount of the current directory, or the only one there is. Raises `Failed`.
+    Without paths it is the current directory, or the root of the only mount there is. Raises `Failed`.
     """
     places = [locate(each, mount, follow=False) for each in given]
-    files = places[0].files if places else here(mount).files
+    first = places[0] if places else here(mount)
     for place in places:
-        require_mount(place, files)
-    return files, [place.path for place in places]
+        require_mount(place, first.files)
+    return first, [place.path for place in places]
 
 
 def here(mount: str | None, how: str = "with --mount") -> Target:
@@ -210,6 +211,14 @@ def base_name(given: str) -> str:
     """The last name of a path of the command line; empty when it has none of its own (`/`, `.`, `a/..`)."""
     name = os.path.basename(given.rstrip("/"))
     return "" if name in (".", "..") else name
+
+
+def find(what: str, name: str, known: Iterable[Named]) -> Named:
+    """Return the branch or the view of a name. Raises `Failed` if there is none."""
+    found = {each.name: each for each in known}
+    if name not in found:
+        raise Failed(f"there is no {what} '{name}'; there are: {', '.join(found) or 'none at all'}")
+    return found[name]
 
 
 def mountpoints() -> list[str]:
@@ -326,6 +335,16 @@ def completing(names: Callable[[Client], Iterable[tuple[str, str | None]]]) -> C
     return complete
 
 
+def or_path(*names: Complete) -> Complete:
+    """Complete one of several kinds of names, which have no '/', or a path."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        kinds = [complete_path] if "/" in incomplete else [*names, complete_path]
+        return [item for each in kinds for item in each(context, parameter, incomplete)]
+
+    return complete
+
+
 def complete_mountpoint(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a mount point of this program; directories if there is none."""
     found = [place for place in mountpoints() if place.startswith(incomplete)]
@@ -334,30 +353,28 @@ def complete_mountpoint(context: click.Context, parameter: click.Parameter, inco
 
 def complete_url(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the scheme of a URL, or the file of a scheme that takes a path."""
-    return _urls(incomplete)
+    from fusebackend.urls.registry import SCHEMES
+
+    name, colon, rest = incomplete.partition(":")
+    if not colon:
+        return [CompletionItem(f"{known}:") for known in SCHEMES if known.startswith(name)]
+    if name not in SCHEMES or SCHEMES[name].takes != "path":
+        return []
+    return [CompletionItem(f"{name}:{path}") for path in _local(rest)]
 
 
 def complete_route(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete PREFIX=URL."""
     prefix, equals, given = incomplete.partition("=")
-    return _urls(given, f"{prefix}=") if equals else []
+    urls = complete_url(context, parameter, given) if equals else []
+    return [CompletionItem(f"{prefix}={each.value}") for each in urls]
 
 
 def complete_volume(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the file of a volume, or its URL."""
-    return _urls(incomplete) if incomplete.startswith("sqlite:") else [CompletionItem(incomplete, type="file")]
-
-
-def _urls(incomplete: str, before: str = "") -> list[CompletionItem]:
-    """Complete a URL that follows `before`."""
-    from fusebackend.urls.registry import SCHEMES
-
-    name, colon, rest = incomplete.partition(":")
-    if not colon:
-        return [CompletionItem(f"{before}{known}:") for known in SCHEMES if known.startswith(name)]
-    if name not in SCHEMES or SCHEMES[name].takes != "path":
-        return []
-    return [CompletionItem(f"{before}{name}:{path}") for path in _local(rest)]
+    if incomplete.startswith("sqlite:"):
+        return complete_url(context, parameter, incomplete)
+    return [CompletionItem(incomplete, type="file")]
 
 
 def complete_words(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -17,16 +17,7 @@ from fusebackend.cli.show import Complaints, Failed, Output, aligned, json_optio
 from fusebackend.cli.target import completing, mount_option
 
 if TYPE_CHECKING:
-    from fusebackend.control.client.client import Client
-    from fusebackend.protocol import ApprovalInfo, ViewInfo
-
-
-def find_view(files: Client, name: str) -> ViewInfo:
-    """Return a view of a mount. Raises `Failed` if there is none of that name."""
-    found = {each.name: each for each in files.views()}
-    if name not in found:
-        raise Failed(f"there is no view '{name}'; there are: {', '.join(found) or 'none at all'}")
-    return found[name]
+    from fusebackend.protocol import ApprovalInfo
 
 
 complete_view = completing(lambda files: [(each.name, None) for each in files.views()])
@@ -61,8 +52,7 @@ def list_views(output: Output, mount: str | None) -> None:
 @mount_option
 def show(name: str, output: Output, mount: str | None) -> None:
     """Print the rules of a view, with the numbers that 'explain' has. The first that matches decides."""
-    files = target.here(mount).files
-    found = find_view(files, name)
+    found = target.find("view", name, target.here(mount).files.views())
     output.document(asdict(found))
     for number, rule in enumerate(found.rules, 1):
         output.line(_line(output, number, rule["mode"], rule["operations"], rule["paths"]))
