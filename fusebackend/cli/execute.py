@@ -7,8 +7,8 @@ import codecs
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -74,7 +74,7 @@ def execute(
         directory = _taken_in(place, branch)
     stdin = _input() if with_stdin else None
     line = command[0] if len(command) == 1 else shlex.join(command)
-    printed = PrintedOutput(_json_lines(output) if output.json else _passed_on)
+    printed = PrintedOutput(output)
     try:  # after Ctrl-C the connection is closed, and the command ends with it
         answer = place.files.run(line, timeout=timeout_s, stdin=stdin, cwd=start, on_output=printed.take)
     except ValueError as error:
@@ -131,46 +131,36 @@ def _input() -> bytes:
 
 
 class PrintedOutput:
-    """Output as it comes, and whether the answer at the end says more than it."""
+    """Output as it comes, and whether the answer at the end says more than it.
 
-    def __init__(self, show: Callable[[Stream, bytes], None]) -> None:
-        self._show = show
-        self._beginning: dict[str, bytes] = {"stdout": b"", "stderr": b""}
+    For programs it is JSON lines: text, with a lone surrogate for each byte that is not UTF-8.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._beginning = b""
+        # A character may be cut in two by the end of a piece.
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {"stdout": decoder("surrogateescape"), "stderr": decoder("surrogateescape")}
 
     def take(self, stream: Stream, data: bytes) -> None:
-        if len(self._beginning[stream]) < 4096:
-            self._beginning[stream] += data
-        self._show(stream, data)
+        if stream == "stdout" and len(self._beginning) < 4096:
+            self._beginning += data
+        if not self._output.json:
+            file = (sys.stdout if stream == "stdout" else sys.stderr).buffer
+            write_all(file, data)
+            file.flush()
+        elif text := self._decoders[stream].decode(data):
+            self._output.record({"stream": stream, "text": text})
 
     def message(self, answer: ExecuteResponse) -> str | None:
         """Return the server's own message on the command, such as that it took too long: the part of the answer that it
         did not print."""
         first = answer.output.partition("\n")[0]
-        own = self._beginning["stdout"].decode("utf-8", "replace").partition("\n")[0]
+        own = self._beginning.decode("utf-8", "replace").partition("\n")[0]
         if not first.startswith("Error: ") or first == own:
             return None
         return first.removeprefix("Error: ")
-
-
-def _passed_on(stream: Stream, data: bytes) -> None:
-    file = (sys.stdout if stream == "stdout" else sys.stderr).buffer
-    write_all(file, data)
-    file.flush()
-
-
-def _json_lines(output: Output) -> Callable[[Stream, bytes], None]:
-    """Output as JSON lines: text, with a lone surrogate for each byte that is not UTF-8."""
-    # A character may be cut in two by the end of a piece.
-    decoders: dict[str, Any] = {
-        stream: codecs.getincrementaldecoder("utf-8")("surrogateescape") for stream in ("stdout", "stderr")
-    }
-
-    def show(stream: Stream, data: bytes) -> None:
-        text = decoders[stream].decode(data)
-        if text:
-            output.record({"stream": stream, "text": text})
-
-    return show
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

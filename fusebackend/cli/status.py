@@ -81,7 +81,7 @@ def _print(output: Output, states: list[MountState]) -> None:
             continue
         routes = state.status.get("routes", [])
         table = aligned([("route", "backend", "cached", "undo", "cannot"), *map(_row, routes)])
-        usages = filter(None, map(_usage, routes))
+        usages = [limit_text(str(route.get("prefix")), route["usage"]) for route in routes if route.get("usage")]
         for line in (*_details(state), *table, *_execution(state.status.get("execute") or {}), *usages):
             output.line(f"  {shown(line)}")
         for trouble in filter(None, map(_trouble, routes)):
@@ -102,14 +102,6 @@ def _execution(execute: dict[str, Any]) -> list[str]:
     if execute.get("routes"):
         lines[0] += f", routes {execute['routes']}"
     return lines + [f"commands don't see {prefix}: {why}" for prefix, why in execute["unseen_routes"].items()]
-
-
-def _usage(route: dict[str, Any]) -> str | None:
-    """What a route with limits holds of what it may; None for one without."""
-    usage = route.get("usage")
-    if not usage:
-        return None
-    return limit_text(str(route.get("prefix")), usage)
 
 
 def _trouble(route: dict[str, Any]) -> str | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import pwd
 import signal
 import sys
 import time
-from typing import NoReturn
+from typing import IO, NoReturn
 
 import click
 
@@ -133,9 +135,8 @@ def _end(state: MountState, pid: int | None, lazy: bool, timeout_s: float) -> st
         unknown = "its server did not identify itself: whether it has stored everything is unknown"
         raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but {unknown}")
     log_path = state.status.get("log")
-    log_start = _size(log_path)
     deadline = time.monotonic() + timeout_s
-    with Server(pid) as server:
+    with Server(pid) as server, _end_of_log(log_path) as log:
         detach(path, lazy=lazy)
         # With --lazy the server goes on until the last file is closed, which may be never: only a short wait then.
         if not server.ended(min(timeout_s, 1.0) if lazy else deadline - time.monotonic()):
@@ -145,7 +146,8 @@ def _end(state: MountState, pid: int | None, lazy: bool, timeout_s: float) -> st
             does = "is stopped, and has not stored everything" if is_stopped(server.pid) else "is still storing"
             lost = "; what it has not stored is lost if it is killed"
             raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but process {server.pid} {does}{lost}{where}")
-    errors = _errors_since(log_path, log_start)
+        lines = split_lines(log.read().decode("utf-8", "replace"))
+    errors = [line.partition(" ERROR ")[2] for line in lines if " ERROR " in line[:40]]  # about what it stored
     if errors:
         raise MountError(errno.EIO, f"'{path}' is unmounted, but its server reported: {errors[-1]} (see {log_path})")
     return f"unmounted {path}"
@@ -169,21 +171,11 @@ def show_holders(error: BusyError, name: str = "Error", lazy: str = "--lazy") ->
     click.echo(f"  close these, or use {lazy}", err=True)
 
 
-def _size(path: object) -> int:
-    try:
-        return os.stat(path).st_size if isinstance(path, str) else 0
-    except OSError:
-        return 0
-
-
-def _errors_since(path: object, start: int) -> list[str]:
-    """Messages of the errors that a server logged from byte `start` on: its last words about what it stored."""
-    if not isinstance(path, str):
-        return []
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            lines = split_lines(file.read().decode("utf-8", "replace"))
-    except OSError:
-        return []
-    return [line.partition(" ERROR ")[2] for line in lines if " ERROR " in line[:40]]
+def _end_of_log(path: str | None) -> IO[bytes]:
+    """Open a server's log at its end; an empty one where there is none, or it can't be read."""
+    if path is not None:
+        with contextlib.suppress(OSError):
+            log = open(path, "rb")  # noqa: SIM115 (closed by the caller)
+            log.seek(0, os.SEEK_END)
+            return log
+    return io.BytesIO()
