@@ -245,29 +245,20 @@ def _add(path: Path, hooks: Any, wanted: Mapping[str, Any]) -> bool:
         there = hooks.setdefault(event, [])
         if not isinstance(there, list) or not all(isinstance(group, dict) for group in there):
             raise strange
-        own = [group for group in there if _is_own(group)]
-        if own == groups:
+        if [group for group in there if _without_own(group) != group] == groups:
             continue
         hooks[event] = [rest for group in there if (rest := _without_own(group)) is not None] + groups
         changed = True
     return changed
 
 
-def _is_own(group: Mapping[str, Any]) -> bool:
-    return any(_is_ours(each) for each in _handlers(group))
-
-
 def _without_own(group: dict[str, Any]) -> dict[str, Any] | None:
     """Return a group without our commands; None if nothing is left of it."""
-    if not _is_own(group):
+    handlers = group.get("hooks")
+    if not isinstance(handlers, list) or not any(map(_is_ours, handlers)):
         return group
-    rest = [each for each in _handlers(group) if not _is_ours(each)]
+    rest = [each for each in handlers if not _is_ours(each)]
     return {**group, "hooks": rest} if rest else None
-
-
-def _handlers(group: Mapping[str, Any]) -> list[Any]:
-    found = group.get("hooks")
-    return found if isinstance(found, list) else []
 
 
 def _is_ours(handler: Any) -> bool:

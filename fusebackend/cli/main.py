@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import signal
+import sys
 from typing import Any
 
 import click
@@ -108,7 +109,7 @@ class _Commands(click.Group):
             try:
                 return super().invoke(ctx)
             finally:
-                show.flush()
+                sys.stdout.flush()  # so that a closed pipe is noticed while it can still be handled
         except BrokenPipeError:  # the reader of the output has ended; end quietly, as SIGPIPE ends other programs
             ctx.exit(128 + signal.SIGPIPE)
         except KeyboardInterrupt:

@@ -240,17 +240,17 @@ def _keep_url_apart(url: Url, path: str, mountpoint: str) -> None:
 
 def announce_mounted(plan: MountPlan, pid: int, log: str | None = None) -> None:
     """Print what is mounted, by which process, and its routes."""
-    lines = [f"mounted {plan.mountpoint} (process {pid}{', read-only' if plan.settings.read_only else ''})"]
-    announce([*lines, *route_lines(plan, log)])
+    _announce(f"mounted {plan.mountpoint}", plan, pid, log)
 
 
-def route_lines(plan: MountPlan, log: str | None) -> list[str]:
-    """Return the log and the routes of a plan, a line each, for people."""
-    lines = [] if log is None else [f"  log: {log}"]
+def _announce(done: str, plan: MountPlan, pid: int, log: str | None) -> None:
+    lines = [f"{done} (process {pid}{', read-only' if plan.settings.read_only else ''})"]
+    if log is not None:
+        lines.append(f"  log: {log}")
     for prefix, url in plan.urls.items():
         lines.append(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")
     lines += [f"  view {name}: {place}" for name, place in plan.settings.view_mounts.items()]
-    return lines
+    announce(lines)
 
 
 # -- serve -------------------------------------------------------------------------------------------------------
@@ -283,9 +283,9 @@ def serve(line: MountLine, socket_path: str | None, background: bool) -> None:
     address = None if socket_path is None else absolute(socket_path)
     plan = _unmounted(plan_of(place, line, file), socket=address)
     if background:
-        _announce(plan, start_server(plan), plan.log)
+        _announce_served(plan, start_server(plan), plan.log)
     else:
-        serve_here(replace(plan, log=None), lambda _: _announce(plan, os.getpid()))
+        serve_here(replace(plan, log=None), lambda _: _announce_served(plan, os.getpid()))
 
 
 @contextlib.contextmanager
@@ -325,8 +325,6 @@ def _require_unmounted(place: str) -> None:
         raise Failed(f"'{place}' is mounted: that mount has a socket of its own, and --mount {place} uses it")
 
 
-def _announce(plan: MountPlan, pid: int, log: str | None = None) -> None:
+def _announce_served(plan: MountPlan, pid: int, log: str | None = None) -> None:
     found = rendezvous.server_of(plan.mountpoint)
-    where = plan.socket if found is None else found.socket
-    head = f"serving {where} (process {pid}{', read-only' if plan.settings.read_only else ''})"
-    announce([head, *route_lines(plan, log)])
+    _announce(f"serving {plan.socket if found is None else found.socket}", plan, pid, log)

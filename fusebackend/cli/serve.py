@@ -133,7 +133,9 @@ def _begin() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(True)
     faulthandler.enable()  # a crash in C code leaves the stack of each thread in the log
-    _allow_many_files()
+    # As many descriptors as this process may have: a `dir:` route needs one for each file open through the mount.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _opened(plan: MountPlan, opened: contextlib.ExitStack) -> CompositeBackend:
@@ -154,12 +156,6 @@ def _end_with_sessions(path: str) -> None:
     rendezvous.wait_for_sessions(path)
     log.info("the last session is over")
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _allow_many_files() -> None:
-    """As many descriptors as this process may have: a `dir:` route needs one for each file open through the mount."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _close(backend: Any, url: str) -> None:

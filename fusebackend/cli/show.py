@@ -262,11 +262,6 @@ def standard_streams() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def flush() -> None:
-    """Flush the output, so that a closed pipe is noticed while it can still be handled."""
-    sys.stdout.flush()
-
-
 def announce(lines: Sequence[str]) -> None:
     """Print lines."""
     output = Output()
