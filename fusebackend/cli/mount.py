@@ -30,7 +30,7 @@ from fusebackend.linux import mount_point as point
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
 from fusebackend.urls import opening as urls
-from fusebackend.urls.opening import Url, UrlError
+from fusebackend.urls.opening import UrlError
 
 LOOK = "'fusebackend doctor' looks at all that a mount needs, and 'fusebackend serve' does without one"
 
@@ -222,20 +222,18 @@ def _keep_apart(plan: MountPlan) -> None:
         UrlError: a file or directory lies below the mount point, or a directory holds it.
         ConfigError: the log does.
     """
+    apart = f"the mount point '{plan.mountpoint}'; choose one outside the other"
     for url in map(urls.parse, plan.urls.values()):
-        if url.path is not None:
-            _keep_url_apart(url, url.path, plan.mountpoint)
+        if url.path is None:
+            continue
+        real = os.path.realpath(url.path)
+        if is_below(real, plan.mountpoint):
+            raise UrlError(f"'{url.masked}' lies inside {apart}")
+        if is_below(plan.mountpoint, real) and os.path.isdir(real):
+            raise UrlError(f"'{url.masked}' holds {apart}")
     for what, path in (("log", plan.log), ("history", plan.history)):
         if path is not None and is_below(os.path.realpath(path), plan.mountpoint):
             raise ConfigError(f"the {what} would be inside the mount: '{path}'; set XDG_STATE_HOME to another place")
-
-
-def _keep_url_apart(url: Url, path: str, mountpoint: str) -> None:
-    real = os.path.realpath(path)
-    if is_below(real, mountpoint):
-        raise UrlError(f"'{url.masked}' lies inside the mount point '{mountpoint}'; choose one outside the other")
-    if is_below(mountpoint, real) and os.path.isdir(real):
-        raise UrlError(f"'{url.masked}' holds the mount point '{mountpoint}'; choose one outside the other")
 
 
 def announce_mounted(plan: MountPlan, pid: int, log: str | None = None) -> None:
@@ -270,15 +268,14 @@ def serve(line: MountLine, socket_path: str | None, background: bool) -> None:
     It serves until Ctrl-C or SIGTERM. Branches and history are those of the mount point that the configuration names,
     or else of the configuration, or of the URL of the default.
     """
-    if line.config_path is None and line.default is None:
-        raise click.UsageError("give --config FILE, or --default URL")
     file = line.file()
     if line.config_path is not None:
         place = config.place_of(line.config_path, file)
-    else:
-        assert line.default is not None
+    elif line.default is not None:
         url = urls.parse(line.default)
         place = os.path.realpath(url.path) if url.path is not None else "/" + urls.mask(url.text)
+    else:
+        raise click.UsageError("give --config FILE, or --default URL")
     _require_unmounted(place)
     address = None if socket_path is None else absolute(socket_path)
     plan = _unmounted(plan_of(place, line, file), socket=address)

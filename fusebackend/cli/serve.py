@@ -274,7 +274,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def main() -> None:
     """Read the plan from standard input, and answer on standard output: mounted, or why not."""
     request = json.loads(sys.stdin.buffer.read())
-    _without_stdin()
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
     answer_fd = os.dup(1)
     os.dup2(2, 1)  # what is printed from now on goes to the log
     answered = False
@@ -300,12 +301,6 @@ def main() -> None:
         log.exception("the server failed")
         answer({"error": f"the server failed: {type(error).__name__}: {error}; see {plan.log}"})
         sys.exit(1)
-
-
-def _without_stdin() -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -165,14 +166,10 @@ def diff(words: Sequence[str], form: DiffForm | None, mount: str | None) -> None
     form = form or "patch"
     output = Output()
     columns = shutil.get_terminal_size().columns if output.terminal else STAT_COLUMNS
-    coloured = output.terminal and form == "patch"
+    take: Callable[[bytes], None] = output.bytes
+    if output.terminal and form == "patch":
+        take = partial(_print_coloured, output)
     incomplete = False
-
-    def take(piece: bytes) -> None:
-        if coloured:
-            _print_coloured(output, piece)
-        else:
-            output.bytes(piece)
 
     def skipped(path: str, reason: str) -> None:
         nonlocal incomplete

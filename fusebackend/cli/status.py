@@ -169,15 +169,11 @@ def _details(state: MountState) -> list[str]:
         lines.append("idle: poll, processors of the machine are kept awake during bursts")
     elif status.get("idle_refused"):
         lines.append(f"idle: sleep, although idle=poll was asked for: {status['idle_refused']}")
-    return lines + _history(status.get("history") or {})
-
-
-def _history(history: dict[str, Any]) -> list[str]:
-    """Where the history of calls is."""
-    if "path" not in history:
-        return []
-    why = history.get("incomplete")
-    return [f"history: {history['path']}" + (f"; incomplete: {why}" if why else "")]
+    history = status.get("history") or {}
+    if "path" in history:
+        why = history.get("incomplete")
+        lines.append(f"history: {history['path']}" + (f"; incomplete: {why}" if why else ""))
+    return lines
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -3,8 +3,8 @@ have it back."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 
 import click
@@ -52,7 +52,7 @@ def du(database: str, names: Sequence[str], by: str | None, blobs: str | None, o
     or a run is about to name it. It is never deleted here.
     """
     unnamed: dict[str, int] = {}
-    with _opened(database) as opened:
+    with closing(_opened(database)) as opened:
         sizes = weighed(opened, names, by)
         if blobs is not None:
             sizes, unnamed = with_media(opened, sizes, by, media_in(blobs))
@@ -107,7 +107,7 @@ def prune_threads(
         raise click.UsageError("give one of --keep and --older")
     chosen = Keep(keep or 1, older, frozenset(keep_step))
     complaints = Complaints()
-    with _opened(database) as opened:
+    with closing(_opened(database)) as opened:
         wanted = names or [thread for thread, _ in opened.threads()]
         found = _each(opened, wanted, chosen, complaints, output.json, dry_run=True)
         if not dry_run:
@@ -136,29 +136,21 @@ def _each(
 
 
 def _words(found: Sequence[PrunedThread]) -> str:
-    def total(count: Callable[[PrunedThread], int]) -> int:
-        return sum(map(count, found))
-
     return (
-        f"{total(lambda one: one.checkpoints):,} checkpoints, {size_text(total(lambda one: one.bytes))}; "
-        f"{total(lambda one: one.kept):,} stay, and {total(lambda one: one.links):,} with "
-        f"{size_text(total(lambda one: one.held_bytes))} that these follow from"
+        f"{sum(one.checkpoints for one in found):,} checkpoints, {size_text(sum(one.bytes for one in found))}; "
+        f"{sum(one.kept for one in found):,} stay, and {sum(one.links for one in found):,} with "
+        f"{size_text(sum(one.held_bytes for one in found))} that these follow from"
     )
 
 
-@contextlib.contextmanager
-def _opened(text: str) -> Iterator[SaverTables]:
+def _opened(text: str) -> SaverTables:
     """The database of a URL, or of a path."""
     url = urls.parse(text if text.startswith("threads+") else f"threads+sqlite:{text}")
-    database: SaverTables
     if url.scheme == "threads+sqlite":
         from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 
-        database = SqliteDatabase(url.rest)
-    else:
-        from fusebackend.backends.threads.database.postgres import PostgresDatabase
-        from fusebackend.databases.urls import conninfo_of
+        return SqliteDatabase(url.rest)
+    from fusebackend.backends.threads.database.postgres import PostgresDatabase
+    from fusebackend.databases.urls import conninfo_of
 
-        database = PostgresDatabase(conninfo_of(url))
-    with contextlib.closing(database):
-        yield database
+    return PostgresDatabase(conninfo_of(url))
