@@ -7,7 +7,7 @@ volume could not be looked at.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,25 +16,10 @@ from fusebackend.cli.show import Complaints, Failed, Output, json_option
 from fusebackend.cli.target import complete_volume
 from fusebackend.urls import opening as urls
 
+if TYPE_CHECKING:
+    from fusebackend.backends.sqlite.repair import Repair
+
 CLEAN, MENDED, LEFT, FAILED = 0, 1, 4, 8
-
-
-class Verdict(NamedTuple):
-    """The damage that was `found`, the damage that is `left`, and the number of files put into `/lost+found`.
-
-    `sizes` are those of the file before and after it was made smaller, in bytes.
-    """
-
-    found: list[str]
-    left: list[str]
-    rescued: int = 0
-    sizes: tuple[int, int] | None = None
-
-    @property
-    def status(self) -> int:
-        if self.left:
-            return LEFT
-        return MENDED if self.found else CLEAN
 
 
 @click.command()
@@ -55,25 +40,28 @@ def check(url: str, repair: bool, compact: bool, output: Output) -> None:
     volume could not be looked at.
     """
     complaints = Complaints(exit_code=FAILED)
+    status = CLEAN
     verdict = None
     with complaints, waiting("checking", quiet=output.json):
         verdict = _judge(url, repair, compact)
     if verdict is not None:
+        if verdict.found:
+            status = LEFT if verdict.left else MENDED
         output.document(
             {
                 "url": urls.mask(url),
                 "problems": verdict.found,
                 "left": verdict.left,
                 "rescued": verdict.rescued,
-                "status": verdict.status,
+                "status": status,
                 "bytes": verdict.sizes,
             }
         )
         _show(output, verdict, repair, compact)
-    complaints.finish(verdict.status if verdict is not None else CLEAN)
+    complaints.finish(status)
 
 
-def _judge(text: str, repair: bool, compact: bool) -> Verdict:
+def _judge(text: str, repair: bool, compact: bool) -> Repair:
     if os.path.isdir(text):
         raise Failed(f"'{text}' is a directory: only the file of a 'sqlite:' volume can be checked")
     try:
@@ -88,16 +76,16 @@ def _judge(text: str, repair: bool, compact: bool) -> Verdict:
     from fusebackend.backends.sqlite import repair as sqlite_repair
 
     if repair:
-        verdict = Verdict(*sqlite_repair.repair(url.rest))
+        verdict = sqlite_repair.repair(url.rest)
     else:
         found = sqlite_check.check(url.rest)
-        verdict = Verdict(found, found)
+        verdict = sqlite_repair.Repair(found, found)
     if compact and not verdict.left:
         verdict = verdict._replace(sizes=sqlite_repair.compact(url.rest))
     return verdict
 
 
-def _show(output: Output, verdict: Verdict, repair: bool, compact: bool) -> None:
+def _show(output: Output, verdict: Repair, repair: bool, compact: bool) -> None:
     output.lines(verdict.found)
     if not verdict.found:
         output.line("the volume is sound")

@@ -60,12 +60,19 @@ _LOST = f"nlink != 0 AND node NOT IN (SELECT node FROM ({REACHED} SELECT node FR
 
 
 class Repair(NamedTuple):
-    """The result of a repair: the problems `found`, and those that are `left`."""
+    """The result of a repair.
+
+    Attributes:
+        found: problems.
+        left: those that are still there.
+        rescued: the number of files and directories that were moved to `/lost+found`.
+        sizes: those of the file before and after it was made smaller, in bytes; None if it was not.
+    """
 
     found: list[str]
     left: list[str]
-    rescued: int
-    """The number of files and directories that were moved to `/lost+found`."""
+    rescued: int = 0
+    sizes: tuple[int, int] | None = None
 
 
 class _DamagedPages(Exception):
