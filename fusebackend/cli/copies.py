@@ -274,9 +274,7 @@ def _remote_entries(directory: FileCopy, complaints: Complaints) -> Iterator[tup
         with complaints:
             name = name_in(directory.place.path, found.path or "")
             child = directory.place.below(name)
-            if found.error is not None:
-                raise child.failed(found)
-            yield _remote(child, os.path.join(directory.local, name), found), found.type
+            yield _remote(child, os.path.join(directory.local, name), child.checked(found)), found.type
 
 
 def name_in(directory: str, path: str) -> str:

@@ -127,10 +127,9 @@ def _children(place: Target, long: bool, recursive: bool, hidden: bool) -> Itera
             child = place.below(base_name(found.path or ""))
             if found.code == errors.FILE_NOT_FOUND:
                 continue  # it has gone since it was listed
-            if found.error is not None:
-                raise child.failed(found)
+            entry = _long(child, child.checked(found))
             if hidden or not child.is_hidden:
-                yield child, _long(child, found), recursive and found.type == "directory"
+                yield child, entry, recursive and found.type == "directory"
         return
     answer = place.files.ls(place.path)
     place.require(answer.error)

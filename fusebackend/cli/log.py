@@ -119,10 +119,7 @@ def log(
 def _verify(place: Target, output: Output) -> None:
     found = place.files.verify_log()
     output.document(asdict(found))
-    if not found.problems:
-        output.line("the log is as it was written")
-    for problem in found.problems:
-        output.line(output.told(problem))
+    output.lines(map(output.told, found.problems or ["the log is as it was written"]))
     if found.problems:
         click.get_current_context().exit(1)
 
@@ -148,8 +145,7 @@ class _Asked(NamedTuple):
 
     def calls(self) -> list[CallInfo]:
         """Return the calls, the newest first."""
-        by, since, paths = self.by, self.since_ns, self.paths
-        return self.files.log(by=by, since=since, paths=paths, limit=self.limit, branch=self.branch)
+        return self.files.log(by=self.by, since=self.since_ns, paths=self.paths, limit=self.limit, branch=self.branch)
 
     def is_by(self, actor: Actor) -> bool:
         """Return True for an actor whose calls are asked for, as `Filter.by` has it."""

@@ -292,7 +292,7 @@ def main() -> None:
     try:
         serve(plan, lambda warnings: answer({"pid": os.getpid(), "warnings": list(warnings)}))
     except (UserError, OSError) as error:
-        from fusebackend.cli.main import one_line
+        from fusebackend.cli.show import one_line
 
         log.error("%s", one_line(error), exc_info=answered)
         answer({"error": one_line(error)})

@@ -114,24 +114,19 @@ class Target:
 
     def stat(self, *, follow: bool = True) -> StatResult:
         """Return its attributes. Raises `Failed` when there are none, as when it is not there."""
-        found = self.files.stat(self.path, follow=follow)
-        if found.error is not None:
-            raise self.failed(found)
-        return found
+        return self.checked(self.files.stat(self.path, follow=follow))
 
     def kind(self, *, follow: bool = True) -> str | None:
         """`StatResult.type`, or None when it is not there."""
         found = self.files.stat(self.path, follow=follow)
         if found.code == errors.FILE_NOT_FOUND:
             return None
-        if found.error is not None:
-            raise self.failed(found)
-        return found.type
+        return self.checked(found).type
 
-    def failed(self, found: StatResult) -> Failed:
-        """The error of a record about this path."""
-        missing = found.code == errors.FILE_NOT_FOUND
-        return Failed(self.words(errors.FILE_NOT_FOUND if missing else str(found.error)))
+    def checked(self, found: StatResult) -> StatResult:
+        """Return what was found at this path. Raises `Failed` for an error."""
+        self.require(errors.FILE_NOT_FOUND if found.code == errors.FILE_NOT_FOUND else found.error)
+        return found
 
 
 def locate(given: str, mount: str | None, *, follow: bool = True) -> Target:
