@@ -86,9 +86,7 @@ def _judge(text: str, repair: bool, compact: bool) -> Repair:
 
 
 def _show(output: Output, verdict: Repair, repair: bool, compact: bool) -> None:
-    output.lines(verdict.found)
-    if not verdict.found:
-        output.line("the volume is sound")
+    output.lines(verdict.found or ["the volume is sound"])
     if verdict.sizes is not None:
         before, after = verdict.sizes
         output.line(f"the file had {before} bytes, and has {after} now")

@@ -71,9 +71,10 @@ class Complaints:
         self.exit_code = exit_code
         self.count = 0
 
-    def add(self, message: str) -> None:
-        self.count += 1
-        click.echo(f"Error: {shown(message)}", err=True)
+    def add(self, *messages: str) -> None:
+        self.count += len(messages)
+        for message in messages:
+            click.echo(f"Error: {shown(message)}", err=True)
 
     def __enter__(self) -> Complaints:
         return self

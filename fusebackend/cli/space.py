@@ -43,8 +43,7 @@ def df(mountpoint: str | None, output: Output, mount: str | None) -> None:
     for name, words in _LINES.items():
         size = space[name]
         output.line(f"{name:<11}  {'?' if size is None else size_text(size):>10}  {words}")
-    for limit in space["limits"]:
-        output.line(limit_text(limit["route"], limit))
+    output.lines(limit_text(limit["route"], limit) for limit in space["limits"])
 
 
 @click.command()

@@ -267,21 +267,17 @@ def restore(
     sources: list[str] = sorted(set(given))
     targets = None if destination is None else _targets(files, sources, destination, mount)
     result = files.restore(sources, ref, to=targets, dry_run=only_print, force=force)
-    for route in result.left_alone:
-        note(f"route '{route}' is left as it is: '{result.ref}' holds nothing of it")
     output = Output()
+    output.notes(f"route '{route}' is left as it is: '{result.ref}' holds nothing of it" for route in result.left_alone)
     if result.conflicts and not only_print:
         _refuse_open_files(files, result)
     if only_print:
-        for change in result.changes:
-            output.line(f"{change.change:<10} {output.name(change.path)}")
+        output.lines(f"{change.change:<10} {output.name(change.path)}" for change in result.changes)
     else:
         _sum_up(output, result)
     complaints = Complaints()
-    for each in result.skipped:
-        complaints.add(f"'{each.path}' was left as it is: {each.reason}")
-    for line in result.partly:
-        note(line)
+    complaints.add(*(f"'{each.path}' was left as it is: {each.reason}" for each in result.skipped))
+    output.notes(result.partly)
     complaints.finish()
 
 
@@ -300,9 +296,7 @@ def _targets(files: Client, given: list[str], destination: str, mount: str | Non
 
 def _refuse_open_files(mounted: Client, result: RestoreResult) -> None:
     """Raises `Failed`, and names the processes that have the files open, as far as they can be seen."""
-    complaints = Complaints()
-    for each in result.conflicts:
-        complaints.add(f"'{each.path}' {each.reason}")
+    Complaints().add(*(f"'{each.path}' {each.reason}" for each in result.conflicts))
     files = {target.outside(mounted, each.path): each.path for each in result.conflicts}
     for holder in holders(mounted.mountpoint):
         if holder.path in files:

@@ -134,9 +134,7 @@ def show_json(output: Output, result: UndoResult | MergeResult) -> None:
 
 def refuse(lines: Sequence[str], what: str, hint: str) -> None:
     """Show a line for each path in the way. Raises `Failed`, which says what was not done, and the way out."""
-    complaints = Complaints()
-    for line in listed(lines, " (--json has all)"):
-        complaints.add(line)
+    Complaints().add(*listed(lines, " (--json has all)"))
     raise Failed(f"{what}; {hint}")
 
 
