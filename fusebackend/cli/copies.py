@@ -37,7 +37,8 @@ SENT_BYTES, SENT_FILES = 512 << 10, 256
 PIECE_BYTES = 512 << 10
 
 FETCHED_BYTES, FETCHED_FILES = 16 << 20, 100
-"""How many files are asked for at once, and of how many bytes if there are several."""
+"""How many files are asked for at once, and of how many bytes if there are several. A request for each would take most
+of the time of small ones."""
 
 FILE_MODE = 0o644
 """For files of backends that keep no modes."""
@@ -259,8 +260,9 @@ def download(sources: Sequence[str], destination: str, force: bool, output: Outp
         with complaints:
             os.makedirs(directory.local, exist_ok=True)
     with progress("downloading", sum(item.size for item in plan.items), quiet=output.json) as advance:
-        for batch in _batches(plan.items):
-            copied += _fetch(batch, force, advance, complaints)
+        for _, of_mount in itertools.groupby(plan.items, lambda item: id(item.place.files)):
+            for batch in by_size(of_mount, attrgetter("size"), FETCHED_FILES, FETCHED_BYTES):
+                copied += _fetch(batch, force, advance, complaints)
     plan.report(copied, output)
     complaints.finish()
 
@@ -284,12 +286,6 @@ def name_in(directory: str, path: str) -> str:
     if not path.startswith(beginning) or name in ("", ".", "..") or "/" in name or "\0" in name:
         raise Failed(f"'{path}' is no name in '{directory}', and is not copied")
     return name
-
-
-def _batches(items: Sequence[FileCopy]) -> Iterator[list[FileCopy]]:
-    """Files that are asked for at once: a request for each would take most of the time of small ones."""
-    for _, of_mount in itertools.groupby(items, lambda item: id(item.place.files)):
-        yield from by_size(of_mount, attrgetter("size"), FETCHED_FILES, FETCHED_BYTES)
 
 
 def _fetch(batch: list[FileCopy], force: bool, advance: Advance, complaints: Complaints) -> list[tuple[FileCopy, int]]:

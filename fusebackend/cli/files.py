@@ -495,14 +495,11 @@ def mv(sources: Sequence[str], destination: str, if_version: str | None, output:
     for given in sources:
         with complaints:
             source = target.locate(given, mount, follow=False)
-            moved.append({"source": given, "path": _move(source, _inside(goal, source) if into else goal, if_version)})
+            name = base_name(source.path)
+            place = goal.below(name) if into and name else goal
+            moved.append({"source": given, "path": _move(source, place, if_version)})
     output.document(moved)
     complaints.finish()
-
-
-def _inside(directory: Target, source: Target) -> Target:
-    name = source.path.rpartition("/")[2]
-    return directory.below(name) if name else directory
 
 
 def _move(source: Target, goal: Target, if_version: str | None) -> str:

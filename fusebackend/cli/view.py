@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -54,12 +54,12 @@ def show(name: str, output: Output, mount: str | None) -> None:
     """Print the rules of a view, with the numbers that 'explain' has. The first that matches decides."""
     found = target.find("view", name, target.here(mount).files.views())
     output.document(asdict(found))
-    for number, rule in enumerate(found.rules, 1):
-        output.line(_line(output, number, rule["mode"], rule["operations"], rule["paths"]))
+    output.lines(_line(output, number, rule) for number, rule in enumerate(found.rules, 1))
 
 
-def _line(output: Output, number: int, mode: str, operations: Sequence[str], globs: Sequence[str]) -> str:
-    return f"{number:>3}  {mode:<9}  {','.join(operations):<10}  {' '.join(map(output.name, globs))}"
+def _line(output: Output, number: int, rule: Mapping[str, Any]) -> str:
+    globs = " ".join(map(output.name, rule["paths"]))
+    return f"{number:>3}  {rule['mode']:<9}  {','.join(rule['operations']):<10}  {globs}"
 
 
 @view.command("socket")
@@ -93,7 +93,7 @@ def explain(name: str, operation: str, path: str, output: Output, mount: str | N
         return
     rule = next(each for each in files.views() if each.name == name).rules[answer.rule - 1]
     output.line(f"{answer.mode}: rule {answer.rule} matches {output.name(answer.path)}")
-    output.line(_line(output, answer.rule, rule["mode"], rule["operations"], rule["paths"]))
+    output.line(_line(output, answer.rule, rule))
 
 
 # -- approval ----------------------------------------------------------------------------------------------------
