@@ -152,9 +152,11 @@ class TestUpload:
             put(self, path, *others, **options)
 
         monkeypatch.setattr(InMemoryBackend, "_put_if", refuse)
-        done = command("upload", "tree/sub", f"{MOUNT}/t")
-        assert (done.exit_code, done.stderr) == (1, f"Error: '{MOUNT}/t/b': No space left on device\n")
-        assert paths(files) == ["/t/deep/c"]
+        for sent_bytes in (copies.SENT_BYTES, 5):  # with others, and in pieces
+            monkeypatch.setattr(copies, "SENT_BYTES", sent_bytes)
+            done = command("upload", "--force", "tree/sub", MOUNT)
+            assert (done.exit_code, done.stderr) == (1, f"Error: '{MOUNT}/sub/b': No space left on device\n")
+            assert paths(files) == ["/sub/deep/c"]
 
     def test_a_file_that_vanishes(self, command, files, tree, monkeypatch):
         progress = copies.progress
