@@ -33,16 +33,6 @@ class Seen(NamedTuple):
         return cls(attr.node, attr.nlink, stamp_of(attr))
 
 
-class OtherName(NamedTuple):
-    """A file that gets another name."""
-
-    path: bytes
-    """A name of it when the steps before are made; empty if none is known."""
-    file: PlannedFile
-    node: int = 0
-    """If no name is known."""
-
-
 class PlannedFile:
     """A file in a `PlannedTree`; several places have it if it has hard links.
 
@@ -53,7 +43,8 @@ class PlannedFile:
         checked: it was compared with what its call has left.
         links: the number of its names when the steps are made.
         names: of a directory: the places that were looked at, or that steps have changed.
-        places: where steps have put it, or those of a killed undo, the last one at the end. It may have left them.
+        places: where it was found by its identity, or steps have put it, or those of a killed undo, the last one at the
+            end. It may have left them.
     """
 
     __slots__ = ("checked", "links", "names", "places", "seen", "source", "state", "why_lost")
@@ -192,12 +183,13 @@ class PlannedTree:
             return self.volume.lasting(node) or b"%d" % node
         return None
 
-    def by_identity(self, key: bytes) -> OtherName | None:
+    def by_identity(self, key: bytes) -> PlannedFile | None:
         """Return a file by what `lasting` says of it; None if no name in the volume leads to it."""
         for path in () if key.isdigit() or not key else self._paths_of(key):
             place = self._now_at(path)
             if place is not None and place.file is not None:
-                return OtherName(place.path, place.file)
+                place.file.places += (place,)
+                return place.file
         return None
 
     def _paths_of(self, identity: bytes) -> Sequence[bytes]:

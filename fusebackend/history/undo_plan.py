@@ -38,7 +38,7 @@ from fusebackend.base.merge_lines import MERGED_BYTES, merge_lines
 from fusebackend.base.paths import AgentPath, mount_path
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.images import Images
-from fusebackend.history.planned_tree import OtherName, PlannedFile, PlannedName, PlannedTree
+from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree
 from fusebackend.history.records import Record, Stamp
 from fusebackend.protocol import SnapshotVolume, UndoConflict, Volume
 from fusebackend.volumes.frozen import LooksAhead
@@ -263,8 +263,10 @@ class UndoPlan:
             return  # the change was not made, though it was recorded: the server was killed in between
         key = self._key(tree, record)
         if (twin := self._twin(tree, record)) is not None:
-            self.steps.append(Step("link", tree.prefix, path, twin.path, node=twin.node))
-            place.put(twin.file)
+            # A name of it, if one is known: the node may go with a name that a step before removes.
+            by_node = Step("link", tree.prefix, path, node=0 if twin.seen is None else twin.seen.node)
+            self.steps.append(by_node if twin.place is None else by_node._replace(to_path=twin.place.path, node=0))
+            place.put(twin)
             return
         source = self._source(tree, record)
         if before.nlink > 1 and not is_dir and tree.volume.features.links:
@@ -301,7 +303,7 @@ class UndoPlan:
         node = record.earlier_node or int(key or 0)
         return b"%d" % node if node and self._lasts(tree, record) else b""
 
-    def _twin(self, tree: PlannedTree, record: Record) -> OtherName | None:
+    def _twin(self, tree: PlannedTree, record: Record) -> PlannedFile | None:
         """Return the file of a name that was one of several: it has others still, or has come back with another one,
         in this undo or before. None if it was the only one, or if the others are in no directory of the route.
 
@@ -317,7 +319,7 @@ class UndoPlan:
             return None
         made = self._made.get((tree.prefix, key))
         if made is not None and made.place is not None:
-            return OtherName(made.place.path, made)
+            return made
         found = self._by_node(tree, record) or tree.by_identity(key)
         if found is not None or not had_others:
             return found
@@ -340,7 +342,7 @@ class UndoPlan:
         assert record.before is not None, "its state is known"
         return max(record.before.nlink, names) < 2 and not record.linked and self._by_node(tree, record) is None
 
-    def _by_node(self, tree: PlannedTree, record: Record) -> OtherName | None:
+    def _by_node(self, tree: PlannedTree, record: Record) -> PlannedFile | None:
         """Return the file of a record by its node."""
         key = self._key(tree, record)
         node = int(key) if key.isdigit() else record.earlier_node if self._lasts(tree, record) else 0
@@ -349,9 +351,7 @@ class UndoPlan:
         if attr is None:
             return None
         file = tree.file(attr)
-        if file.place is not None:  # the node may go with a name that a step before removes
-            return OtherName(file.place.path, file)
-        return OtherName(b"", file, node) if file.links else None
+        return file if file.place is not None or file.links else None
 
     def _lasts(self, tree: PlannedTree, record: Record) -> bool:
         """Return True if the nodes of a record are still those of the volume's files."""

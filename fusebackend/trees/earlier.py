@@ -160,8 +160,7 @@ class RecordedVolume(GivesPieces):
             return None
         found = self._gone.get(key)
         if found is None and has_others:  # else the number may be that of another file by now
-            other = None if node else self._tree.by_identity(identity)
-            found = self._tree.files.get(node) if other is None else other.file
+            found = self._tree.files.get(node) if node else self._tree.by_identity(identity)
         if found is None:
             found = PlannedFile(None, record.before)
             if node and has_others:
