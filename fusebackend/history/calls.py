@@ -318,7 +318,7 @@ class Calls:
     def running(self) -> list[OpenCall]:
         """Return the calls that are making something in this process, but for commands."""
         with self._guard:
-            return list(self._running)
+            return [call for call, blocks in self._running.items() if blocks]
 
     def end_quiet(self) -> None:
         """End the calls of process sessions and of tools that were quiet for long enough. Called now and then."""

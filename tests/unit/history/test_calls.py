@@ -56,6 +56,13 @@ def changed(calls, call):
     return number
 
 
+def test_a_command_is_none_of_those_that_a_mount_waits_for(calls):
+    with calls.inside("command", "sleep"):
+        assert calls.running() == []
+    with calls.inside("verb", "write") as call:
+        assert calls.running() == [call]
+
+
 def test_a_session_is_one_call_until_it_is_quiet(calls, clock, history):
     first = calls.of_process(process(calls, 10), 5)
     number = changed(calls, first)
