@@ -267,7 +267,6 @@ class Calls:
         call = OpenCall("tool", title, replace(actor, uid=process.uid, pid=process.pid, command=process.command))
         call.id = id
         call.last_s = self._now_s()
-        call.users = 1
         with self._guard:
             self._named[call] = process.pid, process.began
             if len(self._named) > MOST_NAMED:
@@ -299,7 +298,6 @@ class Calls:
     def end(self, call: OpenCall) -> None:
         """End a call. Its pending changes are stamped. Twice is once."""
         with self._guard:
-            call.users = 0
             call.ended = True
             if self._named.pop(call, None) is not None:
                 self._found.clear()
