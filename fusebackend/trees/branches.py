@@ -16,7 +16,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fusebackend.base.durable import put_in_place
@@ -273,32 +273,29 @@ class Branches:
         if past is None:
             volume.copy_to(self._path(name))
         else:
-            self._put_back(name, volume, past)
+            self._copied_back(name, volume, past)
         return self._opened(name, volume.routes)
 
-    def _put_back(self, name: str, source: BranchVolume, past: Ref) -> None:
+    def _copied_back(self, name: str, source: BranchVolume, past: Ref) -> None:
         """Make a copy of a branch, and of that what the branch was before a call. It has its name when it is whole."""
-        assert self.past is not None, "it knows the state"
         path = self._path(UNFINISHED, "-copy")
         source.copy_to(path)
-        copy = self._opened(name, source.routes, path=path)
-        try:
-            self.past.put_back(past, {ROOT}, copy)
-            copy.sync()
-        finally:
-            copy.close()
+        self._put_back(self._opened(name, source.routes, path=path), past, {ROOT})
         put_in_place(path, self._path(name))
 
     def _make_base(self, name: str, routes: Sequence[BranchRoute], past: Ref) -> None:
         """Make the base of a branch: routes that a snapshot has stay as they are, if that is of the same moment."""
+        chosen = {route.prefix for route in routes if past.is_call or route.snapshot is None}
+        self._put_back(self._opened(name, routes, self._path(name, BASE)), past, chosen)
+
+    def _put_back(self, volume: BranchVolume, past: Ref, prefixes: Collection[AgentPath]) -> None:
+        """Make a branch's file what some routes were in a state before the present, and close it."""
         assert self.past is not None, "it knows the state"
-        base = self._opened(name, routes, self._path(name, BASE))
         try:
-            chosen = {route.prefix for route in routes if past.is_call or route.snapshot is None}
-            self.past.put_back(past, chosen, base)
-            base.sync()
+            self.past.put_back(past, prefixes, volume)
+            volume.sync()
         finally:
-            base.close()
+            volume.close()
 
     def _state(self, ref: str | None) -> tuple[str | None, Ref | None]:
         """Return the snapshot that a REF means, None for the present; and the state that those routes are put back to
