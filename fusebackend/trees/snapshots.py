@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import threading
 import time
@@ -166,12 +167,9 @@ class Snapshots:
 
     def _given_name(self) -> str:
         name = datetime.fromtimestamp(time.time(), UTC).strftime(_GIVEN_NAME)
-        names = {each.name for each in self.all()}
-        number, free = 1, name
-        while free in names:
-            number += 1
-            free = f"{name}-{number}"
-        return free
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        names = self._named()
+        return next(each for each in itertools.chain([name], numbered) if each not in names)
 
     def _take(self, name: str) -> None:
         done: list[SnapshotVolume] = []
