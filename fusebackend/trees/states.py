@@ -7,7 +7,7 @@ the others is left out of a comparison: it would seem to have been created since
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
@@ -16,7 +16,7 @@ from fusebackend.protocol import SnapshotVolume, Volume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.earlier import EarlierVolume
-from fusebackend.trees.merge.tree import RACY_NS, Item, MergeTree
+from fusebackend.trees.merge.tree import RACY_NS, Item, MergeTree, by_node
 from fusebackend.trees.refs import Ref
 from fusebackend.trees.snapshots import Snapshots
 
@@ -90,9 +90,6 @@ class States:
         """Return the branch whose state this is: the present one, or that before a call. None for one of the mount."""
         return ref.name if ref.is_branch else self._branch_of(ref.name) if ref.is_call else None
 
-    def _key(self, prefix: AgentPath, node: int) -> Hashable:
-        return prefix, node
-
     def at(self, ref: Ref, paths: Sequence[bytes] = (b"",)) -> MountState:
         """Return the tree of a state.
 
@@ -103,12 +100,12 @@ class States:
             OSError: ENOENT, it is gone; ENODATA, the history lacks changes since the call; from a volume.
         """
         if ref.is_main:
-            return MountState(MergeTree(self._volumes, self._volumes, self._key), self._volumes, {})
+            return MountState(MergeTree(self._volumes, self._volumes, by_node), self._volumes, {})
         if ref.is_call or ref.is_recorded:
             earlier = self._before(ref, paths)
             if self.branch_of(ref) is not None:  # its nodes are none of the mount
                 return MountState(MergeTree(earlier, self._volumes), self._volumes, earlier)
-            return MountState(MergeTree(earlier, self._volumes, self._key, _ALWAYS_NS), self._volumes, earlier)
+            return MountState(MergeTree(earlier, self._volumes, by_node, _ALWAYS_NS), self._volumes, earlier)
         if ref.is_branch and self._branches is not None:
             return MountState(MergeTree({ROOT: self._branches.volume(ref.name)}, self._volumes), self._volumes, {})
         parts = None if self._snapshots is None else self._snapshots.find(ref.name)
@@ -120,7 +117,7 @@ class States:
             assert isinstance(volume, SnapshotVolume), "it has a snapshot"
             views[prefix] = volume.snapshot(ref.name)
         time_ns = min(part.time_ns for part in parts.parts.values())
-        return MountState(MergeTree(views, self._volumes, self._key, time_ns), parts.parts, {})
+        return MountState(MergeTree(views, self._volumes, by_node, time_ns), parts.parts, {})
 
     def differences(self, before: Ref, after: Ref, paths: Sequence[bytes] = (b"",)) -> Differences:
         """Compare two states, in the routes of which both hold something.

@@ -16,7 +16,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import Attr, Features, StatFs, Volume
 from fusebackend.trees.branch_volume import BranchVolume, Stamp
 from fusebackend.trees.lower_tree import FIRST_OWN
-from fusebackend.trees.merge.tree import Item, MergeTree
+from fusebackend.trees.merge.tree import Item, MergeTree, by_node
 from fusebackend.volumes.contents import data_pieces
 from fusebackend.volumes.frozen import GivesPieces
 
@@ -141,14 +141,11 @@ def trees_of(
     def key(prefix: AgentPath, node: int) -> Hashable:
         return branch.main_file(node)
 
-    def main_key(prefix: AgentPath, node: int) -> Hashable:
-        return prefix, node
-
     view = BranchBase(branch)
     frozen_ns = min((route.time_ns for route in branch.routes if route.snapshot is not None), default=0)
     base = MergeTree({ROOT: view}, volumes, key, frozen_ns, view.is_unknown)
     theirs = MergeTree({ROOT: branch}, volumes, key, has_own_names=branch.has_own_names, has_lost=branch.has_lost)
-    main = MergeTree(volumes, volumes, main_key)
+    main = MergeTree(volumes, volumes, by_node)
     return base, theirs, main, _may_differ(branch, base)
 
 

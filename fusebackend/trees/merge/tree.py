@@ -33,6 +33,11 @@ RACY_NS = 2 * 10**9
 clock, and above the difference between the clocks of two hosts of a volume."""
 
 
+def by_node(prefix: AgentPath, node: int) -> Hashable:
+    """The key of a file in trees of the mount's own volumes, and of their snapshots."""
+    return prefix, node
+
+
 def shown(path: bytes) -> AgentPath:
     """Return a path of a tree for people."""
     return AgentPath("/" + to_text(path))
@@ -255,8 +260,7 @@ class MergeTree:
         self._places = Places(self.prefixes)
         root = volumes[ROOT].getattr(ROOT_NODE) if ROOT in volumes else _WAY
         self.root = Item(self, ROOT, root, None, b"", self._places.roots[0])
-        self._by_key: dict[Hashable, Item] | None = None
-        self._more: dict[Hashable, list[Item]] = {}  # further names of a file
+        self._by_key: dict[Hashable, list[Item]] | None = None
 
     def listed(self, item: Item, place: Place | None) -> dict[bytes, Item]:
         """List a directory, with the routes in it."""
@@ -292,10 +296,9 @@ class MergeTree:
         if self._by_key is None:
             self._by_key = {}
             for item in self.root.walk():
-                if item.key is not None and self._by_key.setdefault(item.key, item) is not item:
-                    self._more.setdefault(item.key, []).append(item)
-        first = self._by_key.get(key)
-        return () if first is None else (first, *self._more.get(key, ()))
+                if item.key is not None:
+                    self._by_key.setdefault(item.key, []).append(item)
+        return self._by_key.get(key, ())
 
     def owner(self, path: bytes) -> AgentPath:
         """Return the prefix of the route that has a path."""
