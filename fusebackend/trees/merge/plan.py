@@ -382,8 +382,6 @@ class Planner:
         wanted = _merged(old, theirs, ours)
         if wanted is None or bytes_from == "conflict":
             words = "made in both, and not the same" if base is None else "changed in both"
-            if wanted is not None and bytes_from != "conflict":
-                raise AssertionError("one of them is a conflict")
             if self._conflict(main, words, branch) != "branch":
                 return
             wanted = theirs
@@ -717,11 +715,12 @@ class Planner:
             item.prefix,
             item.path,
             state=update.state,
+            item=branch if update.has_bytes else None,
             data=update.data,
             stamp=self._stamp(item),
             times=self.times,
         )
-        self.result.steps.append(step._replace(item=branch if update.has_bytes else None))
+        self.result.steps.append(step)
         if not has_bytes:
             self._modes[item.prefix, item.node] = update.state.mode
         elif update.has_bytes:
