@@ -87,10 +87,6 @@ class Kept(NamedTuple):
         """True for a file with several names."""
         return self.before.nlink > 1 and not stat.S_ISDIR(self.before.mode)
 
-    def less(self, gone: int) -> Kept:
-        """Return it with fewer names: the call has removed so many of them before, though the volume has them still."""
-        return self._replace(before=self.before._replace(nlink=self.before.nlink - gone))
-
 
 class VolumeRecords:
     """The files of one volume that calls have changed, for all routes and trees that show it.
@@ -232,11 +228,6 @@ class Recorder:
 
     # -- before and after a change ---------------------------------------------------------------------------------
 
-    def drop(self, kept: Kept | None) -> None:
-        """Forget what was kept for a change that was not made."""
-        if kept is not None:
-            self.images.remove(kept.image)
-
     def add(
         self, call: OpenCall, prefix: AgentPath, kind: RecordKind, path: bytes, kept: Kept | None = None, **fields: Any
     ) -> int:
@@ -269,7 +260,8 @@ class Recorder:
         """
         kept = None if before is None else self.of(volume).keep(call, before, kind)
         if kind == "remove" and kept is not None:
-            kept, fields["linked"] = kept.less(gone), kept.is_linked
+            fields["linked"] = kept.is_linked
+            kept = kept._replace(before=kept.before._replace(nlink=kept.before.nlink - gone))
         if kind in _OWN:
             self.of(volume).own(call, node, _OWN[kind])
         return self.add(call, prefix, kind, path, kept, **{"node": node, **fields}), kept
@@ -455,13 +447,13 @@ class _PendingChange:
     def refused(self, error: BaseException) -> None:
         """The change was not made, as far as this process knows."""
         recorder = self.listener.recorder
-        if self.entry is None:
-            recorder.drop(self.kept)
-        elif isinstance(error, OSError) and error.errno not in UNSURE:
-            recorder.history.release(self.entry)
-            recorder.drop(self.kept)
-        else:
+        if self.entry is not None and (not isinstance(error, OSError) or error.errno in UNSURE):
             recorder.history.doubt(self.entry)
+            return
+        if self.entry is not None:
+            recorder.history.release(self.entry)
+        if self.kept is not None:
+            recorder.images.remove(self.kept.image)
 
 
 class HistoryListener(ChangeListener):

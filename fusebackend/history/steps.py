@@ -328,7 +328,7 @@ class Steps:
                 if how == "put":
                     records.disown(call, kept.node)
                 recorder.history.drop([number])
-                recorder.drop(kept)
+                recorder.images.remove(kept.image)
             elif how == "put" and now is not None and not records.is_last(call, kept.node):
                 # Another call has changed it meanwhile, before this one or after it.
                 image = Image("lost", "two calls changed it at the same time")
