@@ -140,7 +140,7 @@ def blame(
     pending = LineOrigin(frozenset(), not is_new)  # of the changes since
     order = steps[::-1]
     for number, step in enumerate(order):
-        before = _before(step, read)
+        before = [] if step.source is None else read(step.source)
         if before is not None:
             origins = _carried(lines, before, origins, pending)
             lines, pending = before, LineOrigin(frozenset(), False)
@@ -150,10 +150,6 @@ def blame(
             pending.calls | {step.record.call} | _in_turn(order[: number + 1], call), pending.others or others
         )
     return _carried(lines, now, origins, pending)
-
-
-def _before(step: Step, read: Callable[[Record], Sequence[bytes] | None]) -> Sequence[bytes] | None:
-    return [] if step.source is None else read(step.source)
 
 
 def _carried(

@@ -182,8 +182,7 @@ class Images:
         if self._why_no_room(size):  # though the bytes are shared for now
             return None
         will_wait()  # for what of it is not on the disk yet
-        image = Image("file", str(next(self._numbers)), node)
-        with self._new_file(image) as descriptor:
+        with self._new_file(node) as (image, descriptor):
             if volume.clone_to(node, descriptor):
                 return image
         self.remove(image)
@@ -192,8 +191,7 @@ class Images:
     def _copied(self, volume: Volume, node: int, size: int) -> Image:
         if size > AT_ONCE_BYTES:
             will_wait()
-        image = Image("file", str(next(self._numbers)), node)
-        with self._new_file(image) as descriptor:
+        with self._new_file(node) as (image, descriptor):
             end = written = 0
             give_up_at_s = time.monotonic() + PATIENCE_S
             for offset, piece in data_pieces(volume, node, size):
@@ -210,13 +208,14 @@ class Images:
         return image
 
     @contextlib.contextmanager
-    def _new_file(self, image: Image) -> Iterator[int]:
-        """A descriptor of the file of an image, which an error removes."""
+    def _new_file(self, node: int) -> Iterator[tuple[Image, int]]:
+        """An image of a node in a new file, and a descriptor of that, which an error removes."""
+        image = Image("file", str(next(self._numbers)), node)
         path = self.path(image)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             try:
-                yield descriptor
+                yield image, descriptor
                 allocated = os.fstat(descriptor).st_blocks * 512
             finally:
                 os.close(descriptor)
