@@ -10,16 +10,19 @@ Any thread; the volumes have the locks.
 from __future__ import annotations
 
 import abc
-import contextlib
 import errno
 import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import ROOT, AgentPath, split
 from fusebackend.protocol import ROOT_NODE, Attr, UncountedAttr, Volume
 from fusebackend.vfs.pseudo_files import own_attr
+
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
+"""Errors of a name that leads to nothing."""
 
 WAY = -1
 """In place of a route, of directories that lead to a prefix."""
@@ -28,15 +31,15 @@ Under = tuple[int, int]
 """A route, and a node of its volume."""
 
 
+@dataclass(eq=False, slots=True)
 class Place:
     """A directory that is the root of a route or leads to one."""
 
-    def __init__(self, route: int, node: int, parent: Place | None, name: bytes) -> None:
-        self.route = route  # `WAY` if it is none's root
-        self.node = node  # a number of its own, for a way
-        self.parent = parent
-        self.name = name
-        self.children: dict[bytes, Place] = {}
+    route: int  # `WAY` if it is none's root
+    node: int  # a number of its own, for a way
+    parent: Place | None
+    name: bytes
+    children: dict[bytes, Place] = field(default_factory=dict)
 
 
 class Places:
@@ -117,10 +120,8 @@ class ComposedTree(abc.ABC):
         return found
 
     def _inside(self, route: int, node: int, name: bytes) -> Under | None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            attr = self.views[route].lookup(node, name)
-            return (route, attr.node) if attr.is_dir else None
-        return None
+        attr = unless(NOT_THERE, self.views[route].lookup, node, name)
+        return (route, attr.node) if attr is not None and attr.is_dir else None
 
     def view(self, at: Spot) -> tuple[Volume, int]:
         """Return the volume that has a file, and its node there. ENOENT if none has."""
@@ -132,15 +133,16 @@ class ComposedTree(abc.ABC):
         number = None if at.place is None else self.number(at.place.route, at.place.node)
         if at.under is not None:
             route, node = at.under
-            return self._shown(route, self.views[route].getattr(node), number)
+            return self.shown(route, self.views[route].getattr(node), number)
         assert number is not None, "every node but that of a place is a route's"
         return own_attr(number, stat.S_IFDIR | self.permissions, self.time_ns)
 
-    def shown(self, route: int, attr: Attr) -> Attr:
-        """Return attributes of a route's volume, with the number that they have here."""
-        return self._shown(route, attr, None)
+    def shown(self, route: int, attr: Attr, number: int | None = None) -> Attr:
+        """Return attributes of a route's volume, with the number that they have here.
 
-    def _shown(self, route: int, attr: Attr, number: int | None) -> Attr:
+        Args:
+            number: it, where it is known.
+        """
         kind = Attr if attr.shown_nlink == attr.nlink else UncountedAttr
         return kind(
             self.number(route, attr.node) if number is None else number,

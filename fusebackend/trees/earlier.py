@@ -17,7 +17,6 @@ directories above these: their difference is what the call did, and nothing of w
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import stat
@@ -28,7 +27,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import AgentPath, mount_path
 from fusebackend.base.relative_paths import above, is_below, split
 from fusebackend.base.stamps import TICK_NS
@@ -239,8 +238,7 @@ class RecordedVolume(GivesPieces):
         directory = self._known[parent]
         live = None
         if directory.file is not None and directory.file.seen is not None and name not in directory.file.names:
-            with contextlib.suppress(FileNotFoundError):
-                live = self._live.lookup(directory.file.seen.node, name)
+            live = unless((errno.ENOENT,), self._live.lookup, directory.file.seen.node, name)
         found = self._entry(directory, name, live)
         if found is None:
             raise oserror(errno.ENOENT, name)

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import to_name
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
-from fusebackend.trees.composed import WAY, ComposedTree, Place, Places, Spot, Under
+from fusebackend.trees.composed import NOT_THERE, WAY, ComposedTree, Place, Places, Spot, Under
 from fusebackend.volumes.contents import opened
 from fusebackend.volumes.placing import xattrs_of
 from fusebackend.volumes.walk import below, vanishing
@@ -112,14 +112,14 @@ class LowerTree(ComposedTree):
             return None
         return ("way" if under[0] == WAY else self.places.prefixes[under[0]]), under[1]
 
-    def shown(self, route: int, attr: Attr) -> Attr:
+    def shown(self, route: int, attr: Attr, number: int | None = None) -> Attr:
         if self._unseen and attr.nlink > 1 and not attr.is_dir and (route, attr.node) not in self._numbers:
             # It may have a number by another of its names.
-            for number in tuple(self._unseen):
+            for unseen in tuple(self._unseen):
                 with contextlib.suppress(OSError):
-                    self._decoded(number)
+                    self._decoded(unseen)
             self._unseen.clear()
-        return super().shown(route, attr)
+        return super().shown(route, attr, number)
 
     def is_live(self, number: int) -> bool:
         """Return True for a file of a route that is not frozen."""
@@ -234,13 +234,11 @@ class LowerTree(ComposedTree):
         """Return what is at a path now. ESTALE if nothing is."""
         place, names = self._place_at(path)
         under = self.under(place)
-        try:
-            for name in names:
-                if under is None:
-                    raise oserror(errno.ESTALE)
-                under = under[0], self.views[under[0]].lookup(under[1], name).node
-        except (FileNotFoundError, NotADirectoryError):
-            raise oserror(errno.ESTALE) from None
+        for name in names:
+            if under is None:
+                break
+            attr = unless(NOT_THERE, self.views[under[0]].lookup, under[1], name)
+            under = None if attr is None else (under[0], attr.node)
         if under is None:
             raise oserror(errno.ESTALE)
         return under
@@ -309,7 +307,7 @@ class LowerTree(ComposedTree):
             attr = self.views[above[0]].lookup(above[1], name)
         except OSError:
             return None
-        return self._shown(above[0], attr, number) if attr.node == under[1] else None
+        return self.shown(above[0], attr, number) if attr.node == under[1] else None
 
     def _ask(self, number: int, use: Callable[[Spot], T]) -> T:
         """Return the result of `use` for a number, once more if its file has moved."""

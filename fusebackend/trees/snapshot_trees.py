@@ -19,7 +19,7 @@ import errno
 import itertools
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fusebackend.base.errors import VANISHED, oserror, unless
 from fusebackend.base.paths import AgentPath, to_name, to_text
@@ -63,8 +63,9 @@ PERMISSIONS = 0o555
 class _Tree(ComposedTree):
     """One snapshot."""
 
-    def __init__(self, trees: SnapshotTrees, parts: Parts, numbers: tuple[int, ...], slot: int) -> None:
-        views = trees.views_of(parts)
+    def __init__(
+        self, trees: SnapshotTrees, parts: Parts, views: Mapping[int, Volume], numbers: tuple[int, ...], slot: int
+    ) -> None:
         super().__init__(trees.places, views, parts.info.time_ns, PERMISSIONS)
         self.name = to_name(parts.name)
         self.numbers = numbers  # of the routes' snapshots; 0 for none
@@ -133,21 +134,18 @@ class SnapshotTrees(NativeVolume):
             tree = self._trees.get(name)
             if tree is not None and tree.numbers == numbers:
                 return tree
-            fresh = _Tree(self, parts, numbers, self._free_slot(numbers))
+            views: dict[int, Volume] = {
+                route: self._snapshots.volumes[prefix].snapshot(parts.name)
+                for route, prefix in enumerate(self.places.prefixes)
+                if prefix in parts.parts
+            }
+            fresh = _Tree(self, parts, views, numbers, self._free_slot(numbers))
             if tree is not None:  # another snapshot of that name, which was taken and deleted behind `Snapshots`
                 self._end(tree)
             tree = self._trees[name] = fresh
             if tree.slot:
                 self._by_slot[tree.slot] = tree
             return tree
-
-    def views_of(self, parts: Parts) -> dict[int, Volume]:
-        """Return the volumes of a snapshot, by route. ENOENT if one was deleted meanwhile."""
-        return {
-            route: self._snapshots.volumes[prefix].snapshot(parts.name)
-            for route, prefix in enumerate(self.places.prefixes)
-            if prefix in parts.parts
-        }
 
     def _free_slot(self, numbers: Sequence[int]) -> int:
         """Return a slot that was never used in this session; 0 if there is none."""

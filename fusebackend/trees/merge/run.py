@@ -51,6 +51,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.trees.branch_volume import BranchVolume
 from fusebackend.trees.branches import Branches
+from fusebackend.trees.composed import NOT_THERE
 from fusebackend.trees.merge.plan import PARKED, MergePlan, Step
 from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.merge.tree import shown
@@ -64,8 +65,6 @@ STAGING: Final = b".fusebackend-merge-"
 
 ATTEMPTS: Final = 5
 """So often a merge is planned, while main changes at its paths."""
-
-_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
 
 
 class MainChangedError(Exception):
@@ -387,7 +386,7 @@ class _ChangingRoute:
 
     def has(self, path: bytes) -> bool:
         """Return True if there is something at a path."""
-        return unless(_ABSENT, self.find, path) is not None
+        return unless(NOT_THERE, self.find, path) is not None
 
     def staging(self) -> int:
         """Return the staging directory, which is made when it is first needed."""
@@ -512,7 +511,7 @@ class _RouteSteps:
 
     def check(self, step: Step) -> Attr | None:
         """Return what is at the path of a step, if it is what the plan has seen there."""
-        attr = unless(_ABSENT, self.route.find, step.path)
+        attr = unless(NOT_THERE, self.route.find, step.path)
         if attr is None or step.stamp is None:
             is_same = (attr is None) is (step.stamp is None and step.word not in _MOVES)
         else:
