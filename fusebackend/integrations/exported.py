@@ -39,12 +39,13 @@ from fusebackend.databases.graph_state import GraphRuntime
 from fusebackend.dialects.agent_face import AgentFace, is_factory
 from fusebackend.integrations.approving import Approving
 from fusebackend.integrations.deepagents import adopt
-from fusebackend.protocol import READ_LIMIT_LINES, BackendProtocol, FileDownloadResponse, ReadResult
+from fusebackend.protocol import READ_LIMIT_LINES, BackendProtocol, FileDownloadResponse
 from fusebackend.protocol.agent import async_twin
 
 log = logging.getLogger(__name__)
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
+Record = TypeVar("Record")
 
 
 class BadArgument(ValueError):
@@ -97,14 +98,15 @@ class Exported(theirs.BackendProtocol):
 
     @_answering(theirs.LsResult)
     def ls(self, path: str) -> theirs.LsResult:
-        found = self._files().ls(_path("path", path))
-        entries: Any = found.entries
-        return theirs.LsResult(error=found.error, entries=entries)
+        return _as_theirs(theirs.LsResult, self._files().ls(_path("path", path)))
 
     @_answering(theirs.ReadResult)
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> theirs.ReadResult:
-        path = _path("file_path", file_path)
-        return _read_result(self._files().read(path, _whole("offset", offset), _whole("limit", limit)))
+        found = self._files().read(_path("file_path", file_path), _whole("offset", offset), _whole("limit", limit))
+        if found.error is not None or found.file_data is None:
+            return theirs.ReadResult(error=found.error or "no file data")
+        found.file_data = {**found.file_data, "encoding": found.file_data.get("encoding") or "utf-8"}
+        return _as_theirs(theirs.ReadResult, found)
 
     @_answering(theirs.GrepResult)
     def grep(
@@ -115,17 +117,14 @@ class Exported(theirs.BackendProtocol):
             _text("glob", glob)
         most = None if max_count is None else _whole("max_count", max_count)
         found = self._files().grep(pattern, None if path is None else _path("path", path), glob, max_count=most)
-        matches: Any = found.matches
-        return theirs.GrepResult(error=found.error, matches=matches, truncated=found.truncated)
+        return _as_theirs(theirs.GrepResult, found)
 
     @_answering(theirs.GlobResult)
     def glob(self, pattern: str, path: str | None = None) -> theirs.GlobResult:
         found = self._files().glob(_text("pattern", pattern), None if path is None else _path("path", path))
-        matches: Any = found.matches
-        result = theirs.GlobResult(error=found.error, matches=matches, truncated=found.truncated)
-        if _HAS_REASON and found.truncation_reason in _REASONS:
-            result.truncation_reason = cast(Any, found.truncation_reason)
-        return result
+        if found.truncation_reason not in _REASONS:
+            found.truncation_reason = None
+        return _as_theirs(theirs.GlobResult, found)
 
     def download_files(self, paths: list[str]) -> list[theirs.FileDownloadResponse]:
         """As ours, and a path with `~` is `file_not_found`: deepagents' memory takes such sources for optional."""
@@ -165,7 +164,7 @@ class Exported(theirs.BackendProtocol):
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> theirs.EditResult:
         old, new = _text("old_string", old_string), _text("new_string", new_string)
         done = self._files().edit(_path("file_path", file_path), old, new, bool(replace_all))
-        return theirs.EditResult(error=done.error, path=done.path, occurrences=done.occurrences)
+        return _as_theirs(theirs.EditResult, done)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[theirs.FileUploadResponse]:
         answers: list[theirs.FileUploadResponse] = []
@@ -187,8 +186,7 @@ class Exported(theirs.BackendProtocol):
 class Deleting(Exported):
     @_answering(theirs.DeleteResult)
     def delete(self, file_path: str) -> theirs.DeleteResult:
-        done = self._files().delete(_path("file_path", file_path))
-        return theirs.DeleteResult(error=done.error, path=done.path)
+        return _as_theirs(theirs.DeleteResult, self._files().delete(_path("file_path", file_path)))
 
 
 class Executing(Exported, theirs.SandboxBackendProtocol):
@@ -200,8 +198,7 @@ class Executing(Exported, theirs.SandboxBackendProtocol):
 
     @_answering(_failed_command)
     def execute(self, command: str, *, timeout: int | None = None) -> theirs.ExecuteResponse:
-        done = self._files().execute(_text("command", command), timeout=timeout)
-        return theirs.ExecuteResponse(output=done.output, exit_code=done.exit_code, truncated=done.truncated)
+        return _as_theirs(theirs.ExecuteResponse, self._files().execute(_text("command", command), timeout=timeout))
 
 
 for _class_, _verbs in {
@@ -227,8 +224,7 @@ async def _agrep(self: Exported, *args: Any, **options: Any) -> Any:
 Exported.agrep = _agrep  # type: ignore[method-assign, assignment]
 
 _REASONS = ("budget", "unreadable", "transport")
-_HAS_REASON = any(field.name == "truncation_reason" for field in dataclasses.fields(theirs.GlobResult))
-"""Not in deepagents 0.7.8, which says only that an answer was cut short."""
+"""The reasons that deepagents knows for an answer that was cut short."""
 
 
 def exported(backend: Any, files: CompositeBackend | None, ruled: bool = False) -> Exported:
@@ -398,24 +394,10 @@ def _shown(result: Any) -> Any:
     return result
 
 
-def _read_result(result: ReadResult) -> theirs.ReadResult:
-    """Their record, which raises for a window that makes no sense; a backend's that does is left out of it."""
-    if result.error is not None or result.file_data is None:
-        return theirs.ReadResult(error=result.error or "no file data")
-    data: Any = {**result.file_data, "encoding": result.file_data.get("encoding") or "utf-8"}
-    if result.no_lines_requested:
-        return theirs.ReadResult(file_data=data, no_lines_requested=True)
-    window: dict[str, Any] = {
-        "total_lines": result.total_lines,
-        "start_line": result.start_line,
-        "end_line": result.end_line,
-        "next_offset": result.next_offset,
-    }
-    try:
-        return theirs.ReadResult(file_data=data, **window)
-    except ValueError as error:
-        log.warning("a window of lines that makes no sense is left out: %s", error)
-        return theirs.ReadResult(file_data=data)
+def _as_theirs(record: type[Record], found: Any) -> Record:
+    """A record of ours as theirs, which has some of its fields: fewer in some versions of deepagents 0.7."""
+    known = dataclasses.fields(cast(Any, record))
+    return record(**{field.name: getattr(found, field.name) for field in known})
 
 
 # -- arguments -------------------------------------------------------------------------------------------------
