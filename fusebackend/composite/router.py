@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
@@ -21,9 +21,12 @@ from fusebackend.protocol import (
     Conditions,
     FileInfo,
     FileUploadResponse,
+    GrepMatch,
 )
 from fusebackend.remote.volume import ForeignVolume, foreign_volume
 from fusebackend.volumes.walk import resolve
+
+Named = TypeVar("Named", FileInfo, GrepMatch)
 
 
 class RoutedPath(NamedTuple):
@@ -34,11 +37,11 @@ class RoutedPath(NamedTuple):
     inner: AgentPath
     outer: AgentPath
 
-    def shown(self, infos: list[FileInfo] | None) -> list[FileInfo] | None:
-        """Entries of the backend with the paths an agent sees."""
-        if infos is None or self.prefix is None:
-            return infos
-        return [{**info, "path": self.prefix + info["path"]} for info in infos]
+    def shown(self, found: list[Named] | None) -> list[Named] | None:
+        """Entries or matches of the backend with the paths an agent sees."""
+        if found is None or self.prefix is None:
+            return found
+        return [{**each, "path": self.prefix + each["path"]} for each in found]
 
     def words(self, error: str | None, besides: str = "") -> str | None:
         """An error that quotes the path inside the backend, with the path the agent knows.

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -28,7 +29,7 @@ from fusebackend.base.deadline import Pending
 from fusebackend.base.globs import Matcher, compile_glob
 from fusebackend.base.paths import AgentPath
 from fusebackend.composite.router import RoutedPath, Routing, Scope
-from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, LsResult
+from fusebackend.protocol import FileInfo, GlobResult, GrepResult, LsResult
 from fusebackend.remote.parallel import each
 
 log = logging.getLogger(__name__)
@@ -109,10 +110,7 @@ class TreeSearch:
         if not self._table.names_below(scope.top):
             routed = scope.own
             result = routed.face.grep(pattern, routed.inner, glob, limit)
-            found = None if result.matches is None else [_outer_match(routed, match) for match in result.matches]
-            return GrepResult(
-                error=routed.words(result.error), matches=found, truncated=result.truncated, missing=result.missing
-            )
+            return replace(result, error=routed.words(result.error), matches=routed.shown(result.matches))
         broad = tree_glob.broad if tree_glob is not None else None
 
         more = None if limit is None else limit + 1  # so that hidden matches alone don't say `truncated`
@@ -121,11 +119,11 @@ class TreeSearch:
             with _asking(tree_glob, scope, part):
                 result = part.face.grep(pattern, part.inner, broad, at_most)
             visible = self._visible(part, scope, tree_glob)
-            found = [_outer_match(part, match) for match in result.matches or ()]
+            found = part.shown(result.matches) or []
             matches = [match for match in found if visible(match["path"])]
             if result.truncated and at_most is not None and len(matches) < at_most <= len(found):
                 return ask(part, None)  # hidden files have used up the limit
-            return GrepResult(error=result.error, matches=matches, truncated=result.truncated, missing=result.missing)
+            return replace(result, matches=matches)
 
         results = self._ask_all(scope, tree_glob, "grep", ask, GrepResult(truncated=True))
         if isinstance(results, str):
@@ -142,13 +140,7 @@ class TreeSearch:
         if not self._table.names_below(scope.top):
             routed = scope.own
             result = routed.face.glob(pattern, routed.inner)
-            return GlobResult(
-                error=routed.words(result.error),
-                matches=routed.shown(result.matches),
-                truncated=result.truncated,
-                truncation_reason=result.truncation_reason,
-                missing=result.missing,
-            )
+            return replace(result, error=routed.words(result.error), matches=routed.shown(result.matches))
 
         def ask(part: RoutedPath) -> GlobResult:
             with _asking(tree_glob, scope, part):
@@ -247,9 +239,3 @@ def _missing(results: Iterable[GrepResult | GlobResult]) -> str | None:
 def _has_directory(routed: RoutedPath) -> bool:
     """Return True if the backend has this directory, which the routes need anyway, as far as it can be told."""
     return routed.face.has(routed.inner) is not False
-
-
-def _outer_match(routed: RoutedPath, match: GrepMatch) -> GrepMatch:
-    if routed.prefix is None:
-        return match
-    return {**match, "path": routed.prefix + match["path"]}
