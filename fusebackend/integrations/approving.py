@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from fusebackend.base import paths
+from fusebackend.base.errors import unless
 from fusebackend.base.paths import PathError
 from fusebackend.base.shown import name_shown, shown
 from fusebackend.protocol import (
@@ -133,21 +134,11 @@ class Approving(SandboxBackendProtocol):
         if not set(types) <= set(DECISIONS):
             raise ValueError(f"a decision is none of {', '.join(DECISIONS)}: {HOW}")
         for each, decision, kind in zip(pending, decisions, types, strict=True):
-            with _unless_decided():
-                if kind == "approve":
-                    self.owner.approve(each.number)
-                else:
-                    self.owner.deny(each.number, decision.get("message"))
-
-
-@contextlib.contextmanager
-def _unless_decided() -> Any:
-    """Somebody else may have decided a request a moment before: then that holds."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EALREADY:
-            raise
+            # Somebody else may have decided a request a moment before: then that holds (EALREADY).
+            if kind == "approve":
+                unless({errno.EALREADY}, self.owner.approve, each.number)
+            else:
+                unless({errno.EALREADY}, self.owner.deny, each.number, decision.get("message"))
 
 
 def _paths(value: Any) -> Iterator[str]:
