@@ -136,17 +136,6 @@ class LineWindow:
         )
 
 
-def read_window(content: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-    """Return the lines from `offset` up to `offset + limit` (exclusive) of a text, counted from 0.
-
-    A negative offset means 0. A limit of 0 or less asks for no lines. White space alone is returned as it is, without
-    a window. A trailing newline is there if and only if the last line of the window has one.
-    """
-    window = LineWindow(offset, limit)
-    window.add(content)
-    return window.result()
-
-
 def as_shown(content: str) -> str:
     """Return text as `read` shows it: with LF for CRLF. A CR alone ends no line, and stays."""
     return content.replace("\r\n", "\n")
@@ -162,7 +151,11 @@ def read_pieces(
     limit: int = READ_LIMIT_LINES,
     kept: Callable[[int], None] | None = None,
 ) -> ReadResult:
-    """Do `read_window` on UTF-8 that comes in pieces, cut anywhere. `kept` as for `LineWindow`.
+    """Return the lines from `offset` up to `offset + limit` (exclusive) of UTF-8 that comes in pieces, cut anywhere.
+
+    Lines count from 0. A negative offset means 0. A limit of 0 or less asks for no lines. White space alone is returned
+    as it is, without a window. A trailing newline is there if and only if the last line of the window has one. `kept`
+    is as for `LineWindow`.
 
     Raises:
         UnicodeDecodeError: the text is not UTF-8; read such a file with `read_binary`.
@@ -189,7 +182,7 @@ def read_bytes(path: str, data: bytes, offset: int = 0, limit: int = READ_LIMIT_
     if has_binary_extension(path):
         return too_large_video(path, len(data)) or read_binary(data)
     try:
-        return read_window(data.decode("utf-8"), offset, limit)
+        return read_pieces((data,), offset, limit)
     except UnicodeDecodeError:
         return read_binary(data)
 

@@ -55,7 +55,7 @@ class TestWindows:
     @example("a\r\nb", 0, 1)
     @example("", 5, 1)
     def test_as_the_naive_model(self, content, offset, limit):
-        assert text.read_window(content, offset, limit) == naive_window(content, offset, limit)
+        assert text.read_bytes("/f", content.encode(), offset, limit) == naive_window(content, offset, limit)
 
     @relaxed
     @given(LINES, st.integers(0, 6), st.integers(1, 6), CUTS)
@@ -70,7 +70,7 @@ class TestWindows:
     def test_following_next_offset_gives_the_file(self, content, limit):
         collected, offset = "", 0
         while offset is not None:
-            result = text.read_window(content, offset, limit)
+            result = text.read_bytes("/f", content.encode(), offset, limit)
             collected += result.file_data["content"]
             offset = result.next_offset
         unified = content if not content.strip() else content.replace("\r\n", "\n")
@@ -113,9 +113,9 @@ class TestWindows:
 
 class TestNumberedText:
     def test_markers_are_right_aligned_in_six_columns(self):
-        result = text.read_window("\n".join(["x"] * 1_000_001), 999_998, 3)
+        result = text.read_bytes("/f", b"\n".join([b"x"] * 1_000_001), 999_998, 3)
         assert str(result) == "999999\tx\n1000000\tx\n1000001\tx"
-        assert str(text.read_window("one\n\ntwo\n")) == "     1\tone\n     2\t\n     3\ttwo"
+        assert str(text.read_bytes("/f", b"one\n\ntwo\n")) == "     1\tone\n     2\t\n     3\ttwo"
 
     @for_each(("length", "parts"), [(4999, [4999]), (5000, [5000]), (5001, [5000, 1]), (15_000, [5000, 5000, 5000])])
     def test_long_lines_are_continued(self, length, parts):
@@ -127,24 +127,24 @@ class TestNumberedText:
     def test_errors(self):
         assert str(ReadResult(error="File '/x' not found")) == "Error: File '/x' not found"
         assert str(ReadResult(error="Error: said already")) == "Error: said already"
-        assert str(text.read_window("a\n", 3)) == "Error: Line offset 3 exceeds file length (1 lines)"
+        assert str(text.read_bytes("/f", b"a\n", 3)) == "Error: Line offset 3 exceeds file length (1 lines)"
 
     @pytest.mark.parametrize("content", ["", "\n\n", " \u2028"])
     def test_empty_files_have_a_reminder(self, content):
-        assert str(text.read_window(content)) == "System reminder: File exists but has empty contents"
+        assert str(text.read_bytes("/f", content.encode())) == "System reminder: File exists but has empty contents"
 
     def test_blank_lines_of_a_file_that_is_not_blank_are_lines(self):
-        assert str(text.read_window("a\n\n\nb", 1, 2)) == "     2\t\n     3\t"
+        assert str(text.read_bytes("/f", b"a\n\n\nb", 1, 2)) == "     2\t\n     3\t"
 
     def test_no_lines_requested(self):
-        assert str(text.read_window("a\n", 0, 0)).startswith("System reminder: no lines were read because")
+        assert str(text.read_bytes("/f", b"a\n", 0, 0)).startswith("System reminder: no lines were read because")
 
     def test_base64_is_not_numbered(self):
         assert str(text.read_binary(b"\xff\n")) == "/wo="
         assert str(text.read_binary(b"")) == numbering.EMPTY_REMINDER
 
     def test_a_search_in_the_result_sees_the_numbered_text(self):
-        result = text.read_window("alpha\nbeta\n")
+        result = text.read_bytes("/f", b"alpha\nbeta\n")
         assert "beta" in result
         assert "2\tbeta" in result
         assert "gamma" not in result
@@ -152,7 +152,7 @@ class TestNumberedText:
     @relaxed
     @given(LINES.filter(str.strip), st.integers(0, 5), st.integers(1, 5))
     def test_there_is_one_marker_for_each_line_of_the_window(self, content, offset, limit):
-        result = text.read_window(content, offset, limit)
+        result = text.read_bytes("/f", content.encode(), offset, limit)
         if result.error is None:
             markers = [int(line.split("\t")[0]) for line in str(result).split("\n") if line[:6].strip().isdigit()]
             assert markers == list(range(result.start_line, result.end_line + 1))
