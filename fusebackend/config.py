@@ -124,10 +124,6 @@ def by_prefix(pairs: Iterable[tuple[str, T]], *, has_root: bool = False) -> dict
     return routes
 
 
-SnapshotsWord = Literal["auto", "manual"]
-HistoryWord = Literal["on", "off"]
-
-
 class MountSettings(Table, frozen=True, kw_only=True):
     """How files are mounted. A field is a keyword of `mount()`, a key of the TOML file, and, if its value is one word,
     a word of `-o` and an option of `mount`, `serve` and `doctor`. It stands in their help and in the reference.
@@ -156,12 +152,12 @@ class MountSettings(Table, frozen=True, kw_only=True):
     ] = "hidden"
     trees_name: Annotated[str, Setting("Another name of that directory.")] = TREES_NAME
     snapshots: Annotated[
-        SnapshotsWord,
+        Literal["auto", "manual"],
         Setting("auto: the mount takes snapshots by itself, every 10 s while there are changes, and deletes old ones; "
                 "manual: it takes those that are asked for."),
     ] = "manual"  # fmt: skip
     history: Annotated[
-        HistoryWord,
+        Literal["on", "off"],
         Setting("on: it keeps for a day which call changed what, and the bytes that it replaced, below "
                 "$XDG_STATE_HOME/fusebackend."),
     ] = "off"  # fmt: skip

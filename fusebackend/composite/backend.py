@@ -451,7 +451,8 @@ class CompositeBackend(BackendProtocol):
         """An update with the agent's paths, merged into the default's state if it has one."""
         if not update or getattr(routed.face.backend, "is_table", False):  # a named table is no part of a state
             return {}
-        shown = self._routing.outer_keys(routed, update)
+        prefix = routed.prefix or ""
+        shown = {prefix + (key if key.startswith("/") else f"/{key}"): record for key, record in update.items()}
         runtime = None if is_factory(self.default) else getattr(self.default, "runtime", None)
         if runtime is None:
             return shown

@@ -94,11 +94,6 @@ class Routing:
             segments = tuple(segment for segment in prefix[len(directory) :].split("/") if segment)
             yield RoutedPath(prefix, self.faces[prefix], ROOT, prefix), segments
 
-    def outer_keys(self, routed: RoutedPath, update: Mapping[str, Any]) -> dict[str, Any]:
-        """A `files_update` with the paths an agent sees."""
-        prefix = routed.prefix or ""
-        return {prefix + (key if key.startswith("/") else f"/{key}"): record for key, record in update.items()}
-
 
 log = logging.getLogger(__name__)
 

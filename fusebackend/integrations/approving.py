@@ -94,7 +94,9 @@ class Approving(SandboxBackendProtocol):
             answer = call()
             pending = [each for each in self._of(task, verb, named) if each.state == "pending"]
             if pending:
-                self._decide(pending, _resumed(self._request(pending)))
+                from langgraph.types import interrupt
+
+                self._decide(pending, interrupt(self._request(pending)))
                 return call()
             if was_decided:
                 _skip()  # what the graph is resumed with was for this one, and not for the next
@@ -110,7 +112,7 @@ class Approving(SandboxBackendProtocol):
         ]
 
     def _request(self, pending: list[ApprovalInfo]) -> dict[str, Any]:
-        """Return what the graph is interrupted with."""
+        """Return what the graph is interrupted with. `interrupt` returns what it is resumed with."""
         return {
             "action_requests": [
                 {
@@ -165,13 +167,6 @@ def _task() -> str | None:
     task = configurable.get("checkpoint_ns")
     has_checkpoints = configurable.get("__pregel_checkpointer") is not None  # langgraph has no public word for it
     return str(task) if task and has_checkpoints else None
-
-
-def _resumed(request: dict[str, Any]) -> Any:
-    """Interrupt the graph, or return what it was resumed with."""
-    from langgraph.types import interrupt
-
-    return interrupt(request)
 
 
 def _skip() -> None:

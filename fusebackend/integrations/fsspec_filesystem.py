@@ -211,8 +211,7 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
         _require(path, os.strerror(errno.EEXIST) if error == "changed" else error)
 
     def lexists(self, path: str, **_: Any) -> bool:
-        found = self.client.stat(self._strip_protocol(path))
-        return found.error is None
+        return self.client.stat(self._strip_protocol(path)).error is None
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         with self.open(path, "xb" if mode == "create" else "wb") as file:

@@ -25,14 +25,13 @@ from fusebackend.base.awaiting import aside
 from fusebackend.base.paths import PathError, normalise
 from fusebackend.protocol.agent import SandboxBackendProtocol
 from fusebackend.protocol.records import ExecuteResponse, MergeResult, UndoConflict
-from fusebackend.protocol.verbs import VERBS
+from fusebackend.protocol.verbs import PATHS, VERBS
 
 if TYPE_CHECKING:
     from fusebackend.protocol.served import MountProtocol
 
 __all__ = ["Branch", "MergeConflict"]
 
-_ONE = frozenset({"path", "file_path", "source", "destination"})
 _MANY = frozenset({"paths", "wanted"})
 
 
@@ -151,7 +150,7 @@ class Branch(SandboxBackendProtocol):
         return text.replace(self.root + "/", "/").replace(self.root, "/")
 
     def _given(self, name: str, value: Any) -> Any:
-        if name in _ONE:
+        if name in PATHS:
             return self._outer(value)
         if name in _MANY:
             return [self._outer(path) for path in value]

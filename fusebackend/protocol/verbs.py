@@ -41,7 +41,7 @@ P = ParamSpec("P")
 Refusal = (OSError, PathError, GlobError, UnicodeError)
 """Exceptions that become errors of a record."""
 
-_PATHS = frozenset({"path", "file_path", "source", "destination"})
+PATHS = frozenset({"path", "file_path", "source", "destination"})
 """Parameters that are a path of the call, which its error names."""
 
 
@@ -87,7 +87,7 @@ class Verb(Generic[R]):
                 except Refusal as error:
                     given = inspect.signature(method).bind(*args, **options)
                     given.apply_defaults()
-                    paths = [value for name, value in given.arguments.items() if name in _PATHS]
+                    paths = [value for name, value in given.arguments.items() if name in PATHS]
                     meant: Callable[[Exception], Exception] | None = getattr(args[0], "meant", None)
                     return self.refused(
                         meant(error) if meant else error, *(ROOT if path is None else path for path in paths)
