@@ -72,29 +72,19 @@ class MovedItem(NamedTuple):
     """Something in the moved tree, as it was when it was looked at."""
 
     names: Names
-    node: int
-    mode: int
-    uid: int
-    gid: int
-    nlink: int
-    size: int
-    atime_ns: int
-    mtime_ns: int
-    ctime_ns: int
-    read_only: bool = False  # its backend says that it can't be taken away
-
-    @property
-    def is_dir(self) -> bool:
-        return stat.S_ISDIR(self.mode)
+    node: int  # whose number may be another one by now than that of `attr`
+    attr: Attr  # a copy: a volume may change the object that it has given
+    read_only: bool  # its backend says that it can't be taken away
 
     @property
     def is_file(self) -> bool:
-        return stat.S_ISREG(self.mode)
+        return stat.S_ISREG(self.attr.mode)
 
     @property
     def state(self) -> tuple[object, ...]:
         """Compared before the source is removed. Reading it has moved the access time."""
-        return (self.names, self.mode, self.uid, self.gid, self.nlink, self.size, self.mtime_ns, self.ctime_ns)
+        attr = self.attr
+        return (self.names, attr.mode, attr.uid, attr.gid, attr.nlink, attr.size, attr.mtime_ns, attr.ctime_ns)
 
 
 class HiddenNames(NamedTuple):
@@ -289,8 +279,9 @@ def _tree(volume: Volume, top: Attr) -> Iterator[MovedItem]:
 
 
 def _item(names: Names, attr: Attr) -> MovedItem:
-    return MovedItem(names, attr.node, attr.mode, attr.uid, attr.gid, attr.nlink, attr.size, attr.atime_ns,
-                attr.mtime_ns, attr.ctime_ns, getattr(attr, "read_only", False))  # fmt: skip
+    kept = Attr(attr.node, attr.mode)
+    kept.take(attr)
+    return MovedItem(names, attr.node, kept, getattr(attr, "read_only", False))
 
 
 def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Volume, items: list[MovedItem]) -> None:
@@ -305,9 +296,9 @@ def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Vo
             raise errors.oserror(errno.EACCES)
         if item.is_file:
             continue
-        if item.is_dir:
+        if item.attr.is_dir:
             kind, able = "an empty directory", item.names in holding or not isinstance(into, ForeignVolume)
-        elif stat.S_ISLNK(item.mode):
+        elif stat.S_ISLNK(item.attr.mode):
             kind, able = "a symbolic link", into.features.symlinks
         else:
             kind, able = "a special file", into.features.special_files
@@ -347,9 +338,9 @@ class _Digested(placing.NodeSource):
 
 def _state_of(source: Volume, item: MovedItem) -> placing.State:
     """What a copy is to be: with the times from before it was read, and a directory writable until it is done."""
-    state = placing.state_of(source, source.getattr(item.node))
-    mode = stat.S_IFDIR | 0o700 if item.is_dir else item.mode
-    return state._replace(mode=mode, uid=item.uid, gid=item.gid, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns)
+    state, attr = placing.state_of(source, source.getattr(item.node)), item.attr
+    mode = stat.S_IFDIR | 0o700 if attr.is_dir else attr.mode
+    return state._replace(mode=mode, uid=attr.uid, gid=attr.gid, atime_ns=attr.atime_ns, mtime_ns=attr.mtime_ns)
 
 
 def _digest(volume: Volume, node: int) -> bytes:
@@ -395,7 +386,7 @@ class _Copy:
         if not item.names and self._place.missing:
             self._target.guarded("move", self._make_parents)
         parent, name = self._place_of(item.names)
-        if item.nlink > 1 and not item.is_dir and self._calls.features.links:
+        if item.attr.nlink > 1 and not item.attr.is_dir and self._calls.features.links:
             first = self.twins.setdefault(_twin(source, item), item.names)
             if first != item.names:
                 self.nodes[item.names] = self._calls.link(self._node(first), parent, name).node
@@ -444,16 +435,16 @@ class _Copy:
             changes += [Change(node=self._parent), Change(parent=self._parent, name=self._name)]
             for item in items:
                 path = AgentPath("/".join([self._place.path, *map(paths.to_text, item.names)]))
-                shown = path + "/" if item.is_dir else path
+                shown = path + "/" if item.attr.is_dir else path
                 changes.append(Change(self.nodes[item.names], kind="created", path=shown))
 
     def _adorn(self, item: MovedItem, node: int) -> None:
         """Give a directory its mode, and everything the times from before it was read."""
-        attr = self._calls.getattr(node)
-        mode = item.mode if item.is_dir else attr.mode
-        if (attr.mode, attr.atime_ns, attr.mtime_ns) != (mode, item.atime_ns, item.mtime_ns):
-            mode_now = stat.S_IMODE(mode) if item.is_dir else None
-            self._calls.setattr(node, AttrChanges(mode_now, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
+        attr, wanted = self._calls.getattr(node), item.attr
+        mode = wanted.mode if wanted.is_dir else attr.mode
+        if (attr.mode, attr.atime_ns, attr.mtime_ns) != (mode, wanted.atime_ns, wanted.mtime_ns):
+            mode_now = stat.S_IMODE(mode) if wanted.is_dir else None
+            self._calls.setattr(node, AttrChanges(mode_now, atime_ns=wanted.atime_ns, mtime_ns=wanted.mtime_ns))
 
     def undo(self) -> None:
         try:
@@ -551,7 +542,7 @@ def _set_aside(volume: Volume, place: Place, items: list[MovedItem], ruled: Volu
         if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
             raise OSError(errno.EBUSY, CHANGED)
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
-        path = place.path + "/" if top.is_dir else place.path
+        path = place.path + "/" if top.attr.is_dir else place.path
         changes += [Change(node=place.parent), Change(top.node, place.parent, place.name, "deleted", path)]
     return aside
 
@@ -560,7 +551,7 @@ def _require_unchanged(volume: Volume, place: Place, items: list[MovedItem], dig
     """Its times may say nothing, so look at the bytes again."""
     volume.expire()
     again = list(_tree(volume, volume.lookup(place.parent, place.name)))
-    same = [(item.names, item.mode) for item in again] == [(item.names, item.mode) for item in items]
+    same = [(item.names, item.attr.mode) for item in again] == [(item.names, item.attr.mode) for item in items]
     if not same or any(
         _digest(volume, known(volume, item.node, _below(place.path, item.names)).node) != digests[item.names]
         for item in again
