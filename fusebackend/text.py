@@ -316,22 +316,15 @@ def _replace(content: str, old: str, new: str, replace_all: bool) -> tuple[str, 
 
 
 def grep_lines(
-    data: bytes, pattern: str, limit: int | None = None, kept: Callable[[int], None] | None = None
+    pieces: Iterable[bytes], pattern: str, limit: int | None = None, kept: Callable[[int], None] | None = None
 ) -> list[tuple[int, str]]:
     """Return number and text of the lines that contain `pattern`, a literal; at most `limit` of them.
 
     THE definition of a text file: it holds no NUL byte and is UTF-8. Any other file has no matching lines. Lines are
     split at `\\n` alone and keep a `\\r`; a rest after the last `\\n` is a line if it is not empty.
-    """
-    return grep_pieces((data,), pattern, limit, kept)
-
-
-def grep_pieces(
-    pieces: Iterable[bytes], pattern: str, limit: int | None = None, kept: Callable[[int], None] | None = None
-) -> list[tuple[int, str]]:
-    """Do `grep_lines` on a file that comes in pieces, cut anywhere. All are read, for a late NUL discards every match.
 
     Args:
+        pieces: the file, cut anywhere. All are read, for a late NUL discards every match.
         kept: called with the number of bytes that are kept in addition; an exception it raises ends the search.
     """
     try:

@@ -20,7 +20,7 @@ from fusebackend.base.errors import VANISHED
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import Attr, FileInfo, GlobResult, GrepMatch, GrepResult, Volume
-from fusebackend.text import grep_pieces, iso_time
+from fusebackend.text import grep_lines, iso_time
 from fusebackend.volumes.contents import read_with, require_regular
 from fusebackend.volumes.walk import UNREADABLE, FileWalk, resolve
 
@@ -191,7 +191,7 @@ class FileSearch(Search):
 
 
 def _grep_metered(left: Budget, pattern: str, wanted: int | None, pieces: Iterable[bytes]) -> list[tuple[int, str]]:
-    return grep_pieces(left.metered(pieces), pattern, wanted, left.hold)
+    return grep_lines(left.metered(pieces), pattern, wanted, left.hold)
 
 
 def _size_of(info: FileInfo) -> int:

@@ -284,31 +284,31 @@ class TestGrep:
     @example("", "", [])
     def test_as_the_naive_model(self, content, pattern, positions):
         expected = naive_grep(content.encode(), pattern)
-        assert text.grep_lines(content.encode(), pattern) == expected
-        assert text.grep_pieces(cut(content.encode(), positions), pattern) == expected
+        assert text.grep_lines([content.encode()], pattern) == expected
+        assert text.grep_lines(cut(content.encode(), positions), pattern) == expected
 
     @relaxed
     @given(st.binary(max_size=30), CUTS)
     @example(b"a\n\xe6\x97", [2])
     def test_any_bytes(self, data, positions):
         data = data + b"\na"
-        assert text.grep_lines(data, "a") == text.grep_pieces(cut(data, positions), "a") == naive_grep(data, "a")
+        assert text.grep_lines([data], "a") == text.grep_lines(cut(data, positions), "a") == naive_grep(data, "a")
 
     @relaxed
     @given(st.text(alphabet="ab\n", max_size=30), st.integers(0, 5), CUTS)
     def test_a_limit_takes_the_first(self, content, limit, positions):
         expected = naive_grep(content.encode(), "a")[:limit]
-        assert text.grep_pieces(cut(content.encode(), positions), "a", limit) == expected
+        assert text.grep_lines(cut(content.encode(), positions), "a", limit) == expected
 
     def test_a_late_nul_undoes_earlier_matches(self):
-        assert text.grep_pieces([b"needle\n", b"more\n", b"\0"], "needle") == []
-        assert text.grep_pieces([b"needle\n", b"\xff"], "needle", limit=1) == []
+        assert text.grep_lines([b"needle\n", b"more\n", b"\0"], "needle") == []
+        assert text.grep_lines([b"needle\n", b"\xff"], "needle", limit=1) == []
 
     def test_what_no_text_holds_is_never_found(self):
-        assert text.grep_lines(b"abc", "\udc80") == []
+        assert text.grep_lines([b"abc"], "\udc80") == []
 
     def test_a_line_keeps_its_carriage_return(self):
-        assert text.grep_lines(b"one\r\ntwo\r\n", "two") == [(2, "two\r")]
+        assert text.grep_lines([b"one\r\ntwo\r\n"], "two") == [(2, "two\r")]
 
 
 class TestFileData:

@@ -549,7 +549,7 @@ class SandboxSearch(Search):
                 if data is None or len(data) > max_bytes:
                     incomplete = True
                     continue
-                yield path, text.grep_lines(data, pattern, limit, self._budget.hold)
+                yield path, text.grep_lines((data,), pattern, limit, self._budget.hold)
         self._finish(found._replace(unreadable=incomplete))
 
     def _read(self, candidates: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:

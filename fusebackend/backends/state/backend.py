@@ -384,7 +384,7 @@ class StateSearch(Search):
                 data = text.decode_file_data(record)
             except _MALFORMED:
                 continue  # no text file; `read` gives the reason
-            yield found, text.grep_lines(data, pattern, limit, budget.current().hold)
+            yield found, text.grep_lines((data,), pattern, limit, budget.current().hold)
 
 
 class _StateMoment(StateView):

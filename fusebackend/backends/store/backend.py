@@ -160,7 +160,7 @@ class StoreSearch(Search):
     def _hits_in(self, pattern: str, limit: int | None, at: SpacePlace) -> Lines:
         record = self._tree.tree(at.space).items.fetch([at.node.key]).get(at.node.key)
         data = None if record is None else forms_of(record.value).get(Form(at.node.suffix))
-        return self._path, text.grep_lines(data or b"", pattern, limit, budget.current().hold)
+        return self._path, text.grep_lines((data or b"",), pattern, limit, budget.current().hold)
 
     def _hits_below(self, pattern: str, limit: int | None, base: AgentPath, at: SpacePlace) -> Iterator[Lines]:
         left, space = budget.current(), self._tree.tree(at.space)
@@ -173,7 +173,7 @@ class StoreSearch(Search):
         try:
             for row, record in left.metered(space.items.records(asked)):
                 for form, data in forms_of(record.value).items():
-                    lines = text.grep_lines(data, pattern, limit, left.hold)
+                    lines = text.grep_lines((data,), pattern, limit, left.hold)
                     if lines:
                         hits[row.key, form.value] = lines
                         count += len(lines)
