@@ -239,8 +239,6 @@ class MountSettings(Table, frozen=True, kw_only=True):
             made = replace(self, **{**said, **given})
             made.checked_views()
             return made
-        except ConfigError:
-            raise
         except ValueError as error:
             raise ConfigError(str(error)) from None
 

@@ -128,11 +128,6 @@ def _tool(verb: str = "", *, destroys: bool = False) -> Callable[[Call], Call]:
     return register
 
 
-def _conditions(if_version: str | None) -> dict[str, Any]:
-    """Return the condition of a change, where one is given: not every backend knows the parameter."""
-    return {} if if_version is None else {"if_version": if_version}
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +165,7 @@ async def read(
 @_tool()
 async def write(files: Client, *, path: Path, content: str, if_version: IfVersion = None) -> Iterable[str]:
     """Make a new text file. One that exists is refused, unless its version is given: change it with edit."""
-    check((await files.awrite(path, content, **_conditions(if_version))).error)
+    check((await files.awrite(path, content, if_version=if_version)).error)
     return [f"{name_shown(path)} is written"]
 
 
@@ -185,7 +180,7 @@ async def edit(
     if_version: IfVersion = None,
 ) -> Iterable[str]:
     """Replace a text in a file."""
-    done = await files.aedit(path, old_string, new_string, replace_all, **_conditions(if_version))
+    done = await files.aedit(path, old_string, new_string, replace_all, if_version=if_version)
     check(done.error)
     return [f"{name_shown(path)}: {done.occurrences} replaced"]
 
@@ -193,14 +188,14 @@ async def edit(
 @_tool(destroys=True)
 async def delete(files: Client, *, path: Path, if_version: IfVersion = None) -> Iterable[str]:
     """Delete a file, or a directory with all that is in it."""
-    check((await files.adelete(path, **_conditions(if_version))).error)
+    check((await files.adelete(path, if_version=if_version)).error)
     return [f"{name_shown(path)} is deleted"]
 
 
 @_tool()
 async def move(files: Client, *, source: Path, destination: Path, if_version: IfVersion = None) -> Iterable[str]:
     """Rename a file or directory. The destination must not exist."""
-    check((await files.amove(source, destination, **_conditions(if_version))).error)
+    check((await files.amove(source, destination, if_version=if_version)).error)
     return [f"{name_shown(source)} is {name_shown(destination)} now"]
 
 
