@@ -33,9 +33,9 @@ from typing import IO, Any, TypeVar, Unpack
 
 from fusebackend.base import budget, caller, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.composite import search
 from fusebackend.composite.route_table import PrefixTable
 from fusebackend.composite.router import RoutedPath, Routing, face_of
-from fusebackend.composite.search import MAX_AWAITED, TreeSearch
 from fusebackend.databases.graph_state import GraphRuntime, graph_config
 from fusebackend.dialects.agent_face import AgentFace, Guard, accepted, has_agent_face, is_factory, is_named_factory
 from fusebackend.dialects.answers import with_version
@@ -125,9 +125,7 @@ class CompositeBackend(BackendProtocol):
             backend = beside(self.given[prefix], default, prefix)
             self.routes[prefix + "/"] = backend
             faces[prefix] = face_of(backend, f"Route '{prefix}/'")
-        self._table = table
         self._routing = Routing(table, faces)
-        self._tree = TreeSearch(self._routing)
         self.note_hidden: Callable[[Sequence[AgentPath]], Callable[[], None]] = lambda paths: lambda: None
         """See `transfer.NoteHidden`; paths are those that an agent sees."""
 
@@ -163,7 +161,7 @@ class CompositeBackend(BackendProtocol):
             inner = backend.mounts() if isinstance(backend, CompositeBackend) else {ROOT: backend}
             for path, part in inner.items():
                 outer = AgentPath(own + path.removesuffix("/")) or ROOT
-                if (self._table.route(outer)[0] or "") == own:  # else one of our routes covers it
+                if (self._routing.table.route(outer)[0] or "") == own:  # else one of our routes covers it
                     table[outer] = part
         return table
 
@@ -239,7 +237,7 @@ class CompositeBackend(BackendProtocol):
     def _routed(self, verb: Verb[Any], path: str) -> RoutedPath:
         """The backend of a path. The verb's error for the prefix of a route, and for a directory above one."""
         routed = self._routing.route(path)
-        if self._table.pinned(routed.outer):
+        if self._routing.table.pinned(routed.outer):
             raise errors.oserror(verb.pinned)
         return routed
 
@@ -322,7 +320,7 @@ class CompositeBackend(BackendProtocol):
 
     @verbs.LS.answers()
     def ls(self, path: str) -> LsResult:
-        return self._tree.ls(self._routing.route(path))
+        return search.ls(self._routing, self._routing.route(path))
 
     @verbs.GREP.answers()
     def grep(
@@ -330,12 +328,12 @@ class CompositeBackend(BackendProtocol):
     ) -> GrepResult:
         limit = None if max_count is None else max(0, max_count)
         with budget.granted():
-            return self._tree.grep(self._routing.scope(path), pattern, glob, limit)
+            return search.grep(self._routing, self._routing.scope(path), pattern, glob, limit)
 
     @verbs.GLOB.answers()
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         with budget.granted():
-            return self._tree.glob(self._routing.scope(path), pattern)
+            return search.glob(self._routing, self._routing.scope(path), pattern)
 
     # -- batches -----------------------------------------------------------------------------------------------
 
@@ -474,7 +472,7 @@ def _asked(
     """Yield the answers of each backend. Backends with an `a…` verb of their own are asked at the same time. When the
     caller has cancelled, no further backend is asked."""
     awaited = [group for group in groups if group[0][1].face.coroutine(verb.name, caller.library())]
-    yield from zip(awaited, each(ask, awaited, MAX_AWAITED), strict=True)
+    yield from zip(awaited, each(ask, awaited, search.MAX_AWAITED), strict=True)
     for group in groups:
         if group in awaited:
             continue

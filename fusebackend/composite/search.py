@@ -86,124 +86,120 @@ def _broad(pattern: str) -> str:
     return last if hidden else f"**/{last}"
 
 
-class TreeSearch:
-    """See the module's docstring."""
+def ls(routing: Routing, routed: RoutedPath) -> LsResult:
+    result = routed.face.ls(routed.inner)
+    entries = routed.shown(result.entries)
+    covered = {paths.join(routed.outer, name) for name in routing.table.names_below(routed.outer)}
+    if not covered:
+        return LsResult(error=routed.words(result.error), entries=entries)
+    shown = [info for info in entries or () if info["path"].removesuffix("/") not in covered]
+    shown += [FileInfo(path=directory + "/", is_dir=True, size=0, modified_at="") for directory in covered]
+    error = routed.words(result.error) if result.error is not None and _has_directory(routed) else None
+    return LsResult(error=error, entries=sorted(shown, key=lambda info: info["path"]))
 
-    def __init__(self, routing: Routing) -> None:
-        self._routing = routing
-        self._table = routing.table
 
-    def ls(self, routed: RoutedPath) -> LsResult:
-        result = routed.face.ls(routed.inner)
-        entries = routed.shown(result.entries)
-        covered = {paths.join(routed.outer, name) for name in self._table.names_below(routed.outer)}
-        if not covered:
-            return LsResult(error=routed.words(result.error), entries=entries)
-        shown = [info for info in entries or () if info["path"].removesuffix("/") not in covered]
-        shown += [FileInfo(path=directory + "/", is_dir=True, size=0, modified_at="") for directory in covered]
-        error = routed.words(result.error) if result.error is not None and _has_directory(routed) else None
-        return LsResult(error=error, entries=sorted(shown, key=lambda info: info["path"]))
+def grep(routing: Routing, scope: Scope, pattern: str, glob: str | None, limit: int | None) -> GrepResult:
+    """Raises `GlobError` for the filter."""
+    tree_glob = TreePattern(glob) if glob else None
+    if not routing.table.names_below(scope.top):
+        routed = scope.own
+        result = routed.face.grep(pattern, routed.inner, glob, limit)
+        return replace(result, error=routed.words(result.error), matches=routed.shown(result.matches))
+    broad = tree_glob.broad if tree_glob is not None else None
 
-    def grep(self, scope: Scope, pattern: str, glob: str | None, limit: int | None) -> GrepResult:
-        """Raises `GlobError` for the filter."""
-        tree_glob = TreePattern(glob) if glob else None
-        if not self._table.names_below(scope.top):
-            routed = scope.own
-            result = routed.face.grep(pattern, routed.inner, glob, limit)
-            return replace(result, error=routed.words(result.error), matches=routed.shown(result.matches))
-        broad = tree_glob.broad if tree_glob is not None else None
+    more = None if limit is None else limit + 1  # so that hidden matches alone don't say `truncated`
 
-        more = None if limit is None else limit + 1  # so that hidden matches alone don't say `truncated`
+    def ask(part: RoutedPath, at_most: int | None = more) -> GrepResult:
+        with _asking(tree_glob, scope, part):
+            result = part.face.grep(pattern, part.inner, broad, at_most)
+        visible = _visible(routing, part, scope, tree_glob)
+        found = part.shown(result.matches) or []
+        matches = [match for match in found if visible(match["path"])]
+        if result.truncated and at_most is not None and len(matches) < at_most <= len(found):
+            return ask(part, None)  # hidden files have used up the limit
+        return replace(result, matches=matches)
 
-        def ask(part: RoutedPath, at_most: int | None = more) -> GrepResult:
-            with _asking(tree_glob, scope, part):
-                result = part.face.grep(pattern, part.inner, broad, at_most)
-            visible = self._visible(part, scope, tree_glob)
-            found = part.shown(result.matches) or []
-            matches = [match for match in found if visible(match["path"])]
-            if result.truncated and at_most is not None and len(matches) < at_most <= len(found):
-                return ask(part, None)  # hidden files have used up the limit
-            return replace(result, matches=matches)
+    results = _ask_all(scope, _parts(routing, scope, tree_glob), "grep", ask, GrepResult(truncated=True))
+    if isinstance(results, str):
+        return GrepResult(error=results)
+    matches = [match for result in results for match in result.matches or ()]
+    matches.sort(key=lambda match: (match["path"], match["line"]))
+    cut = limit is not None and len(matches) > limit
+    truncated = cut or any(result.truncated or result.error is not None for result in results)
+    return GrepResult(matches=matches[:limit], truncated=truncated, missing=_missing(results))
 
-        results = self._ask_all(scope, tree_glob, "grep", ask, GrepResult(truncated=True))
-        if isinstance(results, str):
-            return GrepResult(error=results)
-        matches = [match for result in results for match in result.matches or ()]
-        matches.sort(key=lambda match: (match["path"], match["line"]))
-        cut = limit is not None and len(matches) > limit
-        truncated = cut or any(result.truncated or result.error is not None for result in results)
-        return GrepResult(matches=matches[:limit], truncated=truncated, missing=_missing(results))
 
-    def glob(self, scope: Scope, pattern: str) -> GlobResult:
-        """Raises `GlobError`."""
-        tree_glob = TreePattern(pattern)
-        if not self._table.names_below(scope.top):
-            routed = scope.own
-            result = routed.face.glob(pattern, routed.inner)
-            return replace(result, error=routed.words(result.error), matches=routed.shown(result.matches))
+def glob(routing: Routing, scope: Scope, pattern: str) -> GlobResult:
+    """Raises `GlobError`."""
+    tree_glob = TreePattern(pattern)
+    if not routing.table.names_below(scope.top):
+        routed = scope.own
+        result = routed.face.glob(pattern, routed.inner)
+        return replace(result, error=routed.words(result.error), matches=routed.shown(result.matches))
 
-        def ask(part: RoutedPath) -> GlobResult:
-            with _asking(tree_glob, scope, part):
-                result = part.face.glob(tree_glob.broad, part.inner)
-            visible = self._visible(part, scope, tree_glob)
-            result.matches = [info for info in part.shown(result.matches) or () if visible(info["path"])]
-            return result
+    def ask(part: RoutedPath) -> GlobResult:
+        with _asking(tree_glob, scope, part):
+            result = part.face.glob(tree_glob.broad, part.inner)
+        visible = _visible(routing, part, scope, tree_glob)
+        result.matches = [info for info in part.shown(result.matches) or () if visible(info["path"])]
+        return result
 
-        unasked = GlobResult(truncated=True, truncation_reason="budget")
-        results = self._ask_all(scope, tree_glob, "glob", ask, unasked)
-        if isinstance(results, str):
-            return GlobResult(error=results)
-        found = {info["path"]: info for result in results for info in result.matches or ()}
-        failed = any(result.error is not None for result in results)
-        reasons = [result.truncation_reason for result in results if result.truncation_reason]
-        return GlobResult(
-            matches=[found[path] for path in sorted(found)],
-            truncated=failed or any(result.truncated for result in results),
-            truncation_reason=reasons[0] if reasons else "unreadable" if failed else None,
-            missing=_missing(results),
-        )
+    unasked = GlobResult(truncated=True, truncation_reason="budget")
+    results = _ask_all(scope, _parts(routing, scope, tree_glob), "glob", ask, unasked)
+    if isinstance(results, str):
+        return GlobResult(error=results)
+    found = {info["path"]: info for result in results for info in result.matches or ()}
+    failed = any(result.error is not None for result in results)
+    reasons = [result.truncation_reason for result in results if result.truncation_reason]
+    return GlobResult(
+        matches=[found[path] for path in sorted(found)],
+        truncated=failed or any(result.truncated for result in results),
+        truncation_reason=reasons[0] if reasons else "unreadable" if failed else None,
+        missing=_missing(results),
+    )
 
-    def _ask_all(
-        self, scope: Scope, pattern: TreePattern | None, verb: str, ask: Callable[[RoutedPath], Found], unasked: Found
-    ) -> list[Found] | str:
-        """The answers of all that have something below a path; or the failures, when nothing else was found.
 
-        Args:
-            unasked: stands for those that the budget did not reach.
-        """
-        results: list[Found] = []
-        failures: list[str] = []
-        for part, result in _answers(list(self._parts(scope, pattern)), verb, ask):
-            if result is None:
-                results.append(unasked)
-                continue
-            if result.error is not None:
-                if part is scope.own and not _has_directory(part):
-                    continue  # a directory that only the routes need
-                named = result.error.startswith(part.face.name)
-                failures.append(result.error if named else f"{part.face.name}: {result.error}")
-                result.missing = failures[-1]
-                log.warning("%s below %s is not complete: %s", verb, scope.top, failures[-1])
-            results.append(result)
-        if failures and not any(result.matches for result in results):
-            return "; ".join(failures)
-        return results
+def _ask_all(
+    scope: Scope, parts: list[RoutedPath], verb: str, ask: Callable[[RoutedPath], Found], unasked: Found
+) -> list[Found] | str:
+    """The answers of all parts that have something below a path; or the failures, when nothing else was found.
 
-    def _parts(self, scope: Scope, pattern: TreePattern | None) -> Iterator[RoutedPath]:
-        """The backend that is searched, and each route below that may hold a match."""
-        yield scope.own
-        for part, segments in self._routing.below(scope.top):
-            if pattern is None or pattern.may_match_below(segments):
-                yield part
+    Args:
+        unasked: stands for those that the budget did not reach.
+    """
+    results: list[Found] = []
+    failures: list[str] = []
+    for part, result in _answers(parts, verb, ask):
+        if result is None:
+            results.append(unasked)
+            continue
+        if result.error is not None:
+            if part is scope.own and not _has_directory(part):
+                continue  # a directory that only the routes need
+            named = result.error.startswith(part.face.name)
+            failures.append(result.error if named else f"{part.face.name}: {result.error}")
+            result.missing = failures[-1]
+            log.warning("%s below %s is not complete: %s", verb, scope.top, failures[-1])
+        results.append(result)
+    if failures and not any(result.matches for result in results):
+        return "; ".join(failures)
+    return results
 
-    def _visible(self, part: RoutedPath, scope: Scope, pattern: TreePattern | None) -> Callable[[str], bool]:
-        start = len((part.outer if part is scope.own else scope.top).rstrip("/")) + 1
 
-        def visible(path: str) -> bool:
-            covered = self._table.covers(part.prefix, AgentPath(path))
-            return not covered and (pattern is None or pattern.matches(path[start:]))
+def _parts(routing: Routing, scope: Scope, pattern: TreePattern | None) -> list[RoutedPath]:
+    """The backend that is searched, and each route below that may hold a match."""
+    below = routing.below(scope.top)
+    return [scope.own, *(part for part, names in below if pattern is None or pattern.may_match_below(names))]
 
-        return visible
+
+def _visible(routing: Routing, part: RoutedPath, scope: Scope, pattern: TreePattern | None) -> Callable[[str], bool]:
+    start = len((part.outer if part is scope.own else scope.top).rstrip("/")) + 1
+
+    def visible(path: str) -> bool:
+        covered = routing.table.covers(part.prefix, AgentPath(path))
+        return not covered and (pattern is None or pattern.matches(path[start:]))
+
+    return visible
 
 
 def _asking(pattern: TreePattern | None, scope: Scope, part: RoutedPath) -> contextlib.AbstractContextManager[object]:
