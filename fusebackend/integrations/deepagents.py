@@ -52,7 +52,7 @@ def export(backend: Any) -> BackendProtocol:
     if BackendProtocol in type(backend).__mro__:  # `isinstance` is True for ours as well
         made: BackendProtocol = backend
         return made
-    return exported.exported(backend, None if is_factory(backend) else adopt(backend))
+    return exported.exported(backend)
 
 
 def adopt(backend: Any) -> CompositeBackend:

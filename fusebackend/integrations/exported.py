@@ -34,7 +34,7 @@ from deepagents.middleware import filesystem as middleware
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.base.shown import name_meant, name_shown, shown
-from fusebackend.composite.backend import CompositeBackend, keeps_in_graph, supports_execution
+from fusebackend.composite.backend import CompositeBackend, supports_execution
 from fusebackend.databases.graph_state import GraphRuntime
 from fusebackend.dialects.agent_face import AgentFace, is_factory
 from fusebackend.integrations.approving import Approving
@@ -227,27 +227,26 @@ _REASONS = ("budget", "unreadable", "transport")
 """The reasons that deepagents knows for an answer that was cut short."""
 
 
-def exported(backend: Any, files: CompositeBackend | None, ruled: bool = False) -> Exported:
-    """A backend of ours as one of theirs.
+def exported(backend: Any, ruled: bool = False) -> Exported:
+    """A backend of ours, or a factory of one, as one of theirs.
 
     Args:
         backend: as it was given.
-        files: the same as a composite; None for a factory.
         ruled: a class with `rules`.
+
+    Raises:
+        TypeError: as of `adopt`.
     """
-    parts = [backend] if files is None else list(files.mounts().values())
+    files = CompositeBackend(backend) if is_factory(backend) else adopt(backend)
+    parts = files.mounts().values()
     unmade = any(is_factory(part) for part in parts)
     kind = _class(
         deletes=unmade or any(not AgentFace(part, "").lacks("delete") for part in parts),
         executes=not unmade and supports_execution(backend),
-        in_graph=any(keeps_in_graph(part) for part in parts),
+        in_graph=files.in_graph,
         ruled=ruled,
     )
-    if files is not None and not unmade:
-        made = files
-        return kind(backend, lambda: made)
-    factory = CompositeBackend(backend) if files is None else files
-    return kind(backend, lambda: factory.resolve(GraphRuntime()))
+    return kind(backend, lambda: files.resolve(GraphRuntime()))
 
 
 @functools.cache
@@ -363,7 +362,7 @@ def for_tools(given: Any, rules: Sequence[Any] | None, prefix: str = "") -> Any:
     backend = given.backend if isinstance(given, Exported) else given
     if not isinstance(given, Exported | BackendProtocol):
         return given
-    tools = exported(backend, None if is_factory(backend) else adopt(backend), rules is None or bool(rules))
+    tools = exported(backend, rules is None or bool(rules))
     if isinstance(tools, Ruled):
         tools.rules, tools.prefix = rules, prefix
     return tools
