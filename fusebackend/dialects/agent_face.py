@@ -229,9 +229,8 @@ class AgentFace:
 
     def _record(self, fields: dict[str, Any]) -> ReadResult:
         """A record of a `read` as ours; a window that makes no sense is left out of it."""
-        no_lines = bool(fields["no_lines_requested"])
         try:
-            return ReadResult(**{**fields, "no_lines_requested": no_lines})
+            return ReadResult(**{**fields, "no_lines_requested": bool(fields["no_lines_requested"])})
         except ValueError as error:
             log.warning("%s: %s; it is left out", self.name, error)
             return ReadResult(error=fields["error"], file_data=fields["file_data"])

@@ -84,8 +84,8 @@ class TextFiles:
     def __init__(self, face: AgentFace, change: Callable[..., Any]) -> None:
         self._face = face
         self._change = change
-        self._exact = bool(getattr(face.backend, "exact_sizes", False))
-        self._units = {"bytes"} if self._exact else {"bytes", "characters"}  # the possible units of sizes
+        is_exact = getattr(face.backend, "exact_sizes", False)
+        self._units = {"bytes"} if is_exact else {"bytes", "characters"}  # the possible units of sizes
         self._form = ""  # the answers of `read`: "numbered" lines, "records", "plain" text, or "" for not yet known
         self.write_once = False
 
