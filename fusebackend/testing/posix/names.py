@@ -496,7 +496,7 @@ class DirectoryCases(Case):
         assert seen == {"link": stat.S_IFLNK, "fifo": stat.S_IFIFO}
 
     def test_dot_and_dot_dot_are_listed_once(self, d: Path, file: Path) -> None:
-        names = subprocess.check_output(["ls", "-a", d], text=True).splitlines()
+        names = subprocess.check_output(["ls", "-a", d], text=True).split()
         assert sorted(names) == [".", "..", "file"]
 
     def test_a_large_directory_read_while_it_changes(self, d: Path) -> None:
