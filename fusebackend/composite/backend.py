@@ -215,7 +215,8 @@ class CompositeBackend(BackendProtocol):
         )
 
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
-        return self._at(verbs.DELETE, file_path, is_directory=file_path.endswith("/"), if_version=if_version)
+        is_directory = isinstance(file_path, str) and file_path.endswith("/")
+        return self._at(verbs.DELETE, file_path, is_directory=is_directory, if_version=if_version)
 
     def _at(
         self, verb: Verb[Record], path: str, *given: Any, method: str = "", besides: str = "", **options: Any
