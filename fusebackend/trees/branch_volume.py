@@ -314,8 +314,6 @@ class BranchVolume(SqliteVolume):
             OSError: of either file.
         """
         new = _unfinished(path)
-        with contextlib.suppress(FileNotFoundError):  # a killed server has left it
-            os.unlink(new)
         with sqlite_errors(), contextlib.ExitStack() as opened:
             with self.lock:
                 self.write_back()
@@ -978,8 +976,12 @@ def _make(path: str, lower: LowerTree, routes: Sequence[BranchRoute], created_ns
 
 
 def _unfinished(path: str) -> str:
-    """Return the path of a branch's file while it is made."""
-    return os.path.join(os.path.dirname(path), UNFINISHED)
+    """Return the path of a branch's file while it is made, which nothing has: what a killed server left is removed."""
+    new = os.path.join(os.path.dirname(path), UNFINISHED)
+    for ending in ("", "-journal", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new + ending)
+    return new
 
 
 def _copy_attributes(source: Attr, target: Inode) -> None:

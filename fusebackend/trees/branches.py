@@ -346,7 +346,11 @@ class Branches:
             self._trees.detach(name)
             with contextlib.suppress(OSError):  # a full disk: it goes anyway
                 volume.close()
-        self._remove_files(name)
+        try:
+            self._remove_files(name)
+        except OSError as error:  # some are there still: no other branch gets the name
+            self._broken[name] = f"its files can't be removed: {error.strerror}"
+            raise
         for snapshot in needed:
             if snapshot.startswith(OWNED) and self._snapshots.holder(snapshot) is None:
                 self._snapshots.drop(snapshot)

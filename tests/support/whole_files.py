@@ -15,7 +15,7 @@ class WholeFileMachine(VolumeMachine):
     def draw_node(self, data, wanted=lambda node: True):
         # Only the bytes of open files outlive their name: to keep those the kernel merely knows, every unlink would
         # have to download the file first.
-        return super().draw_node(data, lambda node: wanted(node) and (node.links > 0 or self.is_open(node)))
+        return super().draw_node(data, lambda node: wanted(node) and (node.links > 0 or node in self.handles))
 
     @rule(data=st.data(), flags=st.sampled_from((0, RENAME_NOREPLACE)))
     def rename_by_copy(self, data, flags):

@@ -171,9 +171,12 @@ class Moves:
                 copied()
             except OSError as error:
                 failed = error
-            gone = [copy for _, copy in pairs] if failed else [source for source, _ in pairs]
-            # The record goes with the last of them, as the last.
-            self._in_batches(self._bucket.delete_all, [*gone, key], key, record)
+            if failed is None:
+                # The record goes with the last of them, as the last.
+                self._in_batches(self._bucket.delete_all, [*(source for source, _ in pairs), key], key, record)
+            else:
+                self._in_batches(self._bucket.delete_all, [copy for _, copy in pairs], key, record)
+                self._journal.end(key)  # not with them: a store may delete side by side
         if failed is not None:
             raise failed
 

@@ -171,6 +171,7 @@ class Drafts:
             with self._changed:
                 self._bytes += size
                 if len(draft.steps) == 1:
+                    self._drafts[node] = draft  # the last handle may have been closed meanwhile
                     self._pending[node] = draft
                     draft.due_at = time.monotonic() + DRAFT_S
                     self._begin_thread()
@@ -228,7 +229,8 @@ class Drafts:
     def forget(self, node: int) -> None:
         """The last handle of the file has been closed, and each `close` was told of its error."""
         with self._changed:
-            self._drafts.pop(node, None)
+            if node not in self._pending:  # else it is stored in time
+                self._drafts.pop(node, None)
             self._failed.pop(node, None)
 
     def close(self) -> None:

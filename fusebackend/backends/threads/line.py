@@ -211,6 +211,7 @@ class Line:
         if self._index is None:
             self._index, self._indexed = LineIndex(self.lineage, self.shared.cache), (-1, False)
         if self._indexed not in ((self.version, steps), (self.version, True)):
+            self._indexed = -1, False  # after an error it has nothing
             self._index.refresh(steps=steps)
             self._indexed = self.version, steps
         return self._index

@@ -293,7 +293,10 @@ class VolumeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.features.rename)
     @rule(data=st.data(), flags=st.sampled_from((0, 0, RENAME_NOREPLACE, RENAME_EXCHANGE)))
     def rename(self, data: st.DataObject, flags: int) -> None:
-        parent, name, new_parent, new_name = self.draw_places(data)
+        self.move(*self.draw_places(data), flags)
+
+    def move(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int) -> None:
+        """Rename, in the volume and in the model."""
         refusals = self.tree.may_rename(parent, name, new_parent, new_name, flags)
         places = self.number(parent), name, self.number(new_parent), new_name
         if self.attempt(refusals, self.volume.rename, *places, flags):

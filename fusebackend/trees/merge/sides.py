@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import ROOT, AgentPath
@@ -120,10 +121,20 @@ class BranchBase(GivesPieces):
             return unless(_GONE if node in self._noted else (), self._lower.xattrs, node) or {}
 
     def pieces(self, node: int) -> Iterator[tuple[int, bytes]]:
-        with self.lock:
-            kept = self._kept_bytes(node)
-            volume, inner = (self._branch, kept) if kept else self._lower.view_of(node)
-        return data_pieces(volume, inner)
+        return data_pieces(self, node)
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        with self.lock, self._reading(node) as (volume, handle):
+            return volume.read(handle, offset, size)
+
+    def next_data(self, node: int, offset: int) -> int | None:
+        with self.lock, self._reading(node) as (volume, handle):
+            return volume.next_data(handle, offset)
+
+    def _reading(self, node: int) -> AbstractContextManager[tuple[Volume, int]]:
+        """Look where the bytes are, for each piece: they may be kept while a file is read."""
+        kept = self._kept_bytes(node)
+        return nullcontext((self._branch, kept)) if kept else self._lower.reading(node)
 
     def statfs(self) -> StatFs:
         return self._branch.statfs()

@@ -120,14 +120,14 @@ class TestExec:
 
     @pytest.mark.parametrize("verb, message", [("stat", "'/': gone"), ("execute", "gone")])
     def test_a_server_that_is_lost(self, command, shell, monkeypatch, verb, message):
-        call = Pool.call
+        ask = Pool.ask
 
         def lost(pool, kind, asked, *words):
             if asked == verb:
                 raise ServerLost("gone")
-            return call(pool, kind, asked, *words)
+            return ask(pool, kind, asked, *words)
 
-        monkeypatch.setattr(Pool, "call", lost)
+        monkeypatch.setattr(Pool, "ask", lost)
         assert command.refused("exec", "--mount", MOUNT, "x") == message
 
     def test_json(self, command, shell):

@@ -23,7 +23,7 @@ from test_sqlite_check import DAMAGE, DIRECTORY, EMPTY, FILE, LINK, ME, damage, 
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
-from fusebackend.backends.sqlite.repair import repair
+from fusebackend.backends.sqlite.repair import Repair, repair
 from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges
 from fusebackend.testing.by_path import walk
@@ -41,7 +41,7 @@ def test_each_damage_is_mended(volume_file: Path, tmp_path: Path, script: str, l
     assert any(problem.endswith(line) for problem in outcome.found)
     assert outcome.left == []
     assert check(volume_file) == []
-    assert repair(volume_file) == ([], [], 0), "there is nothing left to mend"
+    assert repair(volume_file) == Repair([], []), "there is nothing left to mend"
     assert not before - bytes_held(volume_file), "bytes that were in a file have gone"
     visit(volume_file)
     assert check(volume_file) == []
@@ -49,7 +49,7 @@ def test_each_damage_is_mended(volume_file: Path, tmp_path: Path, script: str, l
 
 def test_a_sound_volume_is_left_as_it_is(volume_file: Path) -> None:
     before = volume_file.read_bytes()
-    assert repair(volume_file) == ([], [], 0)
+    assert repair(volume_file) == Repair([], [])
     assert volume_file.read_bytes() == before
     assert os.listdir(volume_file.parent) == ["volume.db"]
 
