@@ -18,6 +18,7 @@ from together import together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import drafts
+from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.base import acl
 from fusebackend.databases import pipeline
@@ -219,6 +220,16 @@ def test_what_nobody_closes_is_stored_in_time(
         eventually(lambda node=node: two.read(node, 0, 100) == b"draft")
     one.write(nodes[0], 5, b", more")
     assert two.read(nodes[0], 0, 100) == b"draft, more", "the file is no draft any more"
+
+
+def test_a_change_that_the_last_close_overtakes_is_stored_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "DRAFT_S", 0.01)
+    stored: list[drafts.Draft] = []
+    known = drafts.Drafts(stored.append)
+    known.begin(StoredInode(7, 0o100600), (ROOT_NODE, b"file"), 1)
+    known.change(7, 0, lambda made: made.shown, lambda made: known.forget(7))
+    eventually(lambda: len(stored) == 1 and not known.pending())
+    known.close()
 
 
 def test_a_large_file_is_stored_as_it_is_written(one: PostgresVolume, two: PostgresVolume) -> None:
