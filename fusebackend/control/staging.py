@@ -54,7 +54,7 @@ class Staging:
 
     def take_file(self, token: str | None) -> IO[bytes] | None:
         """The whole content, as a file which is the caller's to close, and which is no longer staged. None without a
-        token, and for one that is not known."""
+        token, and for an unknown token."""
         with self._guard:
             file = None if token is None else self._files.pop(token, None)
             if file is not None:

@@ -520,7 +520,7 @@ class BranchVolume(SqliteVolume):
         return node >= FIRST_OWN or self._of(node).own
 
     def _of(self, node: int) -> BranchOrigin:
-        """Return what the branch has of a node of the lower tree. `_known` returns one that may be changed."""
+        """Return what the branch has of a node of the lower tree. Not to be changed; `_known` is."""
         return self._origins.get(node, _AS_BELOW)
 
     def _origin_changed(self, origin: BranchOrigin) -> None:

@@ -141,7 +141,7 @@ class Branches:
                 os.unlink(self._path(file, ""))
             elif ending == BASE and not os.path.exists(self._path(name)):
                 self._remove_files(name)
-            elif ending == TAKING and name not in self._broken:  # else it may be the one that needs it
+            elif ending == TAKING and name not in self._broken:  # a branch that can't be opened may need the snapshot
                 with open(self._path(file, ""), encoding="utf-8", errors="surrogateescape") as taking:
                     snapshot = taking.read()
                 if self._snapshots.holder(snapshot) is None:

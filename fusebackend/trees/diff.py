@@ -54,7 +54,7 @@ class Difference:
 
     @property
     def item(self) -> Item:
-        """The file after the change; before it, of one that was deleted."""
+        """The file after the change; a deleted file before it."""
         found = self.after or self.before
         assert found is not None, "one of the trees has it"
         return found

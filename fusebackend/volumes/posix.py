@@ -321,8 +321,8 @@ class TreeVolume(NativeVolume):
             self._change_xattr(inode, name, value if is_kept else None, permissions)
 
     def _said_by_acl(self, name: bytes, value: bytes) -> tuple[int | None, bool]:
-        """The permissions of the mode that an access ACL means, and whether an ACL is kept: one that says no more than
-        a mode is not."""
+        """The permissions of the mode that an access ACL means, and whether an ACL is kept: a minimal ACL says no more
+        than a mode, and is not."""
         if not self.features.acls:
             raise oserror(errno.ENOTSUP, name)
         try:

@@ -251,6 +251,6 @@ def _answer(action: Callable[[], Any], answers: Connection) -> None:
         answer = True, action()
     except OSError as error:
         answer = False, OSError(error.errno, error.strerror)
-    except BaseException as error:  # it may be one that can't be pickled
+    except BaseException as error:  # some exceptions can't be pickled
         answer = False, AssertionError(f"in the child: {type(error).__name__}: {error}")
     answers.send(answer)

@@ -59,7 +59,7 @@ CERTAIN_S = 0.1
 POLL_S = 0.0005
 
 MAX_OPENED = 1_000
-"""Files whose notices are held back at once. Of more, the one that was opened first is left out."""
+"""Files whose notices are held back at once. Of more, the file that was opened first is left out."""
 
 
 class _ChangedOpen:
