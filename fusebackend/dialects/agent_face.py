@@ -276,7 +276,8 @@ class AgentFace:
         if (unmet := self._unmet(verbs.EDIT, when, path)) is not None:
             return unmet
         counted = self._bytes(path) if replace_all and self._method("ls_info") is not None else None
-        result = self.change(EditResult, "edit", path, old_string, new_string, replace_all=replace_all, **when)
+        options = {"replace_all": True, **when} if replace_all else when
+        result = self.change(EditResult, "edit", path, old_string, new_string, **options)
         if result.error is not None and stumbled(result.error):
             old = old_string.encode("utf-8", "surrogateescape")
             return EditResult(path=path, occurrences=counted.count(old) if counted is not None else 1)

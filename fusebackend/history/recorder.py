@@ -372,15 +372,13 @@ class Recorder:
 
 def _stamps(directories: Directories, records: list[tuple[int, bytes]]) -> Mapping[int, Stamp | None]:
     directories.look_again()
-    return {number: _stamp(directories, path) for number, path in records}
-
-
-def _stamp(directories: Directories, path: bytes) -> Stamp | None:
-    try:
-        _, _, attr = directories.at(path)
-    except OSError:
-        return None
-    return None if attr is None else stamp_of(attr)
+    stamps: dict[int, Stamp | None] = {}
+    for number, path in records:
+        attr = None
+        with contextlib.suppress(OSError):
+            _, _, attr = directories.at(path)
+        stamps[number] = None if attr is None else stamp_of(attr)
+    return stamps
 
 
 def _is_as_planned(volume: Volume, found: Stamp | None, planned: Stamp) -> bool:

@@ -25,9 +25,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
+from fusebackend.base.context import during
 from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath, PathError, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
@@ -170,14 +171,15 @@ class _Made:
             self._recorder.history.put(self._noted[key])
         self._pending = []
 
-    def __enter__(self) -> Self:
-        self._token = STEP.set(self)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        STEP.reset(self._token)
-        for key in self._pending:
-            self._recorder.history.doubt(self._noted[key])
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Be told what the volumes make in the block."""
+        try:
+            with during(STEP, self):
+                yield
+        finally:
+            for key in self._pending:
+                self._recorder.history.doubt(self._noted[key])
 
 
 class PathLocks:
@@ -238,7 +240,7 @@ class Steps:
             new = _Made(self._recorder, call, before, partial(recording, call))
             made = False
             try:
-                with new:
+                with new.told():
                     result = work()
                 made = done(result)
             finally:
