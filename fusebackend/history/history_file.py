@@ -46,7 +46,7 @@ from fusebackend.history import events, requests
 from fusebackend.history.events import Row, decode, encode, row_of
 from fusebackend.history.masking import LogOptions, kept
 from fusebackend.history.overlaps import AMONG, IS_MOVE, OVERLAPS, Touch, overlapping
-from fusebackend.history.records import Call, CallKind, Image, Record, RecordKind, Stamp, State
+from fusebackend.history.records import Call, CallKind, Image, Kept, Record, RecordKind, Stamp, State
 from fusebackend.history.requests import Request
 from fusebackend.protocol import Actor, CommitLog, LogRow, VerifyResult
 
@@ -391,14 +391,16 @@ class HistoryFile:
             self._ended_ns = max(self._ended_ns + 1, self._time_ns())
             self._put("end", number, number=self._ended_ns)
 
-    def add(self, call: int, prefix: AgentPath, kind: RecordKind, path: bytes, **fields: Any) -> int:
+    def add(
+        self, call: int, prefix: AgentPath, kind: RecordKind, path: bytes, kept: Kept | None = None, **fields: Any
+    ) -> int:
         """Add a record to a call that is open; returns its number.
 
         Args:
-            fields: further fields of `Record`, and `identity` of the file that it has the state of: what
-                `Volume.lasting` says, or its node, as digits, where the record has another one.
+            kept: the file before the change.
+            fields: further fields of `Record`.
         """
-        return self.put(self.entry(call, prefix, kind, path, **fields))
+        return self.put(self.entry(call, prefix, kind, path, kept, **fields))
 
     def put(self, entry: Entry) -> int:
         """Add a record that was made by `entry`, or that was reserved: its change was made. Returns its number."""
@@ -408,7 +410,11 @@ class HistoryFile:
                 entry.number = self.last
             elif self._reserved.pop(entry.number, None) is None:
                 return entry.number
-            self._put_entry(entry)
+            self._append(entry.event)
+            if len(entry.row) == _WITH_BYTES:
+                self._held_bytes += len(entry.row[-1])
+            if entry.after is not None:
+                self._put_left(entry.number, entry.after)
         if self._late_ends:
             self._end_late(entry)
         if self._is_full:
@@ -421,21 +427,20 @@ class HistoryFile:
         prefix: AgentPath,
         kind: RecordKind,
         path: bytes,
+        kept: Kept | None = None,
         to_path: bytes = b"",
         node: int = 0,
         linked: bool = False,
-        before: State | None = None,
-        image: Image | None = None,
         after: Stamp | None = None,
-        identity: bytes | None = None,
     ) -> Entry:
         """Return a record for `put` or `reserve`. The arguments are those of `add`."""
-        mode = payload = nlink = xattrs = None
-        if before is not None:
+        mode = payload = nlink = xattrs = image = identity = None
+        if kept is not None:
+            _, before, image, _, identity = kept
             mode, payload, nlink = before.mode, encode((*before[:8], before.target)), before.nlink
             xattrs = encode(before.xattrs) if before.xattrs else None
         row: Row = (mode, payload, self._time_ns(), to_name(prefix), path, node)
-        if before is not None or to_path or linked or image is not None or identity is not None:
+        if kept is not None or to_path or linked:
             row += (to_path or None, int(linked), nlink, identity)
         if image is not None:
             row += (image.place, sqlite.bound(image.name), image.node, xattrs)
@@ -444,14 +449,6 @@ class HistoryFile:
         elif xattrs is not None:
             row += (None, None, None, xattrs)
         return Entry(call, kind, row, after)
-
-    def _put_entry(self, entry: Entry) -> None:
-        """Have a record written. Called with the guard."""
-        self._append(entry.event)
-        if len(entry.row) == _WITH_BYTES:
-            self._held_bytes += len(entry.row[-1])
-        if entry.after is not None:
-            self._put_left(entry.number, entry.after)
 
     def _put_left(self, number: int, stamp: Stamp | None) -> None:
         if stamp is None:
@@ -552,7 +549,8 @@ class HistoryFile:
                 taken += 1
                 with self._guard:
                     self.last = max(self.last, entry.number)
-                    self._put_entry(entry)
+                    self._reserved[entry.number] = entry
+                self.put(entry)
         self.flush()
         self.earlier = self.last
         self._end_interrupted(call for call in calls.values() if call)

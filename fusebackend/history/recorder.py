@@ -26,13 +26,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import Calls, OpenCall
 from fusebackend.history.history_file import Entry, HistoryFile
 from fusebackend.history.images import Images
-from fusebackend.history.records import Image, RecordKind, Stamp, State, stamp_of
+from fusebackend.history.records import Image, Kept, RecordKind, Stamp, stamp_of
 from fusebackend.protocol import (
     NOTE,
     RENAME_EXCHANGE,
@@ -69,23 +69,6 @@ ENDING_STEP_S: Final = 0.02
 
 UNSURE: Final = frozenset({errno.EIO, errno.ETIMEDOUT})
 """Errors after which a change may have been made: the connection was lost."""
-
-
-class Kept(NamedTuple):
-    """A file as it is before a change."""
-
-    node: int
-    before: State
-    image: Image | None
-    """None for what has no bytes, and for bytes that an earlier record of the same call leads to."""
-    ctime_ns: int
-    identity: bytes | None = None
-    """See `VolumeRecords.identity`."""
-
-    @property
-    def is_linked(self) -> bool:
-        """True for a file with several names."""
-        return self.before.nlink > 1 and not stat.S_ISDIR(self.before.mode)
 
 
 class VolumeRecords:
@@ -130,8 +113,9 @@ class VolumeRecords:
         return kept.is_linked
 
     def disown(self, call: OpenCall, node: int) -> None:
-        """The change was not made."""
-        self._forget(call, node)
+        """The change was not made, or the call ends."""
+        if self.last.get(node) is call:
+            self.last.pop(node, None)  # where the volume is no lock of its callers, several calls may end at once
         call.files.get(self, {}).pop(node, None)
 
     def keep(self, call: OpenCall, attr: Attr, kind: RecordKind = "remove", *, replaced: bool = False) -> Kept:
@@ -163,11 +147,7 @@ class VolumeRecords:
     def end(self, call: OpenCall) -> None:
         """A call has ended."""
         for node in list(call.files.pop(self, ())):
-            self._forget(call, node)
-
-    def _forget(self, call: OpenCall, node: int) -> None:
-        if self.last.get(node) is call:
-            self.last.pop(node, None)  # where the volume is no lock of its callers, several calls may end at once
+            self.disown(call, node)
 
 
 class Recorder:
@@ -228,15 +208,6 @@ class Recorder:
 
     # -- before and after a change ---------------------------------------------------------------------------------
 
-    def add(
-        self, call: OpenCall, prefix: AgentPath, kind: RecordKind, path: bytes, kept: Kept | None = None, **fields: Any
-    ) -> int:
-        """Add a record to a call."""
-        if kept is not None:
-            own = {"node": kept.node, "identity": kept.identity, "before": kept.before, "image": kept.image}
-            fields = {**own, **fields}
-        return self.history.add(self.calls.number(call), prefix, kind, path, **fields)
-
     def add_step(
         self,
         call: OpenCall,
@@ -264,7 +235,7 @@ class Recorder:
             kept = kept._replace(before=kept.before._replace(nlink=kept.before.nlink - gone))
         if kind in _OWN:
             self.of(volume).own(call, node, _OWN[kind])
-        return self.add(call, prefix, kind, path, kept, **{"node": node, **fields}), kept
+        return self.history.add(self.calls.number(call), prefix, kind, path, kept, node=node, **fields), kept
 
     def failed(self, error: BaseException, what: str, call: OpenCall | None = None) -> None:
         """Something could not be recorded.
@@ -426,13 +397,10 @@ class _PendingChange:
         return [self.entry.said]
 
     def _record(self, result: Any) -> Entry:
-        listener, kept = self.listener, self.kept
-        recorder = listener.recorder
-        before, image, identity = (None, None, None) if kept is None else (kept.before, kept.image, kept.identity)
+        listener, recorder = self.listener, self.listener.recorder
         return recorder.history.entry(
             self.call.number or recorder.calls.number(self.call), listener.prefix, self.kind,
-            self.path or listener.path(self.change), self.to_path, self.node or result.node, self.linked, before, image,
-            identity=identity,
+            self.path or listener.path(self.change), self.kept, self.to_path, self.node or result.node, self.linked,
         )  # fmt: skip
 
     def made(self, result: Any) -> None:

@@ -10,13 +10,14 @@ Paths are those inside the route, of bytes, and begin with `/`.
 from __future__ import annotations
 
 import re
+import stat
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import Actor, Attr
 from fusebackend.volumes.placing import State
 
-__all__ = ["Call", "CallKind", "Image", "Record", "RecordKind", "Stamp", "State"]
+__all__ = ["Call", "CallKind", "Image", "Kept", "Record", "RecordKind", "Stamp", "State"]
 
 CallKind: TypeAlias = Literal[
     "verb", "command", "tool", "session", "undo", "restore", "merge", "request", "approval", "denial"
@@ -93,6 +94,24 @@ class Image(NamedTuple):
     """Of the file: says which one a name led to that comes back as a link."""
     data: bytes | None = None
     """The bytes of a small file, for its record."""
+
+
+class Kept(NamedTuple):
+    """A file as it is before a change."""
+
+    node: int
+    before: State
+    image: Image | None
+    """None for what has no bytes, and for bytes that an earlier record of the same call leads to."""
+    ctime_ns: int = 0
+    identity: bytes | None = None
+    """What names the file for longer than its node (`Volume.lasting`), or its node, as digits, where the record has
+    another one."""
+
+    @property
+    def is_linked(self) -> bool:
+        """True for a file with several names."""
+        return self.before.nlink > 1 and not stat.S_ISDIR(self.before.mode)
 
 
 class Stamp(NamedTuple):

@@ -33,8 +33,8 @@ from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath, PathError, normalise, to_name, to_text
 from fusebackend.history.calls import OpenCall
 from fusebackend.history.history_file import Entry
-from fusebackend.history.recorder import CONTENT, MADE, Kept, Recorder
-from fusebackend.history.records import Image, RecordKind
+from fusebackend.history.recorder import CONTENT, MADE, Recorder
+from fusebackend.history.records import Image, Kept, RecordKind
 from fusebackend.protocol import STEP, Attr, Change, Changes, LogRow, SnapshotVolume, Volume
 from fusebackend.rules.ruled_volume import NODES
 from fusebackend.vfs.junctions import MountTree, Route
@@ -334,7 +334,8 @@ class Steps:
             elif how == "put" and now is not None and not records.is_last(call, kept.node):
                 # Another call has changed it meanwhile, before this one or after it.
                 image = Image("lost", "two calls changed it at the same time")
-                recorder.add(call, prefix, "content", to_name(path), kept._replace(image=image))
+                lost, by = kept._replace(image=image), recorder.calls.number(call)
+                recorder.history.add(by, prefix, "content", to_name(path), lost, node=kept.node)
                 records.own(call, kept.node, CONTENT)
         if not isinstance(volume, SnapshotVolume):
             new.created(found, is_made=made)

@@ -404,7 +404,8 @@ class _Making:
 
     def _record_new(self, step: Step, node: int, after: Stamp | None) -> int:
         is_link = step.word == "link"
-        return self._recorder.add(self._call, step.prefix, "create", step.path, node=node, linked=is_link, after=after)
+        history, call = self._recorder.history, self._recorder.calls.number(self._call)
+        return history.add(call, step.prefix, "create", step.path, node=node, linked=is_link, after=after)
 
     def _record_change(
         self, kind: RecordKind, step: Step, node: int, before: Attr | None = None, **fields: Any

@@ -19,8 +19,9 @@ from fusebackend.backends.threads.prune import Keep, largest_first, prune, weigh
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath, normalise
+from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import Recorder
-from fusebackend.history.records import Image, State
+from fusebackend.history.records import Image, Kept, State
 from fusebackend.protocol import PrunedThread, ThreadSize, Volume
 from fusebackend.trees.refs import time_ns
 from fusebackend.volumes.walk import names_of
@@ -30,7 +31,7 @@ OnProgress: TypeAlias = Callable[[str, int, int], None]
 BEFORE: Final = State(stat.S_IFREG | 0o444, 0, 0, 0, 1, 1, 0, 0, {}, b"")
 """Some file with some bytes."""
 
-GONE: Final = Image("lost", "what was pruned is gone for good")
+PRUNED: Final = Kept(0, BEFORE, Image("lost", "what was pruned is gone for good"))
 
 
 def weigh_threads(volumes: Mapping[AgentPath, Volume], given: Sequence[str], by: str | None) -> list[ThreadSize]:
@@ -68,13 +69,17 @@ def prune_threads(
                     note = None
                     if recorder is not None and call is not None:
                         path = b"/".join((b"", name, CHECKPOINTS))
-                        note = partial(recorder.add, call, prefix, "content", path, before=BEFORE, image=GONE)
+                        note = partial(_note, recorder, call, prefix, path)
                     tell = partial(_tell, on_progress, note, thread)
                     found.append(prune(tables, thread, chosen, dry_run=dry_run, on_progress=tell))
                 if vacuum and not dry_run:
                     tables.vacuum()
             volume.pruned()
     return found
+
+
+def _note(recorder: Recorder, call: OpenCall, prefix: AgentPath, path: bytes) -> None:
+    recorder.history.add(recorder.calls.number(call), prefix, "content", path, PRUNED)
 
 
 def _tell(on_progress: OnProgress, note: Callable[[], object] | None, thread: str, done: int, total: int) -> None:

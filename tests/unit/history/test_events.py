@@ -13,7 +13,7 @@ import pytest
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.history.events import COLUMNS, SAID
 from fusebackend.history.history_file import HistoryFile
-from fusebackend.history.records import Image, Stamp, State
+from fusebackend.history.records import Image, Kept, Stamp, State
 from fusebackend.history.requests import Asked, Request, asked, became, new_key
 from fusebackend.protocol import Actor, VerifyResult
 
@@ -36,8 +36,8 @@ def made(history: HistoryFile, records: int = 3, title: str = "write \udcff") ->
     call = history.open_call("verb", title, Actor(agent="a\udcff", uid=7))
     for number in range(records):
         history.add(
-            call, AgentPath("/memories"), "rename", b"/a\xff", to_path=b"/b", node=number, linked=True, before=BEFORE,
-            image=Image("file", "1"),
+            call, AgentPath("/memories"), "rename", b"/a\xff", Kept(number, BEFORE, Image("file", "1")), to_path=b"/b",
+            node=number, linked=True,
         )  # fmt: skip
     history.end_call(call)
     return call
@@ -225,7 +225,7 @@ def other(value: Any) -> Any:
 def test_what_is_forgotten_is_no_change(history: HistoryFile) -> None:
     call = history.open_call("verb", "write", Actor())
     for path in (b"/1", b"/2", b"/3"):
-        history.add(call, ROOT, "content", path, before=BEFORE, image=Image("file", "1"))
+        history.add(call, ROOT, "content", path, Kept(0, BEFORE, Image("file", "1")))
     history.end_call(call)
     history.forget_contents([AgentPath("/2")], {})
     assert history.verify().problems == []
@@ -241,8 +241,8 @@ def test_stamps_that_come_with_records_and_later(history: HistoryFile) -> None:
     call = history.open_call("undo", "undo", Actor())
     stamp = Stamp(1, 2, 3, 4, 5)
     first = history.add(call, ROOT, "create", b"/a", after=stamp)
-    second = history.add(call, ROOT, "create", b"/b", before=BEFORE, after=stamp)
-    third = history.add(call, ROOT, "create", b"/c", before=BEFORE, image=Image("lost", "x"), after=stamp)
+    second = history.add(call, ROOT, "create", b"/b", Kept(0, BEFORE, None), after=stamp)
+    third = history.add(call, ROOT, "create", b"/c", Kept(0, BEFORE, Image("lost", "x")), after=stamp)
     assert history.verify().problems == []
     history.set_after({first: None, second: Stamp(9, 9, 9, 9, 9)})
     history.end_call(call)

@@ -17,13 +17,14 @@ from eventually import eventually
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases import sqlite
 from fusebackend.history.history_file import Filter, HistoryFile, HistoryLocked
-from fusebackend.history.records import Image, Stamp, State
+from fusebackend.history.records import Image, Kept, Stamp, State
 from fusebackend.protocol import Actor
 from fusebackend.testing.each import each
 
 NOBODY = Actor()
 WHO = Actor(agent="planner", thread="t1", call="tool-7", command="sed -i", uid=1000, pid=4, host="a")
 BEFORE = State(stat.S_IFREG | 0o644, 1, 2, 0, 5, 1, 10, -20, {b"user.a\xff": b"\0\1"}, b"")
+KEPT = Kept(0, BEFORE, None)
 AFTER = Stamp(stat.S_IFREG | 0o600, 1, 2, 7, 99)
 MEMORIES = AgentPath("/memories")
 
@@ -51,9 +52,8 @@ def made(history, *paths, prefix=ROOT, kind="content", who=NOBODY):
 def test_a_record_comes_back_as_it_was(history, path):
     call = history.open_call("command", "sed \udcff", WHO)
     image = Image("snapshot", "@20261123\udcff", 9)
-    number = history.add(
-        call, MEMORIES, "rename", b"/a\xff", to_path=b"/b", node=7, linked=True, before=BEFORE, image=image, after=AFTER
-    )
+    kept = Kept(7, BEFORE, image)
+    number = history.add(call, MEMORIES, "rename", b"/a\xff", kept, to_path=b"/b", node=7, linked=True, after=AFTER)
     history.close()
     again = HistoryFile(path)
     (found,) = again.records(call)
@@ -74,10 +74,12 @@ def test_records_of_every_shape_in_one_batch(history):
     image = Image("file", "7")
     wanted = {}
     for turn in range(150):
-        given = {"before": BEFORE if turn & 1 else None, "image": image if turn & 2 else None,
-                 "after": AFTER if turn & 4 else None}  # fmt: skip
-        number = history.add(call, MEMORIES, "content", b"/%d" % turn, node=turn, **given)
-        wanted[number] = given
+        after, kept = AFTER if turn & 4 else None, Kept(turn, BEFORE, image if turn & 2 else None)
+        given = {"before": BEFORE, "image": kept.image} if turn & 1 else {"before": None, "image": None}
+        number = history.add(
+            call, MEMORIES, "content", b"/%d" % turn, kept if turn & 1 else None, node=turn, after=after
+        )
+        wanted[number] = {**given, "after": after}
         if turn == 100:
             history.set_after({number: None})
             wanted[number]["after"] = None
@@ -95,7 +97,7 @@ def test_the_bytes_of_small_files_are_in_their_records(history, monkeypatch):
     call = history.open_call("verb", "write", WHO)
     sizes = [0, 60, 60]
     numbers = [
-        history.add(call, ROOT, "content", b"/%d" % size, before=BEFORE, image=Image("file", "", 5, bytes(size)))
+        history.add(call, ROOT, "content", b"/%d" % size, Kept(0, BEFORE, Image("file", "", 5, bytes(size))))
         for size in sizes
     ]
     assert history.written() == numbers[-1] + 1, "so many bytes do not wait in memory"
@@ -113,7 +115,7 @@ def test_records_without_a_stamp_are_found_in_portions(history):
     call = history.open_call("verb", "write", WHO)
     for number in range(5):
         history.add(call, MEMORIES, "create", b"/%d" % number)
-    history.add(call, MEMORIES, "remove", b"/0", before=BEFORE)
+    history.add(call, MEMORIES, "remove", b"/0", KEPT)
     last = history.add(call, MEMORIES, "rename", b"/1", to_path=b"/new")
     history.set_after({2: AFTER})
     assert history.unstamped(call, 0, 2) == [(1, MEMORIES, b"/0"), (3, MEMORIES, b"/2")]
@@ -310,7 +312,8 @@ def test_a_disk_that_fails_at_any_statement_loses_no_record(path, monkeypatch, c
         expected = expected[-3:]
         call = history.open_call("verb", "write", WHO)
         for kind in ("create", "content", "remove"):
-            history.add(call, ROOT, kind, b"/%d" % calls, node=calls + 1, before=BEFORE, identity=b"%d" % calls)
+            kept = KEPT._replace(identity=b"%d" % calls)
+            history.add(call, ROOT, kind, b"/%d" % calls, kept, node=calls + 1)
         history.end_call(call)
         expected.append(call)
         with disk.after(calls):

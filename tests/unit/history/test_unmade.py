@@ -125,7 +125,7 @@ def test_what_a_verb_was_about_to_do_is_no_change_though_a_later_one_was_made(sc
     with recorder.calls.inside("verb", "delete /removed and 2 more", Actor(agent="one")) as call:
         for name, kind in ((b"removed", "remove"), (b"stays", "remove"), (b"changed", "content")):
             kept = recorder.of(scene.volume).keep(call, scene.volume.lookup(1, name))
-            recorder.add(call, ROOT, kind, b"/" + name, kept)
+            history.add(recorder.calls.number(call), ROOT, kind, b"/" + name, kept, node=kept.node)
         scene.volume.unlink(1, b"removed")
         with place.by("two"):
             scene.files.write("/new", b"")
@@ -143,7 +143,8 @@ def test_what_a_verb_was_about_to_do_at_a_commit_is_no_change(scene: Scene) -> N
     place.recorder.calls.close()
     with place.recorder.calls.inside("verb", "delete /removed") as call:
         kept = place.recorder.of(scene.volume).keep(call, scene.volume.lookup(1, b"removed"))
-        place.recorder.add(call, ROOT, "remove", b"/removed", kept)
+        number = place.recorder.calls.number(call)
+        place.history.add(number, ROOT, "remove", b"/removed", kept, node=kept.node)
         with place.by("two"):
             scene.files.remove("/other")
         scene.keep()

@@ -16,7 +16,7 @@ from fusebackend.backends import InMemoryBackend
 from fusebackend.base.paths import ROOT
 from fusebackend.config import MountPlan
 from fusebackend.history.history_file import HistoryFile, HistoryLocked
-from fusebackend.history.records import Image
+from fusebackend.history.records import Image, Kept, State
 from fusebackend.protocol import Actor, Caller
 from fusebackend.server import assemble
 from fusebackend.server.recording import KEPT_S, Recording
@@ -25,6 +25,8 @@ from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.mounted_tree import FileSystem
 
 DAY_NS = KEPT_S * 10**9
+
+BEFORE = State(0o100644, 1, 2, 0, 5, 1, 10, -20, {}, b"")
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_with_one_the_kernels_changes_are_recorded_in_every_tree(recording, file
 
 
 def test_a_volumes_commit_comes_after_the_records(recording, backend):
-    recording.recorder.add(recording.calls.current(), ROOT, "create", b"/file")
+    recording.history.add(recording.calls.number(recording.calls.current()), ROOT, "create", b"/file")
     backend.volume.before_commit()
     with contextlib.closing(sqlite3.connect(recording.history.path)) as other:
         assert other.execute("SELECT count(*) FROM events WHERE event = 'change'").fetchone() == (1,)
@@ -136,7 +138,7 @@ def test_it_ends_also_while_the_last_quiet_call_ends(recording, monkeypatch):
 def changed(recording, image=None):
     """Record a change by a call that has ended."""
     number = recording.history.open_call("verb", "write", Actor())
-    recording.history.add(number, ROOT, "content", b"/file", image=image)
+    recording.history.add(number, ROOT, "content", b"/file", image and Kept(0, BEFORE, image))
     recording.history.end_call(number)
     return number
 
