@@ -32,7 +32,7 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import Calls, OpenCall
 from fusebackend.history.history_file import Entry, HistoryFile
 from fusebackend.history.images import Images
-from fusebackend.history.records import Image, Kept, RecordKind, Stamp, stamp_of
+from fusebackend.history.records import Image, Kept, Record, RecordKind, Stamp, stamp_of
 from fusebackend.protocol import (
     NOTE,
     RENAME_EXCHANGE,
@@ -43,7 +43,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.vfs.door import ChangeListener, DoorChange, DoorKind
 from fusebackend.vfs.junctions import Route
-from fusebackend.volumes.placing import state_of
+from fusebackend.volumes import placing
 from fusebackend.volumes.walk import Directories
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class VolumeRecords:
                 this is, or else the identity.
         """
         node, is_file = attr.node, stat.S_ISREG(attr.mode)
-        before = state_of(self._volume, attr)
+        before = placing.state_of(self._volume, attr)
         image, identity = None, self.identity(attr)
         if kind != "attributes":
             is_parted = replaced and self.how(call, node) & PARTED
@@ -304,7 +304,8 @@ class Recorder:
             anew: also of those with a stamp. An undo stamps the files that it makes: it changes none of them once more
                 without another record.
         """
-        last, planned = 0, self._planned(call) if anew else {}
+        last, made = 0, self._planned(call) if anew else ()
+        planned = {each.number: each.after for each in made if each.after is not None}
         known: dict[AgentPath, Directories] = {}
         while part := self.history.unstamped(call, last, STAMPED, all_of_them=anew):
             last = part[-1][0]
@@ -326,18 +327,22 @@ class Recorder:
                             }
                         )
 
-    def _planned(self, call: int) -> dict[int, Stamp]:
-        """Return what the files are that an undo makes, by its records: some are there before their files. What is
-        there instead, as after a kill of the server, another has made."""
+    def _planned(self, call: int) -> list[Record]:
+        """Return what an undo makes, by its records: some are there before their files. What is there instead, as after
+        a kill of the server, another has made."""
         found = self.history.call(call)
         if found is None or found.kind != "undo":
-            return {}
-        records = self.history.records(call)
-        return {each.number: each.after for each in records if each.kind == "create" and each.after is not None}
+            return []
+        return [each for each in self.history.records(call) if each.kind == "create"]
 
     def stamp_interrupted(self) -> None:
-        """Stamp the newest call of a server that was killed, before anything else changes."""
+        """Stamp the newest call of a server that was killed, before anything else changes. What its undos were about to
+        give a name goes."""
         for call in self.history.interrupted:
+            for record in self._planned(call):
+                if (route := self._routes.get(record.prefix)) is not None:
+                    with contextlib.suppress(OSError):  # the same undo removes it, or finds it in its way
+                        placing.remove_staged(route.volume, *Directories(route.volume).place(record.path))
             self.stamp(call, anew=True)
 
 

@@ -278,6 +278,13 @@ def staged(volume: Volume, parent: int, name: bytes, source: Source) -> Iterator
                 volume.unlink(parent, beside)
 
 
+def remove_staged(volume: Volume, parent: int, name: bytes) -> None:
+    """Remove what an attempt to make a file has left beside its place, if a kill has interrupted it."""
+    with volume.lock:
+        if _node_at(volume, parent, temporary(name)) is not None:
+            volume.unlink(parent, temporary(name))
+
+
 def make(volume: Volume, parent: int, name: bytes, source: Source, changes: Changes, path: str) -> Placed:
     """Make a file, directory, link or special file under a vacant name. An error leaves nothing.
 

@@ -376,6 +376,31 @@ def test_a_killed_undo_is_finished_by_the_same_command(
         assert recorded.history.call(call).undone_by is not None
 
 
+def test_a_killed_undo_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with recorded_of("dir", tmp_path) as recorded:
+        with recorded.call():
+            recorded.files.make(("mkdir", "/d"), ("write", "/d/file", bytes(2 << 20)))
+        with recorded.call():
+            recorded.files.remove("/d/file")
+
+        def kill(*given: Any) -> None:
+            recorded.history._open.clear()  # no call comes to its end
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(recorded.undoing, "_take_back", lambda number, error: None)
+            patch.setattr(recorded.history, "drop", lambda numbers: None)
+            for name in ("rename", "unlink"):
+                patch.setattr(recorded.files.volume, name, kill)
+            with pytest.raises(Killed):
+                recorded.undoing.undo()
+        directory = tmp_path / "files" / "d"
+        assert [name.startswith(".fusebackend-placing-") for name in os.listdir(directory)] == [True]
+        restart(recorded)
+        recorded.recorder.stamp_interrupted()
+        assert os.listdir(directory) == []
+
+
 def test_a_failed_undo_that_cannot_be_taken_back_can_be_later(
     recorded: Recorded, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
