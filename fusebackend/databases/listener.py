@@ -95,7 +95,6 @@ class Listener:
         self._ended = False
         self._guard = threading.Lock()
         self._jobs: deque[_ListenerJob] = deque()
-        self._woken = False  # the bell has been rung
         self._socket = -1  # of the connection that listens
         connection = self._connect()
         self.live = True
@@ -109,16 +108,15 @@ class Listener:
             if self._ended:
                 return
             self._ended = True
-            self._rouse()  # in the lock: the thread closes the bell when it ends
+            os.eventfd_write(self._bell, 1)  # in the lock: the thread closes the bell when it ends
         if self._thread is not threading.current_thread():  # the garbage collector may run this in it
             self._thread.join()
 
     def wake(self) -> None:
         """Have the receiver's `turn` called. Any thread may call it, and it never waits."""
-        if not self._woken:
-            with self._guard:
-                if not self._ended:
-                    self._rouse()
+        with self._guard:
+            if not self._ended:
+                os.eventfd_write(self._bell, 1)
 
     def is_quiet(self) -> bool:
         """Whether the server has sent nothing that the thread has still to read, and has not hung up. Any thread may
@@ -143,16 +141,8 @@ class Listener:
             if self._ended:
                 raise psycopg.OperationalError("the connection was closed")
             self._jobs.append(_ListenerJob(future, work))
-            self._rouse()
+            os.eventfd_write(self._bell, 1)
         return future.result()
-
-    def _rouse(self) -> None:
-        self._woken = True
-        os.eventfd_write(self._bell, 1)
-
-    def _drain(self) -> None:
-        os.eventfd_read(self._bell)
-        self._woken = False  # last: else a `wake` in between is read, and none rings again; a turn follows anyway
 
     def _connect(self) -> Connection[Any]:
         return connect(self._conninfo, self._set_up, application_name=self._name)
@@ -210,7 +200,7 @@ class Listener:
         until = time.monotonic() + pause_s(RETRY_S, attempts)
         while not self._ended and not self._jobs and (left_s := until - time.monotonic()) > 0:
             if is_readable(self._bell, left_s):
-                self._drain()
+                os.eventfd_read(self._bell)
 
     def _fail_jobs(self, error: BaseException) -> None:
         while self._jobs:
@@ -250,7 +240,7 @@ class Listener:
                     pg.consume_input()
                     heard_at = time.monotonic()
                 else:
-                    self._drain()
+                    os.eventfd_read(self._bell)
 
     def _deliver(self, connection: Connection[Any]) -> bool:
         """Pass on the notifications that have arrived. Returns whether there were any."""
