@@ -182,21 +182,17 @@ class Drafts:
         if node in self._pending:
             self.end(node)
 
-    def end(self, node: int) -> None:
-        """Store the changes of a file; each that follows is a transaction."""
-        draft = self._drafts.get(node)
-        if draft is not None:
+    def end(self, *files: int | tuple[int, bytes]) -> None:
+        """Store the changes of files, by their nodes, or the names they were created with; each change that follows is
+        a transaction."""
+        if not self._drafts:
+            return
+        with self._changed:
+            ended = [draft for node, draft in self._drafts.items() if node in files or draft.name in files]
+        for draft in ended:
             with draft.lock:
                 if not draft.is_over:
                     self._end(draft)
-
-    def end_named(self, *names: tuple[int, bytes]) -> None:
-        """Do it for files that were created with these names."""
-        if self._drafts:
-            with self._changed:
-                nodes = [node for node, draft in self._drafts.items() if draft.name in names]
-            for node in nodes:
-                self.end(node)
 
     def settle_all(self) -> None:
         """Store the changes of all files. The first error is raised, after all have been tried."""

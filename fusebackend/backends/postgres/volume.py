@@ -201,11 +201,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
     def _end_drafts(self, *files: int | tuple[int, bytes]) -> None:
         """Store the drafts of files, by their nodes or names, before something else changes these."""
         if self._scope.transaction is None:
-            for file in files:
-                if isinstance(file, int):
-                    self._drafts.end(file)
-                else:
-                    self._drafts.end_named(file)
+            self._drafts.end(*files)
 
     # -- names -------------------------------------------------------------------------------------------------
 
