@@ -406,18 +406,17 @@ def walked_chunks(volume: int, top: int, names: Sequence[bytes], chunks: int) ->
     )
 
 
-def entries(volume: int, keys: Sequence[tuple[int, bytes]], lock: bool) -> Statement:
+def entries(volume: int, keys: Sequence[tuple[int, bytes]]) -> Statement:
     if len(keys) == 1:  # as nearly always; arrays take longer to send, and to plan for
         return (
             f"SELECT d.parent, d.name, {_I} FROM {_dentry_of('%s', '%s')} d"
-            f" CROSS JOIN LATERAL {_inode_of('d.node', lock)} i",
+            f" CROSS JOIN LATERAL {_inode_of('d.node', False)} i",
             (volume, *keys[0], volume),
         )
     return (
-        f"SELECT d.parent, d.name, {_I} FROM (SELECT d.parent, d.name, d.node"
-        " FROM unnest(%s::int8[], %s::bytea[]) AS k (parent, name)"
-        f" CROSS JOIN LATERAL {_dentry_of('k.parent', 'k.name')} d ORDER BY node) d"
-        f" CROSS JOIN LATERAL {_inode_of('d.node', lock)} i",
+        f"SELECT d.parent, d.name, {_I} FROM unnest(%s::int8[], %s::bytea[]) AS k (parent, name)"
+        f" CROSS JOIN LATERAL {_dentry_of('k.parent', 'k.name')} d"
+        f" CROSS JOIN LATERAL {_inode_of('d.node', False)} i",
         ([parent for parent, _ in keys], [name for _, name in keys], volume, volume),
     )
 

@@ -231,16 +231,14 @@ class Transaction:
         nodes -= self._locked if lock else self._inodes.keys()
         taken, guessed = lock and wanted.taken, [entry for entry in entries if entry in self._unsure]
         before = [self._names[entry] for entry in guessed]
-        if nodes and entries and taken:
+        if entries and taken:
             batch.append((statements.lock_with_entries(volume, sorted(nodes), entries), self._take_locked))
         elif nodes:
             take = self._take_locked if lock else self._take_inodes
             batch.append((statements.inodes(volume, sorted(nodes), lock), take))
         if entries:
             self._names.update(dict.fromkeys(entries))
-            locks = taken and not nodes  # directories are locked already, so their names stay what they are
-            take = self._take_taken if locks else self._take_entries
-            batch.append((statements.entries(volume, entries, locks), take))
+            batch.append((statements.entries(volume, entries), self._take_entries))
         if wanted.empty and not self._set_names and (entries or self._is_directory(wanted.entries[-1])):
             batch.append((statements.is_empty(volume, wanted.entries[-1]), self._take_empty))
         if entries or not wanted.rename or self._moves_directory(wanted.entries):
@@ -410,10 +408,6 @@ class Transaction:
             self._names[parent, name] = row[0]
             if row[0] not in self._inodes:
                 self._inodes[row[0]] = StoredInode.of(row)
-
-    def _take_taken(self, rows: Rows) -> None:
-        self._names.update({(parent, name): node for parent, name, node, *_ in rows})
-        self._take_locked([row[2:] for row in rows])
 
     def _take_renames(self, rows: Rows) -> None:
         self._renames = bool(rows)

@@ -44,9 +44,8 @@ STATEMENTS: dict[str, tuple[Statement, int]] = {
     "walk": (statements.walk(1, ROOT_NODE, WAY), 3),
     "lock_walks": (statements.lock_walks(1, ROOT_NODE, [(WAY, 2), ([b"d", b"absent"], 1)]), 2),
     "walked_chunks": (statements.walked_chunks(1, ROOT_NODE, WAY, 4), 1),
-    "entry": (statements.entries(1, [A], False), 1),
-    "entries": (statements.entries(1, [A, B], False), 2),
-    "entries, locked": (statements.entries(1, [A, B], True), 2),
+    "entry": (statements.entries(1, [A]), 1),
+    "entries": (statements.entries(1, [A, B]), 2),
     "links": (statements.links(1, [Link(A[0], A[1], NODES[1]), Link(B[0], B[1], NODES[1])]), 1),
     "is_empty": (statements.is_empty(1, (ROOT_NODE, b"d")), 0),
     "line": (statements.line(1, DIRECTORY), 2),
@@ -144,7 +143,7 @@ def test_a_statement_reads_no_more_than_its_rows(connection: psycopg.Connection[
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= most, plan
 
 
-@pytest.mark.parametrize("name", ["inodes, locked", "lock_with_entries", "entries, locked"])
+@pytest.mark.parametrize("name", ["inodes, locked", "lock_with_entries"])
 def test_a_row_that_changes_while_it_is_waited_for_is_returned_as_it_is_then(
     connection: psycopg.Connection[Any], name: str
 ) -> None:
