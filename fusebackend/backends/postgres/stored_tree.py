@@ -62,7 +62,7 @@ class Scope(threading.local):
         self.links: Sequence[Link] = ()  # to be compared together with the next question
         self.links_above: Sequence[Link] = ()  # the same, if a name that is looked up is absent
         self.way: dict[tuple[int, bytes], Sequence[Any]] = {}  # names that are about to be looked up
-        self.nested: list[Changes] = []
+        self.changes: Changes = []  # of a change of several operations
         self.lost_names: list[int] = []
         self.written: list[tuple[int, int, int | None]] = []  # nodes, and their `contents` and `emptied` before
 
@@ -309,31 +309,12 @@ class PostgresTree(TreeVolume):
 
         Observers and subscribers are called when it has been committed.
         """
-        changes: Changes = []
-        scope = self._scope
-        if scope.transaction is not None:  # the outer one notifies
-            scope.nested.append(changes)
-            yield changes
+        if self._scope.transaction is not None:  # the outer one notifies
+            yield self._scope.changes
             return
         self.settle()
-        scope.nested = [changes]
-        try:
-            with self._alone(durable=True) as transaction:
-                yield changes
-                note = self._step_noted(transaction)
-        except BaseException:
-            self._tell_all(scope.nested, reports=False)
-            raise
-        if note is not None:
-            note.committed()
-        self._tell_all(scope.nested, reports=True)
-
-    def _step_noted(self, transaction: Transaction) -> StepNote | None:
-        """Have a change of several operations add to the log what its verb notes."""
-        note = STEP.get() if self._log is not None else None
-        if note is not None:
-            transaction.logged += note.rows(self, [*itertools.chain.from_iterable(self._scope.nested)])
-        return note
+        with self._telling(), self._alone(durable=True):
+            yield self._scope.changes
 
     @contextlib.contextmanager
     def _alone(self, *, durable: bool) -> Iterator[Transaction]:
@@ -348,8 +329,21 @@ class PostgresTree(TreeVolume):
             transaction.fetch(Wanted())
             return transaction
 
-        with translate_errors(), self.connections.leased(begin) as begun, self._transaction(begun):
+        with translate_errors(), self.connections.leased(begin) as begun, self._step(begun):
             yield begun
+
+    @contextlib.contextmanager
+    def _step(self, transaction: Transaction) -> Iterator[None]:
+        """`_transaction` for a change of several operations, which adds to the log what its verb notes."""
+        scope = self._scope
+        scope.changes = []
+        note = STEP.get() if self._log is not None else None
+        with self._transaction(transaction):
+            yield
+            if note is not None:
+                transaction.logged += note.rows(self, scope.changes)
+        if note is not None:
+            note.committed()
 
     def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
         """As in `NativeVolume`: one transaction, which locks what it changes, and is repeated if it was overtaken.
@@ -358,8 +352,7 @@ class PostgresTree(TreeVolume):
         """
         scope = self._scope
         if scope.transaction is not None:
-            with self.changing() as changes:
-                return work(changes)
+            return work(scope.changes)
         self.settle()
         walks = tuple(Walk(names, removes=removes, reads=reads) for names in map(_names_of, paths) if names)
         attempts = itertools.count(1)
@@ -369,43 +362,38 @@ class PostgresTree(TreeVolume):
 
         def once(connection: Connection[Any], guessed: Guess | None) -> T:
             nonlocal renames
-            changes: Changes = []
-            scope.nested = [changes]
             alone = next(attempts) >= SHARED_ATTEMPTS
             version = self._session.new_version()
             begun = self._begun(connection, version, durable=True, exclusive=alone, several=True, renames=renames)
             try:
-                with self._transaction(begun):
+                with self._step(begun):
                     if guessed is not None and begun.guess(guessed):
-                        result = _as_guessed(work, changes)
-                    else:
-                        moment = self._known.moment
-                        begun.fetch(Wanted(walks=walks))
-                        if makes and self._feed.live:
-                            self._known.walked(moment, begun.way)
-                        result = work(changes)
-                    note = self._step_noted(begun)
-                if note is not None:
-                    note.committed()
-                return result
+                        return _as_guessed(work, scope.changes)
+                    moment = self._known.moment
+                    begun.fetch(Wanted(walks=walks))
+                    if makes and self._feed.live:
+                        self._known.walked(moment, begun.way)
+                    return work(scope.changes)
             finally:
                 renames = renames or begun.wants_renames
 
-        try:
-            result = self._attempted(guess, once)
-        except BaseException:
-            self._tell_all(scope.nested, reports=False)
-            raise
-        self._tell_all(scope.nested, reports=True)
-        return result
+        with self._telling():
+            return self._attempted(guess, once)
 
-    def _tell_all(self, found: Sequence[Changes], *, reports: bool) -> None:
-        """A failed change is announced as well: it may have happened, and if not, an invalidation does no harm."""
-        shown = [self.report(changes) for changes in found if reports]
-        for changes in found:
-            self.tell(changes)
-        for tell in shown:
-            tell()
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell of the changes of a step when it is made. A failed one is announced as well: it may have happened, and
+        if not, an invalidation does no harm."""
+        scope = self._scope
+        scope.changes = []
+        try:
+            yield
+        except BaseException:
+            self.tell(scope.changes)
+            raise
+        shown = self.report(scope.changes)
+        self.tell(scope.changes)
+        shown()
 
     @contextlib.contextmanager
     def viewing(self) -> Iterator[None]:
