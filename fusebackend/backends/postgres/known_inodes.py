@@ -24,12 +24,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from fusebackend.backends.postgres.statements import FIELDS, StoredInode
+from fusebackend.base.recent import Recent
 from fusebackend.databases.pipeline import Rows
 from fusebackend.volumes.damage import is_in_range
-from fusebackend.volumes.storage import CHUNK_BYTES
+from fusebackend.volumes.storage import CHUNK_BYTES, Chunk, ChunkCache
 
 MAX_INODES: Final = 20_000
-"""Some 1 KB each. The oldest are forgotten first, as of all that follows."""
+"""Some 1 KB each. Those that were noted first are forgotten first, as of all that follows."""
 
 MAX_BYTES: Final = 8 << 20
 """Of files."""
@@ -65,16 +66,15 @@ class KnownInodes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[int, StoredInode] = {}
-        self._data: dict[int, bytes] = {}  # all bytes of files whose rows are known
-        self._bytes = 0
+        self._known: Recent[int, StoredInode] = Recent(MAX_INODES)
+        self._data = ChunkCache(MAX_BYTES)  # all bytes of files, as of their rows in `_known`
         self._names: dict[int, _Names] = {}
         self._named = 0  # how many names there are
         self._moment = 0
         self._changes: dict[int, int] = {}  # when a node last changed; all others did at `_floor` or before
         self._floor = 0
-        self._sent: dict[int, int] = {}  # versions of bytes that the kernel has been given
-        self._aged: dict[int, StoredInode] = {}  # rows of directories that others have changed since
+        self._sent: Recent[int, int] = Recent(MAX_CHANGES)  # versions of bytes that the kernel has been given
+        self._aged: Recent[int, StoredInode] = Recent(MAX_CHANGES)  # rows of directories that others have changed since
 
     @property
     def moment(self) -> int:
@@ -93,16 +93,17 @@ class KnownInodes:
 
     def data(self, node: int) -> tuple[StoredInode, bytes] | None:
         """A copy of the row of a small file, and all its bytes."""
-        known, data = self._known.get(node), self._data.get(node)
-        if known is None or data is None:
-            return None
-        self._sent[node] = known.contents
-        return copy.copy(known), data
+        with self._lock:
+            known, only = self._known.get(node), self._data.get((node, 0))
+            if known is None or only is None:
+                return None
+            self._sent[node] = known.contents
+        return copy.copy(known), bytes(only.data)
 
     def needs_data(self, node: int) -> bool:
         """Whether a node is a small file whose bytes are neither here nor with the kernel."""
         known = self._known.get(node)
-        if known is None or not stat.S_ISREG(known.mode) or node in self._data:
+        if known is None or not stat.S_ISREG(known.mode) or (node, 0) in self._data:
             return False
         return 0 < known.size <= CHUNK_BYTES and self._sent.get(node) != known.contents
 
@@ -243,16 +244,15 @@ class KnownInodes:
             for node in nodes:
                 if node is not None and (row := self.directory(node)) is not None:
                     self._aged[node] = row
-            if None in nodes or len(self._aged) > MAX_CHANGES:
-                self._aged.clear()
             if None in nodes:
+                self._aged.clear()
                 self._moment += 1
                 self._floor = self._moment
                 self._changes.clear()
                 self._known.clear()
                 self._data.clear()
                 self._names.clear()
-                self._bytes = self._named = 0
+                self._named = 0
             for node in nodes:
                 if node is not None:
                     self._note_change(node)
@@ -278,21 +278,11 @@ class KnownInodes:
             return
         self._known[node] = copy.copy(inode)
         if data is not None:
-            self._data[node] = data
-            self._bytes += len(data)
-        while len(self._known) > MAX_INODES:
-            self._drop(next(iter(self._known)))
-        while self._bytes > MAX_BYTES:
-            self._drop_data(next(iter(self._data)))
-        while len(self._sent) > MAX_CHANGES:
-            del self._sent[next(iter(self._sent))]
+            self._data.put((node, 0), Chunk(data))
 
     def _drop(self, node: int) -> None:
         self._known.pop(node, None)
-        self._drop_data(node)
-
-    def _drop_data(self, node: int) -> None:
-        self._bytes -= len(self._data.pop(node, b""))
+        self._data.pop((node, 0))
 
     def _drop_names(self, directory: int) -> None:
         known = self._names.pop(directory, None)

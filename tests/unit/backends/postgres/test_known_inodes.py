@@ -24,6 +24,7 @@ from fusebackend.backends.postgres.known_inodes import (
 )
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.protocol import ROOT_NODE, AttrChanges
+from fusebackend.volumes.storage import CHUNK_COST_BYTES
 
 NODE = 7
 
@@ -205,7 +206,7 @@ def test_bounds() -> None:
     for node in range(1, MAX_INODES + 3):
         known.found(known.moment, row(1, node))
     assert known.get(1) is None is known.get(2) and known.get(3) is not None
-    big = bytes(MAX_BYTES // 4)
+    big = bytes(MAX_BYTES // 4 - CHUNK_COST_BYTES)
     for node in range(1, 6):
         known.found(known.moment, row(1, node), big)
     assert [node for node in range(1, 6) if known.data(node)] == [2, 3, 4, 5]
