@@ -295,29 +295,21 @@ class Connections:
         Raises:
             OSError: the server's error, or ETIMEDOUT when it can't be reached.
         """
-        with self._place():
-            connection, result = self._begin(work)
-            self._give_back(connection)
+        with self.leased(work) as result:
             return result
 
     @contextlib.contextmanager
     def leased(self, begin: Callable[[Connection[Any]], T]) -> Iterator[T]:
         """The result of `begin`, whose connection is for its caller until the end of the block; errors as of `run`."""
-        with self._place():
+        will_wait()
+        if not self._places.take(BUSY_S):
+            raise OSError(errno.ETIMEDOUT, f"PostgreSQL: all connections have been busy for {BUSY_S} s")
+        try:
             connection, result = self._begin(begin)
             try:
                 yield result
             finally:
                 self._give_back(connection)
-
-    @contextlib.contextmanager
-    def _place(self) -> Iterator[None]:
-        """Wait for a free connection."""
-        will_wait()
-        if not self._places.take(BUSY_S):
-            raise OSError(errno.ETIMEDOUT, f"PostgreSQL: all connections have been busy for {BUSY_S} s")
-        try:
-            yield
         finally:
             self._places.leave()
 
