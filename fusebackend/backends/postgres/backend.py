@@ -97,10 +97,6 @@ class PostgresBackend(VolumeBackend):
     def _where(self) -> str:
         return f"{mask(self.volume.conninfo)!r}, volume {self.volume.name!r}"
 
-    def close(self) -> None:
-        self.search.close()
-        super().close()
-
     def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
         self.volume.settle()
         return self.search.of(path, matcher, pattern, self.max_search_bytes)

@@ -235,7 +235,6 @@ class VolumeFeed:
         register: registers the session with a new connection.
         wake: has `turn` called soon.
         is_quiet: whether all that the connection has for its thread has been read.
-        stir: is called after each change of the volume, by any session.
         on_delay: is called for each change of another session, after it was told of here, with the seconds since its
             transaction began, by the server's clock.
         leads: whether this session is among the first `WATCHERS`, which do what one of all has to do.
@@ -251,7 +250,6 @@ class VolumeFeed:
         self.live = True
         self.session = 0
         self.wake: Callable[[], None] = lambda: None
-        self.stir: Callable[[], None] = lambda: None
         self.register: Callable[[Connection[Any]], None] = lambda connection: None
         self.is_quiet: Callable[[], bool] = lambda: True
         self.lease = Lease(volume_id, lambda: self.wake(), lambda: self.is_quiet())
@@ -311,7 +309,6 @@ class VolumeFeed:
                 self._pending = {NO_XID}
         if self._is_due and not was_due:
             self.wake()
-        self.stir()
 
     @property
     def silent_s(self) -> float:
@@ -491,7 +488,6 @@ class VolumeFeed:
 
     def _publish(self, changes: Sequence[Change]) -> None:
         self._busy_until = time.monotonic() + 2 * KEEP_S
-        self.stir()
         if self._published.qsize() < MAX_UNPUBLISHED:
             self._put(partial(self._changed, changes))
         elif not self._overflown:

@@ -10,8 +10,9 @@ are committed with a wait for the disk, and numbers are left out where the serve
 The session's thread frees nodes without a name. The last name of a node may go while processes on other hosts have it
 open; their feeds learn that a little later, and they then register in `nameless`. So a node without a registered user
 is kept for `GRACE_S`, unless this is the only session. A session whose lock has been free for as long is dead, and its
-registrations end; one that has only lost its connection takes the lock again before. The same thread frees what deleted
-snapshots had (`old_rows.Pruner`).
+registrations end; one that has only lost its connection takes the lock again before. The same thread does what takes
+long, in portions with pauses between (`Worker`): it frees what deleted snapshots had (`old_rows.Pruner`), and brings
+the search index up to date (`search/index.py`). What there is to do is asked for every `PERIOD_S`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from fusebackend.backends.postgres import old_rows, statements
 from fusebackend.backends.postgres.feed import VolumeFeed, channel, hello
@@ -83,8 +84,8 @@ GATHER_S = 0.5
 
 FREED_AT_ONCE = 500
 
-PRUNE_PAUSE_S: Final = 0.02
-"""Between two portions of what deleted snapshots had."""
+PAUSE_S: Final = 0.02
+"""Between two portions of work in the background, if they take no longer."""
 
 _CLAIM = "SELECT pg_advisory_lock(%s::int, %s::int)"
 
@@ -132,12 +133,27 @@ def require_own_process(conninfo: str) -> None:
         raise OSError(errno.ENOTSUP, words)
 
 
+class Worker(Protocol):
+    """Work in the background of a volume, which one of the first hosts does (`VolumeFeed.leads`)."""
+
+    failure: str
+    """What the log says when it fails."""
+    left: str
+    """SQL, whose parameter is the volume: whether there may be something to do."""
+
+    def work(self, connection: Connection[Any]) -> bool:
+        """Do a portion, in a short transaction. Returns whether there is more to do now."""
+
+
 class HostSession:
     """See the module's docstring.
 
     Args:
         conninfo: how to connect to the server.
         connections: for the work that may take long.
+
+    Attributes:
+        workers: what the session's thread does in the background.
 
     Raises:
         OSError: the server can't be reached, or refuses.
@@ -159,8 +175,10 @@ class HostSession:
         self._counts = itertools.count(1)
         self._unregistered: set[int] = set()  # open here and changed elsewhere: they may have lost their names
         self._newest = old_rows.Newest(volume)
-        self._pruner = old_rows.Pruner(volume)
-        self._prunes = False  # there may be old rows to free
+        self.workers: list[Worker] = [old_rows.Pruner(volume)]
+        self._busy: list[Worker] = []  # those that have something to do
+        self._failing: set[Worker] = set()
+        self._due_at = 0.0  # when the thread looks for something to do
         self._stop = threading.Event()
         self._wake = threading.Event()
         feed.register = self._register
@@ -209,33 +227,54 @@ class HostSession:
         self._unregistered.add(node)
         self._wake.set()
 
-    def prune(self) -> None:
-        """Free the old rows of deleted snapshots, soon."""
-        self._prunes = True
+    def work_soon(self) -> None:
+        """There is something to do for a worker."""
+        self._due_at = 0.0
         self._wake.set()
 
     def _work(self) -> None:
-        freed_at = 0.0
         while not self._stop.is_set():
             try:
                 if self._uses.unused() or self._unregistered:
                     self.run(self._note)
-                if time.monotonic() - freed_at >= PERIOD_S:
+                if time.monotonic() >= self._due_at:
+                    self._due_at = time.monotonic() + PERIOD_S
                     self.each_period()
                     if self._feed.has_duties:
                         self._free()
-                        self._prunes = self._prunes or self.run(self._is_left)
+                    if self._feed.leads:
+                        self._busy = self.run(self._find_work)
                     while self._feed.is_dirty and self.run(self._feed.sweep):
                         pass
-                    freed_at = time.monotonic()
-                if self._prunes:
-                    self._prunes = self._connections.run(self._pruner.work)
             except OSError as error:
                 log.warning("session %d of the volume has no connection: %s", self.id, error)
+                self._due_at = 0.0
                 self._stop.wait(1)
-            if self._wake.wait(PRUNE_PAUSE_S if self._prunes else PERIOD_S):
+            if self._wake.wait(self._do_portions() if self._busy else PERIOD_S):
                 self._wake.clear()
                 self._stop.wait(GATHER_S)
+
+    def _find_work(self, connection: Connection[Any]) -> list[Worker]:
+        """The workers with something to do. The pool's connections are not used where there is nothing."""
+        query = f"SELECT {', '.join(worker.left for worker in self.workers)}"
+        (found,) = rows_of(connection, query, [self._volume] * len(self.workers))
+        return [worker for worker, is_left in zip(self.workers, found, strict=True) if is_left]
+
+    def _do_portions(self) -> float:
+        """Have each worker do a portion. Returns the pause after them: they take half of a processor at most."""
+        began = time.monotonic()
+        for worker in tuple(self._busy):
+            is_left = False
+            try:
+                is_left = self._connections.run(worker.work)
+                self._failing.discard(worker)
+            except Exception as error:  # the thread goes on, and tries it again in a while
+                if worker not in self._failing:
+                    log.warning("volume %d: %s: %s", self._volume, worker.failure, error)
+                self._failing.add(worker)
+            if not is_left:
+                self._busy.remove(worker)
+        return max(PAUSE_S, time.monotonic() - began)
 
     def _note(self, connection: Connection[Any]) -> None:
         """Register the nameless nodes that are used here, and unregister those that are no more."""
@@ -301,11 +340,6 @@ class HostSession:
                 query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)"
                 rows_of(connection, query, (self._volume, nodes))
             return len(nodes)
-
-    def _is_left(self, connection: Connection[Any]) -> bool:
-        """Whether deleted snapshots have left rows. The pool's connections are not used where there are none."""
-        query = "SELECT EXISTS (SELECT FROM fusebackend.pruning WHERE volume = %s)"
-        return rows_of(connection, query, (self._volume,)) == [(True,)]
 
     def _may_reap(self, connection: Connection[Any]) -> bool:
         """Whether no other session is at it, until the end of the transaction."""

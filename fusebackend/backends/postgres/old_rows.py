@@ -274,6 +274,9 @@ class Pruner:
     one has come it only has in memory.
     """
 
+    failure = "what deleted snapshots had can't be freed"
+    left = "EXISTS (SELECT FROM fusebackend.pruning WHERE volume = %s)"
+
     def __init__(self, volume: int) -> None:
         self._volume = volume
         self._span: tuple[int, int] | None = None

@@ -32,7 +32,7 @@ from fusebackend.base.stamps import CLOCK
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.pipeline import COMMIT, Rows, Statement, rollback, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
-from fusebackend.protocol import NOTE, ROOT_NODE, STEP, Change, Changes, Link, LogRow, StepNote, WrongLinks
+from fusebackend.protocol import NOTE, ROOT_NODE, STEP, Change, Changes, Link, LogRow, WrongLinks
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
 from fusebackend.volumes.quota import Limits, bytes_of_blocks

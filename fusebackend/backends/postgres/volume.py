@@ -33,7 +33,7 @@ from typing import Any, Literal, TypeVar
 from fusebackend.backends.postgres import old_rows, schema, statements
 from fusebackend.backends.postgres.commit_log import KeptLog
 from fusebackend.backends.postgres.feed import VolumeFeed
-from fusebackend.backends.postgres.host_session import HostSession, configure, require_own_process
+from fusebackend.backends.postgres.host_session import HostSession, Worker, configure, require_own_process
 from fusebackend.backends.postgres.known_inodes import UNKNOWN
 from fusebackend.backends.postgres.snapshots import PostgresSnapshots
 from fusebackend.backends.postgres.statements import StoredInode
@@ -182,14 +182,10 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
     def all_at_once(self) -> bool:  # type: ignore[override]
         return self._lease.held
 
-    @property
-    def leads(self) -> bool:
-        """Whether this host is to do what one of all hosts has to do."""
-        return self._feed.leads
-
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Call it after each change of the volume, by any host. It must not wait."""
-        self._feed.stir = callback
+    def add_worker(self, worker: Worker) -> None:
+        """Have the session do it in the background."""
+        self._session.workers.append(worker)
+        self._session.work_soon()
 
     def observe_delays(self, callback: Callable[[float], None]) -> None:
         self._feed.on_delay = callback
@@ -560,7 +556,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             number = self._snapshots.delete(transaction, name)
             transaction.changes.append(SNAPSHOTS)
         self._snapshots.deleted(number)
-        self._session.prune()
+        self._session.work_soon()
 
     def snapshot(self, name: str) -> Volume:
         return self._snapshots.view(name)

@@ -69,14 +69,14 @@ def indexed(backend: SqliteBackend) -> None:
 def indexed_postgres(backend: PostgresBackend) -> None:
     indexer = backend.search.indexer
     assert indexer is not None, "the server of the tests has pg_trgm"
-    while indexer.work(quiet_s=0) is not None:
+    while backend.volume.connections.run(lambda connection: indexer.work(connection, quiet_s=0)):
         pass
 
 
 def made_in_postgres(kind: str, server: Postgres, corpus: dict[str, bytes], opened: ExitStack) -> PostgresBackend:
     backend = opened.enter_context(PostgresBackend(opened.enter_context(server.database())))
     assert backend.search.indexer is not None, "the server of the tests has pg_trgm"
-    backend.search.indexer.stop()  # nothing is indexed but where it is said
+    backend.volume._session.workers.remove(backend.search.indexer)  # nothing is indexed but where it is said
     if kind == "postgres half indexed":
         filled(backend, dict(list(corpus.items())[::2]))
         indexed_postgres(backend)

@@ -15,19 +15,17 @@ change of the size, which changes no chunk, can't make it wrong.
 The index needs the extension pg_trgm. Opening a volume makes both where that is allowed; elsewhere nothing is indexed,
 and the server goes through all chunks for every search.
 
-The indexer is a thread. Every host that has the volume open has one. The two that have had it open for longest work, or
-each change had all of 64 hosts open a connection for the question; an advisory lock lets one of them at a time. Each
-portion of the work is one transaction. A row leaves `unindexed` only if it has not changed since it was read: a writer
-waits for a commit at most, and its bytes are indexed again. A file that changes all the time (a log) waits until it has
-been left alone for `QUIET_S`. A crash, or the lack of an indexer, costs no match: every search reads the files without
-an entry.
+The indexer works in the thread of the host's session, as what frees old rows does, on the two hosts that have had the
+volume open for longest; an advisory lock lets one of them at a time. Each portion of the work is one transaction, which
+takes some 50 ms here and as long again in the server. A row leaves `unindexed` only if it has not changed since it was
+read: a writer waits for a commit at most, and its bytes are indexed again. A file that changes all the time (a log)
+waits until it has been left alone for `QUIET_S`. A crash, or the lack of an indexer, costs no match: every search reads
+the files without an entry.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fusebackend.backends.postgres.search.query import REGULAR
@@ -38,8 +36,6 @@ from fusebackend.volumes.storage import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from psycopg import Connection
-
-    from fusebackend.backends.postgres.volume import PostgresVolume
 
 log = logging.getLogger(__name__)
 
@@ -165,16 +161,7 @@ QUIET_S = 2.0
 
 PORTION_FILES: Final = 256
 PORTION_BYTES: Final = 2 << 20
-"""Bounds of one transaction, which takes some 50 ms here and as long again in the server."""
-
-LOOK_S = 5.0
-"""How often it polls for changes, and for the lock, while the volume is being changed."""
-
-IDLE_S = 300.0
-"""How often it polls for changes that it was not told of. A poll opens a connection."""
-
-FAILED_S = 10.0
-"""The pause after a failure."""
+"""Bounds of one transaction."""
 
 _WAITING: Final = f"""
 SELECT unindexed.node, change::text, (
@@ -211,7 +198,6 @@ _LARGE: Final = _SEEN + (
 _SORT_IN: Final = f"""
 SELECT gin_clean_pending_list(oid) FROM pg_class WHERE oid = to_regclass('{INDEX}') AND pg_has_role(relowner, 'USAGE')
 """
-_LEFT: Final = "SELECT EXISTS (SELECT FROM fusebackend.unindexed WHERE volume = %s AND NOT large)"
 
 
 class ChangedFile(NamedTuple):
@@ -224,76 +210,34 @@ class ChangedFile(NamedTuple):
 
 
 class SearchIndexer:
-    """See the module's docstring. Owns its thread, and has a connection only while it works."""
+    """A worker of a session (`host_session.py`). See the module's docstring."""
 
-    def __init__(self, volume: PostgresVolume) -> None:
-        self._kept = volume
-        self._volume = volume.id
+    failure = "the search index can't be brought up to date"
+    left = "EXISTS (SELECT FROM fusebackend.unindexed WHERE volume = %s AND NOT large)"
+
+    def __init__(self, volume: int) -> None:
+        self._volume = volume
         self._unsorted = False  # the index has gathered entries of this indexer
-        self._stopping = threading.Event()
-        self._stirred = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fusebackend-index", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stir(self) -> None:
-        """The volume has been changed. Called after each change, and costs no more than a flag."""
-        if not self._stirred.is_set():
-            self._stirred.set()
-
-    def stop(self) -> None:
-        """End the thread, after the portion it is at. To be called before the connections are closed."""
-        self._stopping.set()
-        self._stirred.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        failing = False
-        pause_s = 0.0
-        while not self._stopping.wait(pause_s):
-            begun = time.monotonic()
-            self._stirred.clear()
-            try:
-                more_s = self.work() if self._kept.leads else None
-                failing = False
-            except Exception as error:  # the thread goes on; searches read the files without an entry
-                if not failing:
-                    log.warning("the search index of volume %d can't be brought up to date: %s", self._volume, error)
-                failing = True
-                more_s = FAILED_S
-            # As long as it has worked, so it takes half of a processor at most.
-            pause_s = LOOK_S if more_s is None else max(more_s, time.monotonic() - begun)
-            if more_s is None and not self._stopping.is_set():
-                self._stirred.wait(IDLE_S)
-
-    def work(self, quiet_s: float | None = None) -> float | None:
-        """Index a portion; gives the seconds after which there may be more to do, None when nothing is left.
+    def work(self, connection: Connection[Any], quiet_s: float | None = None) -> bool:
+        """Index a portion, in one transaction of three round trips, which the pool rolls back if it fails. Returns
+        whether there is more that has been left alone for long enough.
 
         Raises:
-            OSError: nothing has been indexed.
+            psycopg.Error: nothing has been indexed.
         """
-        quiet_s = QUIET_S if quiet_s is None else quiet_s
-        return self._kept.connections.run(lambda connection: self._work(connection, quiet_s))
-
-    def _work(self, connection: Connection[Any], quiet_s: float) -> float | None:
-        """One transaction of three round trips, which the pool rolls back if it fails."""
         lock = ("SELECT pg_try_advisory_xact_lock(%s::int, %s::int)", [INDEX_LOCK, self._volume])
-        looked = (_WAITING, [self._volume, quiet_s])
-        _, locked, rows, left = send(connection, [BEGIN, lock, looked, (_LEFT, [self._volume])])
-        if locked == [(False,)]:
-            send(connection, [COMMIT])
-            return LOOK_S
-        waiting = [ChangedFile(*row) for row in rows]
+        looked = (_WAITING, [self._volume, QUIET_S if quiet_s is None else quiet_s])
+        _, locked, rows = send(connection, [BEGIN, lock, looked])
+        waiting = [ChangedFile(*row) for row in rows] if locked == [(True,)] else []
         portion = next(by_size(waiting, _read_bytes, PORTION_FILES, PORTION_BYTES), [])
         if portion:
             self._unsorted = True
             send(connection, [*self._indexing(connection, portion), COMMIT])
-            return 0.0
+            return True
         send(connection, [(_SORT_IN, []), COMMIT] if self._unsorted else [COMMIT])
         self._unsorted = False
-        return quiet_s if left == [(True,)] else None
+        return False
 
     def _indexing(self, connection: Connection[Any], portion: list[ChangedFile]) -> list[Statement]:
         """The statements. Last come those that lock rows which writers of these files need."""

@@ -105,7 +105,7 @@ class ReadAhead(FileSearch):
 
 
 class PostgresSearch:
-    """The searches of a volume. To be closed before the connections.
+    """The searches of a volume.
 
     Attributes:
         queries: runs its queries.
@@ -116,14 +116,9 @@ class PostgresSearch:
         self._volume = volume
         indexed = volume.connections.run(make_index)
         self.queries = SearchQueries(volume.connections, volume.id, indexed=indexed)
-        self.indexer = SearchIndexer(volume) if indexed else None
+        self.indexer = SearchIndexer(volume.id) if indexed else None
         if self.indexer is not None:
-            self.indexer.start()
-            volume.on_change(self.indexer.stir)
-
-    def close(self) -> None:
-        if self.indexer is not None:
-            self.indexer.stop()
+            volume.add_worker(self.indexer)
 
     def of(self, path: str, matcher: Matcher | None, pattern: str | None, max_bytes: int) -> FileSearch:
         """A search, for a literal or for the files alone."""

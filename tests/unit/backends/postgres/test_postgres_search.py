@@ -27,6 +27,7 @@ from services.stall import Stall
 from together import beside, together
 
 from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres import host_session
 from fusebackend.backends.postgres.search import index as index_module
 from fusebackend.backends.postgres.search import query as query_module
 from fusebackend.backends.postgres.search import search as postgres_search
@@ -46,7 +47,7 @@ Sql = Callable[..., list[Any]]
 def opened(dsn: str, volume: str | None = None) -> PostgresBackend:
     """A backend, of an empty volume, in which nothing is indexed but where a test says so."""
     backend = PostgresBackend(dsn, volume or uuid.uuid4().hex)
-    indexer_of(backend).stop()
+    backend.volume._session.workers.remove(indexer_of(backend))
     return backend
 
 
@@ -68,8 +69,12 @@ def indexer_of(backend: PostgresBackend) -> SearchIndexer:
     return indexer
 
 
+def index_some(backend: PostgresBackend, quiet_s: float = 0) -> bool:
+    return backend.volume.connections.run(lambda connection: indexer_of(backend).work(connection, quiet_s))
+
+
 def index_all(backend: PostgresBackend) -> None:
-    while indexer_of(backend).work(quiet_s=0) is not None:
+    while index_some(backend):
         pass
 
 
@@ -143,7 +148,7 @@ class PostgresSearchMachine(SearchMachine):
         self.backend = opened(self.dsn)
 
     def index_portion(self) -> bool:
-        return indexer_of(self.backend).work(quiet_s=0) is not None
+        return index_some(self.backend)
 
     @rule()
     def check_index(self) -> None:
@@ -230,7 +235,7 @@ def test_a_large_file_is_always_read(
     large = put(backend, "/large.txt", lines * 40_000 + b"needle\n")
     index_all(backend)
     assert nodes_in(sql, "unindexed", backend) == {large} and nodes_in(sql, "entry", backend) == {middling}
-    assert indexer_of(backend).work(quiet_s=0) is None, "it is not looked at again"
+    assert not index_some(backend), "it is not looked at again"
     monkeypatch.setattr(postgres_search, "LOCKED_BYTES", 1 << 20)  # the largest is read as other volumes read it
     for number in range(2):
         assert backend.grep("needle").matches == [
@@ -271,7 +276,7 @@ def test_what_is_written_while_it_is_indexed_is_indexed_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(SearchIndexer, "_entries", read_and_overwrite)
-        assert indexer_of(backend).work(quiet_s=0) == 0.0
+        assert index_some(backend)
     assert nodes_in(sql, "unindexed", backend) == {node}
     for _ in range(2):
         assert found(backend, "second") == ["/file.txt"]
@@ -289,7 +294,7 @@ def test_who_is_in_the_middle_of_a_change_is_not_waited_for(
     with psycopg.connect(shared_dsn) as writer:
         change = "UPDATE fusebackend.chunk SET data = 'secon\n' WHERE volume = %s AND node = %s"
         writer.execute(change, [backend.volume.id, node])
-        assert indexer_of(backend).work(quiet_s=0) == 0.0, "a wait would end after 10 s, with an error"
+        assert index_some(backend), "a wait would end after 10 s, with an error"
         assert nodes_in(sql, "unindexed", backend) == {node} and nodes_in(sql, "entry", backend) == {node, other}
         assert found(backend, "first") == ["/file.txt"]
     assert found(backend, "secon") == ["/file.txt"] and found(backend, "first") == []
@@ -303,15 +308,15 @@ def test_one_host_indexes_at_a_time(backend: PostgresBackend, shared_dsn: str, s
     node = put(backend, "/file.txt", b"needle\n")
     with psycopg.connect(shared_dsn) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s::int, %s)", [index_module.INDEX_LOCK, backend.volume.id])
-        assert indexer_of(backend).work(quiet_s=0) == index_module.LOOK_S
+        assert not index_some(backend)
         assert nodes_in(sql, "unindexed", backend) == {node}
-    assert indexer_of(backend).work(quiet_s=0) == 0.0
-    assert indexer_of(backend).work(quiet_s=0) is None
+    assert index_some(backend)
+    assert not index_some(backend)
 
 
 def test_what_is_changed_all_the_time_waits(backend: PostgresBackend) -> None:
     put(backend, "/log.txt", b"needle\n")
-    assert indexer_of(backend).work(quiet_s=3600) == 3600
+    assert not index_some(backend, quiet_s=3600)
     assert found(backend, "needle") == ["/log.txt"]
 
 
@@ -319,8 +324,8 @@ def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
     shared_dsn: str, sql: Sql, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(index_module, "QUIET_S", 0.0)
-    for pause in ("LOOK_S", "FAILED_S"):
-        monkeypatch.setattr(index_module, pause, 0.05)
+    for pause in ("PERIOD_S", "GATHER_S"):
+        monkeypatch.setattr(host_session, pause, 0.05)
     indexing = SearchIndexer._indexing
 
     def fail(*_: object) -> None:
@@ -328,7 +333,7 @@ def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
 
     monkeypatch.setattr(SearchIndexer, "_indexing", fail)
     with (
-        caplog.at_level(logging.WARNING, index_module.__name__),
+        caplog.at_level(logging.WARNING, host_session.__name__),
         PostgresBackend(shared_dsn, uuid.uuid4().hex) as backend,
     ):
         node = put(backend, "/file.txt", b"needle\n")
@@ -337,7 +342,6 @@ def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
         monkeypatch.setattr(SearchIndexer, "_indexing", indexing)
         eventually(lambda: nodes_in(sql, "entry", backend) == {node} and not nodes_in(sql, "unindexed", backend))
         assert found(backend, "needle") == ["/file.txt"]
-    assert "fusebackend-index" not in {thread.name for thread in threading.enumerate()}
     assert caplog.text.count("can't be brought up to date") == 1
 
 
