@@ -61,10 +61,6 @@ def _first_cut(size: int) -> int:
     return (size >> CHUNK_SHIFT) + bool(size & (CHUNK_BYTES - 1))
 
 
-def _replace(rows: Rows, found: Rows) -> None:
-    rows[:] = found
-
-
 def gone() -> OSError:
     return oserror(errno.ESTALE)
 
@@ -176,7 +172,7 @@ class Transaction:
         self._is_draft = False
         self._is_flushed = False  # some of it was written before the end
         self._guess: list[tuple[Statement, Callable[[Rows], None] | None]] = []  # sent with the commit
-        self._guessed: Rows = [(True,)]  # whether all was as guessed
+        self._guessed: Rows = []  # whether all was as guessed
         self._dated: StoredInode | None = None  # the guessed row of a directory that only gets names (`Guess.dated`) …
         self._dated_at = 0  # … and the time of that
         self._dated_row: Rows = []  # … as it was when it was locked
@@ -476,16 +472,14 @@ class Transaction:
         count, self.newest = newest
         self._begun = True
         self._guess = [(BEGIN, None)]
-        compares = partial(_replace, self._guessed)
         if guess.dated:
             self._dated = copy.copy(guess.rows[guess.dated])
             turns = [guess.dated]
             locks = statements.lock_changes(self._volume, False, turns, self._renames if self.several else None)
-            take = partial(_replace, self._dated_row)
-            self._guess += [(locks, None), (statements.inodes(self._volume, turns, lock=True), take)]
-            self._guess.append((statements.compare_dated(self._volume, guess, count), compares))
-        else:
-            self._guess.append((statements.lock_guessed(self._volume, guess, count), compares))
+            rows = statements.inodes(self._volume, turns, lock=True)
+            self._guess += [(locks, None), (rows, self._dated_row.extend)]
+        compares = statements.compare_dated if guess.dated else statements.lock_guessed
+        self._guess.append((compares(self._volume, guess, count), self._guessed.extend))
         self._inodes.update({inode.node: inode for inode in guess.way})
         self._names.update({(link.parent, link.name): link.node for link in guess.links if guess.way})
         self._inodes.update(guess.rows)
@@ -642,7 +636,7 @@ class Transaction:
                 words = "PostgreSQL: the connection was lost while a change was being committed"
                 raise OSError(errno_of(error), words) from error
             raise
-        if self._guessed != [(True,)]:
+        if self._guess and self._guessed != [(True,)]:
             raise overtaken()
         if self._dated is not None and self._dated_at:
             self._note_dated(self._dated)
