@@ -253,7 +253,6 @@ class VolumeFeed:
         self.register: Callable[[Connection[Any]], None] = lambda connection: None
         self.is_quiet: Callable[[], bool] = lambda: True
         self.lease = Lease(volume_id, lambda: self.wake(), lambda: self.is_quiet())
-        self._answered_at = lease.now_s()
         self._volume = volume_id
         self.on_delay: Callable[[float], None] | None = None
         self._published: queue.Queue[Callable[[], object] | None] = queue.Queue()  # None ends the thread
@@ -309,11 +308,6 @@ class VolumeFeed:
                 self._pending = {NO_XID}
         if self._is_due and not was_due:
             self.wake()
-
-    @property
-    def silent_s(self) -> float:
-        """How long ago the last question was asked that the server has answered: the connection was there then."""
-        return lease.now_s() - self._answered_at
 
     # -- the connection's thread -------------------------------------------------------------------------------
 
@@ -436,7 +430,6 @@ class VolumeFeed:
         rows = ask((_LOOK, (volume, volume, str(after), own, volume, running, own)))
         self._looked_at = time.monotonic()
         self.lease.answered(sent_at)
-        self._answered_at = sent_at
         now, floor = PgSnapshot.parse(rows[0][0]), rows[0][1] or ""
         self._position = now
         if before is NOTHING:

@@ -102,6 +102,12 @@ AND since <= now() - make_interval(secs => %s::float8) AND NOT EXISTS (SELECT 1
 FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.session <> 0)
 """
 
+_ABANDON = """
+WITH gone AS (DELETE FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s){also} RETURNING volume, node)
+INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, 0 FROM gone ON CONFLICT DO NOTHING
+"""
+"""Nodes without a name that sessions use no more are without a known user from now on."""
+
 T = TypeVar("T")
 
 
@@ -209,7 +215,7 @@ class HostSession:
 
         Another one may have the lease, which this change would break.
         """
-        if self._feed.silent_s < REJOIN_S:
+        if self._feed.lease.silent_s < REJOIN_S:
             return
         if not rows_of(connection, "SELECT true FROM fusebackend.session WHERE id = %s", (self.id,)):
             self._add(connection)
@@ -256,9 +262,10 @@ class HostSession:
 
     def _find_work(self, connection: Connection[Any]) -> list[Worker]:
         """The workers with something to do. The pool's connections are not used where there is nothing."""
-        query = f"SELECT {', '.join(worker.left for worker in self.workers)}"
-        (found,) = rows_of(connection, query, [self._volume] * len(self.workers))
-        return [worker for worker, is_left in zip(self.workers, found, strict=True) if is_left]
+        workers = tuple(self.workers)
+        query = f"SELECT {', '.join(worker.left for worker in workers)}"
+        (found,) = rows_of(connection, query, [self._volume] * len(workers))
+        return [worker for worker, is_left in zip(workers, found, strict=True) if is_left]
 
     def _do_portions(self) -> float:
         """Have each worker do a portion. Returns the pause after them: they take half of a processor at most."""
@@ -297,17 +304,7 @@ class HostSession:
 
     def _abandon(self, connection: Connection[Any], nodes: list[int]) -> None:
         with _durable(connection):
-            rows_of(
-                connection,
-                "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, n, 0 FROM unnest(%s::int8[]) n"
-                " ON CONFLICT DO NOTHING",
-                (self._volume, nodes),
-            )
-            rows_of(
-                connection,
-                "DELETE FROM fusebackend.nameless WHERE volume = %s AND node = ANY(%s) AND session = %s",
-                (self._volume, nodes, self.id),
-            )
+            rows_of(connection, _ABANDON.format(also=" AND node = ANY(%s)"), (self._volume, [self.id], nodes))
 
     def _free(self) -> None:
         """Free unused nodes, unless another session does."""
@@ -366,15 +363,9 @@ class HostSession:
 
     def _bury(self, connection: Connection[Any], sessions: list[int]) -> None:
         """Remove sessions, and their uses of nodes."""
-        rows_of(
-            connection,
-            "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, 0"
-            " FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s) ON CONFLICT DO NOTHING",
-            (self._volume, sessions),
-        )
-        for table, column in (("nameless", "session"), ("session", "id")):
-            query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND {column} = ANY(%s)"
-            rows_of(connection, query, (self._volume, sessions))
+        rows_of(connection, _ABANDON.format(also=""), (self._volume, sessions))
+        query = "DELETE FROM fusebackend.session WHERE volume = %s AND id = ANY(%s)"
+        rows_of(connection, query, (self._volume, sessions))
 
     # -- the connection ----------------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ class Lease:
         self._asked_at = 0.0
         self._volume = volume
         self._since = NEVER  # it begins
-        self._until = 0.0  # … and ends, unless a question is answered
+        self._answered_at = now_s()  # the last question that was answered: so long after it, it has ended
         self._wished_at = 0.0
         self._tried_at = 0.0
         self._has_lock = False
@@ -91,7 +91,7 @@ class Lease:
     @property
     def held(self) -> bool:
         now = now_s()
-        if self._since <= now < self._until:
+        if self._since <= now < self._answered_at + LEASE_S:
             if now > self._asked_at + PAUSE_S and not self._is_quiet():
                 return False
             self._asked_at = now
@@ -103,9 +103,14 @@ class Lease:
 
     def answered(self, sent_at: float) -> None:
         """The server has answered a question that was sent at a time (`now_s`)."""
-        if self._has_lock and sent_at >= self._until:
+        if self._has_lock and sent_at >= self._answered_at + LEASE_S:
             self.doubt()
-        self._until = sent_at + LEASE_S
+        self._answered_at = sent_at
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago the last question was asked that the server has answered: the connection was there then."""
+        return now_s() - self._answered_at
 
     def doubt(self) -> None:
         """Have it taken anew. Any thread may call it."""
