@@ -445,23 +445,18 @@ class PostgresTree(TreeVolume):
 
     def _ask(self, *questions: Statement) -> list[Rows]:
         """The rows of statements, in one round trip."""
-        if not self._accesses.is_due:
-            return self.connections.run(lambda connection: send(connection, questions))
-        return self._store_accesses(*questions)
+        return self.connections.run(lambda connection: send(connection, questions))
 
-    def _store_accesses(self, *questions: Statement) -> list[Rows]:
-        """Store access times that have moved. Returns the rows of statements that are sent along."""
+    def _store_accesses(self) -> None:
+        """Store access times that have moved."""
         will_wait()
         times = self._accesses.times()
-        sent = [statements.accessed(self.id, times), *questions]
-        accessed, *answers = self.connections.run(lambda connection: send(connection, sent))
-        for node, is_set in accessed:
+        for node, is_set in self.connections.query(*statements.accessed(self.id, times)):
             if is_set:
                 self._known.accessed(node, times[node])
             else:
                 self._known.changed(node)
         self._accesses.stored(times)
-        return answers
 
     def through(self, links: Sequence[Link], call: Callable[[], T], *, absent: bool = False) -> T:
         """As in `Volume`: reads ask for the links in the same round trip, changes before they begin."""

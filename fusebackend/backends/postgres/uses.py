@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterable, Mapping
 
 from fusebackend.backends.postgres.statements import StoredInode
@@ -17,9 +16,7 @@ from fusebackend.backends.postgres.statements import StoredInode
 WRITING = os.O_WRONLY | os.O_RDWR
 
 MAX_ACCESSES = 500
-"""With so many, or after `ACCESSES_S`, they are stored with the next question."""
-
-ACCESSES_S = 1.0
+"""With so many they are stored soon, else in the next period of the session."""
 
 
 class Accesses:
@@ -31,23 +28,15 @@ class Accesses:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._times: dict[int, int] = {}
-        self._since_s = 0.0
 
-    def __bool__(self) -> bool:
-        return bool(self._times)
+    def __len__(self) -> int:
+        return len(self._times)
 
     def __contains__(self, node: int) -> bool:
         return node in self._times
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the next question stores them."""
-        return bool(self._times) and (len(self._times) >= MAX_ACCESSES or time.monotonic() - self._since_s > ACCESSES_S)
-
     def note(self, node: int, atime_ns: int) -> None:
         with self._lock:
-            if not self._times:
-                self._since_s = time.monotonic()
             self._times[node] = atime_ns
 
     def shown(self, inode: StoredInode) -> StoredInode:
@@ -59,7 +48,6 @@ class Accesses:
 
     def times(self) -> dict[int, int]:
         with self._lock:
-            self._since_s = time.monotonic()
             return dict(self._times)
 
     def stored(self, times: Mapping[int, int]) -> None:

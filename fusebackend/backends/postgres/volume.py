@@ -39,7 +39,7 @@ from fusebackend.backends.postgres.snapshots import PostgresSnapshots
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.stored_tree import PostgresTree, missing
 from fusebackend.backends.postgres.transaction import Wanted, gone
-from fusebackend.backends.postgres.uses import Uses
+from fusebackend.backends.postgres.uses import MAX_ACCESSES, Uses
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.pipeline import Rows
@@ -494,6 +494,8 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
     def _note_access(self, attr: Attr) -> None:
         if tree.is_access_noted(attr) and self._scope.view is None:
             self._accesses.note(attr.node, now_ns())
+            if len(self._accesses) >= MAX_ACCESSES:
+                self._session.work_soon()
 
     def _read_contents(self, node: int, first: int, last: int) -> tuple[StoredInode, dict[int, bytes]]:
         self._drafts.settle(node)
