@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar, Literal
 
 from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS, volume_names
-from fusebackend.backends.postgres.search.search import PostgresSearch
+from fusebackend.backends.postgres.search.index import SearchIndexer, make_index
+from fusebackend.backends.postgres.search.query import SearchQueries, TreeWalk
+from fusebackend.backends.postgres.search.read_ahead import ReadAhead
 from fusebackend.backends.postgres.volume import CONNECTIONS, PostgresVolume
 from fusebackend.base.extras import needed_by
 from fusebackend.base.globs import Matcher
@@ -15,7 +18,7 @@ from fusebackend.protocol import OnExists, checked_on_exists
 from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Parameter, Scheme, Url, UrlError, mask, one_of, positive
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.quota import Limits
-from fusebackend.volumes.search import Search
+from fusebackend.volumes.search import FileSearch, Search
 
 OPTIONS = {
     "conflict": Parameter(
@@ -87,7 +90,10 @@ class PostgresBackend(VolumeBackend):
             )
         super().__init__(kept, on_exists=on_exists)
         try:
-            self.search = PostgresSearch(kept)
+            indexed = kept.connections.run(make_index)
+            self.queries = SearchQueries(kept.connections, kept.id, indexed=indexed)
+            if indexed:
+                kept.add_worker(SearchIndexer(kept.id))
         except BaseException:
             kept.close()
             raise
@@ -99,7 +105,9 @@ class PostgresBackend(VolumeBackend):
 
     def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
         self.volume.settle()
-        return self.search.of(path, matcher, pattern, self.max_search_bytes)
+        if pattern is not None:
+            return ReadAhead(self.queries, pattern, self.volume, path, matcher, self.max_search_bytes)
+        return FileSearch(self.volume, path, matcher, self.max_search_bytes, functools.partial(TreeWalk, self.queries))
 
 
 def open_postgres(url: Url) -> PostgresBackend:

@@ -21,6 +21,7 @@ from fusebackend.backends.composite import CompositeBackend
 from fusebackend.backends.directory import search as directory_search
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.memory import InMemoryBackend
+from fusebackend.backends.postgres.search.index import SearchIndexer
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.backends.state.backend import StateBackend
@@ -67,21 +68,20 @@ def indexed(backend: SqliteBackend) -> None:
 
 
 def indexed_postgres(backend: PostgresBackend) -> None:
-    indexer = backend.search.indexer
-    assert indexer is not None, "the server of the tests has pg_trgm"
+    indexer = SearchIndexer(backend.volume.id)
     while backend.volume.connections.run(lambda connection: indexer.work(connection, quiet_s=0)):
         pass
 
 
 def made_in_postgres(kind: str, server: Postgres, corpus: dict[str, bytes], opened: ExitStack) -> PostgresBackend:
     backend = opened.enter_context(PostgresBackend(opened.enter_context(server.database())))
-    assert backend.search.indexer is not None, "the server of the tests has pg_trgm"
-    backend.volume._session.workers.remove(backend.search.indexer)  # nothing is indexed but where it is said
+    assert backend.queries.indexed, "the server of the tests has pg_trgm"
+    backend.volume._session.workers.clear()  # nothing is indexed but where it is said
     if kind == "postgres half indexed":
         filled(backend, dict(list(corpus.items())[::2]))
         indexed_postgres(backend)
     filled(backend, corpus)
-    backend.search.queries.indexed = kind != "postgres without index"
+    backend.queries.indexed = kind != "postgres without index"
     return backend
 
 

@@ -135,15 +135,12 @@ def _make(connection: Connection[Any]) -> bool:
         taken = connection.execute("SELECT pg_try_advisory_xact_lock(%s::int, 0)", [INDEX_LOCK]).fetchone()
         if taken == (False,):
             return True  # another host makes it, and a search is right without it
-        made, _, namespace = _state(connection)
-        if namespace is None:
-            connection.execute("CREATE EXTENSION pg_trgm")
-            _, _, namespace = _state(connection)
-        if not made:
-            connection.execute(
-                f"CREATE INDEX entry_words ON fusebackend.entry USING gin (words {namespace}.gin_trgm_ops) "
-                f"WITH (fastupdate = on, gin_pending_list_limit = {PENDING_KIB})"
-            )
+        connection.execute("CREATE EXTENSION IF NOT EXISTS pg_trgm")
+        _, _, namespace = _state(connection)
+        connection.execute(
+            f"CREATE INDEX IF NOT EXISTS entry_words ON fusebackend.entry USING gin (words {namespace}.gin_trgm_ops) "
+            f"WITH (fastupdate = on, gin_pending_list_limit = {PENDING_KIB})"
+        )
     return True
 
 

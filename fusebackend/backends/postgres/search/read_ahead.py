@@ -1,7 +1,6 @@
-"""`PostgresSearch`: `grep` and `glob` of a PostgreSQL volume, with fewer and larger queries than other volumes make.
+"""`ReadAhead`: a `grep` that reads the contents of many files with one query.
 
-`EntryWalk` finds the files that may hold a pattern, `TreeWalk` those below a directory, `ReadAhead` reads their
-contents, and `SearchIndexer` maintains the index. `text.py` alone defines lines, matches and text files.
+`EntryWalk` finds the files that may hold a pattern. `text.py` alone defines lines, matches and text files.
 """
 
 from __future__ import annotations
@@ -9,18 +8,14 @@ from __future__ import annotations
 import functools
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
-from fusebackend.backends.postgres.search.index import SearchIndexer, make_index
-from fusebackend.backends.postgres.search.query import EntryWalk, SearchQueries, TreeWalk
+from fusebackend.backends.postgres.search.query import EntryWalk, SearchQueries
 from fusebackend.base.globs import Matcher
 from fusebackend.protocol import Attr, Volume
 from fusebackend.volumes.contents import LOCKED_BYTES, read_with
 from fusebackend.volumes.search import FileSearch
 from fusebackend.volumes.storage import CHUNK_BYTES
-
-if TYPE_CHECKING:
-    from fusebackend.backends.postgres.volume import PostgresVolume
 
 FILES_FIRST: Final = 32
 FILES_AHEAD: Final = 2048
@@ -102,26 +97,3 @@ class ReadAhead(FileSearch):
             elif len(content) == size:  # holes read as zeros, and no text holds any
                 self._ahead[node] = content
         return [(path, attr) for path, attr in files if attr.node in self._ahead]
-
-
-class PostgresSearch:
-    """The searches of a volume.
-
-    Attributes:
-        queries: runs its queries.
-        indexer: None where the database has no index.
-    """
-
-    def __init__(self, volume: PostgresVolume) -> None:
-        self._volume = volume
-        indexed = volume.connections.run(make_index)
-        self.queries = SearchQueries(volume.connections, volume.id, indexed=indexed)
-        self.indexer = SearchIndexer(volume.id) if indexed else None
-        if self.indexer is not None:
-            volume.add_worker(self.indexer)
-
-    def of(self, path: str, matcher: Matcher | None, pattern: str | None, max_bytes: int) -> FileSearch:
-        """A search, for a literal or for the files alone."""
-        if pattern is not None:
-            return ReadAhead(self.queries, pattern, self._volume, path, matcher, max_bytes)
-        return FileSearch(self._volume, path, matcher, max_bytes, functools.partial(TreeWalk, self.queries))

@@ -30,7 +30,7 @@ from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import host_session
 from fusebackend.backends.postgres.search import index as index_module
 from fusebackend.backends.postgres.search import query as query_module
-from fusebackend.backends.postgres.search import search as postgres_search
+from fusebackend.backends.postgres.search import read_ahead
 from fusebackend.backends.postgres.search.index import SearchIndexer
 from fusebackend.base import budget
 from fusebackend.base.budget import Spent
@@ -47,7 +47,7 @@ Sql = Callable[..., list[Any]]
 def opened(dsn: str, volume: str | None = None) -> PostgresBackend:
     """A backend, of an empty volume, in which nothing is indexed but where a test says so."""
     backend = PostgresBackend(dsn, volume or uuid.uuid4().hex)
-    backend.volume._session.workers.remove(indexer_of(backend))
+    backend.volume._session.workers.clear()
     return backend
 
 
@@ -63,18 +63,14 @@ def sql(shared_dsn: str) -> Sql:
     return functools.partial(postgres_hosts.sql, shared_dsn)
 
 
-def indexer_of(backend: PostgresBackend) -> SearchIndexer:
-    indexer = backend.search.indexer
-    assert indexer is not None, "the server of the tests has pg_trgm"
-    return indexer
-
-
-def index_some(backend: PostgresBackend, quiet_s: float = 0) -> bool:
-    return backend.volume.connections.run(lambda connection: indexer_of(backend).work(connection, quiet_s))
+def index_some(backend: PostgresBackend, quiet_s: float = 0, indexer: SearchIndexer | None = None) -> bool:
+    indexer = indexer or SearchIndexer(backend.volume.id)
+    return backend.volume.connections.run(lambda connection: indexer.work(connection, quiet_s))
 
 
 def index_all(backend: PostgresBackend) -> None:
-    while index_some(backend):
+    indexer = SearchIndexer(backend.volume.id)
+    while index_some(backend, indexer=indexer):
         pass
 
 
@@ -110,13 +106,13 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> Questions:
 def read_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The nodes whose contents have been searched."""
     nodes: list[int] = []
-    read = postgres_search.ReadAhead.read
+    read = read_ahead.ReadAhead.read
 
-    def noted(self: postgres_search.ReadAhead, volume: Any, attr: Any, max_bytes: int, take: Any) -> Any:
+    def noted(self: read_ahead.ReadAhead, volume: Any, attr: Any, max_bytes: int, take: Any) -> Any:
         nodes.append(attr.node)
         return read(self, volume, attr, max_bytes, take)
 
-    monkeypatch.setattr(postgres_search.ReadAhead, "read", noted)
+    monkeypatch.setattr(read_ahead.ReadAhead, "read", noted)
     return nodes
 
 
@@ -142,8 +138,8 @@ class PostgresSearchMachine(SearchMachine):
         self.bounds.setattr(index_module, "PORTION_BYTES", 1)
         self.bounds.setattr(index_module, "INDEXED_BYTES", 100_000)
         self.bounds.setattr(query_module, "ENTRIES_AHEAD", 3)
-        self.bounds.setattr(postgres_search, "FILES_FIRST", 1)
-        self.bounds.setattr(postgres_search, "FILES_AHEAD", 3)
+        self.bounds.setattr(read_ahead, "FILES_FIRST", 1)
+        self.bounds.setattr(read_ahead, "FILES_AHEAD", 3)
         self.bounds.setattr(query_module, "MAX_CANDIDATES", 3)
         self.backend = opened(self.dsn)
 
@@ -154,7 +150,7 @@ class PostgresSearchMachine(SearchMachine):
     def check_index(self) -> None:
         """There is no entry of what is gone, but where that is still to be looked at."""
         self.index(10_000)
-        assert self.backend.search.queries.rows(ORPHANS) == []
+        assert self.backend.queries.rows(ORPHANS) == []
 
     @rule()
     def reopen(self) -> None:
@@ -236,7 +232,7 @@ def test_a_large_file_is_always_read(
     index_all(backend)
     assert nodes_in(sql, "unindexed", backend) == {large} and nodes_in(sql, "entry", backend) == {middling}
     assert not index_some(backend), "it is not looked at again"
-    monkeypatch.setattr(postgres_search, "LOCKED_BYTES", 1 << 20)  # the largest is read as other volumes read it
+    monkeypatch.setattr(read_ahead, "LOCKED_BYTES", 1 << 20)  # the largest is read as other volumes read it
     for number in range(2):
         assert backend.grep("needle").matches == [
             GrepMatch(path="/large.txt", line=40_001, text="needle"),
@@ -418,14 +414,14 @@ def test_nothing_is_read_from_end_to_end(tree: PostgresBackend, sql: Sql) -> Non
     index_all(tree)
     sql("ANALYZE fusebackend.inode, fusebackend.dentry, fusebackend.chunk, fusebackend.entry, fusebackend.unindexed")
     plans: list[str] = []
-    rows = tree.search.queries.rows
+    rows = tree.queries.rows
 
     def explained(query: str, **parameters: Any) -> list[tuple[Any, ...]]:
         plans.append("\n".join(line for (line,) in rows(f"EXPLAIN {query}", **parameters)))
         return rows(query, **parameters)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree.search.queries, "rows", explained)
+        patch.setattr(tree.queries, "rows", explained)
         assert found(tree, "rare_word") == [] and len(found(tree, "needle", "/d1/e1")) == 2
         assert len(tree.glob("*", "/d1").matches or []) == 40
     assert len(plans) >= 4
@@ -440,7 +436,7 @@ SLEEP = "SELECT pg_sleep(%(seconds)s)::text"
 
 
 def test_the_server_stops_when_the_budget_is_spent(backend: PostgresBackend, sql: Sql) -> None:
-    queries = backend.search.queries
+    queries = backend.queries
     begun = time.monotonic()
     with budget.limited(0.2), pytest.raises(Spent):
         queries.rows(SLEEP, seconds=3600)
@@ -473,7 +469,7 @@ def test_searches_leave_connections_to_others(backend: PostgresBackend) -> None:
 
     def search_long() -> None:
         with budget.limited(None, called_off), pytest.raises(Spent):
-            backend.search.queries.rows(SLEEP, seconds=3600)
+            backend.queries.rows(SLEEP, seconds=3600)
 
     longest = query_module.QUERIES_AT_ONCE
     with beside(lambda: together(*[search_long] * longest), limit_s=PATIENCE_S):
@@ -503,7 +499,7 @@ def test_a_search_ends_when_the_server_says_nothing(
         network.stall()
         begun = time.monotonic()
         with budget.limited(0.2), pytest.raises(Spent):
-            backend.search.queries.rows("SELECT 1")
+            backend.queries.rows("SELECT 1")
         assert time.monotonic() - begun < PATIENCE_S
         network.resume()
         eventually(lambda: len(backend.grep("needle").matches or []) == 1)
@@ -531,7 +527,7 @@ def test_without_the_extension_every_file_is_looked_at(postgres: Postgres, caplo
             ):
                 put(backend, "/dir/file.txt", b"needle\n")
                 assert found(backend, "needle") == found(backend, "needle", "/dir") == ["/dir/file.txt"]
-                assert backend.search.indexer is None
+                assert not backend.queries.indexed
             assert "CREATE EXTENSION pg_trgm" in caplog.text
             with opened(dsn) as backend:  # its owner makes the index, and finds what is to be indexed
                 assert postgres_hosts.sql(dsn, "SELECT count(*) FROM fusebackend.unindexed") == [(1,)]
