@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from typing import ClassVar, Literal
 
+from fusebackend.backends.postgres.host_session import Worker
 from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS, volume_names
-from fusebackend.backends.postgres.search.index import SearchIndexer, make_index
+from fusebackend.backends.postgres.search.index import LEFT, SearchIndexer, make_index
 from fusebackend.backends.postgres.search.query import SearchQueries, TreeWalk
 from fusebackend.backends.postgres.search.read_ahead import ReadAhead
 from fusebackend.backends.postgres.volume import CONNECTIONS, PostgresVolume
@@ -93,7 +94,8 @@ class PostgresBackend(VolumeBackend):
             indexed = kept.connections.run(make_index)
             self.queries = SearchQueries(kept.connections, kept.id, indexed=indexed)
             if indexed:
-                kept.add_worker(SearchIndexer(kept.id))
+                work = SearchIndexer(kept.id).work
+                kept.add_worker(Worker("the search index can't be brought up to date", LEFT, work))
         except BaseException:
             kept.close()
             raise

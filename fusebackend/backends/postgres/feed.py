@@ -135,6 +135,9 @@ UPDATE fusebackend.change_kept SET floor = %s::text::pg_snapshot,
 FROM counted WHERE volume = %s::int RETURNING more
 """
 """While `floor` is ahead of `done`, rows may be left that it says are gone."""
+IS_OLD: Final = f"""
+(SELECT at < now() - interval '{KEEP_S} s' FROM fusebackend.change WHERE volume = %s ORDER BY xid LIMIT 1)
+"""
 
 _LOOK: Final = f"""
 SELECT pg_current_snapshot()::text, k.floor::text, c.payload,
@@ -273,7 +276,6 @@ class VolumeFeed:
         self._floor = ""
         self._server = ""  # another one after each start
         self._past: deque[tuple[float, PgSnapshot]] = deque()  # earlier positions
-        self._busy_until = 0.0  # there may be rows to delete
 
     def prepare(self, connection: Connection[Any]) -> None:
         """A new connection: the session is registered, it has the statements, and the volume has its row."""
@@ -334,7 +336,6 @@ class VolumeFeed:
             self._pending = {xid for xid in self._pending if not seen.sees(xid)}
             self._is_due = self._is_due and bool(self._pending)
         self._told_at = time.monotonic() + jitter.between(0, SPREAD * self._pause_s)
-        self._busy_until = self._told_at + 2 * KEEP_S
 
     def _read_by_themselves(self, for_s: float) -> None:
         """All hosts read the rows for so long, and so find what is committed in the first half of that."""
@@ -412,7 +413,6 @@ class VolumeFeed:
                 self._is_due = True
             raise
         self._told_at = time.monotonic()
-        self._busy_until = self._told_at + 2 * KEEP_S
         self._others = others
         if is_seen:  # others may drop their wake-ups
             self._called = True
@@ -480,7 +480,6 @@ class VolumeFeed:
         self._is_back = False
 
     def _publish(self, changes: Sequence[Change]) -> None:
-        self._busy_until = time.monotonic() + 2 * KEEP_S
         if self._published.qsize() < MAX_UNPUBLISHED:
             self._put(partial(self._changed, changes))
         elif not self._overflown:
@@ -503,11 +502,6 @@ class VolumeFeed:
             self._published.task_done()
 
     # -- rows that are old -------------------------------------------------------------------------------------
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether there may be rows to delete."""
-        return time.monotonic() < self._busy_until
 
     def sweep(self, connection: Connection[Any]) -> bool:
         """Delete rows that every reader had `KEEP_S` for. Returns whether there may be more of them.

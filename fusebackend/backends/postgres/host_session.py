@@ -7,12 +7,14 @@ and versions, which are the session's id and a count. Neither is ever given twic
 are committed with a wait for the disk, and numbers are left out where the server may have an older state than before
 (`schema.SKIP_NUMBERS`).
 
-The session's thread frees nodes without a name. The last name of a node may go while processes on other hosts have it
-open; their feeds learn that a little later, and they then register in `nameless`. So a node without a registered user
-is kept for `GRACE_S`, unless this is the only session. A session whose lock has been free for as long is dead, and its
-registrations end; one that has only lost its connection takes the lock again before. The same thread does what takes
-long, in portions with pauses between (`Worker`): it frees what deleted snapshots had (`old_rows.Pruner`), and brings
-the search index up to date (`search/index.py`). What there is to do is asked for every `PERIOD_S`.
+The last name of a node may go while processes on other hosts have it open; their feeds learn that a little later, and
+they then register in `nameless`. So a node without a registered user is kept for `GRACE_S`, unless this is the only
+session. A session whose lock has been free for as long is dead, and its registrations end; one that has only lost its
+connection takes the lock again before.
+
+The session's thread does what one of all hosts has to do, in portions with pauses between (`Worker`): it frees nodes
+without a name and what deleted snapshots had (`old_rows.Pruner`), deletes old rows of the change feed, and brings the
+search index up to date (`search/index.py`). What there is to do is asked for every `PERIOD_S`.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fusebackend.backends.postgres import old_rows, statements
-from fusebackend.backends.postgres.feed import VolumeFeed, channel, hello
+from fusebackend.backends.postgres.feed import IS_OLD, VolumeFeed, channel, hello
 from fusebackend.backends.postgres.schema import (
     LEASE_LOCK,
     NODES_AT_ONCE,
@@ -97,8 +99,9 @@ AND classid = %s::int::oid AND objid = %s::int::oid AND objsubid = 2
 """Ends an older connection of this session: lost here, while the server may keep it for hours."""
 
 _UNUSED = """
-SELECT node FROM fusebackend.nameless n WHERE volume = %s AND session = 0
-AND since <= now() - make_interval(secs => %s::float8) AND NOT EXISTS (SELECT 1
+SELECT node FROM fusebackend.nameless n WHERE volume = %s AND session = 0 AND since <= now() - CASE
+WHEN EXISTS (SELECT FROM fusebackend.session s WHERE s.volume = n.volume AND s.id <> {own})
+THEN interval '{grace_s} s' ELSE interval '0 s' END AND NOT EXISTS (SELECT 1
 FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.session <> 0)
 """
 
@@ -139,7 +142,7 @@ def require_own_process(conninfo: str) -> None:
         raise OSError(errno.ENOTSUP, words)
 
 
-class Worker(Protocol):
+class Worker(NamedTuple):
     """Work in the background of a volume, which one of the first hosts does (`VolumeFeed.leads`)."""
 
     failure: str
@@ -147,8 +150,8 @@ class Worker(Protocol):
     left: str
     """SQL, whose parameter is the volume: whether there may be something to do."""
 
-    def work(self, connection: Connection[Any]) -> bool:
-        """Do a portion, in a short transaction. Returns whether there is more to do now."""
+    work: Callable[[Connection[Any]], bool]
+    """Does a portion, in a short transaction. Returns whether there is more to do now."""
 
 
 class HostSession:
@@ -181,7 +184,6 @@ class HostSession:
         self._counts = itertools.count(1)
         self._unregistered: set[int] = set()  # open here and changed elsewhere: they may have lost their names
         self._newest = old_rows.Newest(volume)
-        self.workers: list[Worker] = [old_rows.Pruner(volume)]
         self._busy: list[Worker] = []  # those that have something to do
         self._failing: set[Worker] = set()
         self._due_at = 0.0  # when the thread looks for something to do
@@ -191,6 +193,11 @@ class HostSession:
         with translate_errors():
             self._host = when_free(lambda: Listener(conninfo, channel(volume), feed, name="fusebackend-feed"))
         feed.wake, feed.is_quiet = self._host.wake, self._host.is_quiet
+        self.workers = [
+            Worker("nodes without a name can't be freed", f"EXISTS ({self._unused})", self._free_some),
+            Worker("what deleted snapshots had can't be freed", old_rows.IS_LEFT, old_rows.Pruner(volume).work),
+            Worker("changes that all hosts have heard of can't be deleted", IS_OLD, feed.sweep),
+        ]
         self._thread = threading.Thread(target=self._work, name=f"fusebackend-session-{self.id}", daemon=True)
         self._thread.start()
 
@@ -247,11 +254,9 @@ class HostSession:
                     self._due_at = time.monotonic() + PERIOD_S
                     self.each_period()
                     if self._feed.has_duties:
-                        self._free()
+                        self.run(self._look_round)
                     if self._feed.leads:
                         self._busy = self.run(self._find_work)
-                    while self._feed.is_dirty and self.run(self._feed.sweep):
-                        pass
             except OSError as error:
                 log.warning("session %d of the volume has no connection: %s", self.id, error)
                 self._due_at = 0.0
@@ -287,7 +292,8 @@ class HostSession:
         """Register the nameless nodes that are used here, and unregister those that are no more."""
         unused = self._uses.unused()
         if unused:
-            self._abandon(connection, unused)
+            with _durable(connection):
+                rows_of(connection, _ABANDON.format(also=" AND node = ANY(%s)"), (self._volume, [self.id], unused))
             self._uses.forget_unused(unused)
         looked_after = list(self._unregistered)
         if looked_after:
@@ -302,33 +308,23 @@ class HostSession:
             for (node,) in rows:
                 self._uses.note_nameless(node)
 
-    def _abandon(self, connection: Connection[Any], nodes: list[int]) -> None:
-        with _durable(connection):
-            rows_of(connection, _ABANDON.format(also=" AND node = ANY(%s)"), (self._volume, [self.id], nodes))
-
     def _free(self) -> None:
-        """Free unused nodes, unless another session does."""
-        grace_s = self.run(self._look_round)
-        if grace_s is not None:
-            while self._connections.run(lambda connection: self._free_some(connection, grace_s)) == FREED_AT_ONCE:
-                pass
+        """Remove dead sessions and free unused nodes, unless another session does."""
+        self.run(self._look_round)
+        while self.run(self._free_some):
+            pass
 
-    def _look_round(self, connection: Connection[Any]) -> float | None:
-        """Remove dead sessions. Returns how long nodes without a name are kept, None where there are none to free."""
+    @property
+    def _unused(self) -> str:
+        """SQL: the nodes without a name that no session has used for `GRACE_S`, or if there is no other, now."""
+        return _UNUSED.format(own=self.id, grace_s=GRACE_S)
+
+    def _free_some(self, connection: Connection[Any]) -> bool:
+        """Returns whether there may be more to free."""
         with _durable(connection):
             if not self._may_reap(connection):
-                return None
-            grace_s = GRACE_S if self._others_live(connection) else 0.0
-            unused = f"SELECT EXISTS ({_UNUSED})"
-            return grace_s if rows_of(connection, unused, (self._volume, grace_s)) == [(True,)] else None
-
-    def _free_some(self, connection: Connection[Any], grace_s: float) -> int:
-        """Returns how many nodes have been freed."""
-        with _durable(connection):
-            if not self._may_reap(connection):
-                return 0
-            rows = rows_of(connection, f"{_UNUSED} LIMIT %s", (self._volume, grace_s, FREED_AT_ONCE))
-            nodes = [node for (node,) in rows]
+                return False
+            nodes = [node for (node,) in rows_of(connection, f"{self._unused} LIMIT {FREED_AT_ONCE}", (self._volume,))]
             if nodes:
                 ((_, count),) = rows_of(connection, *statements.lock_changes(self._volume, exclusive=False))
                 newest = self._newest.of(connection, count, lambda statement: rows_of(connection, *statement))
@@ -336,30 +332,32 @@ class HostSession:
             for table in ("chunk", "inode", "nameless") if nodes else ():
                 query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)"
                 rows_of(connection, query, (self._volume, nodes))
-            return len(nodes)
+            return len(nodes) == FREED_AT_ONCE
 
     def _may_reap(self, connection: Connection[Any]) -> bool:
         """Whether no other session is at it, until the end of the transaction."""
         lock = "SELECT pg_try_advisory_xact_lock(%s::int, %s::int)"
         return rows_of(connection, lock, (REAP_LOCK, self._volume)) == [(True,)]
 
-    def _others_live(self, connection: Connection[Any]) -> bool:
-        """Whether there are other sessions. Dead ones are removed."""
-        others = rows_of(
-            connection,
-            "SELECT id, pg_try_advisory_xact_lock(%s::int, id),"
-            " now() - missing_since >= make_interval(secs => %s::float8)"
-            " FROM fusebackend.session WHERE volume = %s AND id <> %s",
-            (SESSION_LOCK, GRACE_S, self._volume, self.id),
-        )
-        missing = [number for number, is_free, _ in others if is_free]
-        dead = [number for number, is_free, for_long in others if is_free and for_long]
-        if missing:
-            query = "UPDATE fusebackend.session SET missing_since = now() WHERE id = ANY(%s) AND missing_since IS NULL"
-            rows_of(connection, query, (missing,))
-        if dead:
-            self._bury(connection, dead)
-        return len(dead) < len(others)
+    def _look_round(self, connection: Connection[Any]) -> None:
+        """Remove dead sessions, unless another session does."""
+        with _durable(connection):
+            if not self._may_reap(connection):
+                return
+            others = rows_of(
+                connection,
+                "SELECT id, pg_try_advisory_xact_lock(%s::int, id),"
+                " now() - missing_since >= make_interval(secs => %s::float8)"
+                " FROM fusebackend.session WHERE volume = %s AND id <> %s",
+                (SESSION_LOCK, GRACE_S, self._volume, self.id),
+            )
+            missing = [number for number, is_free, _ in others if is_free]
+            dead = [number for number, is_free, for_long in others if is_free and for_long]
+            if missing:
+                since = "UPDATE fusebackend.session SET missing_since = now()"
+                rows_of(connection, f"{since} WHERE id = ANY(%s) AND missing_since IS NULL", (missing,))
+            if dead:
+                self._bury(connection, dead)
 
     def _bury(self, connection: Connection[Any], sessions: list[int]) -> None:
         """Remove sessions, and their uses of nodes."""

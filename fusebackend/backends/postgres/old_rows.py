@@ -267,15 +267,15 @@ def free(table: OldTable, volume: int, span: tuple[int, int], after: Sequence[ob
     )
 
 
+IS_LEFT: Final = "EXISTS (SELECT FROM fusebackend.pruning WHERE volume = %s)"
+
+
 class Pruner:
     """Frees the old rows of deleted snapshots, in portions. Used by one thread of each host; one of them works.
 
     The table `pruning` says which rows are to be looked at, so that any host goes on after another one. How far this
     one has come it only has in memory.
     """
-
-    failure = "what deleted snapshots had can't be freed"
-    left = "EXISTS (SELECT FROM fusebackend.pruning WHERE volume = %s)"
 
     def __init__(self, volume: int) -> None:
         self._volume = volume

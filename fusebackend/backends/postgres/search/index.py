@@ -206,11 +206,11 @@ class ChangedFile(NamedTuple):
     is_file: bool
 
 
-class SearchIndexer:
-    """A worker of a session (`host_session.py`). See the module's docstring."""
+LEFT: Final = "EXISTS (SELECT FROM fusebackend.unindexed WHERE volume = %s AND NOT large)"
 
-    failure = "the search index can't be brought up to date"
-    left = "EXISTS (SELECT FROM fusebackend.unindexed WHERE volume = %s AND NOT large)"
+
+class SearchIndexer:
+    """See the module's docstring. Its `work` is that of a `Worker` (`host_session.py`)."""
 
     def __init__(self, volume: int) -> None:
         self._volume = volume
