@@ -20,7 +20,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fusebackend.base import jitter
@@ -112,17 +112,22 @@ def errno_of(error: psycopg.Error) -> int:
 
 
 @contextlib.contextmanager
-def translate_errors(failed: str = "PostgreSQL", rule: Callable[[int], int] = int) -> Iterator[None]:
+def translate_errors(
+    failed: str = "PostgreSQL", rule: Callable[[int], int] = int, *, passes: Collection[str] = ()
+) -> Iterator[None]:
     """Raise psycopg's errors as `OSError`s, with `failed` and the server's message in one line.
 
     Args:
         rule: replaces the errno of the table.
+        passes: SQLSTATEs of errors that pass as they are.
     """
     import psycopg
 
     try:
         yield
     except psycopg.Error as error:
+        if error.sqlstate in passes:
+            raise
         raise OSError(rule(errno_of(error)), f"{failed}: {message_of(error)}") from error
     except UnicodeEncodeError as error:
         raise OSError(errno.EILSEQ, "Text in PostgreSQL must be UTF-8") from error

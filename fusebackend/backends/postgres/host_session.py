@@ -44,6 +44,7 @@ from fusebackend.base.waiting import will_wait
 from fusebackend.databases.listener import Listener
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, rows_of, send, transaction
 from fusebackend.databases.postgres import Connections, is_pooled, translate_errors, when_free
+from fusebackend.protocol import Change
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -160,8 +161,10 @@ class HostSession:
     Args:
         conninfo: how to connect to the server.
         connections: for the work that may take long.
+        changed, became: as for `VolumeFeed`.
 
     Attributes:
+        uses, feed: the nodes that are used here, and the changes of other hosts.
         workers: what the session's thread does in the background.
 
     Raises:
@@ -174,10 +177,17 @@ class HostSession:
     each_period: Callable[[], object] = staticmethod(lambda: None)
     """Called every `PERIOD_S` in the session's thread. May raise OSError."""
 
-    def __init__(self, conninfo: str, volume: int, uses: Uses, feed: VolumeFeed, connections: Connections) -> None:
+    def __init__(
+        self,
+        conninfo: str,
+        volume: int,
+        connections: Connections,
+        changed: Callable[[Sequence[Change]], object],
+        became: Callable[[bool], object],
+    ) -> None:
         self._volume = volume
-        self._uses = uses
-        self._feed = feed
+        self.uses = Uses()
+        self.feed = feed = VolumeFeed(volume, changed, became)
         self._connections = connections
         self._numbers = threading.Lock()
         self._nodes = iter(range(0))
@@ -222,7 +232,7 @@ class HostSession:
 
         Another one may have the lease, which this change would break.
         """
-        if self._feed.lease.silent_s < REJOIN_S:
+        if self.feed.lease.silent_s < REJOIN_S:
             return
         if not rows_of(connection, "SELECT true FROM fusebackend.session WHERE id = %s", (self.id,)):
             self._add(connection)
@@ -248,14 +258,14 @@ class HostSession:
     def _work(self) -> None:
         while not self._stop.is_set():
             try:
-                if self._uses.unused() or self._unregistered:
+                if self.uses.unused() or self._unregistered:
                     self.run(self._note)
                 if time.monotonic() >= self._due_at:
                     self._due_at = time.monotonic() + PERIOD_S
                     self.each_period()
-                    if self._feed.has_duties:
+                    if self.feed.has_duties:
                         self.run(self._look_round)
-                    if self._feed.leads:
+                    if self.feed.leads:
                         self._busy = self.run(self._find_work)
             except OSError as error:
                 log.warning("session %d of the volume has no connection: %s", self.id, error)
@@ -290,11 +300,11 @@ class HostSession:
 
     def _note(self, connection: Connection[Any]) -> None:
         """Register the nameless nodes that are used here, and unregister those that are no more."""
-        unused = self._uses.unused()
+        unused = self.uses.unused()
         if unused:
             with _durable(connection):
                 rows_of(connection, _ABANDON.format(also=" AND node = ANY(%s)"), (self._volume, [self.id], unused))
-            self._uses.forget_unused(unused)
+            self.uses.forget_unused(unused)
         looked_after = list(self._unregistered)
         if looked_after:
             rows = rows_of(
@@ -306,7 +316,7 @@ class HostSession:
             )
             self._unregistered.difference_update(looked_after)
             for (node,) in rows:
-                self._uses.note_nameless(node)
+                self.uses.note_nameless(node)
 
     def _free(self) -> None:
         """Remove dead sessions and free unused nodes, unless another session does."""
@@ -390,12 +400,12 @@ class HostSession:
             if self.id:
                 self._add(connection)
             else:
-                self.id = self._feed.session = number = self._registered(connection)
+                self.id = self.feed.session = number = self._registered(connection)
                 rows_of(connection, _CLAIM, (SESSION_LOCK, number))
         name = ("SELECT set_config('application_name', %s, false)", (f"fusebackend-feed-{self.id}",))
         send(connection, [name, hello(self._volume, self.id)])
         self._wait_for_lease(connection)
-        self._unregistered.update(self._uses.nameless(), self._uses.opened())
+        self._unregistered.update(self.uses.nameless(), self.uses.opened())
         self._wake.set()
 
     def _registered(self, connection: Connection[Any]) -> int:

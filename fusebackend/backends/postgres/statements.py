@@ -107,8 +107,7 @@ class StoredInode(Inode):
 
 
 FEW = 4
-"""Rows that are written by a statement each, which takes less than to put them into arrays; paths that wait for their
-turn."""
+"""Rows that are written by a statement each, which takes less than to put them into arrays."""
 
 LISTED_KEYS: Final = 16
 
@@ -155,14 +154,12 @@ TURN_MASK = (1 << 31) - 1
 """A lock has a number of 32 bits. Nodes that share one wait for each other, too."""
 
 
-def _turn(turns: bool) -> str:
+def _turn() -> str:
     """The join that waits for `TURN_LOCK` of a node `k`, before its row is locked; its parameter is the volume.
 
     A commit wakes all transactions that wait for a row, and they wait again, for its next version. For an advisory lock
     they form a queue, and a commit wakes the first.
     """
-    if not turns:
-        return ""
     # Nodes of all volumes have numbers of their own, but for the root.
     key = f"CASE k.node WHEN {ROOT_NODE} THEN -%s::int ELSE (k.node & {TURN_MASK})::int END"
     return f"CROSS JOIN LATERAL (SELECT pg_advisory_xact_lock({TURN_LOCK}, {key}) OFFSET 0) turn"
@@ -308,7 +305,7 @@ def if_guessed(statement: Statement) -> Statement:
 def take_turns(volume: int, turns: Sequence[int]) -> Statement:
     """`TURN_LOCK` of nodes whose rows are about to be locked, as of `lock_changes`."""
     return (
-        f"SELECT turn FROM {_in_order('SELECT unnest(%s::int8[])')} {_turn(True)}",
+        f"SELECT turn FROM {_in_order('SELECT unnest(%s::int8[])')} {_turn()}",
         (list(turns), volume),
     )
 
@@ -387,13 +384,12 @@ def lock_walks(volume: int, top: int, ways: Sequence[tuple[Sequence[bytes], int]
     parameters: list[object] = []
     for names, _ in ways:
         parameters += [top, volume, list(names)]
-    turns = len(ways) <= FEW
     return (
         # All turns before the first row, as everywhere: an aggregate reads to the end.
         f"WITH RECURSIVE {walks} SELECT i.node FROM (SELECT unnest(array_agg(k.node)) AS node"
-        f" FROM {_in_order(ends)} {_turn(turns)}) k CROSS JOIN LATERAL"
+        f" FROM {_in_order(ends)} {_turn()}) k CROSS JOIN LATERAL"
         " (SELECT node FROM fusebackend.inode WHERE volume = %s AND node = k.node FOR UPDATE) i",
-        (*parameters, *(len(names) + 1 - count for names, count in ways), *[volume] * turns, volume),
+        (*parameters, *(len(names) + 1 - count for names, count in ways), volume, volume),
     )
 
 

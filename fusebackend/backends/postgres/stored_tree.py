@@ -26,7 +26,7 @@ from fusebackend.backends.postgres.shared_quota import SharedQuota
 from fusebackend.backends.postgres.statements import Guess, StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone, overtaken
 from fusebackend.backends.postgres.unsynced import Unsynced
-from fusebackend.backends.postgres.uses import Accesses, Uses
+from fusebackend.backends.postgres.uses import Accesses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.base.waiting import will_wait
@@ -84,8 +84,6 @@ class PostgresTree(TreeVolume):
         connections: Connections,
         volume_id: int,
         session: HostSession,
-        uses: Uses,
-        volume_feed: feed.VolumeFeed,
         *,
         last_writer_wins: bool,
         limits: Limits | None,
@@ -95,9 +93,9 @@ class PostgresTree(TreeVolume):
         self.id = volume_id
         self.connections = connections
         self._session = session
-        self._uses = uses
-        self._feed, self._lease = volume_feed, volume_feed.lease
-        self._unsynced = Unsynced(volume_id, uses.is_open)
+        self._uses, self._feed = session.uses, session.feed
+        self._lease = self._feed.lease
+        self._unsynced = Unsynced(volume_id, self._uses.is_open)
         self._drafts = Drafts(self._store)
         self._known = KnownInodes()
         self._accesses = Accesses()
@@ -106,7 +104,7 @@ class PostgresTree(TreeVolume):
         self._last_writer_wins = last_writer_wins
         self._log: KeptLog | None = None
         self._scope = Scope()
-        self._shared_quota = SharedQuota(limits or Limits(), self._count, self._scope, volume_feed)
+        self._shared_quota = SharedQuota(limits or Limits(), self._count, self._scope, self._feed)
         self._quota = self._shared_quota if limits is not None else None
         self._damage = Damage(f"volume {volume_id} of the database")
         self._newest = Newest(volume_id)
@@ -125,7 +123,8 @@ class PostgresTree(TreeVolume):
         CLOCK.saw_all()  # reads wait for no change, and are on any host: the times they return are not recorded
         transaction = self._scope.transaction
         if transaction is not None:
-            with self._several_errors(transaction):
+            # After some errors a change of several operations is repeated as a whole.
+            with translate_errors(passes=REPEATABLE if transaction.several else ()):
                 if transaction.is_large:
                     transaction.flush()
                 transaction.fetch(wanted)
@@ -231,19 +230,6 @@ class PostgresTree(TreeVolume):
             if self._accesses:
                 self._store_accesses()
             self._drafts.settle_all()
-
-    @contextlib.contextmanager
-    def _several_errors(self, transaction: Transaction) -> Iterator[None]:
-        """Errors within a change of several operations. Those after which all of it is repeated pass as they are."""
-        import psycopg
-
-        try:
-            yield
-        except psycopg.Error as error:
-            if transaction.several and error.sqlstate in REPEATABLE:
-                raise
-            with translate_errors():
-                raise
 
     def _begun(self, connection: Connection[Any], version: int, **options: bool) -> Transaction:
         """A transaction on a connection; see `Transaction` for the options."""

@@ -61,6 +61,8 @@ class Unsynced:
         self._volume = volume
         self._ask: Statement = "SELECT incarnation::text FROM fusebackend.change_kept WHERE volume = %s::int", (volume,)
         """Returns the server's incarnation, or no row after a crash."""
+        self._begin = keep_changes(volume)
+        """The server has a new one, unless another host has noticed first."""
         self._is_open = is_open
         self._lock = threading.Lock()
         self._nodes: dict[int, Unconfirmed] = {}
@@ -85,13 +87,9 @@ class Unsynced:
         found = self._incarnations.get(connection)
         if found is None:
             while not (rows := rows_of(connection, *self._ask)):
-                self.begin(connection)
+                send(connection, [self._begin])
             found = self._incarnations[connection] = rows[0][0]
         return found
-
-    def begin(self, connection: Connection[Any]) -> None:
-        """The server has a new incarnation, unless another host has noticed first."""
-        send(connection, [keep_changes(self._volume)])
 
     def committed(
         self, incarnation: str, before: Mapping[int, int], version: int, *, unnamed: AbstractSet[int], durable: bool
@@ -121,7 +119,7 @@ class Unsynced:
         with self._lock:
             seen, self._since_s = dict(self._nodes), 0.0
         while not (rows := send(connection, [BEGIN, self._ask, WAIT_FOR_DISK, COMMIT])[1]):
-            self.begin(connection)
+            send(connection, [self._begin])
         doubtful = [node for node, change in seen.items() if change.incarnation != rows[0][0]]
         versions = "SELECT node, version FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s)"
         found: dict[int, int] = dict(rows_of(connection, versions, (self._volume, doubtful))) if doubtful else {}

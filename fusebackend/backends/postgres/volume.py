@@ -32,14 +32,13 @@ from typing import Any, Literal, TypeVar
 
 from fusebackend.backends.postgres import old_rows, schema, statements
 from fusebackend.backends.postgres.commit_log import KeptLog
-from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.host_session import HostSession, Worker, configure, require_own_process
 from fusebackend.backends.postgres.known_inodes import UNKNOWN
 from fusebackend.backends.postgres.snapshots import PostgresSnapshots
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.stored_tree import PostgresTree, missing
 from fusebackend.backends.postgres.transaction import Wanted, gone
-from fusebackend.backends.postgres.uses import MAX_ACCESSES, Uses
+from fusebackend.backends.postgres.uses import MAX_ACCESSES
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.pipeline import Rows
@@ -121,18 +120,16 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         self.name = name
         self.conninfo = conninfo
         conninfo = at_primary(conninfo)
-        uses = Uses()
         with contextlib.ExitStack() as undo:
             require_own_process(conninfo)
             pool = Connections(conninfo, connections, configure)
             undo.callback(pool.close)
             pool.run(schema.make_tables)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
-            self._feed = VolumeFeed(number, self.changed_elsewhere, self._feed_became)
-            session = HostSession(conninfo, number, uses, self._feed, pool)
+            session = HostSession(conninfo, number, pool, self.changed_elsewhere, self._feed_became)
             undo.callback(session.close)
             last_writer_wins = conflict == "last-writer"
-            super().__init__(pool, number, session, uses, self._feed, last_writer_wins=last_writer_wins, limits=limits)
+            super().__init__(pool, number, session, last_writer_wins=last_writer_wins, limits=limits)
             session.each_period = self._each_period
             self._snapshots = PostgresSnapshots(number, self.connections.query, self._ask_briefly)
             self._require_root()
