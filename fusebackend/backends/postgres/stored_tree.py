@@ -30,7 +30,7 @@ from fusebackend.backends.postgres.uses import Accesses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.base.waiting import will_wait
-from fusebackend.databases.pipeline import COMMIT, Rows, Statement, rollback, send
+from fusebackend.databases.pipeline import COMMIT, Rows, Statement, rollback, rows_of, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
 from fusebackend.protocol import NOTE, ROOT_NODE, STEP, Change, Changes, Link, LogRow, WrongLinks
 from fusebackend.volumes.damage import Damage
@@ -419,19 +419,16 @@ class PostgresTree(TreeVolume):
             with translate_errors():
                 return send(scope.view, [statement])[0]
         if not scope.links:
-            return self._ask(statement)[0]
+            return self.connections.run(lambda connection: send(connection, [statement]))[0]
         rows, wrong = self._query_with(scope.links, statement)
         self._compared(wrong)
         return rows
 
     def _query_with(self, links: Sequence[Link], statement: Statement) -> tuple[Rows, Sequence[Link]]:
         """The rows of a statement, and those of these links that are not there, in one round trip."""
-        rows, there = self._ask(statement, statements.links(self.id, links))
+        questions = [statement, statements.links(self.id, links)]
+        rows, there = self.connections.run(lambda connection: send(connection, questions))
         return rows, missing(links, there)
-
-    def _ask(self, *questions: Statement) -> list[Rows]:
-        """The rows of statements, in one round trip."""
-        return self.connections.run(lambda connection: send(connection, questions))
 
     def _store_accesses(self) -> None:
         """Store access times that have moved."""
@@ -449,8 +446,6 @@ class PostgresTree(TreeVolume):
         scope = self._scope
         if self._lease.held:
             return call()
-        if not links or scope.transaction is not None or scope.view is not None:
-            return super().through(links, call, absent=absent)
         scope.links, scope.links_above = ((), links) if absent else (links, ())
         try:
             result = call()
@@ -468,7 +463,7 @@ class PostgresTree(TreeVolume):
         links = self._scope.links
         if links:
             question = statements.links(self.id, links)
-            (there,) = self._ask(question) if connection is None else send(connection, [question])
+            there = self.connections.query(*question) if connection is None else rows_of(connection, *question)
             self._compared(missing(links, there))
 
     def _compared(self, wrong: Sequence[Link]) -> None:
@@ -498,6 +493,8 @@ class PostgresTree(TreeVolume):
     # -- storage -----------------------------------------------------------------------------------------------
 
     def _inode(self, node: int) -> Inode:
+        if self._scope.transaction is None and self._scope.draft is None:  # extended attributes are read
+            return cast("Inode", self.getattr(node))
         inode = self._file.inode(node)
         if inode.nlink == 0 and not inode.is_new and node not in self._uses:
             raise gone()

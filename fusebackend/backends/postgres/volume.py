@@ -391,20 +391,6 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         self._note_access(inode)
         return bytes(chunks[0])
 
-    def getxattr(self, node: int, name: bytes) -> bytes:
-        try:
-            return self._read_xattrs(node)[name]
-        except KeyError:
-            raise oserror(errno.ENODATA, name) from None
-
-    def listxattr(self, node: int) -> Sequence[bytes]:
-        return sorted(self._read_xattrs(node))
-
-    def _read_xattrs(self, node: int) -> dict[bytes, bytes]:
-        inode = self.getattr(node)
-        assert isinstance(inode, StoredInode)
-        return inode.unpacked()
-
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         self._change_file(Wanted(nodes=(node,)), len(name) + len(value), super().setxattr, node, name, value)
 
