@@ -8,15 +8,14 @@ in `change_kept`, a table that a recovery empties and a clean restart keeps. Aft
 version has been recovered. Changes of any other may be lost, and its `fsync` is EIO.
 
 Nothing is asked of the server for that: a crash ends every connection, so the incarnation is that of the connection.
-No more than `MAX_NODES` are recorded, and for no longer than `MAX_S` while changes follow: the next one waits for the
-disk first. A node that another host has changed in between counts as lost, for its row does not tell.
+A node that another host has changed in between counts as lost, for its row does not tell. So what is recorded for long
+is synced by the session, in each of its periods (10 s). With `MAX_NODES` the next change waits for the disk first.
 """
 
 from __future__ import annotations
 
 import errno
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 MAX_NODES = 10_000
 """Nodes with changes that may not be on the disk: a megabyte."""
-
-MAX_S = 10.0
-"""How long a change that nobody syncs is recorded, if others follow: until then another host may change the same."""
 
 WAIT_FOR_DISK: Statement = (
     "SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'fusebackend', '')",
@@ -68,7 +64,6 @@ class Unsynced:
         self._nodes: dict[int, Unconfirmed] = {}
         self._lost: set[int] = set()  # nodes of which a change may be lost
         self._told: set[int] = set()  # … and an `fsync` has failed
-        self._since_s = 0.0  # when the first of them was recorded
         self._is_untold = False  # no sync of the volume has failed since the last loss
         self._incarnations: weakref.WeakKeyDictionary[Connection[Any], str] = weakref.WeakKeyDictionary()
 
@@ -80,7 +75,7 @@ class Unsynced:
     @property
     def is_due(self) -> bool:
         """Whether the next change calls `sync` first."""
-        return len(self._nodes) >= MAX_NODES or (self._since_s > 0 and time.monotonic() - self._since_s > MAX_S)
+        return len(self._nodes) >= MAX_NODES
 
     def incarnation(self, connection: Connection[Any]) -> str:
         """The server's incarnation. Asked once, for a connection does not outlive a crash; not in a transaction."""
@@ -112,12 +107,11 @@ class Unsynced:
                     self._nodes.pop(node, None)
                 else:
                     self._nodes[node] = Unconfirmed(version, incarnation)
-            self._since_s = self._since_s or time.monotonic() if self._nodes else 0.0
 
     def sync(self, connection: Connection[Any]) -> None:
         """Wait until the server's disk has all that was committed before. Twice is once."""
         with self._lock:
-            seen, self._since_s = dict(self._nodes), 0.0
+            seen = dict(self._nodes)
         while not (rows := send(connection, [BEGIN, self._ask, WAIT_FOR_DISK, COMMIT])[1]):
             send(connection, [self._begin])
         doubtful = [node for node, change in seen.items() if change.incarnation != rows[0][0]]
@@ -129,7 +123,6 @@ class Unsynced:
                     del self._nodes[node]
                     if change.incarnation != rows[0][0] and found.get(node) != change.version:
                         self._lose(node)
-            self._since_s = time.monotonic() if self._nodes else 0.0
 
     def require(self, node: int) -> None:
         """EIO where a change of this node may be lost: once, or as long as the file stays open."""

@@ -239,6 +239,7 @@ def test_an_idle_host_looks_for_no_rows(
     assert not asked
     with history.noting():
         volume.mknod(ROOT_NODE, b"file", 0o100644, 0, ME)
+    volume.sync()
     asked.clear()
     for _ in range(3):  # it may not be committed yet
         volume._each_period()

@@ -213,7 +213,7 @@ def test_a_snapshot_that_a_crash_has_taken_is_not_read_as_the_next_one(server: S
     other.close()
 
 
-def test_many_unsynced_nodes_are_synced_before_the_next(
+def test_many_unsynced_nodes_are_synced_before_the_next_and_few_in_time(
     server: Server, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unsynced, "MAX_NODES", 5)
@@ -221,11 +221,10 @@ def test_many_unsynced_nodes_are_synced_before_the_next(
         volume.mknod(ROOT_NODE, b"%d" % number, 0o100644, 0, ME)
         assert len(volume._unsynced._nodes) <= 6
     monkeypatch.undo()
-    monkeypatch.setattr(unsynced, "MAX_S", 0.0)
     volume.mknod(ROOT_NODE, b"a", 0o100644, 0, ME)
+    volume._each_period()
     volume.mknod(ROOT_NODE, b"b", 0o100644, 0, ME)
     assert len(volume._unsynced._nodes) == 2  # the directory, and the last one
-    monkeypatch.undo()
     crash(server, volume)
     names = {name for name, _ in volume.readdir(ROOT_NODE, b"", 100)}
     assert names - {b"b"} == {
