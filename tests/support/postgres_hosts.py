@@ -40,4 +40,4 @@ def cut_feed(volume: PostgresVolume) -> None:
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name = %s"
     )
-    assert sql(volume.conninfo, cut, f"fusebackend-feed-{volume.session}") == [(True,)]
+    assert sql(volume.conninfo, cut, f"fusebackend-feed-{volume._session.id}") == [(True,)]

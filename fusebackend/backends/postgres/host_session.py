@@ -42,7 +42,7 @@ from fusebackend.backends.postgres.schema import (
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.listener import Listener
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, rows_of, send, transaction
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rollback, rows_of, send, transaction
 from fusebackend.databases.postgres import Connections, is_pooled, translate_errors, when_free
 from fusebackend.protocol import Change
 
@@ -385,10 +385,6 @@ class HostSession:
         will_wait()
         with translate_errors():
             return self._host.run(work)
-
-    def query(self, query: str, parameters: Sequence[object]) -> Rows:
-        """The rows of one short statement."""
-        return self.run(lambda connection: rows_of(connection, query, parameters))
 
     def _register(self, connection: Connection[Any]) -> None:
         """Set up a new connection. A replacement takes over the lock of the lost one; uses are registered anew."""

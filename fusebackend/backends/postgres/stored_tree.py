@@ -111,11 +111,6 @@ class PostgresTree(TreeVolume):
         # Whether something may have changed since the newest snapshot, by this host or by others; not known at first.
         self._unsnapped_here, self._unsnapped_elsewhere = False, True
 
-    @property
-    def session(self) -> str:
-        """The number of this process among those that have the volume open."""
-        return str(self._session.id)
-
     # -- transactions ------------------------------------------------------------------------------------------
 
     def _change(self, wanted: Wanted, rule: Callable[..., T], *arguments: Any) -> T:

@@ -41,7 +41,7 @@ from fusebackend.backends.postgres.transaction import Wanted, gone
 from fusebackend.backends.postgres.uses import MAX_ACCESSES
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
-from fusebackend.databases.pipeline import Rows
+from fusebackend.databases.pipeline import Rows, rows_of
 from fusebackend.databases.postgres import Connections, at_primary
 from fusebackend.protocol import (
     ROOT_NODE,
@@ -166,7 +166,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         """The rows of a short statement, by the session, or by a connection that is awaited."""
         if self._feed.live:
             with contextlib.suppress(OSError):
-                return self._session.query(query, parameters)
+                return self._session.run(lambda connection: rows_of(connection, query, parameters))
         return self.connections.query(query, parameters)
 
     def _require_root(self) -> None:

@@ -174,7 +174,7 @@ def test_a_session_that_was_taken_for_dead_comes_back_before_it_changes_anything
     eventually(lambda: not one._feed.live)
     with joined(one) as two:
         assert whole(two, node) == b"0"
-        sql(shared_dsn, "DELETE FROM fusebackend.session WHERE id = %s", int(one.session))
+        sql(shared_dsn, "DELETE FROM fusebackend.session WHERE id = %s", one._session.id)
         has_lease(two)
         rewrite(one, node, b"1")
         assert not is_held(two)
@@ -192,7 +192,7 @@ def test_a_session_that_does_not_know_that_it_was_taken_for_dead_comes_back(
     monkeypatch.setattr(one._feed, "turn", lambda ask: 1000.0)
     with joined(one) as two:
         assert whole(two, node) == b"0"
-        sql(shared_dsn, "DELETE FROM fusebackend.session WHERE id = %s", int(one.session))
+        sql(shared_dsn, "DELETE FROM fusebackend.session WHERE id = %s", one._session.id)
         has_lease(two)
         assert one._feed.live
         rewrite(one, node, b"1")

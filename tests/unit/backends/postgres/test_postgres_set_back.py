@@ -126,7 +126,7 @@ def hosts_begin_and_make_files_beside_those_that_live_on(host: Host) -> Iterator
     for volume in living:
         wait_for(volume)
     everybody = [*living, host("hosts"), host("hosts")]
-    assert len({volume.session for volume in everybody}) == 5
+    assert len({volume._session.id for volume in everybody}) == 5
     nodes = [
         made(volume, b"%d by %d" % (number, by), b"x") for number in range(20) for by, volume in enumerate(everybody)
     ]
