@@ -63,14 +63,13 @@ def sql(shared_dsn: str) -> Sql:
     return functools.partial(postgres_hosts.sql, shared_dsn)
 
 
-def index_some(backend: PostgresBackend, quiet_s: float = 0, indexer: SearchIndexer | None = None) -> bool:
-    indexer = indexer or SearchIndexer(backend.volume.id)
-    return backend.volume.connections.run(lambda connection: indexer.work(connection, quiet_s))
+def index_some(backend: PostgresBackend, quiet_s: float = 0) -> bool:
+    work = SearchIndexer(backend.volume.id).work
+    return backend.volume.connections.run(lambda connection: work(connection, quiet_s))
 
 
 def index_all(backend: PostgresBackend) -> None:
-    indexer = SearchIndexer(backend.volume.id)
-    while index_some(backend, indexer=indexer):
+    while index_some(backend):
         pass
 
 
