@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from fusebackend.backends.object_store.bucket import object_keys
 from fusebackend.backends.object_store.bucket.object_keys import MARKER, info_of
 from fusebackend.backends.object_store.bucket.requests import Bucket, Object, ObjectVersion
 from fusebackend.backends.object_store.bucket.s3_extras import COPY_BYTES, S3Extras
-from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, new_name, put
+from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, Upload
 from fusebackend.backends.object_store.rename import Moves
 from fusebackend.base.recent import Recent
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp, begins_with
@@ -168,15 +169,12 @@ class BucketRemote(Remote):
         return self._put(key, data, stamp, arrived.etag, create=False)
 
     def _put(self, key: str, data: Bytes, stamp: Stamp, over: str | None, create: bool) -> Etag | None:
-        name, tried = new_name(), self._tried.get(key, ())
+        upload, tried = Upload(self.bucket, key, metadata.written(stamp), over, create), self._tried.get(key, ())
         try:
-            etag = put(
-                self.bucket.store, key, data, if_match=over, create=create, attributes=metadata.written(stamp),
-                extras=self.bucket.extras, name=name,
-            )  # fmt: skip
+            etag = upload.put(data)
         except OSError as error:
             if error.errno != errno.ESTALE:
-                self._tried[key] = (*tried[1 - TRIED :], name)
+                self._tried[key] = (*tried[1 - TRIED :], upload.name)
             raise
         self._tried.pop(key, None)
         if etag is not None and 0 < data.size <= MEMORY_BYTES:  # a file that was written is often read next
@@ -202,11 +200,8 @@ class BucketRemote(Remote):
         extras, written = self.bucket.extras, metadata.written(stamp)
         if extras is not None and size <= COPY_BYTES:
             return extras.restamp(key, _text(etag), written)
-        buffer = Buffer.of(self.bucket.pieces(key, _text(etag)))
-        try:
-            return put(self.bucket.store, key, buffer, if_match=_text(etag), attributes=written, extras=extras)
-        finally:
-            buffer.close()
+        with closing(Buffer.of(self.bucket.pieces(key, _text(etag)))) as buffer:
+            return Upload(self.bucket, key, written, _text(etag)).put(buffer)
 
     # -- life --------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from seed_backends import DuckBackend
 from together import together
 
 from fusebackend.backends import ForeignVolume, StoreBackend
-from fusebackend.backends.object_store import remote as bucket_module
+from fusebackend.backends.object_store.put import Upload
 from fusebackend.backends.object_store.remote import BucketRemote
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
 from fusebackend.remote import tree as tree_module
@@ -112,7 +112,7 @@ def test_an_append_that_is_merged_twice_keeps_the_bytes_of_others(monkeypatch: p
     volume.open(node, APPENDING)
     volume.append(node, b"ours\n")
     obstore.put(store, "log", b"base\ntheirs\n")
-    real, calls = bucket_module.put, 0
+    real, calls = Upload.put, 0
 
     def lossy(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
@@ -122,7 +122,7 @@ def test_an_append_that_is_merged_twice_keeps_the_bytes_of_others(monkeypatch: p
             raise OSError(errno.ETIMEDOUT, "cut")
         return answer
 
-    monkeypatch.setattr(bucket_module, "put", lossy)
+    monkeypatch.setattr(Upload, "put", lossy)
     refused(errno.ETIMEDOUT, volume.flush, node)
     volume.flush(node)
     volume.release(node, APPENDING)

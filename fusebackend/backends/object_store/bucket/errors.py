@@ -149,7 +149,7 @@ def errno_of(error: BaseException) -> int:
 
 def is_throttled(error: BaseException) -> bool:
     """Return whether the service refused a request because it gets too many. Takes errors of obstore and botocore."""
-    answer = getattr(error, "response", None)  # botocore's ClientError
+    answer = getattr(error.__cause__ or error, "response", None)  # botocore's ClientError
     if isinstance(answer, dict):
         code = answer.get("Error", {}).get("Code")
         return code == SLOW_DOWN or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in THROTTLED
@@ -186,6 +186,7 @@ more than one."""
 
 def patiently(
     request: Callable[[], T],
+    again: Callable[[BaseException], bool] = is_throttled,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -194,6 +195,7 @@ def patiently(
 
     Args:
         request: sends it; called again after each refusal.
+        again: whether an error is such a refusal.
         clock: seconds that only grow.
         sleep: waits for so many seconds.
     """
@@ -202,7 +204,7 @@ def patiently(
         try:
             return request()
         except Exception as error:
-            if not is_throttled(error):
+            if not again(error):
                 raise
             now, wait_s = clock(), jitter.between(0.5, 1) * limit_s
             give_up_at = now + PATIENCE_S if give_up_at is None else give_up_at

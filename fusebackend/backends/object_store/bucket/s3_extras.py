@@ -3,7 +3,7 @@
 obstore ends each listing at a key with an empty segment. It can't copy an object onto itself with other attributes, can
 neither see nor delete an object with a slash at the end of its key, and can't make the last step of an upload in parts
 conditional. All other requests go through obstore, which repeats what failed; these are sent once, and again only when
-the service gets too many (`patiently`).
+the service gets too many, a part also when its answer is lost (`patiently`).
 
 There are extras where the credentials are known here (given, or in the environment). With credentials that obstore
 fetches from a machine's metadata service there are none, and the volume does without. Thread-safe.
@@ -17,7 +17,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fusebackend.backends.object_store.bucket.errors import ERRNO_OF_CODE, ERRNO_OF_STATUS, patiently
+from fusebackend.backends.object_store.bucket.errors import (
+    ERRNO_OF_CODE,
+    ERRNO_OF_STATUS,
+    is_throttled,
+    patiently,
+)
 from fusebackend.backends.object_store.bucket.object_keys import info_of
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
@@ -84,10 +89,15 @@ class S3Extras:
             return self._made
 
     def _ask(self, operation: str, key: str, **parameters: Any) -> Any:
-        """Send one request, and again while the service gets too many. `OSError` for an answer that is no success."""
+        """Send one request, and again while the service gets too many. `OSError` for an answer that is no success. A
+        part that arrives twice has the same number, and the second replaces the first."""
         will_wait()
-        with _as_oserror(key):
-            return patiently(lambda: getattr(self._client, operation)(Bucket=self._bucket, **parameters))
+
+        def request() -> Any:
+            with _as_oserror(key):
+                return getattr(self._client, operation)(Bucket=self._bucket, **parameters)
+
+        return patiently(request, _is_unanswered if operation == "upload_part" else is_throttled)
 
     def list_directory(self, directory: str) -> tuple[list[str], list[Info]]:
         """The last parts of the prefixes in a directory, and its objects, with any keys."""
@@ -179,6 +189,11 @@ def _as_oserror(key: str) -> Iterator[None]:
         raise oserror(errno.ETIMEDOUT, key) from error
     except BotoCoreError as error:
         raise OSError(errno.EIO, str(error), key) from error
+
+
+def _is_unanswered(error: BaseException) -> bool:
+    """Return whether an error leaves open what the service makes of the request, or will make of the next one."""
+    return isinstance(error, OSError) and error.errno in (errno.EIO, errno.ETIMEDOUT, errno.ECONNRESET)
 
 
 def _parameters(attributes: Mapping[str, str]) -> dict[str, Any]:

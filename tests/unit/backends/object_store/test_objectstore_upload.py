@@ -28,8 +28,9 @@ from fusebackend.backends import S3Backend
 from fusebackend.backends.object_store import put as upload
 from fusebackend.backends.object_store.bucket import errors as throttling
 from fusebackend.backends.object_store.bucket.errors import object_errors
+from fusebackend.backends.object_store.bucket.requests import Bucket as Requests
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
-from fusebackend.backends.object_store.put import put
+from fusebackend.backends.object_store.put import Upload
 from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.buffer import Buffer
 from fusebackend.testing.posix.case import refused
@@ -97,6 +98,10 @@ def buffer_of(data: bytes) -> Buffer:
     _made.append(buffer)
     buffer.write(0, data)
     return buffer
+
+
+def put(store: Any, key: str, buffer: Buffer, *, extras: S3Extras | None = None, **options: Any) -> str | None:
+    return Upload(Requests(store, extras), key, **{"attributes": {}, **options}).put(buffer)
 
 
 def content(store: object, key: str) -> bytes:
@@ -385,15 +390,15 @@ def test_an_object_that_changes_during_an_upload_in_parts_is_a_conflict(
 ) -> None:
     store, data = server.store, os.urandom(7 * MIB)
     made = put(store, "key", buffer_of(data), create=True)
-    checks, check = [], upload._ObjectUpload._check
+    checks, check = [], Upload._check
 
-    def after_a_change(self: upload._ObjectUpload) -> None:
+    def after_a_change(self: Upload) -> None:
         checks.append(1)
         if len(checks) == 2:
             obstore.put(store, "key", b"somebody else's")
         check(self)
 
-    monkeypatch.setattr(upload._ObjectUpload, "_check", after_a_change)
+    monkeypatch.setattr(Upload, "_check", after_a_change)
     refused(errno.ESTALE, put, store, "key", buffer_of(data), if_match=made)
     assert content(store, "key") == b"somebody else's"
     assert not server.has_unfinished, "an upload that failed was not aborted"
@@ -402,7 +407,8 @@ def test_an_object_that_changes_during_an_upload_in_parts_is_a_conflict(
 @pytest.fixture
 def extras(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Extras]:
     """What makes uploads in parts conditional, in no time."""
-    monkeypatch.setattr(upload, "PAUSE_S", 0.001)
+    monkeypatch.setattr(throttling, "FIRST_S", 0.001)
+    monkeypatch.setattr(throttling, "PATIENCE_S", 0.05)
     service, name = server.bucket.service, server.bucket.name
     with contextlib.closing(
         S3Extras(service.endpoint, REGION, (service.key, service.secret, None), name, "")
@@ -452,7 +458,7 @@ def test_a_part_that_is_lost_is_sent_again(server: Server, extras: S3Extras, sma
     assert server.data == data and not server.has_unfinished
 
 
-@pytest.mark.parametrize(("faults", "number"), [(["", "full"], errno.ENOSPC), (["before"] * 9, errno.ECONNRESET)])
+@pytest.mark.parametrize(("faults", "number"), [(["", "full"], errno.ENOSPC), (["before"] * 999, errno.ECONNRESET)])
 def test_no_parts_are_left_of_an_upload_that_fails(
     server: Server, extras: S3Extras, small_parts: None, faults: list[str], number: int
 ) -> None:
@@ -474,16 +480,19 @@ def test_the_lost_answer_to_the_last_request_is_no_conflict(
     assert (server.data, server.etag) == (data, done)
 
 
-def test_a_real_service_heeds_the_condition_on_the_last_request(bucket: Bucket, small_parts: None) -> None:
+def test_a_real_service_heeds_the_condition_on_the_last_request(
+    bucket: Bucket, small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = os.urandom(PARTS_BYTES)
     with S3Backend(bucket.name, **bucket.options()) as backend:
         store, extras = backend.volume.remote.bucket.store, backend.volume.remote.bucket.extras
-        condition = {"IfNoneMatch": "*"}
-        etag = upload.send_in_parts(extras, "key", memoryview(data), {"mode": "33188"}, condition, lambda: None)
-        assert obstore.head(store, "key")["e_tag"] == etag and content(store, "key") == data
-        assert bucket.attributes("key")["mode"] == "33188"
-        for wrong in (condition, {"IfMatch": '"another"'}):
-            refused(errno.ESTALE, upload.send_in_parts, extras, "key", memoryview(data), {}, wrong, lambda: None)
+        with monkeypatch.context() as patch:
+            patch.setattr(Upload, "_check", lambda self: None)
+            etag = put(store, "key", buffer_of(data), create=True, attributes={"mode": "33188"}, extras=extras)
+            assert obstore.head(store, "key")["e_tag"] == etag and content(store, "key") == data
+            assert bucket.attributes("key")["mode"] == "33188"
+            for wrong in ({"create": True}, {"if_match": '"another"'}):
+                refused(errno.ESTALE, put, store, "key", buffer_of(data), extras=extras, **wrong)
         assert b"<UploadId>" not in bucket.request("GET", "", {"uploads": ""}).content
         again = put(store, "key", buffer_of(data[1:]), if_match=etag, extras=extras)
         assert (obstore.head(store, "key")["e_tag"], content(store, "key")) == (again, data[1:])

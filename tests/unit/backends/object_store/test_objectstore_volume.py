@@ -23,10 +23,10 @@ from together import together
 
 from fusebackend.backends import InMemoryBackend, S3Backend
 from fusebackend.backends.object_store import metadata
-from fusebackend.backends.object_store import remote as remote_module
 from fusebackend.backends.object_store.backend import ObjectStoreBackend
 from fusebackend.backends.object_store.bucket.object_keys import info_of
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
+from fusebackend.backends.object_store.put import Upload
 from fusebackend.backends.object_store.remote import BucketRemote
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 from fusebackend.remote.volume import RemoteVolume
@@ -203,7 +203,7 @@ def unsaved(volume, name, data, parent=ROOT_NODE):
 @pytest.fixture
 def lost(monkeypatch, volume, store, caplog):
     """A closed file `a` that is in the store, and whose upload seems to have failed: the answers were lost."""
-    left, real = [2], remote_module.put
+    left, real = [2], Upload.put
 
     def put(*args, **options):
         answer = real(*args, **options)
@@ -212,7 +212,7 @@ def lost(monkeypatch, volume, store, caplog):
             raise OSError(errno.ETIMEDOUT, "lost")
         return answer
 
-    monkeypatch.setattr(remote_module, "put", put)
+    monkeypatch.setattr(Upload, "put", put)
     node = unsaved(volume, b"a", b"first\n")
     refused(errno.ETIMEDOUT, volume.flush, node)
     volume.release(node, os.O_RDWR)
