@@ -6,7 +6,6 @@ tree.py          names and nodes, over cached listings
 entry.py         a file or directory, its states; a listing
 files.py         handles, ranges, buffers
 buffer.py        the bytes of a file while it is written
-rename.py        what takes a name out of its directory
 parallel.py      one request for each of many items, and threads that read ahead
 ranges.py        reading in ranges, the blocks kept in memory, reading ahead
 agent_remote.py  agent verbs of others as a `Remote`; the optional hooks of a backend

@@ -1,8 +1,7 @@
 """`RemoteVolume`: the kernel face of files behind an API, over a `Remote`; `ForeignVolume`, that of any agent backend.
 
     volume.py     lookup, create, unlink …        tree.py        names and nodes, over cached listings
-    files.py      handles, buffers, conflicts     rename.py      the kernel's rename
-    agent_remote.py, object_store/   two remotes
+    files.py      handles, buffers, conflicts     agent_remote.py, object_store/   two remotes
 
 What a remote can't hold:
 - directories without a file (`Abilities.keeps_directories`): they are kept in the volume, and so is a directory that
@@ -37,6 +36,7 @@ from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock, will_wait
 from fusebackend.protocol import (
     DEFAULT_TTL_S,
+    RENAME_NOREPLACE,
     ROOT_NODE,
     WHOLE_FILES,
     Attr,
@@ -52,10 +52,9 @@ from fusebackend.protocol.volume import unsupported
 from fusebackend.remote.agent_remote import AgentRemote, FilesRemote
 from fusebackend.remote.agent_verbs import FileVerbs
 from fusebackend.remote.buffer import Buffer
-from fusebackend.remote.entry import Entry
+from fusebackend.remote.entry import OWN, Entry
 from fusebackend.remote.files import RemoteFiles
 from fusebackend.remote.parallel import Gate
-from fusebackend.remote.rename import Renames
 from fusebackend.remote.tree import Tree
 from fusebackend.volumes.native import NativeVolume, NewFile
 
@@ -121,7 +120,6 @@ class RemoteVolume(NativeVolume):
         self._gate = Gate()
         self._tree = Tree(remote, ttl_s, clock, first_node)
         self._files = RemoteFiles(remote, self._tree, self._gate)
-        self._renames = Renames(remote, self._tree, self._files, self._gate)
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -207,7 +205,7 @@ class RemoteVolume(NativeVolume):
                 if not entry.is_dir:
                     self._files.put_new(entry, content)
                 elif self._abilities.keeps_directories:
-                    self._renames.put_marker(entry, replace=False)
+                    self._put_marker(entry, replace=False)
                     entry.local = False
             except FileExistsError:
                 self._tree.distrust(directory)
@@ -297,9 +295,9 @@ class RemoteVolume(NativeVolume):
                 if not entry.is_at(directory, name):
                     raise oserror(errno.ENOENT, name)  # another thread was faster
                 self._files.keep_open(entry)
-                self._renames.keep(entry)
+                self._keep_directory(entry)
                 if not entry.local or entry.tried:
-                    self._renames.delete(entry)
+                    self._delete(entry)
                 self._tree.unlinked(entry)
 
     def rmdir(self, parent: int, name: bytes) -> None:
@@ -307,10 +305,10 @@ class RemoteVolume(NativeVolume):
             entry = self._named(parent, name)
             if not entry.is_dir:
                 raise oserror(errno.ENOTDIR, name)
-            self._renames.require_empty(entry)
-            self._renames.keep(entry)
+            self._require_empty(entry)
+            self._keep_directory(entry)
             if self._abilities.keeps_directories or self.remote.has(entry.key):
-                self._renames.delete(entry)
+                self._delete(entry)
             self._tree.unlinked(entry)
 
     def _named(self, parent: int, name: bytes) -> Entry:
@@ -320,9 +318,124 @@ class RemoteVolume(NativeVolume):
         return entry
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        """A file moves with its own lock held and its target's, a directory alone: a file stored below its old name
+        meanwhile would be left behind. Dirty buffers are stored first. EINVAL for RENAME_EXCHANGE."""
+        if flags not in (0, RENAME_NOREPLACE):
+            raise oserror(errno.EINVAL, new_name)
         with self.lock:
-            old, directory = self._tree.entry(parent), self._tree.entry(new_parent)
-            self._renames.rename(self._named(parent, name), old, name, directory, new_name, flags)
+            old, directory, entry = self._tree.entry(parent), self._tree.entry(new_parent), self._named(parent, name)
+            self._finish_renames()
+            if entry.is_dir:
+                self._files.store_all(entry.tree())  # most of them before the others have to wait
+            with self._gate.alone() if entry.is_dir else self._gate.passing(), contextlib.ExitStack() as locks:
+                target = self._tree.child(directory, new_name)
+                # Always in the same order, for two files may change places.
+                for one in sorted({entry, *([target] if target is not None else [])}, key=lambda one: one.node):
+                    locks.enter_context(one.lock)
+                if not entry.is_at(old, name):
+                    raise oserror(errno.ENOENT, name)  # another thread was faster
+                if target is not None and not target.is_at(directory, new_name):
+                    raise oserror(errno.ESTALE, new_name)
+                if target is not None and flags == RENAME_NOREPLACE:
+                    raise oserror(errno.EEXIST, new_name)
+                if target is entry:
+                    return
+                self._require_possible(entry, target, directory, new_name)
+                segment = self.remote.admit(new_name, directory.key, is_dir=entry.is_dir)
+                if target is not None and not target.is_dir:
+                    self._files.keep_open(target)
+                self._keep_directory(entry)
+                empty = self._move(entry, target, directory.key + segment)
+                if target is not None:
+                    self._tree.unlinked(target)
+                self._tree.relink(entry, directory, new_name, segment)
+            if not self._abilities.keeps_directories:
+                self._tree.expire()
+                for key in empty:
+                    self._tree.make_directories(key)
+                self.remote.expire()
+
+    def _require_possible(self, entry: Entry, target: Entry | None, directory: Entry, name: bytes) -> None:
+        if entry.is_gone or directory.is_gone:
+            raise oserror(errno.ENOENT, name)
+        entry.require_writable()
+        if entry.is_dir and directory.is_within(entry):
+            raise oserror(errno.EINVAL, name)
+        if target is None:
+            return
+        target.require_writable()
+        if target.is_dir and not entry.is_dir:
+            raise oserror(errno.EISDIR, name)
+        if entry.is_dir:
+            if not target.is_dir:
+                raise oserror(errno.ENOTDIR, name)
+            self._require_empty(target)
+
+    def _require_empty(self, directory: Entry) -> None:
+        """ENOTEMPTY when there is something in a directory, here or in the remote."""
+        with self._tree.lock:
+            local = any(child.is_ahead for child in directory.children.values())
+        if local or not self.remote.holds_only(directory.key):
+            raise oserror(errno.ENOTEMPTY, directory.name)
+
+    def _finish_renames(self) -> None:
+        """Carry on renames that have failed half-way."""
+        if self.remote.unfinished:
+            with self._gate.alone():
+                self.remote.finish()
+            self._tree.expire()
+
+    def _delete(self, entry: Entry) -> None:
+        """Delete a file or an empty directory in the remote. ENOTSUP, EACCES."""
+        if not self._abilities.can_delete:
+            raise OSError(errno.ENOTSUP, f"{self.remote.name} has no delete")
+        entry.require_writable()
+        self.remote.delete(entry.key)
+
+    def _keep_directory(self, entry: Entry) -> None:
+        """See that the directory stays when this is taken out of it: it may have been there because of this alone."""
+        directory = entry.parent
+        assert directory is not None
+        if not self._abilities.keeps_directories or (entry.local and not entry.tried):
+            return
+        if directory.parent is None or directory.listing.marker:
+            return
+        with self._tree.lock:
+            children = directory.children
+            others = (name for name in directory.listing.infos if name != entry.name)
+            stays = any(name not in children or not children[name].local for name in others)
+        if not stays:
+            self._put_marker(directory, replace=True)
+
+    def _put_marker(self, directory: Entry, *, replace: bool) -> None:
+        """Store the sign of a directory, with its attributes. EEXIST unless `replace`."""
+        directory.etag = self.remote.make_directory(directory.key, directory.stamp, replace=replace)
+        directory.seen, directory.listing.marker = OWN, True
+
+    def _move(self, entry: Entry, target: Entry | None, new: str) -> list[str]:
+        """Move in the remote what it has; keys of empty directories that it could not move."""
+        old = entry.key
+        for below in entry.tree():
+            if below.dirty:
+                with below.lock:
+                    self._files.uploads.store(below)
+        keeps_directories = self._abilities.keeps_directories
+        if not keeps_directories and not self.remote.has(old):
+            return []
+        if entry.is_dir:
+            new += "/"
+            if target is not None and not keeps_directories and self.remote.has(target.key):
+                self._delete(target)
+
+        def copied() -> None:
+            for below in entry.tree():
+                is_moved = self._abilities.ranges and not below.is_dir
+                if is_moved and (below.opens or below is entry):
+                    with below.lock:
+                        self._files.relocate(below, new + below.key[len(old) :])
+
+        replaced = (target.etag,) if target is not None and not target.is_dir and not target.local else None
+        return list(self.remote.rename(old, new, entry.etag, replaced, copied))
 
     # -- attributes --------------------------------------------------------------------------------------------
 
@@ -372,7 +485,7 @@ class RemoteVolume(NativeVolume):
                         if not entry.is_dir:
                             self._files.restamp(entry)
                         elif not entry.is_gone:
-                            self._renames.put_marker(entry, replace=True)
+                            self._put_marker(entry, replace=True)
                     except OSError:
                         with self._tree.lock:
                             entry.restamp(before)
@@ -484,7 +597,7 @@ class RemoteVolume(NativeVolume):
     def sync(self) -> None:
         with self.lock:
             self._files.store_all(self._tree.entries())
-            self._renames.finish()
+            self._finish_renames()
 
     def close(self) -> None:
         try:

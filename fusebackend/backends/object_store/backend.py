@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from fusebackend.backends.object_store import opening
@@ -62,69 +61,16 @@ class ObjectStoreBackend(RemoteBackend):
         return self._store_shown
 
 
-@dataclass(frozen=True)
-class Service:
-    """A service that speaks S3, and the keys for it."""
-
-    region: str
-    endpoint: str | None
-    key: str | None
-    secret: str | None = field(repr=False)
-    token: str | None = field(repr=False)
-
-    @classmethod
-    def of(cls, region: str | None, given: Mapping[str, str | None]) -> Service:
-        """What is not given is taken from the environment, in the words of AWS's own programs."""
-        known = os.environ.get
-        key, secret, token = (given.get(word) for word in ("access_key_id", "secret_access_key", "session_token"))
-        if key is None and secret is None:
-            key, secret = known("AWS_ACCESS_KEY_ID"), known("AWS_SECRET_ACCESS_KEY")
-            token = token or known("AWS_SESSION_TOKEN")
-        return cls(
-            region or known("AWS_REGION") or known("AWS_DEFAULT_REGION") or "us-east-1",
-            given.get("endpoint") or known("AWS_ENDPOINT_URL_S3") or known("AWS_ENDPOINT_URL"),
-            key,
-            secret,
-            token,
-        )
-
-    def store(self, bucket: str, prefix: str) -> Any:
-        """The store of a bucket, or of a directory in one."""
-        from obstore.store import S3Store
-
-        given: dict[str, Any] = {
-            "endpoint": self.endpoint,
-            "access_key_id": self.key,
-            "secret_access_key": self.secret,
-            "session_token": self.token,
-        }
-        return S3Store(
-            bucket,
-            prefix=prefix.strip("/") or None,
-            region=self.region,
-            client_options=client_options(self.endpoint or ""),
-            retry_config=retry_config(),
-            **{word: value for word, value in given.items() if value},
-        )
-
-    def extras(self, bucket: str, prefix: str) -> S3Extras | None:
-        if not self.key or not self.secret:
-            return None
-        endpoint = self.endpoint or f"https://s3.{self.region}.amazonaws.com"
-        credentials = (self.key, self.secret, self.token)
-        return S3Extras(endpoint, self.region, credentials, bucket, prefix.strip("/"))
-
-
-def client_options(endpoint: str = "") -> Any:
+def connection(endpoint: str = "") -> dict[str, Any]:
+    """How a store of obstore speaks to its service."""
     return {
-        "allow_http": endpoint.startswith("http://"),
-        "connect_timeout": datetime.timedelta(seconds=CONNECT_S),
-        "timeout": datetime.timedelta(seconds=REQUEST_S),
+        "client_options": {
+            "allow_http": endpoint.startswith("http://"),
+            "connect_timeout": datetime.timedelta(seconds=CONNECT_S),
+            "timeout": datetime.timedelta(seconds=REQUEST_S),
+        },
+        "retry_config": {"max_retries": RETRIES, "retry_timeout": datetime.timedelta(seconds=RETRY_S)},
     }
-
-
-def retry_config() -> Any:
-    return {"max_retries": RETRIES, "retry_timeout": datetime.timedelta(seconds=RETRY_S)}
 
 
 class S3Backend(ObjectStoreBackend):
@@ -134,15 +80,46 @@ class S3Backend(ObjectStoreBackend):
         bucket: its name.
         prefix: the directory in it that is the root.
         region: where it is; None: as the environment says.
-        options: `endpoint`, `access_key_id`, `secret_access_key`, `session_token` for the service; what is not given
-            is taken from the environment as AWS's own programs do. `ttl`, `cache_mb`, `attributes` and `on_exists` as
-            for `ObjectStoreBackend`.
+        endpoint, access_key_id, secret_access_key, session_token: of the service; what is not given is taken from the
+            environment, in the words of AWS's own programs.
+        options: `ttl`, `cache_mb`, `attributes` and `on_exists` as for `ObjectStoreBackend`.
     """
 
     schemes: ClassVar = {"s3": opening.SCHEMES["s3"]}
 
-    def __init__(self, bucket: str, prefix: str = "", region: str | None = "us-east-1", **options: Any) -> None:
-        words = ("endpoint", "access_key_id", "secret_access_key", "session_token")
-        service = Service.of(region, {word: options.pop(word) for word in words if word in options})
-        super().__init__(service.store(bucket, prefix), extras=service.extras(bucket, prefix), **options)
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        region: str | None = "us-east-1",
+        *,
+        endpoint: str | None = None,
+        access_key_id: str | None = None,
+        secret_access_key: str | None = None,
+        session_token: str | None = None,
+        **options: Any,
+    ) -> None:
+        from obstore.store import S3Store
+
+        known = os.environ.get
+        place = prefix.strip("/")
+        if access_key_id is None and secret_access_key is None:
+            access_key_id, secret_access_key = known("AWS_ACCESS_KEY_ID"), known("AWS_SECRET_ACCESS_KEY")
+            session_token = session_token or known("AWS_SESSION_TOKEN")
+        region = region or known("AWS_REGION") or known("AWS_DEFAULT_REGION") or "us-east-1"
+        endpoint = endpoint or known("AWS_ENDPOINT_URL_S3") or known("AWS_ENDPOINT_URL")
+        given = {
+            "endpoint": endpoint,
+            "access_key_id": access_key_id,
+            "secret_access_key": secret_access_key,
+            "session_token": session_token,
+        }
+        words: dict[str, Any] = {word: value for word, value in given.items() if value}
+        store = S3Store(bucket, prefix=place or None, region=region, **connection(endpoint or ""), **words)
+        extras = None
+        if access_key_id and secret_access_key:
+            credentials = (access_key_id, secret_access_key, session_token)
+            url = endpoint or f"https://s3.{region}.amazonaws.com"
+            extras = S3Extras(url, region, credentials, bucket, place)
+        super().__init__(store, extras=extras, **options)
         self._store_shown = f"s3://{bucket}/{prefix}".rstrip("/")

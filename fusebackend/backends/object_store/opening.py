@@ -30,13 +30,12 @@ def open_other(kind: str, url: Url) -> Any:
     _require(url)
     from obstore import store
 
-    from fusebackend.backends.object_store.backend import ObjectStoreBackend, client_options, retry_config
+    from fusebackend.backends.object_store.backend import ObjectStoreBackend, connection
 
     bucket, prefix = _place(url)
-    options = {"client_options": client_options(), "retry_config": retry_config()}
 
     def made() -> ObjectStoreBackend:
-        found = getattr(store, kind)(bucket, prefix=prefix.strip("/") or None, **options)
+        found = getattr(store, kind)(bucket, prefix=prefix.strip("/") or None, **connection())
         return ObjectStoreBackend(found, **url.parameters)
 
     return _opened(url, made)

@@ -228,7 +228,7 @@ def test_a_mode_that_could_not_be_stored_is_not_shown() -> None:
     before = volume.getattr(node).mode
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(volume._renames, "put_marker", raising(OSError(errno.EIO, "cut")))
+        patch.setattr(volume.remote, "make_directory", raising(OSError(errno.EIO, "cut")))
         refused(errno.EIO, volume.setattr, node, AttrChanges(mode=0o700))
     assert volume.getattr(node).mode == before
 
