@@ -264,11 +264,7 @@ class Tree:
         """Drop an entry without a name that is not in use, and directories that stayed for it alone."""
         with self.lock:
             while entry.gone and entry.idle:
-                assert entry.parent is not None
-                self._entries.pop(entry.node, None)
-                self._drop_listing(entry)
-                entry.drop_content()
-                entry = entry.parent
+                entry = self._without(entry)
             if not (entry.held or entry.queued or entry.gone) and entry.parent is not None:
                 self._queue(entry)
 
@@ -318,15 +314,20 @@ class Tree:
     def _drop(self, entry: Entry) -> None:
         """Forget an entry that has a name, if it is not in use, and then its directory, if that waited for it."""
         while entry.idle:
-            assert entry.parent is not None
-            self._entries.pop(entry.node, None)
-            self._drop_listing(entry)
-            if entry.parent.children.get(entry.name) is entry:
-                del entry.parent.children[entry.name]
-            entry.drop_content()
-            entry = entry.parent
+            entry = self._without(entry)
             if entry.queued:
                 return  # its turn comes
+
+    def _without(self, entry: Entry) -> Entry:
+        """Drop an entry; its directory."""
+        parent = entry.parent
+        assert parent is not None
+        self._entries.pop(entry.node, None)
+        self._drop_listing(entry)
+        if parent.children.get(entry.name) is entry:
+            del parent.children[entry.name]
+        entry.drop_content()
+        return parent
 
     # -- listings ----------------------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ class FsspecRemote(Remote):
         self.abilities = Abilities(
             ranges=True,
             exact_sizes=True,
-            keeps_directories=_overrides(fs, "mkdir") and protocol not in _BUCKETS,
+            keeps_directories=type(fs).mkdir is not AbstractFileSystem.mkdir and protocol not in _BUCKETS,
             durable=protocol != "memory",
             read_only=read_only,
             conditional=False,
@@ -356,10 +356,6 @@ def _archive(fs: Any) -> Followed[Any] | None:
     if (found.st_dev, found.st_ino) != archive.key:
         archive.reopen()  # it was replaced since the file system was made
     return archive
-
-
-def _overrides(fs: Any, method: str) -> bool:
-    return getattr(type(fs), method) is not getattr(AbstractFileSystem, method)
 
 
 def _version(info: dict[str, Any]) -> str:

@@ -64,7 +64,7 @@ from fusebackend.protocol import (
     OnExists,
     Refusal,
 )
-from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off
+from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off, one_of
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
 from fusebackend.remote.keyed import ROOT_NODE, Keyed, is_path, may_be_shown_as
 from fusebackend.volumes.search import Lines, Search
@@ -236,15 +236,9 @@ def _namespace(value: str) -> tuple[str, ...]:
         raise ValueError(f"must be a namespace such as 'a.b' ({error})") from None
 
 
-def _yes(value: str) -> bool:
-    if value != "1":
-        raise ValueError("must be 1")
-    return True
-
-
 PARAMETERS = {
     "ns": Parameter(_namespace, "the namespace, its parts with dots between"),
-    "tree": Parameter(_yes, "1: all namespaces of the store, each a directory"),
+    "tree": Parameter(one_of("1"), "1: all namespaces of the store, each a directory"),
 }
 
 

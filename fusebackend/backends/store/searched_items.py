@@ -120,7 +120,6 @@ class SearchedItems(Items):
         self.blocking = self.durable = not in_memory
         self._max_age_s = 0.0
         self._last: _Last = _Last()
-        self._lasts = [self._last]  # searches that changes are applied to
         self._lock = comparing_lock(store)
         self._puts = PutOneByOne(store, namespace)
 
@@ -129,7 +128,6 @@ class SearchedItems(Items):
             return self
         view = copy.copy(self)
         view._max_age_s, view._last = math.inf, _Last()
-        view._lasts = [*self._lasts, view._last]
         return view
 
     def for_mount(self, ttl_s: float) -> Self:
@@ -171,12 +169,11 @@ class SearchedItems(Items):
         try:
             self._puts.swap(changes, self.fetch)
         finally:
-            lasts = [last.found for last in self._lasts if last.found is not None]
-            if lasts:
+            found = self._last.found
+            if found is not None:
                 there = self.fetch([change.key for change in changes])
                 for change in changes:
-                    for found in lasts:
-                        found.apply(change.key, there.get(change.key))
+                    found.apply(change.key, there.get(change.key))
 
     # -- searching ---------------------------------------------------------------------------------------------
 
