@@ -408,7 +408,7 @@ class FilesRemote(AgentRemote):
         """Replace one version of a file, or make a new one. ESTALE where something else is there."""
         condition = Condition(absent=True) if over is None else Condition(version_of_etag(over))
         try:
-            note(self.files.store_if(path, data, condition, replace=False))
+            note(self.files._put_if(path, data, condition, replace=False))
         except OSError as error:
             if isinstance(error, Changed) or error.errno in _LOST:
                 raise oserror(errno.ESTALE, path) from None

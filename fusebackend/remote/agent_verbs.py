@@ -33,8 +33,6 @@ from fusebackend.protocol import (
 from fusebackend.volumes.agent_verbs import AgentVerbs, FilesUpdate
 from fusebackend.volumes.walk import names_of
 
-UNCONDITIONAL = "A graph's state takes no change on a condition: two tool calls of one step both see the state before"
-
 
 class Loaded(NamedTuple):
     """A whole file, and its times where they are known."""
@@ -48,11 +46,9 @@ class FileVerbs(AgentVerbs):
     """See the module's docstring.
 
     Attributes:
-        conditional: `if_version` and `if_absent` can be decided.
         ttl_s: see `Abilities`. `AgentRemote` also asks for the other hooks of any backend: `blocking`, `durable` …
     """
 
-    conditional = True
     ttl_s: float | None = None
 
     # -- primitives --------------------------------------------------------------------------------------------
@@ -139,46 +135,35 @@ class FileVerbs(AgentVerbs):
     # -- writing -----------------------------------------------------------------------------------------------
 
     def _put_if(self, path: str, data: bytes, condition: Condition, *, replace: bool) -> FilesUpdate:
-        self._require_conditional(condition)
-        return self.store_if(checked(path), data, condition, replace=replace)
-
-    def store_if(self, path: AgentPath, data: bytes, condition: Condition, *, replace: bool) -> FilesUpdate:
-        """`_put_if`, also where verbs take no conditions: a mount sees the files as they are."""
         if condition.version is not None:
-            return self._rewrite_if(path, lambda before: data, condition)
+            return self._change_if(path, lambda before: data, condition)
+        place = checked(path)
         try:
-            return self._put(path, data, replace=replace and not condition.absent)
+            return self._put(place, data, replace=replace and not condition.absent)
         except FileExistsError:
             if condition.absent:
-                raise Changed(self._version_at(path), is_there=True) from None
+                raise Changed(self._version_at(place), is_there=True) from None
             raise
 
     def _change_if(self, path: str, change: Callable[[bytes], bytes], condition: Condition) -> FilesUpdate:
-        self._require_conditional(condition)
-        return self._rewrite_if(checked(path), change, condition)
+        place = checked(path)
 
-    def _rewrite_if(self, path: AgentPath, change: Callable[[bytes], bytes], condition: Condition) -> FilesUpdate:
         def if_met(before: bytes) -> bytes:
             condition.require(version_of_bytes(before))
             return change(before)
 
         try:
-            return self._rewrite(path, change if condition == ANY else if_met)
+            return self._rewrite(place, change if condition == ANY else if_met)
         except OSError as error:
             if condition == ANY or error.errno not in VANISHED:
                 raise
-            condition.require(self._version_at(path), is_there=error.errno == errno.ESTALE)
+            condition.require(self._version_at(place), is_there=error.errno == errno.ESTALE)
             raise
 
     def _require(self, path: AgentPath, condition: Condition) -> None:
         """Compare what is at a path just before it is changed: whoever changes it in between is not seen."""
-        self._require_conditional(condition)
         if condition != ANY:
             condition.require(version_of_bytes(self._load(path).data))
-
-    def _require_conditional(self, condition: Condition) -> None:
-        if condition != ANY and not self.conditional:
-            raise OSError(errno.ENOTSUP, UNCONDITIONAL)
 
     def _version_at(self, path: AgentPath) -> str | None:
         try:
@@ -193,7 +178,7 @@ class FileVerbs(AgentVerbs):
             raise OSError(errno.EBUSY, "The root can't be deleted")
         if file_path.endswith("/"):
             self._list(path)  # ENOTDIR
-        self._require(path, Condition.of(if_version))
+        self._require(path, self._condition(if_version))
         return DeleteResult(path=path, files_update=self._remove(path))
 
     @verbs.MOVE.answers()
@@ -205,12 +190,12 @@ class FileVerbs(AgentVerbs):
             raise OSError(errno.EBUSY, "The root can't be moved")
         if old != new and paths.is_below(new, old):
             raise OSError(errno.EINVAL, "A directory can't be moved into itself")
-        self._require(old, Condition.of(if_version))
-        self._require_conditional(Condition(absent=if_absent))
+        absent = self._condition(None, if_absent).absent
+        self._require(old, self._condition(if_version))
         try:
             update = self._rename(old, new)
         except FileExistsError:
-            if if_absent:
+            if absent:
                 raise Changed(self._version_at(new), is_there=True, of_target=True) from None
             raise
         return MoveResult(path=new, files_update=update)

@@ -64,6 +64,10 @@ class AgentVerbs(BackendProtocol):
         """The path in this backend that is meant. PathError."""
         return paths.normalise(path)
 
+    def _condition(self, if_version: str | None = None, if_absent: bool = False) -> Condition:
+        """The condition of a verb's arguments. OSError as `Condition.of`; ENOTSUP where none can be decided."""
+        return Condition.of(if_version, if_absent)
+
     # -- primitives: these raise -------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -103,7 +107,7 @@ class AgentVerbs(BackendProtocol):
     def write(
         self, file_path: str, content: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> WriteResult:
-        condition = Condition.of(if_version, if_absent)
+        condition = self._condition(if_version, if_absent)
         replace = self.on_exists == "replace" or condition.version is not None
         update = self._put_if(file_path, content.encode("utf-8"), condition, replace=replace)
         return WriteResult(path=self._path(file_path), files_update=update)
@@ -131,7 +135,7 @@ class AgentVerbs(BackendProtocol):
             return after.encode("utf-8")
 
         try:
-            update = self._change_if(file_path, change, Condition.of(if_version))
+            update = self._change_if(file_path, change, self._condition(if_version))
         except Unchanged as refused:
             return EditResult(error=str(refused))
         return EditResult(path=self._path(file_path), occurrences=occurrences, files_update=update)
@@ -151,7 +155,7 @@ class AgentVerbs(BackendProtocol):
         """`upload_files` of one file."""
         if (refusal := not_bytes(path, content)) is not None:
             return refusal
-        update = self._put_if(path, bytes(content), Condition.of(**when), replace=True)
+        update = self._put_if(path, bytes(content), self._condition(**when), replace=True)
         return FileUploadResponse(path=path, files_update=update)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:

@@ -103,12 +103,8 @@ class Upload:
         return {"IfMatch": self.if_match} if self.if_match is not None else {}
 
     @property
-    def _named(self) -> dict[str, str] | None:
-        """All attributes; None where there can be none, in a local directory as obstore has it."""
-        from obstore.store import LocalStore
-
-        if isinstance(self.bucket.store, LocalStore):
-            return None
+    def _named(self) -> dict[str, str]:
+        """All attributes."""
         return {**self.attributes, UPLOAD_ATTRIBUTE: self.name}
 
     def _send(self, data: memoryview) -> str | None:
@@ -129,7 +125,7 @@ class Upload:
     def _send_extra_parts(self, extras: S3Extras, data: memoryview) -> str | None:
         """In parts, of which the service makes the object if the condition holds by then."""
         self._check()
-        upload = extras.begin_parts(self.key, self._named or {})
+        upload = extras.begin_parts(self.key, self._named)
         try:
             size = part_bytes(len(data))
             numbers = range(-(-len(data) // size))

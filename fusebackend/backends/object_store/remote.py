@@ -72,11 +72,7 @@ class BucketRemote(Remote):
         self.byte_cache = BlockCache(cache_bytes, PACE)
         self._moves = Moves(self.bucket)
         self._tried: Recent[str, tuple[str, ...]] = Recent(TRIED_KEYS)
-        try:
-            self._moves.recover()
-        except BaseException:
-            self.byte_cache.close()
-            raise
+        self._moves.recover()
 
     # -- names -------------------------------------------------------------------------------------------------
 

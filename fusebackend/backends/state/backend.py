@@ -33,7 +33,9 @@ from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.graph_state import GRAPH_STATE, LateRuntime
 from fusebackend.protocol import (
+    ANY,
     WHOLE_FILES,
+    Condition,
     FileInfo,
     FileUploadResponse,
     OnExists,
@@ -45,6 +47,8 @@ from fusebackend.remote.files_update import CHANGING, apply_files_update, files_
 from fusebackend.remote.keyed import Keyed, ListedTree, Prefixes
 from fusebackend.volumes.agent_verbs import FilesUpdate
 from fusebackend.volumes.search import Lines, Search
+
+UNCONDITIONAL = "A graph's state takes no change on a condition: two tool calls of one step both see the state before"
 
 _MALFORMED = (TypeError, ValueError)
 """What `text.decode_file_data` raises for a record that is no file data."""
@@ -201,7 +205,6 @@ class StateBackend(FileVerbs):
     }
 
     blocking = False
-    conditional = False
 
     def __init__(
         self,
@@ -267,6 +270,12 @@ class StateBackend(FileVerbs):
         """Merge a `files_update` with paths of this backend into the state."""
         apply_files_update(self.runtime, {self._view.prefix() + path: record for path, record in update.items()})
         return True
+
+    def _condition(self, if_version: str | None = None, if_absent: bool = False) -> Condition:
+        condition = super()._condition(if_version, if_absent)
+        if condition != ANY:
+            raise OSError(errno.ENOTSUP, UNCONDITIONAL)
+        return condition
 
     # -- primitives of `FileVerbs` -----------------------------------------------------------------------------
 

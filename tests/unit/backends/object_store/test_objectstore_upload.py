@@ -19,7 +19,7 @@ import pytest
 from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from obstore.store import LocalStore, MemoryStore, S3Store
+from obstore.store import MemoryStore, S3Store
 from profiles import examples
 from services.failing_proxy import FailingProxy, failing_bucket
 from services.s3 import REGION, Bucket, Service
@@ -212,14 +212,6 @@ def test_conditions_and_attributes(server: Server) -> None:
         refused(errno.ESTALE, put, store, "key", buffer_of(b"four"), if_match=changed)
         obstore.delete(store, "key")
         refused(errno.ESTALE, put, store, "key", buffer_of(b"five"), if_match=changed)
-
-
-def test_a_local_directory_has_no_attributes_and_takes_the_file(tmp_path: os.PathLike[str]) -> None:
-    store = LocalStore(tmp_path)  # type: ignore[arg-type]
-    put(store, "key", buffer_of(b"data"), create=True, attributes={"mode": "0644"})
-    assert content(store, "key") == b"data"
-    # obstore has no such upload for directories
-    refused(errno.ENOTSUP, put, store, "key", buffer_of(b"data"), if_match='"x"')
 
 
 def test_of_many_who_create_or_replace_at_once_one_wins(server: Server) -> None:
