@@ -51,7 +51,7 @@ from fusebackend.backends.store.namespaces import (
 )
 from fusebackend.backends.store.source import NamespaceLike, StoreSource, checked_namespace
 from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
-from fusebackend.backends.store.values import Form, file_bytes, forms_of, written
+from fusebackend.backends.store.values import FILE, SUFFIXES, file_bytes, forms_of, written
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent
 from fusebackend.base.globs import Matcher
@@ -76,8 +76,6 @@ T = TypeVar("T")
 ATTEMPTS = 10
 """How often `put` is repeated when another program changes the file meanwhile."""
 
-SUFFIXES = tuple(form.value for form in Form)
-
 READ_ONLY = "It is a value of the store that is no file, and can be read only"
 
 
@@ -87,7 +85,7 @@ class File(NamedTuple):
     space: Namespace
     key: str
     record: Record
-    form: Form
+    form: str
     data: bytes
 
 
@@ -108,7 +106,7 @@ def _above(path: AgentPath) -> Iterator[AgentPath]:
 
 def require_file(file: File) -> None:
     """EACCES if it is a value that is no file."""
-    if file.form is not Form.FILE:
+    if file.form != FILE:
         raise OSError(errno.EACCES, READ_ONLY)
 
 
@@ -159,7 +157,7 @@ class StoreSearch(Search):
 
     def _hits_in(self, pattern: str, limit: int | None, at: SpacePlace) -> Lines:
         record = self._tree.tree(at.space).items.fetch([at.node.key]).get(at.node.key)
-        data = None if record is None else forms_of(record.value).get(Form(at.node.suffix))
+        data = None if record is None else forms_of(record.value).get(at.node.suffix)
         return self._path, text.grep_lines((data or b"",), pattern, limit, budget.current().hold)
 
     def _hits_below(self, pattern: str, limit: int | None, base: AgentPath, at: SpacePlace) -> Iterator[Lines]:
@@ -175,7 +173,7 @@ class StoreSearch(Search):
                 for form, data in forms_of(record.value).items():
                     lines = text.grep_lines((data,), pattern, limit, left.hold)
                     if lines:
-                        hits[row.key, form.value] = lines
+                        hits[row.key, form] = lines
                         count += len(lines)
                 if limit is not None and count >= limit and self._matcher is None:
                     break
@@ -424,7 +422,7 @@ class StoreBackend(FileVerbs):
 
     def _load(self, path: AgentPath) -> Loaded:
         file = self._there(self._tree(), path)
-        if file.form is not Form.FILE:
+        if file.form != FILE:
             return Loaded(file.data, None, file.record.updated_at)
         times = (file.record.value.get(name) for name in ("created_at", "modified_at"))
         return Loaded(file.data, *(str(time) if time else None for time in times))
@@ -567,15 +565,15 @@ class StoreBackend(FileVerbs):
             record = items.fetch([inner]).get(inner)
             data = None if record is None else file_bytes(record.value)
             if record is not None and data is not None:
-                return File(space, inner, record, Form.FILE, data)
+                return File(space, inner, record, FILE, data)
         node = tree.tree(space).find(inner)
         if node is None:
             return None
         if node.is_dir:
             raise errors.oserror(errno.EISDIR)
-        form, record = Form(node.suffix), items.fetch([node.key]).get(node.key)
-        data = None if record is None else forms_of(record.value).get(form)
-        return None if record is None or data is None else File(space, node.key, record, form, data)
+        record = items.fetch([node.key]).get(node.key)
+        data = None if record is None else forms_of(record.value).get(node.suffix)
+        return None if record is None or data is None else File(space, node.key, record, node.suffix, data)
 
     def _there(self, tree: SpaceTree, path: AgentPath) -> File:
         """The file at a path. ENOENT, EISDIR."""
@@ -617,7 +615,7 @@ def _places_of(key: str) -> tuple[AgentPath, ...]:
         known = paths.normalise(path) == path and "%" not in path
     except paths.PathError:
         known = False
-    return tuple(AgentPath(path + form.value) for form in Form) if known else ()
+    return tuple(AgentPath(path + suffix) for suffix in SUFFIXES) if known else ()
 
 
 # -- URLs -------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, TypeAlias
 from fusebackend.backends.store.items import Conflict, Hub, Items, Row, Settings
 from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
 from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
-from fusebackend.backends.store.values import About, Form
+from fusebackend.backends.store.values import JSON, TEXT, About
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.langgraph import translate_errors
@@ -52,7 +52,7 @@ class StoreTree(KeyedTree):
     text; both can be read only. Names of files are text with surrogateescape, as in agent paths.
     """
 
-    endings = (Form.JSON.value, Form.TEXT.value)
+    endings = (JSON, TEXT)
 
     def __init__(self, items: Items) -> None:
         self.items = items

@@ -13,7 +13,6 @@ which `less` and `diff` can't show.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -27,12 +26,11 @@ MAX_LEAVES: Final = 64
 """Texts, numbers and containers in a value. With more, it is a table rather than a text."""
 
 
-class Form(enum.Enum):
-    """A kind of file that shows a key; the value is the end of its name."""
-
-    FILE = ""
-    JSON = ".json"
-    TEXT = ".md"
+FILE: Final = ""
+JSON: Final = ".json"
+TEXT: Final = ".md"
+SUFFIXES: Final = (FILE, JSON, TEXT)
+"""The forms in which keys are files: the ends of their names."""
 
 
 class About(NamedTuple):
@@ -47,13 +45,13 @@ class About(NamedTuple):
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """The values of its forms."""
+        """Its forms."""
         if not self.foreign:
-            return (Form.FILE.value,)
-        return (Form.JSON.value,) if self.text_size is None else (Form.JSON.value, Form.TEXT.value)
+            return (FILE,)
+        return (JSON,) if self.text_size is None else (JSON, TEXT)
 
     def size_of(self, suffix: str) -> int:
-        return self.text_size or 0 if suffix == Form.TEXT.value else self.size
+        return self.text_size or 0 if suffix == TEXT else self.size
 
 
 class UnreadableValue(bytes):
@@ -68,17 +66,17 @@ def file_bytes(value: Any) -> bytes | None:
         return None
 
 
-def forms_of(value: Any) -> dict[Form, bytes]:
+def forms_of(value: Any) -> dict[str, bytes]:
     """All forms of a value."""
     data = file_bytes(value)
     if data is not None:
-        return {Form.FILE: data}
+        return {FILE: data}
     found = long_text(value)
     shown = bytes(value) if isinstance(value, UnreadableValue) else (pretty(value) + "\n").encode("utf-8")
     if found is None:
-        return {Form.JSON: shown}
+        return {JSON: shown}
     # A lone surrogate, which the JSON has, is replaced.
-    return {Form.JSON: shown, Form.TEXT: found.encode("utf-8", "replace")}
+    return {JSON: shown, TEXT: found.encode("utf-8", "replace")}
 
 
 def about(value: Any, updated_at: str) -> About:
@@ -89,9 +87,9 @@ def about(value: Any, updated_at: str) -> About:
     if isinstance(content, str) and content.isascii() and value.get("encoding") in (None, "", "utf-8"):
         return About(len(content), modified_at, False)
     forms = forms_of(value)
-    if Form.FILE in forms:
-        return About(len(forms[Form.FILE]), modified_at, False)
-    return About(len(forms[Form.JSON]), updated_at, True, len(forms[Form.TEXT]) if Form.TEXT in forms else None)
+    if FILE in forms:
+        return About(len(forms[FILE]), modified_at, False)
+    return About(len(forms[JSON]), updated_at, True, len(forms[TEXT]) if TEXT in forms else None)
 
 
 def long_text(value: Any) -> str | None:
