@@ -153,7 +153,7 @@ class Tree:
                 self._queue(entry)
             parent.listing.ghosts.discard(entry.segment)
             self.changed(there)
-            self._touch(parent)
+            parent.touch()
             return there
 
     def make_directories(self, key: str) -> None:
@@ -197,7 +197,7 @@ class Tree:
                 moved.listing.listed_at = NEVER
             entry.ctime_ns = now_ns()
             self.changed(entry)
-            self._touch(directory)
+            directory.touch()
 
     def unlinked(self, entry: Entry) -> None:
         """An entry has lost its name through this volume, and with it what was not stored."""
@@ -218,7 +218,7 @@ class Tree:
         if parent.children.get(entry.name) is entry:
             del parent.children[entry.name]
         self.changed(entry, is_there=False)
-        self._touch(parent)
+        parent.touch()
         above = None if self._abilities.keeps_directories else parent
         while above is not None and above.parent is not None:
             above.local = True
@@ -241,11 +241,6 @@ class Tree:
                 parent.listing.remove(entry.name)
             elif parent in self._listed:
                 parent.listing.put(entry.name, entry.info())
-
-    def _touch(self, directory: Entry) -> None:
-        directory.mtime_ns = directory.ctime_ns = now_ns()
-        directory.version += 1
-        directory.kept = True
 
     def detach(self, entry: Entry) -> None:
         """Take away the name of an entry that is gone in the remote; it lives on while it is held."""

@@ -237,20 +237,17 @@ class RemoteVolume(NativeVolume):
         new: list[tuple[Entry, Buffer]] = []
         with contextlib.ExitStack() as stack:
             buffers = [stack.enter_context(contextlib.closing(Buffer())) for _ in files]
-            for number, file in enumerate(files):
-                try:
+            number = 0
+            try:
+                for number, file in enumerate(files):
                     self._fill(buffers[number], file)
-                except OSError as error:
-                    made[number] = error
-                    return made
-            stack.enter_context(self.lock)
-            stack.enter_context(self._gate.passing())
-            for number, file in enumerate(files):
-                try:
+                stack.enter_context(self.lock)
+                stack.enter_context(self._gate.passing())
+                for number, file in enumerate(files):
                     new.append((self._new_entry(file), buffers[number]))
-                except OSError as error:
-                    made[number] = error
-                    return made
+            except OSError as error:
+                made[number] = error
+                return made
             for number, (entry, failed) in enumerate(self._files.put_all(new)):
                 try:
                     if failed is not None:
