@@ -2,11 +2,15 @@
 
 A remote with ranges gives a file that is only read a `Reader` of the version that was opened; the first write loads it
 into a `Buffer`. Of any other remote the whole comes when the file is opened. A buffer is stored when the file is
-flushed, synced or closed for the last time (`FileUploads`). A failed upload is tried again at the next flush, at
-`sync` and at the end.
+flushed, synced or closed for the last time. A failed upload is tried again at the next flush, at `sync` and at the end.
 
 Each open asks for the version there is. A handle that writes anywhere keeps the version it has opened as the condition
 of the upload. Handles that only append (`O_APPEND`, and no other writer) take what is there by then.
+
+A buffer is stored on the condition that the remote still has the version that was opened, or nothing where the file is
+new. Where it has something else, there are three cases. Equal bytes: an upload has arrived, and its answer was lost. A
+buffer that was only appended to: the same is appended to the current file. Else theirs stays, ours is stored beside it
+as `name.conflict-<time>`, and `upload` raises ESTALE. Any other error leaves the buffer dirty, to be tried again.
 
 An entry's own lock is held around all work on its content, requests included: one file never waits for another. Each
 change in the remote passes the gate first.
@@ -36,151 +40,10 @@ from fusebackend.remote.entry import OWN, ContentState, Entry
 from fusebackend.remote.parallel import WIDTH, Gate, attempted, each
 from fusebackend.remote.tree import Tree
 
+log = logging.getLogger(__name__)
+
 ATTEMPTS = 20
 """How often something is tried on a file that others change all the time."""
-
-
-class FileUploads:
-    """Stores written files on a condition, and settles conflicts.
-
-    A buffer is stored on the condition that the remote still has the version that was opened, or nothing where the file
-    is new. Where it has something else, there are three cases. Equal bytes: an upload has arrived, and its answer was
-    lost. A buffer that was only appended to: the same is appended to the current file. Else theirs stays, ours is
-    stored beside it as `name.conflict-<time>`, and `store` raises ESTALE. Any other error leaves the buffer dirty, to
-    be tried again.
-
-    The caller has passed the gate and holds the entry's lock.
-    """
-
-    def __init__(self, remote: Remote, tree: Tree) -> None:
-        self._remote = remote
-        self._tree = tree
-
-    def store(self, entry: Entry) -> bool:
-        """Store a buffer that was written to.
-
-        Returns:
-            True if the file differs now from the buffer: others have written before an append.
-
-        Raises:
-            OSError: ESTALE after a conflict, which is over then. An errno in `Remote.hopeless`: the buffer is dropped.
-                Another errno: the buffer is still dirty.
-        """
-        if not entry.dirty:
-            return False
-        assert entry.buffer is not None, f"node {entry.node} has nothing to store"
-        key, differs = entry.key, False
-        base = entry.base if entry.writers and not entry.local else entry.etag
-        try:
-            if entry.is_gone:
-                raise oserror(errno.ESTALE, key)
-            etag = self.put(entry, key, entry.buffer, base)
-        except OSError as error:
-            if error.errno in self._remote.hopeless:
-                self._give_up(entry, error.errno)
-            if error.errno != errno.ESTALE:
-                raise
-            found = None if entry.is_gone else self._remote.same(key, entry.buffer, entry.stamp)
-            if found is None:
-                found = self._append_again(entry, key)
-                differs = found is not None
-            if found is None:
-                self._keep_beside(entry, key)
-                raise oserror(errno.ESTALE, key) from None
-            etag = found
-        with self._tree.lock:
-            entry.content = ContentState.CLEAN
-            self.is_stored(entry, etag)
-        return differs
-
-    def put(self, entry: Entry, key: str, buffer: Buffer, base: Etag | None) -> Etag | None:
-        """`Remote.put` of a file's new bytes."""
-        try:
-            return self._remote.put(key, buffer, entry.stamp, over=base, create=entry.local)
-        except OSError as error:
-            entry.tried = entry.tried or error.errno != errno.ESTALE
-            raise
-
-    def is_stored(self, entry: Entry, etag: Etag | None) -> None:
-        """The remote has these bytes now, under this ETag."""
-        entry.etag = entry.base = etag
-        entry.seen = OWN
-        entry.stamped = True
-        self._tree.stored(entry)
-
-    def _give_up(self, entry: Entry, error: int) -> None:
-        """Drop the buffer of a file. A new file that was never stored loses its name."""
-        with self._tree.lock:
-            self._is_lost(entry, error)
-            entry.stamped = False
-            entry.seen = entry.etag = entry.base = None
-            entry.version += 1
-            entry.drop_content()
-            if entry.local:
-                self._tree.unlinked(entry)
-            self._tree.expire()
-
-    def _is_lost(self, entry: Entry, error: int) -> None:
-        """What was written will not be stored in the file: that is told to each close and fsync as long as it is open,
-        for the first close may be that of a forked child that executes a program, which nobody hears of."""
-        entry.content = ContentState.CONFLICTED if entry.opens else ContentState.CLEAN
-        entry.error = error
-
-    def _append_again(self, entry: Entry, key: str) -> Etag | None:
-        """Append the buffer's new end to the current file. None unless the buffer was only appended to."""
-        buffer = entry.buffer
-        assert buffer is not None
-        if buffer.tail_from is None or entry.local or entry.is_gone or not self._remote.abilities.conditional:
-            return None
-        for _ in range(ATTEMPTS):
-            head = self._remote.head(key)
-            if head is None:
-                return None
-            try:
-                there = self._remote.load(key, head.etag) if head.content is None else (head.content,)
-                theirs = Buffer.of(chain(there, buffer.pieces(buffer.tail_from)))
-            except OSError as error:
-                if error.errno not in (errno.ESTALE, errno.ENOENT):
-                    raise
-                continue
-            try:
-                etag = self.put(entry, key, theirs, head.etag)
-            except OSError as error:
-                if error.errno in (errno.ESTALE, errno.ENOENT):
-                    theirs.close()
-                    continue
-                # It may have arrived: what is tried again must hold their bytes too.
-                self._adopt(entry, theirs)
-                entry.etag = entry.base = head.etag
-                theirs.tail_from = head.size
-                raise
-            self._adopt(entry, theirs)
-            return etag
-        return None
-
-    def _adopt(self, entry: Entry, theirs: Buffer) -> None:
-        """Have the current file with our end as the buffer."""
-        with self._tree.lock:
-            entry.drop_content()
-            entry.buffer = theirs
-            entry.resize(theirs.size)
-            entry.touch()
-
-    def _keep_beside(self, entry: Entry, key: str) -> None:
-        assert entry.buffer is not None
-        if entry.buffer.size:
-            beside = conflict_path(AgentPath("/" + key))
-            self._remote.put(beside[1:], entry.buffer, entry.stamp, over=None, create=True)
-            log.error("%s: /%s was changed by others; what was written here is in %s", self._remote.name, key, beside)
-        with self._tree.lock:
-            entry.stamped = False
-            self._is_lost(entry, errno.ESTALE)
-            if entry.local and not entry.gone:
-                self._tree.detach(entry)
-            entry.local = False
-            entry.etag = entry.seen = None
-            entry.drop_content()
-            self._tree.expire()
 
 
 def conflict_path(path: AgentPath) -> AgentPath:
@@ -193,9 +56,6 @@ def conflict_path(path: AgentPath) -> AgentPath:
     return paths.join(directory, short + suffix)
 
 
-log = logging.getLogger(__name__)
-
-
 class RemoteFiles:
     """See the module's docstring."""
 
@@ -204,7 +64,6 @@ class RemoteFiles:
         self._ranges = remote.abilities.ranges
         self._tree = tree
         self._gate = gate
-        self.uploads = FileUploads(remote, tree)
 
     # -- what the remote has -----------------------------------------------------------------------------------
 
@@ -291,7 +150,7 @@ class RemoteFiles:
             entry.writers -= _writes_anywhere(flags)
             if is_last:
                 try:
-                    self.uploads.store(entry)
+                    self.upload(entry)
                 except OSError as error:
                     log.error("%s: /%s was closed unsaved: %s", self._remote.name, entry.key, error)
                 if entry.conflicted:
@@ -392,7 +251,7 @@ class RemoteFiles:
             if entry.opens:
                 return
             try:
-                self.uploads.store(entry)
+                self.upload(entry)
             except OSError:
                 if not was_dirty and entry.dirty:
                     entry.content = ContentState.CLEAN
@@ -480,7 +339,7 @@ class RemoteFiles:
                     data = change(partial(self._bytes, entry))
                     entry.mtime_ns = now_ns()
                     with closing(Buffer(data)) as buffer:
-                        etag = self.uploads.put(entry, entry.key, buffer, entry.etag)
+                        etag = self._put(entry, entry.key, buffer, entry.etag)
                 except OSError as error:
                     entry.mtime_ns = before
                     if error.errno != errno.ESTALE or entry.dirty:
@@ -492,7 +351,7 @@ class RemoteFiles:
                     entry.resize(len(data))
                     entry.ctime_ns = entry.mtime_ns
                     entry.version += 1
-                    self.uploads.is_stored(entry, etag)
+                    self._is_stored(entry, etag)
                 return
         raise oserror(errno.EAGAIN, entry.key)
 
@@ -530,7 +389,7 @@ class RemoteFiles:
     # -- storing -----------------------------------------------------------------------------------------------
 
     def store(self, entry: Entry) -> bool:
-        """Store a buffer that was written to; passes the gate. Returns and raises as `FileUploads.store`; what that has
+        """Store a buffer that was written to; passes the gate. Returns and raises as `upload`; what that has
         raised of a buffer that is gone is raised again."""
         if entry.conflicted:
             raise oserror(entry.error, entry.key)
@@ -538,7 +397,7 @@ class RemoteFiles:
             return False
         will_wait()
         with self._gate.passing(), entry.lock:
-            return self.uploads.store(entry)
+            return self.upload(entry)
 
     def store_all(self, entries: Iterable[Entry]) -> None:
         """Store those that are not stored, and let go of those that are not open. Each is tried; the first error is
@@ -548,7 +407,7 @@ class RemoteFiles:
             try:
                 with self._gate.passing(), entry.lock:
                     try:
-                        self.uploads.store(entry)
+                        self.upload(entry)
                     finally:
                         self._let_go(entry)
             except OSError as error:
@@ -561,6 +420,132 @@ class RemoteFiles:
         for error in each(attempt, waiting) if together else map(attempt, waiting):
             if error is not None:
                 raise error
+
+    def upload(self, entry: Entry) -> bool:
+        """Store a buffer that was written to; the caller has passed the gate and holds the entry's lock.
+
+        Returns:
+            True if the file differs now from the buffer: others have written before an append.
+
+        Raises:
+            OSError: ESTALE after a conflict, which is over then. An errno in `Remote.hopeless`: the buffer is dropped.
+                Another errno: the buffer is still dirty.
+        """
+        if not entry.dirty:
+            return False
+        assert entry.buffer is not None, f"node {entry.node} has nothing to store"
+        key, differs = entry.key, False
+        base = entry.base if entry.writers and not entry.local else entry.etag
+        try:
+            if entry.is_gone:
+                raise oserror(errno.ESTALE, key)
+            etag = self._put(entry, key, entry.buffer, base)
+        except OSError as error:
+            if error.errno in self._remote.hopeless:
+                self._give_up(entry, error.errno)
+            if error.errno != errno.ESTALE:
+                raise
+            found = None if entry.is_gone else self._remote.same(key, entry.buffer, entry.stamp)
+            if found is None:
+                found = self._append_again(entry, key)
+                differs = found is not None
+            if found is None:
+                self._keep_beside(entry, key)
+                raise oserror(errno.ESTALE, key) from None
+            etag = found
+        with self._tree.lock:
+            entry.content = ContentState.CLEAN
+            self._is_stored(entry, etag)
+        return differs
+
+    def _put(self, entry: Entry, key: str, buffer: Buffer, base: Etag | None) -> Etag | None:
+        """`Remote.put` of a file's new bytes."""
+        try:
+            return self._remote.put(key, buffer, entry.stamp, over=base, create=entry.local)
+        except OSError as error:
+            entry.tried = entry.tried or error.errno != errno.ESTALE
+            raise
+
+    def _is_stored(self, entry: Entry, etag: Etag | None) -> None:
+        """The remote has these bytes now, under this ETag."""
+        entry.etag = entry.base = etag
+        entry.seen = OWN
+        entry.stamped = True
+        self._tree.stored(entry)
+
+    def _give_up(self, entry: Entry, error: int) -> None:
+        """Drop the buffer of a file. A new file that was never stored loses its name."""
+        with self._tree.lock:
+            self._is_lost(entry, error)
+            entry.stamped = False
+            entry.seen = entry.etag = entry.base = None
+            entry.version += 1
+            entry.drop_content()
+            if entry.local:
+                self._tree.unlinked(entry)
+            self._tree.expire()
+
+    def _is_lost(self, entry: Entry, error: int) -> None:
+        """What was written will not be stored in the file: that is told to each close and fsync as long as it is open,
+        for the first close may be that of a forked child that executes a program, which nobody hears of."""
+        entry.content = ContentState.CONFLICTED if entry.opens else ContentState.CLEAN
+        entry.error = error
+
+    def _append_again(self, entry: Entry, key: str) -> Etag | None:
+        """Append the buffer's new end to the current file. None unless the buffer was only appended to."""
+        buffer = entry.buffer
+        assert buffer is not None
+        if buffer.tail_from is None or entry.local or entry.is_gone or not self._remote.abilities.conditional:
+            return None
+        for _ in range(ATTEMPTS):
+            head = self._remote.head(key)
+            if head is None:
+                return None
+            try:
+                there = self._remote.load(key, head.etag) if head.content is None else (head.content,)
+                theirs = Buffer.of(chain(there, buffer.pieces(buffer.tail_from)))
+            except OSError as error:
+                if error.errno not in (errno.ESTALE, errno.ENOENT):
+                    raise
+                continue
+            try:
+                etag = self._put(entry, key, theirs, head.etag)
+            except OSError as error:
+                if error.errno in (errno.ESTALE, errno.ENOENT):
+                    theirs.close()
+                    continue
+                # It may have arrived: what is tried again must hold their bytes too.
+                self._adopt(entry, theirs)
+                entry.etag = entry.base = head.etag
+                theirs.tail_from = head.size
+                raise
+            self._adopt(entry, theirs)
+            return etag
+        return None
+
+    def _adopt(self, entry: Entry, theirs: Buffer) -> None:
+        """Have the current file with our end as the buffer."""
+        with self._tree.lock:
+            entry.drop_content()
+            entry.buffer = theirs
+            entry.resize(theirs.size)
+            entry.touch()
+
+    def _keep_beside(self, entry: Entry, key: str) -> None:
+        assert entry.buffer is not None
+        if entry.buffer.size:
+            beside = conflict_path(AgentPath("/" + key))
+            self._remote.put(beside[1:], entry.buffer, entry.stamp, over=None, create=True)
+            log.error("%s: /%s was changed by others; what was written here is in %s", self._remote.name, key, beside)
+        with self._tree.lock:
+            entry.stamped = False
+            self._is_lost(entry, errno.ESTALE)
+            if entry.local and not entry.gone:
+                self._tree.detach(entry)
+            entry.local = False
+            entry.etag = entry.seen = None
+            entry.drop_content()
+            self._tree.expire()
 
 
 def _writes_anywhere(flags: int) -> bool:

@@ -415,7 +415,7 @@ class RemoteVolume(NativeVolume):
         for below in entry.tree():
             if below.dirty:
                 with below.lock:
-                    self._files.uploads.store(below)
+                    self._files.upload(below)
         keeps_directories = self._abilities.keeps_directories
         if not keeps_directories and not self.remote.has(old):
             return []
