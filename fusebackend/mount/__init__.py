@@ -1,7 +1,6 @@
 """Mounting: pyfuse3's requests become calls of `vfs`. No module above these knows pyfuse3.
 
 operations.py    the handlers: unpack a request, await the mounted tree once, pack the answer
-options.py       how to mount
 session.py       one mount, from `mount(2)` to its end
 notifier.py      notices to the kernel's caches
 pyfuse3_patches/ features that libfuse and pyfuse3 lack

@@ -17,9 +17,9 @@ import errno
 import json
 import logging
 import os
+import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
@@ -27,10 +27,10 @@ from typing import Any, cast
 import pyfuse3
 import trio
 
-from fusebackend.linux.mount_table import MountError
+from fusebackend.config import MountPlan
+from fusebackend.linux.mount_table import SUBTYPE, MountError
 from fusebackend.mount.notifier import Notifier
 from fusebackend.mount.operations import Operations
-from fusebackend.mount.options import MountOptions
 from fusebackend.mount.pyfuse3_patches import kernel_limits
 from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
 from fusebackend.mount.pyfuse3_patches.cpu_latency import CpuLatency
@@ -50,6 +50,21 @@ SPARE_BYTES = 16 << 20
 MAX_TASKS = 4096
 """Requests in the works at once. Each system call that waits for a hung route is one, until its deadline; others are
 served only while there are more. A task that waits costs some 10 KiB."""
+
+
+ACL = "acl"
+"""The word of a plan's options that is not libfuse's: the kernel is to check POSIX ACLs."""
+
+
+def libfuse_words(plan: MountPlan) -> set[str]:
+    """Return libfuse's `-o` words for a plan. It does not know of ACLs, on which FUSE_INIT agrees."""
+    source = re.sub(r"([\\,])", r"\\\1", plan.source)  # as libfuse's fuse_opt_add_opt_escaped does
+    words = {f"fsname={source}", f"subtype={SUBTYPE}", "default_permissions", *plan.settings.options} - {ACL}
+    if plan.settings.allow_other:
+        words.add("allow_other")
+    if plan.settings.read_only:
+        words.add("ro")
+    return words
 
 
 def is_late_answer(record: logging.LogRecord) -> bool:
@@ -72,23 +87,21 @@ class Session:
     def __init__(
         self,
         filesystem: FileSystem,
-        mountpoint: str,
-        options: MountOptions | None = None,
+        plan: MountPlan,
         *,
-        describe: Callable[[], Mapping[str, Any]] = dict,
-        before_end: Callable[[], None] = lambda: None,
+        describe: Callable[[], Mapping[str, Any]],
+        before_end: Callable[[], None],
     ) -> None:
         """
         Args:
             filesystem: the tree to mount.
-            mountpoint: an empty directory.
-            options: how.
+            plan: where, and how.
             describe: gives more for `status`.
             before_end: called in a thread before the unmount, while the mount still answers, to end its users.
         """
         self.filesystem = filesystem
-        self.mountpoint = os.path.abspath(mountpoint)
-        self.options = options or MountOptions()
+        self.mountpoint = plan.mountpoint
+        self._plan = plan
         self.operations = Operations(filesystem)
         self._token: trio.lowlevel.TrioToken | None = None
         self._eager: EagerTrio | None = None
@@ -97,7 +110,6 @@ class Session:
         self._stop = trio.Event()  # of the loop's thread
         self._mounted = False
         self._stop_asked = False  # of any thread, also before there is a loop
-        self._started_at = time.time()
         self._describe = describe
         self._before_end = before_end
 
@@ -141,17 +153,10 @@ class Session:
 
     def status(self) -> dict[str, Any]:
         """One mount as `fusebackend status --json` shows it."""
-        description = dict(self.options.description)
-        urls = description.pop("urls", {})
         return {
             "mountpoint": self.mountpoint,
-            "pid": os.getpid(),
-            "started_at": self._started_at,
-            "read_only": self.options.read_only,
             "idle": "poll" if self._cpu_latency.can_ask else "sleep",
             **({"idle_refused": self._cpu_latency.refused} if self._cpu_latency.refused else {}),
-            **description,
-            "routes": self.filesystem.describe_routes(urls),
             "known_inodes": len(self.filesystem.inodes),
             "open_files": len(self.filesystem.files),
             **self._describe(),
@@ -161,7 +166,7 @@ class Session:
     def _mount(self) -> None:
         setattr(pyfuse3, "trio", self._eager or trio)  # noqa: B010 - not in its types
         try:
-            pyfuse3.init(cast(pyfuse3.Operations, self.operations), self.mountpoint, self.options.words())
+            pyfuse3.init(cast(pyfuse3.Operations, self.operations), self.mountpoint, libfuse_words(self._plan))
         except RuntimeError as error:
             message = f"cannot mount on '{self.mountpoint}': {error}; libfuse gave the reason on standard error"
             raise MountError(errno.EIO, message) from None
@@ -177,11 +182,11 @@ class Session:
         self.filesystem.attach(notifier)
         if on.eager_loop:
             cached_opendir = self.operations.cached_opendir = CachedOpendir(notifier)
-            init_flags = partial(InitFlags, acls=self.options.acls) if on.init_flags else None
+            init_flags = partial(InitFlags, acls=ACL in self._plan.settings.options) if on.init_flags else None
             eager = EagerTrio(cached_opendir, self._cpu_latency, self._prune_notice, init_flags)
             self.filesystem.xattrs.has_acls = lambda: bool(eager.agreed & FUSE_POSIX_ACL)
             self._eager = eager
-        if self.options.may_keep_awake:
+        if self._plan.settings.idle == "poll":
             self._cpu_latency.open()
         try:
             async with trio.open_nursery() as nursery:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,7 +21,6 @@ from fusebackend.control.server.control_server import ControlServer
 from fusebackend.control.verbs import VERBS
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.linux.mount_table import MountError
-from fusebackend.mount.options import MountOptions
 from fusebackend.protocol import Actor
 from fusebackend.protocol.scheme import mask
 from fusebackend.server.approvals import Approvals
@@ -172,7 +173,7 @@ def assemble(backend: CompositeBackend, plan: MountPlan) -> LiveMount:
     face = MountedBackend(parts)
     control = ControlServer(face, read_only=settings.read_only, verbs=verbs, address=plan.socket)
     views.listen = control.open_view
-    live = LiveMount(face, control, view_mounts, kind, _mount_options(plan, shown))
+    live = LiveMount(face, control, view_mounts, kind, plan)
     return live
 
 
@@ -240,18 +241,6 @@ def _executor(
     return Shell(filesystem, plan.mountpoint, settings.shell, views.by_name, views.default)
 
 
-def _mount_options(plan: MountPlan, urls: Mapping[str, str]) -> MountOptions:
-    settings = plan.settings
-    return MountOptions(
-        allow_other=settings.allow_other,
-        read_only=settings.read_only,
-        may_keep_awake=settings.idle == "poll",
-        extra=tuple(settings.options),
-        description={"urls": urls, "log": plan.log} if urls else {},
-        source=plan.source,
-    )
-
-
 def has_execute(default: Any) -> bool:
     """Return True if a backend has an `execute` of its own."""
     return AgentFace(default, "The default backend").verb("execute") is not None
@@ -282,7 +271,7 @@ class LiveMount:
         control: ControlServer,
         view_mounts: ViewMounts,
         kind: type[Session] | type[Unmounted],
-        options: MountOptions,
+        plan: MountPlan,
     ) -> None:
         parts = self.parts = face.parts
         self.filesystem = parts.filesystem
@@ -290,8 +279,10 @@ class LiveMount:
         self.face = face
         self._control = control
         self._view_mounts = view_mounts
+        self._plan = plan
+        self._started_at = time.time()
         self._on_end: Callable[[], None] = lambda: None
-        self._session = kind(parts.filesystem, parts.mountpoint, options, describe=self._describe, before_end=self._end)
+        self._session = kind(parts.filesystem, plan, describe=self._describe, before_end=self._end)
         self.status = self._session.status
         if parts.metrics is not None and not isinstance(self._session, Unmounted):
             parts.metrics.measure_kernel(self._session.operations)
@@ -376,11 +367,18 @@ class LiveMount:
         self.parts.approvals.refused_by_kernel(view.name, path, actor, "read" if operation == "read" else "change")
 
     def _describe(self) -> dict[str, Any]:
+        """What `fusebackend status --json` shows, but for what the session adds."""
+        plan = self._plan
         control = {"socket": self._control.address, **self._control.counts()}
         history = None if self.parts.recording is None else self.parts.recording.describe()
         trees = self.filesystem.tree.trees_path
         measured = {} if self.parts.metrics is None else {"metrics": self.parts.metrics.url}
         return {
+            "pid": os.getpid(),
+            "started_at": self._started_at,
+            "read_only": plan.settings.read_only,
+            "log": plan.log,
+            "routes": self.filesystem.describe_routes({prefix: mask(url) for prefix, url in plan.urls.items()}),
             "trees": trees,
             "history": history,
             "execute": self.parts.shell.describe(),

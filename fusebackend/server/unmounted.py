@@ -9,15 +9,13 @@ branches, views and the log by themselves. Changes are recorded and watched as i
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import signal
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fusebackend.config import MountPlan
 from fusebackend.linux.command import REFUSED, Command
-from fusebackend.mount.options import MountOptions
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.vfs.coherence.page_cache import KernelCache
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -35,24 +33,21 @@ WHY_NONE = (
 
 
 class Unmounted:
-    """See the module's docstring. The arguments are those of `Session`; `place` stands for the mount point."""
+    """See the module's docstring. The arguments are those of `Session`."""
 
     def __init__(
         self,
         filesystem: FileSystem,
-        place: str,
-        options: MountOptions,
+        plan: MountPlan,
         *,
         describe: Callable[[], Mapping[str, Any]],
         before_end: Callable[[], None],
     ) -> None:
         self.filesystem = filesystem
-        self.place = place
-        self.options = options
+        self.place = plan.mountpoint
         self._describe = describe
         self._before_end = before_end
         self._ends: queue.SimpleQueue[bool] = queue.SimpleQueue()  # an event would lock out a handler of a signal
-        self._started_at = time.time()
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Serve until stopped, and make all volumes durable. The volumes are not closed.
@@ -79,16 +74,9 @@ class Unmounted:
 
     def status(self) -> dict[str, Any]:
         """Return what `status` shows: as of a mount, and `place` for the mount point, which is None."""
-        description = dict(self.options.description)
-        urls = description.pop("urls", {})
         return {
             "mountpoint": None,
             "place": self.place,
-            "pid": os.getpid(),
-            "started_at": self._started_at,
-            "read_only": self.options.read_only,
-            **description,
-            "routes": self.filesystem.describe_routes(urls),
             "known_inodes": 0,
             "open_files": 0,
             **self._describe(),

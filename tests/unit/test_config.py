@@ -19,7 +19,6 @@ from fusebackend.config import (
 )
 from fusebackend.history.masking import LogOptions
 from fusebackend.history.requests import ApprovalOptions
-from fusebackend.mount.options import MountOptions
 from fusebackend.rules.rule import RouteRules
 from fusebackend.shell.options import ShellOptions
 from fusebackend.testing.each import each
@@ -312,11 +311,6 @@ def test_words() -> None:
     for case in each((*wrong, *((word, unknown.format(word)) for word in foreign))):
         with case as (word, message), pytest.raises(ConfigError, match=message):
             MountSettings().but([word])
-
-
-def test_acls_are_nothing_for_libfuse() -> None:
-    options = MountOptions(extra=tuple(MountSettings().but(["acl,noexec"]).options))
-    assert options.acls and "noexec" in options.words() and "acl" not in options.words()
 
 
 def test_prefixes() -> None:

@@ -21,10 +21,10 @@ import served
 from for_each import for_each
 
 import fusebackend
+from fusebackend.config import MountPlan
 from fusebackend.control import rendezvous
 from fusebackend.control.client.client import Client
 from fusebackend.linux.mount_table import MountError
-from fusebackend.mount.options import MountOptions
 from fusebackend.server import unmounted
 from fusebackend.server.unmounted import Unmounted
 
@@ -245,7 +245,7 @@ class TestMessages:
 def is_ended_by_signal(spins: int) -> bool:
     """Send a signal so many turns of a loop after the server was ready."""
     tree: Any = SimpleNamespace(attach=lambda kernel: None, detach=lambda: None, close=lambda: None)
-    server = Unmounted(tree, "/place", MountOptions(), describe=dict, before_end=lambda: None)
+    server = Unmounted(tree, MountPlan(mountpoint="/place"), describe=dict, before_end=lambda: None)
     ready, ended, late = threading.Event(), threading.Event(), threading.Event()
 
     def kill() -> None:
