@@ -297,7 +297,7 @@ def _fetch(batch: list[FileCopy], force: bool, advance: Advance, complaints: Com
         for item in batch:
             with complaints:
                 _require_free(item.local, force)
-                begun.append((item, stack.enter_context(_unfinished(item.local))))
+                begun.append((item, stack.enter_context(_unfinished(item))))
         if not begun:
             return []
 
@@ -316,7 +316,6 @@ def _fetch(batch: list[FileCopy], force: bool, advance: Advance, complaints: Com
                 if index in failures:
                     raise failures[index]
                 file.flush()
-                os.fchmod(file.fileno(), stat_module.S_IMODE(item.mode) & 0o777 & ~_umask())
                 size = file.tell()
                 _put_in_place(file.name, item.local, force)
                 copied.append((item, size))
@@ -332,14 +331,14 @@ def _require_free(local: str, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def _unfinished(local: str) -> Iterator[IO[bytes]]:
-    """A new file beside `local`, which is gone at the end unless it was renamed."""
-    directory = os.path.dirname(local) or "."
+def _unfinished(item: FileCopy) -> Iterator[IO[bytes]]:
+    """A new file beside the local one of a copy, with its mode. It is gone at the end unless it was renamed."""
+    directory = os.path.dirname(item.local) or "."
     if not os.path.isdir(directory):
-        raise Failed(f"'{directory}' is not a directory, so '{os.path.basename(local)}' can't be put there")
+        raise Failed(f"'{directory}' is not a directory, so '{os.path.basename(item.local)}' can't be put there")
     path = os.path.join(directory, f".fusebackend-{secrets.token_hex(8)}")
     try:  # before there is such a file: Ctrl-C may come at any time
-        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, item.mode & 0o777)) as file:
             yield file
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -359,10 +358,3 @@ def _put_in_place(temporary: str, local: str, force: bool) -> None:
                 raise
             _require_free(local, force)  # a file system without hard links
     os.replace(temporary, local)
-
-
-def _umask() -> int:
-    """This process's; there is no way to ask for it without setting it."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return umask

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
+from fusebackend.base.errors import unless
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, json_option, padded, user_name
@@ -25,7 +25,6 @@ from fusebackend.history.records import is_call_name
 from fusebackend.trees.refs import RefError, begin_ns
 
 if TYPE_CHECKING:
-    from fusebackend.control.client.client import Client
     from fusebackend.protocol import Actor, BlamedLine, BlameResult, CallInfo, ChangeInfo
 
 SHOWN = 20
@@ -97,20 +96,17 @@ def log(
         raise click.UsageError("-f follows the calls of the mount: give no --branch with it")
     outside = words if branch is None else ()
     calls = [word for word in outside if is_call_name(word)]
-    places = [target.locate(word, mount, follow=False) for word in outside if not is_call_name(word)]
-    if calls and (places or by or since or follow):
+    given = [word for word in outside if not is_call_name(word)]
+    if calls and (given or by or since or follow):
         raise click.UsageError("a CALL is shown as it is: give no PATH, --by, --since or -f with it")
-    place = places[0] if places else target.here(mount)
-    if any(each.files is not place.files for each in places):
-        raise Failed("the paths lie in different mounts; ask for those of one")
-    named = [each.path for each in places] if branch is None else list(words)
-    asked = _Asked(place.files, by, _since_ns(since), named, limit, branch)
-    shown = PrintedLog(output, place, with_changes=with_changes, branch=branch)
+    place, paths = target.together(given, mount)
+    named = paths if branch is None else list(words)
+    asked = _Calls(output, place, by, _since_ns(since), named, limit, branch, with_changes)
     if follow:
-        until_end(partial(_follow, asked, shown), asked.files.has_ended)
+        until_end(asked.follow, place.files.has_ended)
     else:
-        found = asked.files.log(calls) if calls else asked.calls()
-        shown.show(found)
+        found = place.files.log(calls) if calls else asked.calls()
+        asked.show(found)
         if not found:
             there = " there" if named or branch is not None else ""
             output.note(f"no call has changed anything{there}")
@@ -133,94 +129,72 @@ def _since_ns(text: str | None) -> int | None:
         raise Failed(f"--since: {error}") from None
 
 
-class _Asked(NamedTuple):
-    """Which calls are asked for."""
+class _Calls(NamedTuple):
+    """The calls that are asked for, and how they are printed.
 
-    files: Client
+    Attributes:
+        place: a path of the mount, in whose words paths are shown.
+        by, since_ns, paths, limit: which calls, as of the verb `log`.
+        branch: whose calls they are, with paths inside of it; None for the mount's.
+        with_changes: print also what each of them changed.
+    """
+
+    output: Output
+    place: Target
     by: str | None
     since_ns: int | None
     paths: list[Any]
     limit: int
-    branch: str | None = None
+    branch: str | None
+    with_changes: bool
 
     def calls(self) -> list[CallInfo]:
         """Return the calls, the newest first."""
-        return self.files.log(by=self.by, since=self.since_ns, paths=self.paths, limit=self.limit, branch=self.branch)
+        return self.place.files.log(
+            by=self.by, since=self.since_ns, paths=self.paths, limit=self.limit, branch=self.branch
+        )
 
-    def is_by(self, actor: Actor) -> bool:
-        """Return True for an actor whose calls are asked for, as `Filter.by` has it."""
-        return self.by is None or actor.is_meant(self.by)
+    def follow(self) -> None:
+        """Show the calls that have ended, then each when it ends; with changes, these as they come."""
+        files = self.place.files
+        number = max((each.number for each in files.changes(after=-1)), default=0)
+        begin_ns = time.time_ns()
+        ended = [each for each in reversed(self.calls()) if each.ended_ns is not None and each.ended_ns <= begin_ns]
+        self.show(ended)
+        self.output.flush()
+        if self.with_changes:
+            self._follow_changes(number, {each.call for each in ended})
+        for each in files.follow_log(by=self.by, paths=self.paths, since=begin_ns):
+            self.show([each])
+            self.output.flush()
 
-    def has(self, change: ChangeInfo) -> bool:
-        """Return True for a change at or below the paths."""
+    def _follow_changes(self, number: int, done: set[str]) -> NoReturn:
+        """Show the changes after one, but those of calls that are done. Ends with an error, as when the mount ends."""
+        files = self.place.files
+        calls: dict[str, CallInfo] = {}
+        while True:
+            found = files.changes(after=number, limit=PAGE)
+            named = {change.call for change in found}
+            # ENOENT: it has been deleted, or its only change was not made.
+            new = [each for name in named - calls.keys() for each in unless({errno.ENOENT}, files.log, [name]) or ()]
+            calls = {name: call for name, call in calls.items() if name in named} | {call.call: call for call in new}
+            for change in found:
+                call = calls.get(change.call)
+                if call is not None and call.call not in done and self._has(call, change):
+                    self._show_change(call, change)
+            number = found[-1].number if found else number
+            self.output.flush()
+            if len(found) < PAGE:
+                time.sleep(POLLED_S)
+
+    def _has(self, call: CallInfo, change: ChangeInfo) -> bool:
+        """Return True for a change at or below the paths, by an actor whose calls are asked for (`Filter.by`)."""
         named = [AgentPath(each) for each in (change.path, change.to_path) if each is not None]
-        return not self.paths or any(is_below(each, path) for each in named for path in self.paths)
-
-
-def _follow(asked: _Asked, shown: PrintedLog) -> None:
-    """Show the calls that have ended, then each when it ends; with changes, these as they come."""
-    number = max((each.number for each in asked.files.changes(after=-1)), default=0)
-    begin_ns = time.time_ns()
-    ended = [each for each in reversed(asked.calls()) if each.ended_ns is not None and each.ended_ns <= begin_ns]
-    shown.show(ended)
-    shown.output.flush()
-    if shown.with_changes:
-        _follow_changes(asked, shown, number, {each.call for each in ended})
-        return
-    for each in asked.files.follow_log(by=asked.by, paths=asked.paths, since=begin_ns):
-        shown.show([each])
-        shown.output.flush()
-
-
-def _follow_changes(asked: _Asked, shown: PrintedLog, number: int, done: set[str]) -> None:
-    """Show the changes after one, but those of calls that are done. Ends with an error, as when the mount ends."""
-    files = asked.files
-    calls: dict[str, CallInfo] = {}
-    while True:
-        found = files.changes(after=number, limit=PAGE)
-        named = {change.call for change in found}
-        new = [call for name in named if name not in calls for call in _one(files, name)]
-        calls = {name: call for name, call in calls.items() if name in named} | {call.call: call for call in new}
-        for change in found:
-            call = calls.get(change.call)
-            if call is not None and call.call not in done and asked.is_by(call.actor) and asked.has(change):
-                shown.show_change(call, change)
-        number = found[-1].number if found else number
-        shown.output.flush()
-        if len(found) < PAGE:
-            time.sleep(POLLED_S)
-
-
-def _one(files: Client, call: str) -> list[CallInfo]:
-    """Return a call; nothing if it has been deleted, or its only change was not made."""
-    with contextlib.suppress(FileNotFoundError):
-        return files.log([call])
-    return []
-
-
-class PrintedLog:
-    """Calls and changes as they are printed.
-
-    Args:
-        place: a path of the mount, in whose words paths are shown.
-        branch: whose calls they are, with paths inside of it; None for the mount's.
-    """
-
-    def __init__(
-        self,
-        output: Output,
-        place: Target,
-        *,
-        with_changes: bool = False,
-        branch: str | None = None,
-    ) -> None:
-        self.output = output
-        self._place = place
-        self.with_changes = with_changes
-        self._branch = branch
+        is_there = not self.paths or any(is_below(each, path) for each in named for path in self.paths)
+        return is_there and (self.by is None or call.actor.is_meant(self.by))
 
     def _shown(self, path: str) -> str:
-        return path if self._branch is not None else self._place.shown(path)
+        return path if self.branch is not None else self.place.shown(path)
 
     def show(self, calls: Sequence[CallInfo]) -> None:
         """Print calls."""
@@ -240,7 +214,7 @@ class PrintedLog:
                 for change in self._changes(each):
                     self.output.line(self.output.row(f"    {self._change(change)}"))
 
-    def show_change(self, call: CallInfo, change: ChangeInfo) -> None:
+    def _show_change(self, call: CallInfo, change: ChangeInfo) -> None:
         """Print a change as it comes, and whose it is."""
         if self.output.json:
             self.output.record(self._shown_paths(asdict(change)))
@@ -253,7 +227,7 @@ class PrintedLog:
 
     def _changes(self, call: CallInfo) -> Iterator[ChangeInfo]:
         after = 0
-        while found := self._place.files.changes(call.call, after=after, limit=PAGE, branch=self._branch):
+        while found := self.place.files.changes(call.call, after=after, limit=PAGE, branch=self.branch):
             yield from found
             after = found[-1].number
 

@@ -153,7 +153,7 @@ def make_ready(plan: MountPlan) -> bool:
         point.check_system(allow_other=plan.settings.allow_other)
     except MountError as error:
         raise MountError(error.errno, f"{error.strerror}; {LOOK}") from None
-    is_cleared = point.prepare(plan.mountpoint).replaced_dead
+    _, is_cleared = point.prepare(plan.mountpoint)
     make_data_directory(plan)
     return is_cleared
 

@@ -113,22 +113,20 @@ def forget(paths: Sequence[str], dry_run: bool, yes: bool, output: Output, mount
     What was forgotten can't be had back, so on a terminal it asks first; elsewhere it needs --yes. It is said what
     could not be reached. Meanwhile nobody can use the volume: its file is rewritten.
     """
-    places = [target.locate(path, mount, follow=False) for path in paths]
-    if len({place.files.mountpoint for place in places}) > 1:
-        raise Failed("the paths are in several mounts; give those of one")
-    files, given = places[0].files, [place.path for place in places]
+    place, given = target.together(paths, mount)
+    files = place.files
     found = files.forget(*given, dry_run=True)
     if not dry_run:
-        confirm_loss("what is forgotten", f"Forget {_forgotten(output, places[0], found)}", yes)
+        confirm_loss("what is forgotten", f"Forget {_forgotten(output, place, found)}", yes)
         found = files.forget(*given)
     output.document(asdict(found))
     if output.json and found.unknown:
         click.get_current_context().exit(1)
-    output.line(f"{'would forget' if dry_run else 'forgot'} {_forgotten(output, places[0], found)}")
-    output.notes(f"'{output.name(places[0].shown(path))}' is there, and stays as it is" for path in found.live)
+    output.line(f"{'would forget' if dry_run else 'forgot'} {_forgotten(output, place, found)}")
+    output.notes(f"'{output.name(place.shown(path))}' is there, and stays as it is" for path in found.live)
     output.notes(f"not reached: {line}" for line in found.left)
     if found.unknown:
-        unknown = ", ".join(f"'{places[0].shown(path)}'" for path in found.unknown)
+        unknown = ", ".join(f"'{place.shown(path)}'" for path in found.unknown)
         raise Failed(f"no file, snapshot, branch or call has {unknown}: is that how it was written?")
 
 

@@ -15,6 +15,7 @@ from fusebackend.cli.space import limit_text
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError, MountState
+from fusebackend.linux.unmount import why_hung
 
 if TYPE_CHECKING:
     from fusebackend.control.rendezvous import Served
@@ -82,7 +83,7 @@ def _print(output: Output, states: list[MountState]) -> None:
         routes = state.status.get("routes", [])
         table = aligned([("route", "backend", "cached", "undo", "cannot"), *map(_row, routes)])
         usages = [limit_text(str(route.get("prefix")), route["usage"]) for route in routes if route.get("usage")]
-        for line in (*_details(state), *table, *_execution(state.status.get("execute") or {}), *usages):
+        for line in (*_details(state), *table, *_commands(state.status.get("execute") or {}), *usages):
             output.line(f"  {shown(line)}")
         for trouble in filter(None, map(_trouble, routes)):
             output.line(output.paint(f"  {shown(trouble)}", "red", bold=True))
@@ -94,14 +95,20 @@ def _row(route: dict[str, Any]) -> tuple[str, ...]:
     return *cells, cannot(route.get("features") or {}) or "–"
 
 
-def _execution(execute: dict[str, Any]) -> list[str]:
-    """Where commands run, and which routes they don't see there."""
+def _commands(execute: dict[str, Any]) -> list[str]:
+    """Where commands run, how they are confined, and which routes they don't see there."""
     if not execute:
         return []  # the server does not answer
-    lines = [f"execute: {execute['where']}"]
-    if execute.get("routes"):
-        lines[0] += f", routes {execute['routes']}"
-    return lines + [f"commands don't see {prefix}: {why}" for prefix, why in execute["unseen_routes"].items()]
+    where = str(execute["where"])
+    if execute["sandbox"] == "none":
+        where = "unconfined, as the server's user"
+    elif execute["sandbox"] == "bubblewrap":
+        network = f"in a bubblewrap sandbox, {'with the' if execute['network'] else 'no'} network"
+        where = "none: bubblewrap is not installed" if execute["bubblewrap"] is None else network
+    routes = f", routes {execute['routes']}" if execute.get("routes") else ""
+    running = f"; {execute['running']} running" if execute["running"] else ""
+    unseen = [f"commands don't see {prefix}: {why}" for prefix, why in execute["unseen_routes"].items()]
+    return [f"commands: {where}{routes}{running}", *unseen]
 
 
 def _trouble(route: dict[str, Any]) -> str | None:
@@ -118,7 +125,8 @@ def _headline(state: MountState) -> str:
     if state.state == "dead":
         return f"dead: its server is gone; 'fusebackend umount {state.mountpoint}' clears it away"
     if state.state == "hung":
-        return _hung(state.mountpoint)
+        entry = table.mount_at(state.mountpoint)
+        return "hung: " + ("its server does not answer" if entry is None else "; ".join(why_hung(entry)))
     if state.state == "denied":
         return "another user's"
     parts = [f"process {state.pid}"]
@@ -130,19 +138,6 @@ def _headline(state: MountState) -> str:
     if state.status.get("read_only"):
         parts.append("read-only")
     return ", ".join(parts)
-
-
-def _hung(mountpoint: str) -> str:
-    """A server that does not answer, by its process where that can be found."""
-    from fusebackend.linux.unmount import is_stopped, server_of
-
-    entry = table.mount_at(mountpoint)
-    pid = None if entry is None else server_of(entry)
-    if pid is None:
-        return "hung: its server does not answer"
-    if is_stopped(pid):
-        return f"hung: its server, process {pid}, is stopped; 'kill -CONT {pid}' lets it go on"
-    return f"hung: its server, process {pid}, does not answer"
 
 
 def _details(state: MountState) -> list[str]:
@@ -161,8 +156,6 @@ def _details(state: MountState) -> list[str]:
     else:
         requests = sum((status.get("counters") or {}).values())
         lines = [", ".join([*counts, _count(requests, "request", "requests")])]
-    if status.get("execute"):
-        lines.append(f"commands: {_commands(status['execute'])}")
     if status.get("log"):
         lines.append(f"log: {status['log']}")
     if status.get("idle") == "poll":
@@ -178,21 +171,6 @@ def _details(state: MountState) -> list[str]:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
-
-
-def _commands(execute: dict[str, Any]) -> str:
-    """Where `execute` runs commands, and how they are limited."""
-    if execute.get("sandbox") == "default":
-        where = str(execute.get("where"))
-    elif execute.get("sandbox") == "none":
-        where = "unconfined, as the server's user"
-    elif execute.get("bubblewrap") is None:
-        where = "none: bubblewrap is not installed"
-    else:
-        where = f"in a bubblewrap sandbox, {'with the' if execute.get('network') else 'no'} network"
-    if execute.get("covered_routes"):
-        where += f"; they don't see {', '.join(execute['covered_routes'])}"
-    return f"{where}; {execute['running']} running" if execute.get("running") else where
 
 
 def _caching(route: dict[str, Any]) -> str:

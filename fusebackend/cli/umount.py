@@ -6,7 +6,6 @@ import contextlib
 import errno
 import io
 import os
-import pwd
 import signal
 import sys
 import time
@@ -17,12 +16,12 @@ import click
 from fusebackend.base.lines import split_lines
 from fusebackend.base.shown import shown
 from fusebackend.cli.progress import waiting
-from fusebackend.cli.show import announce
+from fusebackend.cli.show import announce, user_name
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.control.rendezvous import Served, find_served
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountEntry, MountError, MountState
-from fusebackend.linux.unmount import BusyError, Server, detach, is_stopped, server_of, serves
+from fusebackend.linux.unmount import BusyError, Server, detach, is_stopped, server_of, serves, why_hung
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -75,9 +74,11 @@ def end_mount(path: str, *, lazy: bool, timeout_s: float) -> str:
         raise MountError(errno.EINVAL, f"'{path}' is not mounted")
     if not entry.is_ours:
         raise MountError(errno.EINVAL, f"'{path}' is mounted, but not by fusebackend ({entry.fstype})")
-    if os.geteuid() != 0 and entry.owner not in (None, os.geteuid()):
-        owner = _name_of(entry.owner)
-        raise MountError(errno.EPERM, f"'{path}' is a mount of {owner}, who can unmount it, as can root")
+    owner = entry.owner
+    if owner is not None and os.geteuid() not in (0, owner):
+        raise MountError(
+            errno.EPERM, f"'{path}' is a mount of user {user_name(owner)}, who can unmount it, as can root"
+        )
     state = table.probe(path)
     if state.state == "hung":
         _refuse_hung(entry, lazy)
@@ -106,26 +107,15 @@ def _end_served(served: Served, timeout_s: float) -> None:
 
 def _refuse_hung(entry: MountEntry, lazy: bool) -> NoReturn:
     """A server that does not answer can't be waited for: unsaved files are in its memory alone."""
-    path, pid = entry.mountpoint, server_of(entry)
-    server = "its server" if pid is None else f"its server, process {pid},"
-    if pid is not None and is_stopped(pid):
-        state, remedy = "is stopped", f"let it go on with 'kill -CONT {pid}'"
-    else:
-        state, remedy = "does not answer", "wait until it does"
+    path = entry.mountpoint
+    why, remedy = why_hung(entry)
     lost = "what was written there and is not stored yet is lost if it is killed"
     if lazy:
         detach(path, lazy=True)
         stores = "then it stores that and ends"
-        raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but {server} {state}: {lost}; {remedy}, {stores}")
-    hint = f"{remedy} and unmount again, or use --lazy to take it away all the same"
-    raise MountError(errno.ETIMEDOUT, f"'{path}' is still mounted: {server} {state}, and {lost}; {hint}")
-
-
-def _name_of(user: int | None) -> str:
-    try:
-        return pwd.getpwuid(user or 0).pw_name
-    except KeyError:
-        return f"user {user}"
+        raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but {why}: {lost}; {remedy}, {stores}")
+    hint = f"{remedy}; then unmount again, or use --lazy to take it away all the same"
+    raise MountError(errno.ETIMEDOUT, f"'{path}' is still mounted: {why}, and {lost}; {hint}")
 
 
 def _end(state: MountState, pid: int | None, lazy: bool, timeout_s: float) -> str:

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import stat
-from dataclasses import dataclass
 
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import unmount
@@ -15,14 +14,6 @@ from fusebackend.linux.mount_table import MountError
 
 FUSE_DEVICE = os.makedev(10, 229)
 """Its number on every Linux (Documentation/admin-guide/devices.txt)."""
-
-
-@dataclass(frozen=True)
-class MountPoint:
-    """A directory that can be mounted on. `replaced_dead` says that a dead mount of ours was cleared away first."""
-
-    path: str
-    replaced_dead: bool = False
 
 
 def check_system(*, allow_other: bool = False) -> None:
@@ -60,8 +51,11 @@ def user_allow_other() -> bool:
         return False
 
 
-def prepare(path: str | os.PathLike[str]) -> MountPoint:
+def prepare(path: str | os.PathLike[str]) -> tuple[str, bool]:
     """Check a mount point, and clear a dead mount of ours away.
+
+    Returns:
+        Its path, without symbolic links; and whether there was a dead mount.
 
     Raises:
         MountError: it is missing, not a directory, not empty, not ours to write, or mounted on already.
@@ -78,7 +72,7 @@ def prepare(path: str | os.PathLike[str]) -> MountPoint:
     if entry is not None:
         raise MountError(errno.EBUSY, f"'{spelled}' is a mount point already ({entry.fstype} on it)")
     _check_directory(spelled)
-    return MountPoint(spelled, replaced)
+    return spelled, replaced
 
 
 def _taken(found: table.MountState) -> str:

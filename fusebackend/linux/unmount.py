@@ -111,6 +111,16 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
+def why_hung(entry: table.MountEntry) -> tuple[str, str]:
+    """Return why a mount does not answer, by its server's process where that can be found, and what helps."""
+    pid = server_of(entry)
+    if pid is None:
+        return "its server does not answer", "wait until it does"
+    if is_stopped(pid):
+        return f"its server, process {pid}, is stopped", f"'kill -CONT {pid}' lets it go on"
+    return f"its server, process {pid}, does not answer", "wait until it does"
+
+
 class Server:
     """The process behind a mount, held by a pidfd so that its number can't come to mean another one."""
 

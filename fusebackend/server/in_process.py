@@ -56,7 +56,7 @@ class Mount(MountedBackend):
             from fusebackend.server.assemble import assemble
 
             point.check_system(allow_other=settings.allow_other)
-            self.mountpoint = point.prepare(mountpoint).path
+            self.mountpoint, _ = point.prepare(mountpoint)
             history = history_directory(self.mountpoint) if settings.keeps_history else None
             self._live = assemble(backend, MountPlan(mountpoint=self.mountpoint, settings=settings, history=history))
             # All that the socket's face is made of. A second one would merge the same branch at the same time, and not

@@ -234,7 +234,7 @@ class ViewMounts:
                 errno.EPERM, f"only root can give view '{next(iter(places))}' a mount point (a bind mount)"
             )
         for name, place in places.items():
-            path = mount_point.prepare(place).path
+            path, _ = mount_point.prepare(place)
             for other in (mountpoint, *self._places.values()):
                 if is_below(path, other) or is_below(other, path):
                     raise MountError(

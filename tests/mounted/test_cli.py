@@ -378,7 +378,7 @@ class TestMountedAlready:
         with mock.patch("os.geteuid", return_value=65534):
             done = CliRunner().invoke(umount, [str(point)])
         assert isinstance(done.exception, MountError) and done.exception.errno == errno.EPERM
-        assert done.exception.strerror == f"'{point}' is a mount of root, who can unmount it, as can root"
+        assert done.exception.strerror == f"'{point}' is a mount of user root, who can unmount it, as can root"
         assert is_mounted(point)
 
 
