@@ -4,7 +4,7 @@
 without the mount, for `fusebackend serve`. `start` has a new process do that (`python -m fusebackend.cli.serve`), and
 waits until its mount answers. That is no fork: backends start threads, and threads do not survive a fork. Its plan goes
 through its standard input, so that passwords in URLs don't show in the list of processes; its answer comes back through
-a pipe, as one line of JSON: `{"pid": …, "warnings": […]}` or `{"error": …}`.
+its standard output, as one line of JSON: `{"pid": …, "warnings": […]}` or `{"error": …}`.
 """
 
 from __future__ import annotations
@@ -178,8 +178,7 @@ def start(plan: MountPlan) -> tuple[int, list[str]]:
     Raises:
         MountError: it could not mount, in its own words.
     """
-    if plan.log is None:
-        raise ValueError("a server in the background needs a log")
+    assert plan.log is not None, "a server in the background needs a log"
     log_fd = open_log(plan.log)
     try:
         fcntl.flock(log_fd, fcntl.LOCK_EX)  # another command may be about to mount here, too
@@ -193,14 +192,23 @@ def start(plan: MountPlan) -> tuple[int, list[str]]:
 
 def _start_with_log(plan: MountPlan, log_path: str, log_fd: int) -> tuple[int, list[str]]:
     log_start = os.fstat(log_fd).st_size
-    process, answer_fd = _start(plan, log_fd)
+    process = subprocess.Popen(
+        # -P: modules of the current directory must not stand in for Python's
+        [sys.executable, "-P", "-m", "fusebackend.cli.serve", plan.mountpoint],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log_fd,
+        start_new_session=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
     try:
-        answer = _wait_for_answer(answer_fd)
+        with process.stdout as answers:
+            with contextlib.suppress(BrokenPipeError), process.stdin as request:  # it ended at once, without an answer
+                request.write(json.dumps(msgspec.to_builtins(plan)).encode())
+            answer = _wait_for_answer(answers.fileno())
     except BaseException:  # Ctrl-C too: the server must not stay
         _end(process)
         raise
-    finally:
-        os.close(answer_fd)
     if answer is None:
         _end(process)
         raise MountError(errno.ETIMEDOUT, f"no answer from the server within {START_TIMEOUT_S:.0f} s; see {log_path}")
@@ -218,30 +226,6 @@ def open_log(path: str) -> int:
         if os.stat(path).st_size > MAX_LOG_BYTES:
             os.replace(path, f"{path}.1")
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-
-def _start(plan: MountPlan, log_fd: int) -> tuple[subprocess.Popen[bytes], int]:
-    answer_fd, ready_fd = os.pipe()
-    try:
-        process = subprocess.Popen(
-            # -P: modules of the current directory must not stand in for Python's
-            [sys.executable, "-P", "-m", "fusebackend.cli.serve", plan.mountpoint],
-            stdin=subprocess.PIPE,
-            stdout=log_fd,
-            stderr=log_fd,
-            pass_fds=(ready_fd,),
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(answer_fd)
-        raise
-    finally:
-        os.close(ready_fd)
-    stdin = process.stdin
-    if stdin is not None:
-        with contextlib.suppress(BrokenPipeError), stdin:  # it ended at once; the missing answer will say so
-            stdin.write(json.dumps({"plan": msgspec.to_builtins(plan), "ready_fd": ready_fd}).encode())
-    return process, answer_fd
 
 
 def _wait_for_answer(fd: int) -> dict[str, Any] | None:
@@ -281,12 +265,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Read the plan from standard input, and answer on the descriptor it names: mounted, or why not."""
-    request = json.loads(sys.stdin.buffer.read())
+    """Read the plan from standard input, and answer on standard output: mounted, or why not. What is printed afterwards
+    goes to the log."""
+    plan = msgspec.convert(json.loads(sys.stdin.buffer.read()), MountPlan)
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
-    ready_fd: int = request["ready_fd"]
-    os.set_inheritable(ready_fd, False)
+    answer_fd = os.dup(1)
+    os.dup2(2, 1)
     answered = False
 
     def answer(message: dict[str, Any]) -> None:
@@ -294,10 +279,9 @@ def main() -> None:
         if not answered:
             answered = True
             with contextlib.suppress(BrokenPipeError):  # the command that started this has ended
-                os.write(ready_fd, json.dumps(message).encode() + b"\n")
-            os.close(ready_fd)
+                os.write(answer_fd, json.dumps(message).encode() + b"\n")
+            os.close(answer_fd)
 
-    plan = msgspec.convert(request["plan"], MountPlan)
     try:
         serve(plan, lambda warnings: answer({"pid": os.getpid(), "warnings": list(warnings)}))
     except (UserError, OSError) as error:
