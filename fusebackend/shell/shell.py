@@ -81,20 +81,23 @@ class Shell:
         views: Mapping[str, Rules] | None = None,
         default: str | None = None,
     ) -> None:
-        self._rules = dict(views or {})
         self._default = default
         self.options = options
         self.mountpoint = mountpoint
         self._filesystem = filesystem
         self._trees_path = filesystem.tree.trees_path
-        self._view = self._granting(SandboxRoot.of(mountpoint, [route.prefix for route in filesystem.tree.routes]))
+        prefixes = [route.prefix for route in filesystem.tree.routes]
+        self._view = self._granting(SandboxRoot.of(mountpoint, prefixes))
+        self._views: dict[str, SandboxRoot] = {}  # the mount through each view
         if options.sandbox == "bubblewrap":
             self._view = self._with_tree(self._view, "sandbox")
+            for name, rules in (views or {}).items():
+                seen = SandboxRoot.of(mountpoint, [prefix for prefix in prefixes if not rules.is_hidden(prefix)])
+                self._views[name] = self._with_tree(seen, f"sandbox-view-{name}", rules=rules)
         self._limits = Limits(options, ControlGroups.of_this_process())
         self._devices = Devices()
         self._etc = Etc(options.network, [prefix for prefix in self._view.routes if prefix.startswith("/etc/")])
         self._namespace = UserNamespace()
-        self._seen: dict[str, SandboxRoot] = {}  # the views that commands have run in
         self._branches: dict[AgentPath, tuple[Route, SandboxRoot]] = {}  # those of commands, by their path
         self._checks: tuple[object, MountCheck] | None = None  # of the last mounts and table
         self._running = Running()
@@ -233,12 +236,12 @@ class Shell:
     def _place(self, cwd: AgentPath) -> tuple[SandboxRoot, AgentPath]:
         """Return the view for a command, and where it starts in it: in a branch, that is the root of the command."""
         if self._trees_path is None or not paths.is_below(cwd, self._trees_path):
-            return self._view if self._default is None else self._through(self._default), cwd
+            return self._view if self._default is None else self._views[self._default], cwd
         views = paths.join(self._trees_path, paths.to_text(VIEWS_NAME))
-        for name in self._rules:
+        for name, view in self._views.items():
             path = paths.join(views, name)
             if paths.is_below(cwd, path):
-                return self._through(name), AgentPath(cwd[len(path) :] or paths.ROOT)
+                return view, AgentPath(cwd[len(path) :] or paths.ROOT)
         if self._default is not None:
             raise SandboxError(f"default_view = '{self._default}' binds all commands, and is no view of '{cwd}'")
         branches = paths.join(self._trees_path, BRANCHES)
@@ -251,16 +254,6 @@ class Shell:
             f"commands don't see '{self._trees_path}', the mount's own directory: start the command elsewhere, and "
             "copy there what it needs"
         )
-
-    def _through(self, name: str) -> SandboxRoot:
-        """Return the mount through a view."""
-        with self._furnishing:
-            if name not in self._seen:
-                rules = self._rules[name]
-                prefixes = [route.prefix for route in self._filesystem.tree.routes]
-                view = SandboxRoot.of(self.mountpoint, [prefix for prefix in prefixes if not rules.is_hidden(prefix)])
-                self._seen[name] = self._with_tree(view, f"sandbox-view-{name}", rules=rules)
-            return self._seen[name]
 
     def _branch(self, path: AgentPath, route: Route) -> SandboxRoot:
         with self._furnishing:

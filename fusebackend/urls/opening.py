@@ -58,7 +58,8 @@ def parse(text: str, *, base: str | None = None) -> Url:
     """
     match = _SCHEME.fullmatch(text)
     if match is None:
-        raise UrlError(f"'{mask(text)}' has no scheme; write it as one of {_known_forms()}")
+        forms = ", ".join(scheme.form for scheme in SCHEMES.values())
+        raise UrlError(f"'{mask(text)}' has no scheme; write it as one of {forms}")
     name, remainder = match[1].lower(), match[2]
     scheme = _scheme(name, text)
     rest, _, query = remainder.partition("?")
@@ -73,7 +74,7 @@ def parse(text: str, *, base: str | None = None) -> Url:
         raise UrlError(f"'{mask(text)}' is incomplete; write {scheme.form}")
     if scheme.takes != "path":
         return Url(name, rest, parameters, text)
-    path = _absolute(_unquote(rest), text, base)
+    path = _absolute(os.fsdecode(unquote_to_bytes(rest.encode("utf-8", "surrogateescape"))), text, base)
     return Url(name, path, parameters, f"{name}:{_escape(path)}" + (f"?{query}" if query else ""))
 
 
@@ -91,7 +92,8 @@ def _scheme(name: str, text: str) -> Scheme:
         return SCHEMES[name]
     added = added_schemes()
     if name not in added:
-        raise UrlError(f"'{mask(text)}': unknown scheme '{name}:'; {_meant(name)}known: {_known_names()}")
+        known = ", ".join(f"{each}:" for each in (*SCHEMES, *added))
+        raise UrlError(f"'{mask(text)}': unknown scheme '{name}:'; {_meant(name)}known: {known}")
     found = added[name]
     if isinstance(found, Exception):
         raise UrlError(f"'{mask(text)}': the package that adds '{name}:' can't be loaded: {found}")
@@ -123,10 +125,6 @@ def _parameters(scheme: Scheme, name: str, query: str) -> dict[str, Any]:
     return values
 
 
-def _unquote(text: str) -> str:
-    return os.fsdecode(unquote_to_bytes(text.encode("utf-8", "surrogateescape")))
-
-
 def _absolute(path: str, text: str, base: str | None) -> str:
     if "\0" in path:
         raise UrlError(f"'{mask(text)}': a path can't hold a NUL")
@@ -147,14 +145,6 @@ def _meant(name: str) -> str:
     """A known scheme that the user may have meant, as the beginning of a list of known ones."""
     close = [_ALSO_CALLED[name]] if name in _ALSO_CALLED else difflib.get_close_matches(name, SCHEMES, 1)
     return f"did you mean '{SCHEMES[close[0]].form}'? " if close else ""
-
-
-def _known_forms() -> str:
-    return ", ".join(scheme.form for scheme in SCHEMES.values())
-
-
-def _known_names() -> str:
-    return ", ".join(f"{name}:" for name in (*SCHEMES, *added_schemes()))
 
 
 def added_schemes() -> dict[str, Scheme | Exception]:
