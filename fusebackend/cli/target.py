@@ -246,8 +246,6 @@ def _place(mount: str) -> str:
 
     try:
         return rendezvous.place_of(mount)[0]
-    except FileNotFoundError:
-        return _split(mount, follow=True)[0]
     except MountError as error:
         if os.path.isfile(mount):
             raise Failed(f"'{mount}': {error.strerror}") from None

@@ -20,7 +20,7 @@ import msgspec
 
 from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.control.client.client import Client
-from fusebackend.protocol import SERVED, Declared, UndoConflict, UndoneChange
+from fusebackend.protocol import SERVED, Declared, MergeResult, RestoreResult, UndoResult
 
 PAGE_CHARACTERS = 30_000
 """Of an answer, about 10,000 tokens. Claude Code takes 25,000 of them by default."""
@@ -334,10 +334,9 @@ async def undo(
         merge_lines=merge_lines,
         dry_run=dry_run,
     )
-    _check_conflicts(done.conflicts, "nothing was undone; keep_newer or merge_lines decide it")
     what = f"{', '.join(done.calls)} undone" + (f" by {done.undo}" if done.undo else " (dry run)")
-    return [what, *_changes(done.changes), *(shown(f"kept {each.path}: {each.reason}") for each in done.kept),
-            *map(shown, done.partly)]  # fmt: skip
+    kept = [shown(f"kept {each.path}: {each.reason}") for each in done.kept]
+    return _changed(done, what, "nothing was undone; keep_newer or merge_lines decide it") + kept
 
 
 @_tool(destroys=True)
@@ -350,8 +349,9 @@ async def restore(
 ) -> Iterable[str]:
     """Put files and directories back as they were in another state."""
     done = await files.arestore(list(paths), ref, dry_run=dry_run)
-    _check_conflicts(done.conflicts, "nothing was restored")
-    return [f"restored from {done.ref}" + (" (dry run)" if dry_run else ""), *_changes(done.changes)]
+    what = f"restored from {done.ref}" + (" (dry run)" if dry_run else "")
+    left = [shown(f"left as it was {each.path}: {each.reason}") for each in done.skipped]
+    return _changed(done, what, "nothing was restored") + left
 
 
 @_tool("snapshots")
@@ -410,9 +410,8 @@ async def branch_merge(
 ) -> Iterable[str]:
     """Merge the changes of a branch into the mount: all of them, or none where both sides changed the same file."""
     done = await files.amerge_branch(name, list(paths) or None, keep, merge_lines, dry_run)
-    _check_conflicts(done.conflicts, "nothing was merged; keep or merge_lines decide it")
     what = f"{name_shown(name)} is merged" + (" (dry run)" if dry_run else "")
-    return [what, *_changes(done.changes), *map(shown, done.partly)]
+    return _changed(done, what, "nothing was merged; keep or merge_lines decide it")
 
 
 @_tool("delete_branches", destroys=True)
@@ -448,20 +447,19 @@ def check(error: str | None) -> None:
         raise Refused(error)
 
 
-def _check_conflicts(conflicts: Sequence[UndoConflict], hint: str) -> None:
-    if conflicts:
-        raise Refused("\n".join([*(f"{each.path}: {each.reason}" for each in conflicts), hint]))
-
-
 def _words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"'{error.filename}': {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
 
 
-def _changes(changes: Sequence[UndoneChange]) -> list[str]:
-    ends = [[name_shown(path) for path in (each.old_path, each.path) if path] for each in changes]
-    return [f"{each.change}\t{' -> '.join(names)}" for each, names in zip(changes, ends, strict=True)]
+def _changed(done: UndoResult | RestoreResult | MergeResult, what: str, refusal: str) -> list[str]:
+    """The lines of `what` was done. Raises `Refused` with the conflicts and the refusal, if it was not."""
+    if done.conflicts:
+        raise Refused("\n".join([*(f"{each.path}: {each.reason}" for each in done.conflicts), refusal]))
+    ends = [[name_shown(path) for path in (each.old_path, each.path) if path] for each in done.changes]
+    changes = [f"{each.change}\t{' -> '.join(names)}" for each, names in zip(done.changes, ends, strict=True)]
+    return [what, *changes, *map(shown, done.partly)]
 
 
 def _gaps(truncated: bool, missing: str | None) -> list[str]:

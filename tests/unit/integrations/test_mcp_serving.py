@@ -1,7 +1,8 @@
-"""MCP over HTTP: which requests reach the server."""
+"""MCP over HTTP: which requests reach the server. And what a tool says of a part that was not done."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -10,6 +11,8 @@ import pytest
 pytest.importorskip("mcp")
 
 from fusebackend.integrations.mcp import guarded
+from fusebackend.integrations.tools import TOOLS
+from fusebackend.protocol import RestoreResult, UndoConflict, UndoneChange
 from fusebackend.testing.each import each
 
 TOKEN = {"authorization": "Bearer secret"}
@@ -57,3 +60,13 @@ def test_without_the_token_nobody_is_let_through() -> None:
             headers = {"authorization": given} if given else {}
             assert status("127.0.0.1", host="127.0.0.1", **headers) == 401
     assert status("127.0.0.1", **TOKEN) == 200
+
+
+def test_a_restore_says_what_it_has_left_alone() -> None:
+    done = RestoreResult("s", changes=[UndoneChange("create", "/b")], skipped=[UndoConflict("/r", "a route's root")])
+
+    async def arestore(*_: Any, **__: Any) -> RestoreResult:
+        return done
+
+    said = anyio.run(TOOLS["restore"].answer, SimpleNamespace(arestore=arestore), {"paths": ["/"], "ref": "s"})
+    assert said == "restored from s\ncreate\t/b\nleft as it was /r: a route's root"
