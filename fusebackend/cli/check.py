@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fusebackend.cli.progress import waiting
+from fusebackend.cli.progress import progress
 from fusebackend.cli.show import Complaints, Failed, Output, json_option
 from fusebackend.cli.target import complete_volume
 from fusebackend.urls import opening as urls
@@ -42,7 +42,7 @@ def check(url: str, repair: bool, compact: bool, output: Output) -> None:
     complaints = Complaints(exit_code=FAILED)
     status = CLEAN
     verdict = None
-    with complaints, waiting("checking", quiet=output.json):
+    with complaints, progress("checking", quiet=output.json):
         verdict = _judge(url, repair, compact)
     if verdict is not None:
         if verdict.found:

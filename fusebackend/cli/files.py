@@ -17,7 +17,7 @@ import click
 
 from fusebackend.base import errors
 from fusebackend.cli import target
-from fusebackend.cli.progress import waiting
+from fusebackend.cli.progress import progress
 from fusebackend.cli.show import (
     Complaints,
     Failed,
@@ -563,7 +563,7 @@ def grep(
         left = None if max_count is None else max_count - len(matches)
         with complaints:
             place = _there(given, mount)
-            with waiting("searching", quiet=output.json):
+            with progress("searching", quiet=output.json):
                 found = place.files.grep(pattern, place.path, glob, max_count=left)
             place.require(found.error)
             matches += [{**match, "path": place.shown(match["path"])} for match in found.matches or ()]
@@ -624,7 +624,7 @@ def glob(pattern: str, path: str | None, zero: bool, output: Output, mount: str 
     The exit status is 0 also if nothing was found, as find(1)'s is.
     """
     place = _there(path, mount)
-    with waiting("searching", quiet=output.json):
+    with progress("searching", quiet=output.json):
         found = place.files.glob(pattern, place.path)
     place.require(found.error)
     matches: list[dict[str, Any]] = [{**info, "path": place.shown(info["path"])} for info in found.matches or ()]

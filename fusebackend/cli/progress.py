@@ -10,49 +10,55 @@ from collections.abc import Callable, Iterator
 Advance = Callable[[int], None]
 """Called with the number of bytes copied since the last call."""
 
+DELAY_S = 0.5
+"""Most commands have ended by then, and need not import what draws."""
 
-@contextlib.contextmanager
-def progress(doing: str, size_bytes: int, *, quiet: bool = False) -> Iterator[Advance]:
-    """Show how far `size_bytes` are, on a terminal that is not to be `quiet`; nothing is left of it at the end."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda copied: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(doing, total=size_bytes)
-        yield lambda copied: bar.advance(task, copied)
-
-
-SPINNER_DELAY_S = 0.5
-"""Most commands have ended by then, and need not import what draws the spinner."""
+REDRAW_S = 0.1
 
 
 @contextlib.contextmanager
-def waiting(doing: str, *, quiet: bool = False) -> Iterator[None]:
-    """Show `doing`, a spinner and the seconds for the length of a block, on a terminal that is not to be `quiet`."""
-    if quiet or not sys.stderr.isatty():
-        yield
-        return
+def progress(doing: str, size_bytes: int | None = None, *, quiet: bool = False) -> Iterator[Advance]:
+    """Show for the length of a block, on a terminal that is not to be `quiet`, how far `size_bytes` are; without a
+    size, that it goes on, and for how long. Nothing is left of it at the end."""
+    copied = 0
     done = threading.Event()
 
-    def spin() -> None:
-        if done.wait(SPINNER_DELAY_S):
+    def advance(count: int) -> None:
+        nonlocal copied
+        copied += count
+
+    def show() -> None:
+        if done.wait(DELAY_S):
             return
         from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            ProgressColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
 
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        text = TextColumn("{task.description}")
+        columns: list[ProgressColumn] = [SpinnerColumn(), text, TimeElapsedColumn()]
+        if size_bytes is not None:
+            columns = [text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
         with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-            shown.add_task(doing, total=None)
-            done.wait()
+            task = shown.add_task(doing, total=size_bytes, completed=copied)
+            while not done.wait(REDRAW_S):
+                shown.update(task, completed=copied)
 
-    thread = threading.Thread(target=spin, daemon=True)
+    if quiet or not sys.stderr.isatty():
+        yield advance
+        return
+    thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
-        yield
+        yield advance
     finally:
         done.set()
         thread.join()

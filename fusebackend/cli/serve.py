@@ -21,9 +21,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -205,7 +204,7 @@ def _start_with_log(plan: MountPlan, log_path: str, log_fd: int) -> tuple[int, l
         with process.stdout as answers:
             with contextlib.suppress(BrokenPipeError), process.stdin as request:  # it ended at once, without an answer
                 request.write(json.dumps(msgspec.to_builtins(plan)).encode())
-            answer = _wait_for_answer(answers.fileno())
+            answer = _answer(answers)
     except BaseException:  # Ctrl-C too: the server must not stay
         _end(process)
         raise
@@ -228,19 +227,10 @@ def open_log(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
-def _wait_for_answer(fd: int) -> dict[str, Any] | None:
-    """The server's answer; empty when it ended without one, None when it took too long."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    received = b""
-    while not received.endswith(b"\n"):
-        if not is_readable(fd, deadline - time.monotonic()):
-            return None
-        chunk = os.read(fd, 65536)
-        if not chunk:
-            return {}
-        received += chunk
-    answer: dict[str, Any] = json.loads(received)
-    return answer
+def _answer(answers: IO[bytes]) -> dict[str, Any] | None:
+    """The server's answer, a line; empty when it ended without one, None when it took too long."""
+    is_there = is_readable(answers.fileno(), START_TIMEOUT_S)
+    return json.loads(answers.readline() or b"{}") if is_there else None
 
 
 def _why(answer: dict[str, Any], log_path: str, log_start: int) -> str:
@@ -270,24 +260,20 @@ def main() -> None:
     plan = msgspec.convert(json.loads(sys.stdin.buffer.read()), MountPlan)
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
-    answer_fd = os.dup(1)
+    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    answered = False
 
     def answer(message: dict[str, Any]) -> None:
-        nonlocal answered
-        if not answered:
-            answered = True
-            with contextlib.suppress(BrokenPipeError):  # the command that started this has ended
-                os.write(answer_fd, json.dumps(message).encode() + b"\n")
-            os.close(answer_fd)
+        if not answers.closed:
+            with contextlib.suppress(BrokenPipeError), answers:  # the command that started this has ended
+                answers.write(json.dumps(message) + "\n")
 
     try:
         serve(plan, lambda warnings: answer({"pid": os.getpid(), "warnings": list(warnings)}))
     except (UserError, OSError) as error:
         from fusebackend.cli.show import one_line
 
-        log.error("%s", one_line(error), exc_info=answered)
+        log.error("%s", one_line(error), exc_info=answers.closed)
         answer({"error": one_line(error)})
         sys.exit(1)
     except Exception as error:

@@ -11,7 +11,7 @@ import click
 
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, media_in, prune, weighed, with_media
-from fusebackend.cli.progress import waiting
+from fusebackend.cli.progress import progress
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_loss, json_option
 from fusebackend.cli.space import size_text
 from fusebackend.protocol import PrunedThread
@@ -114,7 +114,7 @@ def prune_threads(
             confirm_loss("what is pruned", f"Delete {_words(found)}", yes)
             found = _each(opened, [one.thread for one in found], chosen, complaints, output.json, dry_run=False)
             if vacuum:
-                with waiting("compacting", quiet=output.json):
+                with progress("compacting", quiet=output.json):
                     opened.vacuum()
     output.document([asdict(one) for one in found])
     output.line(f"{'would delete' if dry_run else 'deleted'} {_words(found)}")
@@ -128,7 +128,7 @@ def _each(
 ) -> list[PrunedThread]:
     """Prune each thread that can be read."""
     found = []
-    with waiting("reading" if dry_run else "pruning", quiet=quiet):
+    with progress("reading" if dry_run else "pruning", quiet=quiet):
         for name in names:
             with complaints:
                 found.append(prune(opened, name, keep, dry_run=dry_run))

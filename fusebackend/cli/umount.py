@@ -15,7 +15,7 @@ import click
 
 from fusebackend.base.lines import split_lines
 from fusebackend.base.shown import shown
-from fusebackend.cli.progress import waiting
+from fusebackend.cli.progress import progress
 from fusebackend.cli.show import announce, user_name
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.control.rendezvous import Served, find_served
@@ -79,19 +79,19 @@ def end_mount(path: str, *, lazy: bool, timeout_s: float) -> str:
         raise MountError(
             errno.EPERM, f"'{path}' is a mount of user {user_name(owner)}, who can unmount it, as can root"
         )
-    state = table.probe(path)
+    state = table.MountProbe(path).state()
     if state.state == "hung":
         _refuse_hung(entry, lazy)
     if state.state == "dead":
         detach(path, lazy=True)
         return f"unmounted {path}; its server had died before"
-    with waiting("storing everything"):
+    with progress("storing everything"):
         return _end(state, state.pid or server_of(entry), lazy, timeout_s)
 
 
 def _end_served(served: Served, timeout_s: float) -> None:
     """End the server of what is not mounted."""
-    with Server(served.pid) as server, waiting("storing everything"):
+    with Server(served.pid) as server, progress("storing everything"):
         try:
             os.kill(server.pid, signal.SIGTERM)
         except PermissionError:

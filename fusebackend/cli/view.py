@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -190,17 +190,7 @@ def approve(numbers: Sequence[int], output: Output, mount: str | None) -> None:
 
     The exit status is 1 if one could not happen any more, or was decided already.
     """
-    files = target.here(mount).files
-    complaints, made = Complaints(), []
-    for number in numbers:
-        with complaints:
-            found = files.approve(number)
-            made.append(found)
-            if found.state != "made":
-                raise Failed(f"request {number} is approved, and could not happen: {found.reason}")
-            output.line(f"request {number} has happened: {output.told(found.title)}")
-    output.document([asdict(each) for each in made])
-    complaints.finish()
+    _decide(numbers, output, target.here(mount).files.approve)
 
 
 @approval.command()
@@ -211,9 +201,19 @@ def approve(numbers: Sequence[int], output: Output, mount: str | None) -> None:
 def deny(numbers: Sequence[int], reason: str | None, output: Output, mount: str | None) -> None:
     """Deny requests, by their NUMBERS: they will not happen."""
     files = target.here(mount).files
-    complaints, denied = Complaints(), []
+    _decide(numbers, output, lambda number: files.deny(number, reason))
+
+
+def _decide(numbers: Sequence[int], output: Output, decide: Callable[[int], ApprovalInfo]) -> None:
+    """Decide requests, each on its own, and say what has come of them."""
+    complaints, decided = Complaints(), []
     for number in numbers:
         with complaints:
-            denied.append(files.deny(number, reason))
-    output.document([asdict(each) for each in denied])
+            found = decide(number)
+            decided.append(asdict(found))
+            if found.state == "made":
+                output.line(f"request {number} has happened: {output.told(found.title)}")
+            elif found.state != "denied":
+                raise Failed(f"request {number} is approved, and could not happen: {found.reason}")
+    output.document(decided)
     complaints.finish()

@@ -180,7 +180,12 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
             return _Reading(self, path, mode, block_size or BLOCK_BYTES, cache_options=cache_options, **options)
         if mode not in ("wb", "ab", "xb"):
             raise ValueError(f"mode '{mode}' is none of rb, wb, ab and xb")
-        return _Writing(self, path, mode, autocommit=autocommit)
+        found = self.client.stat(path, follow=True)
+        if found.type == "directory":
+            raise oserror(errno.EISDIR, path)
+        if mode == "xb" and self.lexists(path):
+            raise oserror(errno.EEXIST, path)
+        return _Writing(self, path, mode, autocommit, (found.size or 0) if mode == "ab" else 0)
 
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if "b" in mode or mode in ("r", "rt"):
@@ -327,20 +332,12 @@ class _Reading(AbstractBufferedFile):  # type: ignore[misc]
 
 
 class _Writing(io.IOBase):
-    """A file that is being written: a temporary one, which is sent by `commit`."""
+    """A file that is being written: a temporary one, which is sent by `commit`. What is written begins at `start`."""
 
-    def __init__(self, fs: FusebackendFileSystem, path: str, mode: str, *, autocommit: bool) -> None:
+    def __init__(self, fs: FusebackendFileSystem, path: str, mode: str, autocommit: bool, start: int) -> None:
         super().__init__()
-        self._is_done = True  # until it is open
         self.fs, self.path, self.mode, self.autocommit = fs, path, mode, autocommit
-        self._start = 0
-        found = fs.client.stat(path, follow=True)
-        if found.type == "directory":
-            raise oserror(errno.EISDIR, path)
-        if mode == "xb" and fs.lexists(path):
-            raise oserror(errno.EEXIST, path)
-        if mode == "ab":
-            self._start = found.size or 0
+        self._start = start
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(MEMORY_BYTES, prefix="fusebackend-")  # noqa: SIM115
         self._is_done = False
 

@@ -253,10 +253,6 @@ class StartedProcess:
         self.stdout.drain()
         self.stderr.drain()
 
-    def response(self, end: End, code: int, timeout_s: float, max_bytes: int) -> ExecuteResponse:
-        """The answer to `execute`."""
-        return response(self.stdout, self.stderr, end, code, timeout_s, max_bytes)
-
 
 @contextlib.contextmanager
 def _cancellation() -> Iterator[int]:

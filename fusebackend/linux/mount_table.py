@@ -219,15 +219,10 @@ class MountProbe:
             self._process.stdout.close()
 
 
-def probe(mountpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> MountState:
-    """Ask one mount how it is."""
-    return MountProbe(mountpoint).state(timeout_s)
-
-
-def probe_all(entries: list[MountEntry], timeout_s: float = PROBE_TIMEOUT_S) -> list[MountState]:
-    """Ask many at once; all together take no longer than `timeout_s` and a little."""
+def probe_all(entries: list[MountEntry]) -> list[MountState]:
+    """Ask many at once; all together take no longer than `PROBE_TIMEOUT_S` and a little."""
     probes = [MountProbe(entry.mountpoint) for entry in entries]
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PROBE_TIMEOUT_S
     return [each.state(max(deadline - time.monotonic(), 0.01)) for each in probes]
 
 

@@ -28,7 +28,7 @@ from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
-from fusebackend.linux.command import REFUSED, Command, End, Running, StartedProcess, nothing_to_run
+from fusebackend.linux.command import REFUSED, Command, End, Running, StartedProcess, nothing_to_run, response
 from fusebackend.linux.mount_table import MountWatch
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
@@ -197,7 +197,8 @@ class Shell:
                 output.drain()
                 raise SandboxError(f"the sandbox can't be made: {bubblewrap.in_one_line(output.stderr.kept)}")
             output.drain()
-            return output.response(end, launch.process.returncode, job.timeout_s, self.options.max_output_bytes)
+            code, most = launch.process.returncode, self.options.max_output_bytes
+            return response(output.stdout, output.stderr, end, code, job.timeout_s, most)
 
     def _confine(self, pid: int) -> Group:
         try:

@@ -118,9 +118,9 @@ SCRIPTS = {
             assert files.write("/a", "still a backend").error is None
     """,
     "it is shown by status": """
-        from fusebackend.linux.mount_table import probe
+        from fusebackend.linux.mount_table import MountProbe
         with fusebackend.mount(InMemoryBackend(), point, read_only=True):
-            state = probe(point)
+            state = MountProbe(point).state()
             assert (state.state, state.pid) == ("alive", os.getpid())
             assert state.status["read_only"] is True
     """,

@@ -27,7 +27,7 @@ from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import paths
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath, PathError
-from fusebackend.linux.command import End, StartedProcess, nothing_to_run, require_positive
+from fusebackend.linux.command import End, StartedProcess, nothing_to_run, require_positive, response
 from fusebackend.protocol import (
     Change,
     ContextLine,
@@ -322,7 +322,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
             run.drain()
         with self.volume.changing() as changes:  # it may have changed any file
             changes += [Change(), Change(path="/")]
-        return run.response(end, process.returncode, seconds, self.max_output_bytes)
+        return response(run.stdout, run.stderr, end, process.returncode, seconds, self.max_output_bytes)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

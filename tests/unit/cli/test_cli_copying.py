@@ -329,6 +329,7 @@ def test_a_name_leads_nowhere_else(path, directory):
 
 
 def test_progress_is_for_terminals(monkeypatch, capsys):
+    from fusebackend.cli import progress as shown
     from fusebackend.cli.progress import progress
 
     with progress("copying", 10) as advance:
@@ -339,8 +340,13 @@ def test_progress_is_for_terminals(monkeypatch, capsys):
         advance(5)
     assert capsys.readouterr() == ("", "")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with progress("copying", 10) as advance:
+    with progress("short", 10) as advance:
         advance(10)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "copying" in captured.err
+    monkeypatch.setattr(shown, "DELAY_S", 0.0)
+    for size, words in ((10, "10/10 bytes"), (None, "0:00:00")):
+        with progress("copying", size) as advance:
+            advance(10)
+            said = ""
+            while "copying" not in said or words not in said:
+                said += capsys.readouterr().err
+        assert "short" not in said
