@@ -209,30 +209,23 @@ def install(path: Path, wanted: Mapping[str, Any]) -> bool:
     """
     path = Path(os.path.realpath(path))  # the file may be a link into a repository of settings
     try:
-        text = path.read_text("utf-8")
+        text = path.read_bytes()
     except FileNotFoundError:
-        text = ""
-    except UnicodeDecodeError:
-        raise Failed(f"'{path}' is not UTF-8, and was left as it is") from None
-    settings = _parsed(path, text)
+        text = b""
+    try:
+        settings = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise Failed(f"'{path}' is no JSON, and was left as it is: {error}") from None
+    if not isinstance(settings, dict):
+        raise Failed(f"'{path}' is no JSON object, and was left as it is")
     if not _add(path, settings.setdefault("hooks", {}), wanted):
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     if text:
         backup = path.with_name(path.name + ".before-fusebackend")
         _replace(backup, text, like=path)
-    _replace(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n", like=path)
+    _replace(path, f"{json.dumps(settings, indent=2, ensure_ascii=False)}\n".encode(), like=path)
     return True
-
-
-def _parsed(path: Path, text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise Failed(f"'{path}' is no JSON, and was left as it is: {error}") from None
-    if not isinstance(found, dict):
-        raise Failed(f"'{path}' is no JSON object, and was left as it is")
-    return found
 
 
 def _add(path: Path, hooks: Any, wanted: Mapping[str, Any]) -> bool:
@@ -270,14 +263,14 @@ def _is_ours(handler: Any) -> bool:
     )
 
 
-def _replace(path: Path, text: str, *, like: Path) -> None:
+def _replace(path: Path, content: bytes, *, like: Path) -> None:
     """Write a file as a whole, with the mode of another one."""
     mode = 0o600
     with contextlib.suppress(FileNotFoundError):
         mode = like.stat().st_mode & 0o777
     new = f"{path.parent}/.{path.name}.{secrets.token_hex(8)}"
     try:
-        replace_file(str(path), text.encode(), new=new, mode=mode)
+        replace_file(str(path), content, new=new, mode=mode)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new)

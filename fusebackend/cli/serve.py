@@ -109,13 +109,14 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None]) -> None:
 
 @contextlib.contextmanager
 def _signals_end(live: LiveMount) -> Iterator[None]:
-    """Have signals end what is served in the block, whenever they come: also before its loop takes them, and after it,
-    while everything is stored. There the default action of a SIGTERM after an unmount lost what was not stored yet."""
+    """Have signals end what is served in the block, whenever they come: also before its loop, and after it, while
+    everything is stored. There the default action of a SIGTERM after an unmount lost what was not stored yet."""
     from fusebackend.server.unmounted import ENDING
 
     def end(number: int, frame: object) -> None:
-        log.info("%s: everything is stored first; only SIGKILL does not wait for that", signal.Signals(number).name)
         live.stop()
+        with contextlib.suppress(RuntimeError):  # it came while a line of the log was written
+            log.info("%s: everything is stored first; only SIGKILL does not wait for that", signal.Signals(number).name)
 
     before = {number: signal.signal(number, end) for number in ENDING}
     try:

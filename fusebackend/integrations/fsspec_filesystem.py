@@ -212,7 +212,7 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
 
     def _send(self, path: str, file: IO[bytes], *, if_absent: bool = False) -> None:
         file.seek(0)
-        error = self.client.send(path, _pieces(file), if_absent=if_absent).error
+        error = self.client.send(path, iter(lambda: file.read(BLOCK_BYTES), b""), if_absent=if_absent).error
         _require(path, os.strerror(errno.EEXIST) if error == "changed" else error)
 
     def lexists(self, path: str, **_: Any) -> bool:
@@ -379,7 +379,7 @@ class _Writing(io.IOBase):
             if self.mode == "ab":
                 file.seek(0)
                 with _naming(self.path):
-                    self.fs.client.append(self.path, _pieces(file))
+                    self.fs.client.append(self.path, iter(lambda: file.read(BLOCK_BYTES), b""))
             else:
                 self.fs._send(self.path, file, if_absent=self.mode == "xb")
 
@@ -406,11 +406,6 @@ class _WritingText(io.TextIOWrapper):
         if error is not None and isinstance(self.buffer, _Writing):
             self.buffer.discard()
         self.close()
-
-
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(BLOCK_BYTES):
-        yield piece
 
 
 @contextlib.contextmanager

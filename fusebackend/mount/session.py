@@ -18,7 +18,6 @@ import json
 import logging
 import os
 import re
-import signal
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -145,7 +144,8 @@ class Session:
             self._serving.release()
 
     def stop(self) -> None:
-        """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""
+        """End `run`: unmount, lazily if files are still open. For any thread and handler of a signal, and harmless
+        when it has ended."""
         self._stop_asked = True
         if self._token is not None:
             with contextlib.suppress(trio.RunFinishedError):
@@ -190,7 +190,6 @@ class Session:
             self._cpu_latency.open()
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self._watch_signals)  # before there is a mount that a signal could leave behind
                 self._mount()
                 nursery.start_soon(self._announce, on_ready)
                 nursery.start_soon(self._end_when_stopped, notifier)
@@ -224,16 +223,6 @@ class Session:
             await trio.to_thread.run_sync(raise_limits, abandon_on_cancel=True)
         if on_ready is not None:
             await trio.to_thread.run_sync(on_ready, abandon_on_cancel=True)
-
-    async def _watch_signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            task_status.started()
-            return
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            task_status.started()
-            async for number in signals:
-                log.info("%s: unmounting %s", signal.Signals(number).name, self.mountpoint)
-                self._stop.set()
 
     async def _end_when_stopped(self, notifier: Notifier) -> None:
         """End the loop, but not while a thread sends a notice to the kernel.
