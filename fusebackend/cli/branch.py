@@ -13,7 +13,7 @@ from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, age, aligned, confirm_deletion, json_option
 from fusebackend.cli.space import size_text
 from fusebackend.cli.target import Target, complete_path, completing, mount_option, trees_path
-from fusebackend.cli.undo import CHANGED, listed, refuse, show_changes, show_json
+from fusebackend.cli.undo import CHANGED, listed, require_done, show_changes
 from fusebackend.cli.worktree import fetch_commits
 from fusebackend.protocol import WORKTREE, BranchInfo, MergeResult
 
@@ -169,18 +169,13 @@ def merge(
         dry_run,
     )
     failed = [] if dry_run or result.conflicts else fetch_commits(place.files, result)
-    show_json(output, result)
-    if result.conflicts:
-        _refuse_conflicts(place, result, merge_lines=merge_lines)
-    _show_merge(output, place, result, dry_run=dry_run)
-    output.notes(failed)
-
-
-def _refuse_conflicts(place: Target, result: MergeResult, *, merge_lines: bool) -> None:
     hint = "--keep-main leaves these as they are, --keep-branch takes them from the branch"
     if not merge_lines:
         hint += ", --merge-lines merges text files"
-    refuse([f"'{place.shown(each.path)}': {each.reason}" for each in result.conflicts], "nothing was merged", hint)
+    conflicts = [f"'{place.shown(each.path)}': {each.reason}" for each in result.conflicts]
+    require_done(output, result, conflicts, "nothing was merged", hint)
+    _show_merge(output, place, result, dry_run=dry_run)
+    output.notes(failed)
 
 
 def _show_merge(output: Output, place: Target, result: MergeResult, *, dry_run: bool) -> None:

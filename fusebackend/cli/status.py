@@ -35,9 +35,12 @@ def status(mountpoint: str | None, output: Output) -> None:
     if mountpoint is None:
         states = [*table.probe_all(table.our_mounts()), *map(_of_served, rendezvous.served())]
     else:
-        is_mounted = table.mount_at(table.resolve(mountpoint)) is not None
-        found = None if is_mounted else rendezvous.find_served(mountpoint)
-        states = table.probe_all([_one(mountpoint)]) if found is None else [_of_served(found)]
+        path = table.resolve(mountpoint)
+        entry = table.mount_at(path)
+        found = rendezvous.find_served(mountpoint) if entry is None else None
+        if found is None and (entry is None or not entry.is_ours):
+            raise MountError(errno.EINVAL, f"'{path}' is not mounted by fusebackend")
+        states = [_of_served(found)] if found is not None else [table.MountProbe(path).state()]
     output.document([_as_object(state) for state in states])
     if states:
         _print(output, states)
@@ -57,14 +60,6 @@ def _of_served(served: Served) -> MountState:
             return MountState(served.place, "alive", files.status())
     except (MountError, ServerLost):
         return MountState(served.place, "hung")
-
-
-def _one(mountpoint: str) -> table.MountEntry:
-    path = table.resolve(mountpoint)
-    entry = table.mount_at(path)
-    if entry is None or not entry.is_ours:
-        raise MountError(errno.EINVAL, f"'{path}' is not mounted by fusebackend")
-    return entry
 
 
 def _as_object(state: MountState) -> dict[str, Any]:

@@ -85,17 +85,11 @@ def undo(
         merge_lines=merge_lines,
         dry_run=dry_run,
     )
-    show_json(output, result)
-    if result.conflicts:
-        _refuse(place, result, merge_lines=merge_lines)
-    _print(output, place, result, dry_run=dry_run)
-
-
-def _refuse(place: Target, result: UndoResult, *, merge_lines: bool) -> None:
     hint = "--keep-newer leaves these as they are, and takes back the rest"
     if not merge_lines:
         hint += "; --merge-lines takes only the call's own lines out of text files"
-    refuse([_conflict(place, each) for each in result.conflicts], "nothing was taken back", hint)
+    require_done(output, result, [_conflict(place, each) for each in result.conflicts], "nothing was taken back", hint)
+    _print(output, place, result, dry_run=dry_run)
 
 
 def _conflict(place: Target, conflict: UndoConflict) -> str:
@@ -125,16 +119,17 @@ def _print(output: Output, place: Target, result: UndoResult, *, dry_run: bool) 
 # The lines about paths that `undo` and `branch merge` have changed, left alone, or refused to change.
 
 
-def show_json(output: Output, result: UndoResult | MergeResult) -> None:
-    """Print all of an answer for programs, for which the exit status is then 1 if it was refused."""
+def require_done(
+    output: Output, result: UndoResult | MergeResult, conflicts: Sequence[str], what: str, hint: str
+) -> None:
+    """Print all of an answer for programs. If it was refused, the exit status is 1, and for people there is a line for
+    each path in the way. Raises `Failed` then, which says what was not done, and the way out."""
     output.document(asdict(result))
-    if output.json and result.conflicts:
+    if not result.conflicts:
+        return
+    if output.json:
         click.get_current_context().exit(1)
-
-
-def refuse(lines: Sequence[str], what: str, hint: str) -> None:
-    """Show a line for each path in the way. Raises `Failed`, which says what was not done, and the way out."""
-    Complaints().add(*listed(lines, " (--json has all)"))
+    Complaints().add(*listed(conflicts, " (--json has all)"))
     raise Failed(f"{what}; {hint}")
 
 

@@ -29,8 +29,6 @@ from fsspec.utils import stringify_path
 
 from fusebackend.base.errors import INVALID_PATH, errno_of, oserror, words_of
 from fusebackend.control.client.client import Client, connect
-from fusebackend.control.client.client_connection import ServerLost
-from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import Actor, StatResult
 
 BLOCK_BYTES = 4 << 20
@@ -252,7 +250,7 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
         path = self._strip_protocol(path)
-        with _naming(path):
+        with _checking(path):
             self.client.make_directory(path, parents=create_parents)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -264,7 +262,7 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
 
     def rmdir(self, path: str) -> None:
         path = self._strip_protocol(path)
-        with _naming(path):
+        with _checking(path):
             self.client.remove_directory(path)
 
     def rm_file(self, path: str) -> None:
@@ -321,7 +319,7 @@ class _Reading(AbstractBufferedFile):  # type: ignore[misc]
         content = bytearray()
         while start + len(content) < end:
             offset = start + len(content)
-            with _naming(self.path):
+            with _checking(self.path):
                 found = self.fs.client.read_range(self.path, offset, min(end - offset, BLOCK_BYTES))
             if (found.size, found.mtime_ns, found.ctime_ns) != known:
                 raise OSError(errno.ESTALE, "The file has changed since it was opened; open it again", self.path)
@@ -378,7 +376,7 @@ class _Writing(io.IOBase):
         with self._file as file:
             if self.mode == "ab":
                 file.seek(0)
-                with _naming(self.path):
+                with _checking(self.path):
                     self.fs.client.append(self.path, iter(lambda: file.read(BLOCK_BYTES), b""))
             else:
                 self.fs._send(self.path, file, if_absent=self.mode == "xb")
@@ -409,16 +407,12 @@ class _WritingText(io.TextIOWrapper):
 
 
 @contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Name the path in the errors of the verbs that have no record."""
+def _checking(path: str) -> Iterator[None]:
+    """Raise EINVAL for a malformed path, of the verbs that have no record."""
     try:
         yield
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error), path) from None
-    except OSError as error:
-        if error.errno is None or isinstance(error, (MountError, ServerLost)):
-            raise
-        raise OSError(error.errno, error.strerror, path) from None
 
 
 def _found(path: str, answer: StatResult) -> StatResult:

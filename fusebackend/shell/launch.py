@@ -171,7 +171,8 @@ class Sandboxed(Launch):
         pid: int = json.loads(self._said.partition(b"\n")[0])["child-pid"]
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)
-            if _parent(pid) == self.process.pid:
+            fields = unless((errno.ENOENT, errno.ESRCH), proc.stat, pid)
+            if fields is not None and int(fields[1]) == self.process.pid:  # its parent
                 self._first, self._pid = descriptor, pid
                 return pid
             os.close(descriptor)  # it has ended, and another process has its pid now
@@ -259,11 +260,6 @@ def _mounted(path: str) -> list[MountEntry]:
     """Return the mounts of a process; none when it has ended, or while bwrap is not done."""
     found = unless((errno.ENOENT, errno.ESRCH, errno.EINVAL), Path(path).read_bytes)
     return [] if found is None or _BEING_MADE.search(found) else table.parse(os.fsdecode(found))
-
-
-def _parent(pid: int) -> int | None:
-    fields = unless((errno.ENOENT, errno.ESRCH), proc.stat, pid)
-    return None if fields is None else int(fields[1])
 
 
 def _in_memory(content: bytes) -> int:

@@ -214,7 +214,6 @@ class Etc(OwnDirectory):
         """
         if self.directory is None:
             self.make_in(_place_of_etc())
-            self._seen, self._files = [], set()
         seen = [state_at(path) for path in (*_LISTED, *etc_sources(self._network))]
         if seen != self._seen:
             self._renew(f"{self.directory}/etc")
