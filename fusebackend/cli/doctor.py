@@ -48,9 +48,8 @@ def doctor(line: MountLine, mountpoint: str | None, output: Output) -> None:
 
 
 def _plan(mountpoint: str | None, line: MountLine) -> MountPlan:
-    file = line.file()
     if mountpoint is not None:
         place = table.resolve(mountpoint)
     else:
-        place = config.place_of(line.config_path, file) if line.config_path else os.getcwd()
-    return plan_of(place, line, file)
+        place = config.place_of(line.config_path, line.file) if line.config_path else os.getcwd()
+    return plan_of(place, line)

@@ -48,8 +48,9 @@ class MountLine:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """By name, as they were given."""
 
+    @functools.cached_property
     def file(self) -> ConfigFile:
-        """Read the file; an empty one if none is given."""
+        """The file, read once; an empty one if none is given."""
         return config.read_file(self.config_path) if self.config_path else ConfigFile()
 
     @property
@@ -111,12 +112,11 @@ def mount(line: MountLine, mountpoint: str | None, foreground: bool) -> None:
 
     `fusebackend backends` lists the URLs that can be given.
     """
-    file = line.file()
     if mountpoint is None:
-        if file.mountpoint is None:
+        if line.file.mountpoint is None:
             raise click.UsageError("give a MOUNTPOINT, or a --config file that names one")
-        mountpoint = os.path.join(line.base, os.path.expanduser(file.mountpoint))
-    plan = plan_of(table.resolve(mountpoint), line, file)
+        mountpoint = os.path.join(line.base, os.path.expanduser(line.file.mountpoint))
+    plan = plan_of(table.resolve(mountpoint), line)
     if make_ready(plan):
         announce([f"the server of an earlier mount on {plan.mountpoint} had died; it was cleared away"])
     if foreground:
@@ -158,16 +158,16 @@ def make_ready(plan: MountPlan) -> bool:
     return is_cleared
 
 
-def plan_of(path: str, line: MountLine, file: ConfigFile) -> MountPlan:
+def plan_of(path: str, line: MountLine) -> MountPlan:
     """Put the file and the command line together; the command line decides if both say something.
 
     Args:
         path: the mount point, or what stands for it (`config.place_of`).
-        file: of the line.
 
     Raises:
         UrlError, ConfigError: a URL or a setting is invalid.
     """
+    file = line.file
     given = config.by_prefix(map(_split_route, line.routes))
     if line.default is not None:
         given[ROOT] = line.default
@@ -268,9 +268,8 @@ def serve(line: MountLine, socket_path: str | None, background: bool) -> None:
     It serves until Ctrl-C or SIGTERM. Branches and history are those of the mount point that the configuration names,
     or else of the configuration, or of the URL of the default.
     """
-    file = line.file()
     if line.config_path is not None:
-        place = config.place_of(line.config_path, file)
+        place = config.place_of(line.config_path, line.file)
     elif line.default is not None:
         url = urls.parse(line.default)
         place = os.path.realpath(url.path) if url.path is not None else "/" + urls.mask(url.text)
@@ -278,7 +277,7 @@ def serve(line: MountLine, socket_path: str | None, background: bool) -> None:
         raise click.UsageError("give --config FILE, or --default URL")
     _require_unmounted(place)
     address = None if socket_path is None else absolute(socket_path)
-    plan = _unmounted(plan_of(place, line, file), socket=address)
+    plan = _unmounted(plan_of(place, line), socket=address)
     if background:
         _announce_served(plan, start_server(plan), plan.log)
     else:
@@ -296,11 +295,10 @@ def served_meanwhile(config_path: str) -> Iterator[None]:
         ConfigError, UrlError, MountError: as `serve`.
     """
     line = MountLine(config_path=config_path)
-    file = line.file()
-    place = config.place_of(config_path, file)
+    place = config.place_of(config_path, line.file)
     with rendezvous.session(place) as sessions:
         if rendezvous.server_of(place) is None:
-            plan = _unmounted(plan_of(place, line, file), sessions=sessions)
+            plan = _unmounted(plan_of(place, line), sessions=sessions)
             try:
                 start_server(plan)
             except MountError:

@@ -114,7 +114,7 @@ def mount_helper(
             "write the URL into a TOML file that only root can read, and give that file"
         )
     line = MountLine(default=default, config_path=config_path, options=words)
-    plan = plan_of(path, line, line.file())
+    plan = plan_of(path, line)
     plan = replace(plan, source=source)  # by which `mount -a` knows that it is mounted
     if is_fake:
         return
