@@ -14,6 +14,7 @@ taken for an escape, and `name_meant` gives exactly the name.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final
 
@@ -33,6 +34,14 @@ def shown(text: str, *, but: str = "") -> str:
     if text.isascii() and text.isprintable():
         return text
     return _HIDDEN.sub(lambda found: found[0] if found[0] in but else _escaped(found[0]), text)
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error for a user: an `OSError` without its number, no line breaks and no control characters."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if error.filename is None else f"{error.strerror}: '{os.fsdecode(error.filename)}'"
+    return shown(" ".join(text.split())) or type(error).__name__
 
 
 def name_shown(name: str) -> str:

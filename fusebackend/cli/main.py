@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from fusebackend.base.errors import UserError
+from fusebackend.base.shown import one_line
 from fusebackend.base.version import __version__
 from fusebackend.cli import show
 
@@ -84,7 +85,7 @@ class _Commands(click.Group):
         except OSError as error:  # of the output of `--help`
             if error.errno == errno.EPIPE:
                 raise  # click ends quietly
-            raise click.ClickException(show.one_line(error)) from error
+            raise click.ClickException(one_line(error)) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -112,7 +113,7 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             ctx.exit(show.INTERRUPTED)
         except (UserError, OSError) as error:
-            raise (_Mistake if _is_mistake(error) else click.ClickException)(show.one_line(error)) from error
+            raise (_Mistake if _is_mistake(error) else click.ClickException)(one_line(error)) from error
 
 
 class _Mistake(click.ClickException):

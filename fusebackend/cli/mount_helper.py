@@ -18,8 +18,9 @@ import click
 from msgspec.structs import replace
 
 from fusebackend.base.settings import ConfigError
+from fusebackend.base.shown import one_line
 from fusebackend.cli.mount import MountLine, announce_mounted, make_ready, plan_of, start_server
-from fusebackend.cli.show import announce, one_line, standard_streams
+from fusebackend.cli.show import announce, standard_streams
 from fusebackend.cli.umount import DEFAULT_TIMEOUT_S, end_mount, show_holders
 from fusebackend.config import words_known
 from fusebackend.linux import mount_table as table

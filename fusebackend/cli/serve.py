@@ -31,7 +31,7 @@ from fusebackend.base import heap, xdg
 from fusebackend.base.deadline import is_readable
 from fusebackend.base.errors import UserError
 from fusebackend.base.lines import split_lines
-from fusebackend.base.shown import shown
+from fusebackend.base.shown import one_line, shown
 from fusebackend.config import MountPlan
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
@@ -272,8 +272,6 @@ def main() -> None:
     try:
         serve(plan, lambda warnings: answer({"pid": os.getpid(), "warnings": list(warnings)}))
     except (UserError, OSError) as error:
-        from fusebackend.cli.show import one_line
-
         log.error("%s", one_line(error), exc_info=answers.closed)
         answer({"error": one_line(error)})
         sys.exit(1)

@@ -22,7 +22,7 @@ from typing import IO, Any, TypeVar
 import click
 
 from fusebackend.base.errors import UserError
-from fusebackend.base.shown import shown
+from fusebackend.base.shown import one_line, shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,14 +40,6 @@ def json_option(shape: str) -> Callable[[F], F]:
         return Output(is_json)
 
     return click.option("--json", "output", is_flag=True, callback=chosen, help=f"For programs: {shape}")
-
-
-def one_line(error: BaseException) -> str:
-    """The text of an error for a user: an `OSError` without its number, no line breaks and no control characters."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = error.strerror if error.filename is None else f"{error.strerror}: '{os.fsdecode(error.filename)}'"
-    return shown(" ".join(text.split())) or type(error).__name__
 
 
 class Failed(click.ClickException):

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from fusebackend.base.shown import name_meant, name_shown, shown
+from fusebackend.base.shown import name_meant, name_shown, one_line, shown
 from fusebackend.control.client.client import Client
 from fusebackend.protocol import SERVED, Declared, MergeResult, RestoreResult, UndoResult
 
@@ -107,7 +107,7 @@ class Tool:
         try:
             lines = await self.call(files, **asked)
         except (OSError, ValueError, NotImplementedError, RuntimeError) as error:
-            raise Refused(_words(error)) from error
+            raise Refused(one_line(error)) from error
         return page(lines, cursor)
 
 
@@ -445,12 +445,6 @@ def check(error: str | None) -> None:
     """Raise `Refused` for the error of a record, if there is one."""
     if error is not None:
         raise Refused(error)
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"'{error.filename}': {error.strerror}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
 
 
 def _changed(done: UndoResult | RestoreResult | MergeResult, what: str, refusal: str) -> list[str]:

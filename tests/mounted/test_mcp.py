@@ -163,7 +163,7 @@ async def test_what_a_client_is_shown(mount: Mounted, mode: str) -> None:
         assert wrong == "error: Wrong arguments of read: Object missing required field `path`"
         wrong = await text(client, "ls", path="/", colour="red")
         assert wrong == "error: Wrong arguments of ls: Object contains unknown field `colour`"
-        assert await text(client, "blame", path="/none") == "error: '/none': No such file or directory"
+        assert await text(client, "blame", path="/none") == "error: No such file or directory: '/none'"
         with pytest.raises(MCPError, match="there is no tool 'rm'"):
             await client.call_tool("rm", {})
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusebackend.base.shown import shown
+from fusebackend.base.shown import one_line, shown
 from fusebackend.cli import files, serve, status
-from fusebackend.cli.show import Complaints, Failed, Output, announce, encode, one_line, write_all
+from fusebackend.cli.show import Complaints, Failed, Output, announce, encode, write_all
 from fusebackend.linux.mount_table import MountState
 
 
