@@ -575,7 +575,9 @@ def grep(
     else:
         _show_lines(output, matches, pattern)
     if truncated:
-        output.note("; ".join(missing) or _why_not_all(max_count is not None and len(matches) >= max_count))
+        unread = "not everything was searched: it took too long, or files are too large or may not be read"
+        limited = not missing and max_count is not None and len(matches) >= max_count
+        output.note("there are more matches than -m asked for" if limited else "; ".join(missing) or unread)
     complaints.finish(0 if matches else NO_MATCH)
 
 
@@ -584,12 +586,6 @@ def _there(given: str | None, mount: str | None) -> Target:
     place = target.here(mount) if given is None else target.locate(given, mount)
     place.stat()
     return place
-
-
-def _why_not_all(limited: bool) -> str:
-    if limited:
-        return "there are more matches than -m asked for"
-    return "not everything was searched: it took too long, or files are too large or may not be read"
 
 
 def _show_files(output: Output, matches: list[GrepMatch], counts: bool, end: str) -> None:

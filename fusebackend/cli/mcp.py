@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -51,7 +52,7 @@ def mcp(mount: str | None, view: str | None, http: str | None) -> None:
             if address is None:
                 serving.serve_stdio(files)
                 return
-            token = os.environ.get(TOKEN) or serving.new_token()
+            token = os.environ.get(TOKEN) or secrets.token_urlsafe()
 
             def ready(url: str) -> None:
                 note(f"serving MCP on {url}")

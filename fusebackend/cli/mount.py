@@ -275,7 +275,9 @@ def serve(line: MountLine, socket_path: str | None, background: bool) -> None:
         place = os.path.realpath(url.path) if url.path is not None else "/" + urls.mask(url.text)
     else:
         raise click.UsageError("give --config FILE, or --default URL")
-    _require_unmounted(place)
+    entry = table.mount_at(place)
+    if entry is not None and entry.is_ours:
+        raise Failed(f"'{place}' is mounted: that mount has a socket of its own, and --mount {place} uses it")
     address = None if socket_path is None else absolute(socket_path)
     plan = _unmounted(plan_of(place, line), socket=address)
     if background:
@@ -312,12 +314,6 @@ def _unmounted(plan: MountPlan, **others: str | None) -> MountPlan:
         click.echo(f"Warning: view '{name}' is not on '{mountpoint}': nothing is mounted", err=True)
     make_data_directory(plan)
     return replace(plan, is_mounted=False, settings=replace(plan.settings, view_mounts={}), **others)
-
-
-def _require_unmounted(place: str) -> None:
-    entry = table.mount_at(place)
-    if entry is not None and entry.is_ours:
-        raise Failed(f"'{place}' is mounted: that mount has a socket of its own, and --mount {place} uses it")
 
 
 def _announce_served(plan: MountPlan, pid: int, log: str | None = None) -> None:

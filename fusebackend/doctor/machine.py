@@ -108,11 +108,6 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 # What the kernel says of this process: its confinement. And trials in a child, which leaves nothing behind.
 
 
-def is_no_new_privileges() -> bool:
-    """Return True if setuid programs have no effect for this process (PR_SET_NO_NEW_PRIVS)."""
-    return proc.status(os.getpid()).get(b"NoNewPrivs") == [b"1"]
-
-
 def has_filter() -> bool:
     """Return True if a filter of seccomp confines this process."""
     return proc.status(os.getpid()).get(b"Seccomp", [b"0"]) != [b"0"]
@@ -197,7 +192,7 @@ def fusermount() -> Iterable[Finding]:
     status = os.stat(program)
     if not is_root and not (status.st_mode & stat.S_ISUID and status.st_uid == 0):
         return [error(what, f"{program} is not setuid root", f"chown root {program} && chmod 4755 {program}, as root")]
-    if not is_root and is_no_new_privileges():
+    if not is_root and proc.status(os.getpid()).get(b"NoNewPrivs") == [b"1"]:
         why = "this process and its children gain no privileges (no_new_privs), so its setuid bit has no effect"
         return [error(what, why, "start without --security-opt no-new-privileges, or NoNewPrivileges=yes")]
     return [ok(what, program)]

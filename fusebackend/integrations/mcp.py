@@ -14,7 +14,6 @@ import hmac
 import logging
 import mimetypes
 import re
-import secrets
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from functools import partial
@@ -61,7 +60,6 @@ Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 PATH = "/mcp"
-TOKEN_BYTES = 32
 
 
 class _Bus(InMemorySubscriptionBus):
@@ -313,11 +311,6 @@ def serve_http(files: Client, host: str, port: int, token: str, on_ready: Callab
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         on_ready(f"http://{place}:{listening.getsockname()[1]}{PATH}")
         uvicorn.Server(config).run(sockets=[listening])
-
-
-def new_token() -> str:
-    """A token that nobody can guess."""
-    return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def guarded(app: App, token: str, host: str) -> App:
