@@ -101,7 +101,7 @@ def log(
         raise click.UsageError("a CALL is shown as it is: give no PATH, --by, --since or -f with it")
     place, paths = target.together(given, mount)
     named = paths if branch is None else list(words)
-    asked = _Calls(output, place, by, _since_ns(since), named, limit, branch, with_changes)
+    asked = _AskedCalls(output, place, by, _since_ns(since), named, limit, branch, with_changes)
     if follow:
         until_end(asked.follow, place.files.has_ended)
     else:
@@ -129,7 +129,7 @@ def _since_ns(text: str | None) -> int | None:
         raise Failed(f"--since: {error}") from None
 
 
-class _Calls(NamedTuple):
+class _AskedCalls(NamedTuple):
     """The calls that are asked for, and how they are printed.
 
     Attributes:
