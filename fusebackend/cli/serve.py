@@ -4,7 +4,7 @@
 without the mount, for `fusebackend serve`. `start` has a new process do that (`python -m fusebackend.cli.serve`), and
 waits until its mount answers. That is no fork: backends start threads, and threads do not survive a fork. Its plan goes
 through its standard input, so that passwords in URLs don't show in the list of processes; its answer comes back through
-its standard output, as one line of JSON: `{"pid": …, "warnings": […]}` or `{"error": …}`.
+a pipe, as one line of JSON: `{"pid": …, "warnings": […]}` or `{"error": …}`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -178,7 +179,8 @@ def start(plan: MountPlan) -> tuple[int, list[str]]:
     Raises:
         MountError: it could not mount, in its own words.
     """
-    assert plan.log is not None, "a server in the background needs a log"
+    if plan.log is None:
+        raise ValueError("a server in the background needs a log")
     log_fd = open_log(plan.log)
     try:
         fcntl.flock(log_fd, fcntl.LOCK_EX)  # another command may be about to mount here, too
@@ -192,23 +194,14 @@ def start(plan: MountPlan) -> tuple[int, list[str]]:
 
 def _start_with_log(plan: MountPlan, log_path: str, log_fd: int) -> tuple[int, list[str]]:
     log_start = os.fstat(log_fd).st_size
-    process = subprocess.Popen(
-        # -P: modules of the current directory must not stand in for Python's
-        [sys.executable, "-P", "-m", "fusebackend.cli.serve", plan.mountpoint],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log_fd,
-        start_new_session=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
+    process, answer_fd = _start(plan, log_fd)
     try:
-        with process.stdout as answers:
-            with contextlib.suppress(BrokenPipeError), process.stdin as request:  # it ended at once, without an answer
-                request.write(json.dumps(msgspec.to_builtins(plan)).encode())
-            answer = _answer(answers)
+        answer = _wait_for_answer(answer_fd)
     except BaseException:  # Ctrl-C too: the server must not stay
         _end(process)
         raise
+    finally:
+        os.close(answer_fd)
     if answer is None:
         _end(process)
         raise MountError(errno.ETIMEDOUT, f"no answer from the server within {START_TIMEOUT_S:.0f} s; see {log_path}")
@@ -228,10 +221,43 @@ def open_log(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
-def _answer(answers: IO[bytes]) -> dict[str, Any] | None:
-    """The server's answer, a line; empty when it ended without one, None when it took too long."""
-    is_there = is_readable(answers.fileno(), START_TIMEOUT_S)
-    return json.loads(answers.readline() or b"{}") if is_there else None
+def _start(plan: MountPlan, log_fd: int) -> tuple[subprocess.Popen[bytes], int]:
+    answer_fd, ready_fd = os.pipe()
+    try:
+        process = subprocess.Popen(
+            # -P: modules of the current directory must not stand in for Python's
+            [sys.executable, "-P", "-m", "fusebackend.cli.serve", plan.mountpoint],
+            stdin=subprocess.PIPE,
+            stdout=log_fd,
+            stderr=log_fd,
+            pass_fds=(ready_fd,),
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(answer_fd)
+        raise
+    finally:
+        os.close(ready_fd)
+    stdin = process.stdin
+    if stdin is not None:
+        with contextlib.suppress(BrokenPipeError), stdin:  # it ended at once; the missing answer will say so
+            stdin.write(json.dumps({"plan": msgspec.to_builtins(plan), "ready_fd": ready_fd}).encode())
+    return process, answer_fd
+
+
+def _wait_for_answer(fd: int) -> dict[str, Any] | None:
+    """The server's answer; empty when it ended without one, None when it took too long."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    received = b""
+    while not received.endswith(b"\n"):
+        if not is_readable(fd, deadline - time.monotonic()):
+            return None
+        chunk = os.read(fd, 65536)
+        if not chunk:
+            return {}
+        received += chunk
+    answer: dict[str, Any] = json.loads(received)
+    return answer
 
 
 def _why(answer: dict[str, Any], log_path: str, log_start: int) -> str:
@@ -256,23 +282,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Read the plan from standard input, and answer on standard output: mounted, or why not. What is printed afterwards
-    goes to the log."""
-    plan = msgspec.convert(json.loads(sys.stdin.buffer.read()), MountPlan)
+    """Read the plan from standard input, and answer on the descriptor it names: mounted, or why not."""
+    request = json.loads(sys.stdin.buffer.read())
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    ready_fd: int = request["ready_fd"]
+    os.set_inheritable(ready_fd, False)
+    answered = False
 
     def answer(message: dict[str, Any]) -> None:
-        if not answers.closed:
-            with contextlib.suppress(BrokenPipeError), answers:  # the command that started this has ended
-                answers.write(json.dumps(message) + "\n")
+        nonlocal answered
+        if not answered:
+            answered = True
+            with contextlib.suppress(BrokenPipeError):  # the command that started this has ended
+                os.write(ready_fd, json.dumps(message).encode() + b"\n")
+            os.close(ready_fd)
 
+    plan = msgspec.convert(request["plan"], MountPlan)
     try:
         serve(plan, lambda warnings: answer({"pid": os.getpid(), "warnings": list(warnings)}))
     except (UserError, OSError) as error:
-        log.error("%s", one_line(error), exc_info=answers.closed)
+        log.error("%s", one_line(error), exc_info=answered)
         answer({"error": one_line(error)})
         sys.exit(1)
     except Exception as error:

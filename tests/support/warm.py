@@ -223,13 +223,12 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> list[str]:
 class _Server(Forked):
     """What stands for `subprocess.Popen` in `fusebackend.cli.serve`: a server in the background is forked, too."""
 
-    def __init__(self, address: str, words: list[str], *, stderr: int, **_: Any) -> None:
+    def __init__(self, address: str, words: list[str], *, stdout: int, pass_fds: tuple[int], **_: Any) -> None:
         given, plan = os.pipe()
-        answer, answering = os.pipe()
-        super().__init__(address, words[words.index("-m") :], {0: given, 1: answering, 2: stderr})
+        (ready,) = pass_fds
+        super().__init__(address, words[words.index("-m") :], {0: given, 1: stdout, 2: stdout, ready: ready})
         os.close(given)
-        os.close(answering)
-        self.stdin, self.stdout = os.fdopen(plan, "wb"), os.fdopen(answer, "rb")
+        self.stdin = os.fdopen(plan, "wb")
 
 
 _status: int | None = None
