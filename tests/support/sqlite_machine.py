@@ -47,7 +47,6 @@ class SqliteMachine(VolumeMachine):
         self.bounds.setattr(storedtree, "CACHE_INODES", 8)
         self.bounds.setattr(storedtree, "CACHE_BYTES", 2000)
         self.bounds.setattr(flusher, "FLUSH_AFTER_S", 3600)  # only where the machine can do it again
-        self.bounds.setattr(sqlite, "SYNCS_BEFORE_LOG", 1)
         self.directory = tempfile.mkdtemp()
         self.path = f"{self.directory}/volume.db"
         return self.reopen_volume()

@@ -73,10 +73,6 @@ FULL_RETRY_S = 0.2
 """After a failed flush, how long writes are refused before the next one tries again."""
 
 
-SYNCS_BEFORE_LOG = 2
-"""The first syncs flush. Then the log is made, which takes some milliseconds."""
-
-
 class SqliteVolume(SqliteTree, SnapshotVolume):
     """The kernel face of `SqliteBackend`."""
 
@@ -96,7 +92,6 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         self._failed_at = 0.0
         self._checkpoint_after = 0.0
         self._commits, self._synced = 1, 0  # transactions that were committed; and how many of them a sync has followed
-        self._flushing_syncs = 0
         self._closed = False
         self._indexer: Indexer | None = None
         self._recorded: tuple[str, int] | None = None  # what `before_commit` has returned last
@@ -161,24 +156,17 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         return super().change_at_once(at_once)
 
     def _find_room(self, size: int) -> None:
-        """Measure the room on the disk; if that is too little, once more after freeing as much as possible."""
+        """Measure the room on the disk; as long as that is too little, once more after freeing something."""
         self._room_bytes = self._room()
-        if self._dirty.bytes + size <= self._room_bytes:
-            return
-        self.write_back()
-        self._measure_all_room()
-        while size > self._room_bytes and self._give_up_snapshot():
-            self._measure_all_room()
-        if size > self._room_bytes:
-            raise oserror(errno.ENOSPC)
-
-    def _measure_all_room(self) -> None:
-        """With an empty WAL and an empty dirty buffer."""
-        self._checkpoint("TRUNCATE")
-        free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
-        # Free pages take data that only the WAL needs room for, and only until the next of these checkpoints.
-        passing = self._spare(os.fstatvfs(self._claim.fd), RESERVE_BYTES // 2)
-        self._room_bytes = max(self._room(), min(free_pages, passing) * 4 // 5)
+        while self._dirty.bytes + size > self._room_bytes:
+            self.write_back()
+            self._checkpoint("TRUNCATE")
+            free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
+            # Free pages take data that only the WAL needs room for, and only until the next of these checkpoints.
+            passing = self._spare(os.fstatvfs(self._claim.fd), RESERVE_BYTES // 2)
+            self._room_bytes = max(self._room(), min(free_pages, passing) * 4 // 5)
+            if size > self._room_bytes and not self._give_up_snapshot():
+                raise oserror(errno.ENOSPC)
 
     def _room(self) -> int:
         """Bytes of data the disk can take: each is written twice, to the WAL and to the file, in pages a fifth empty.
@@ -294,10 +282,8 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
     def _flush_and_sync(self) -> None:
         """Flush everything, then sync the WAL: SQLite's NORMAL commits don't, and a FULL one would hold the lock."""
         with self.lock:
-            if self.has_sync_log and self._log.can_start and (self._dirty or self._unlogged):
-                self._flushing_syncs += 1
-                if self._flushing_syncs == SYNCS_BEFORE_LOG:
-                    self._log.salt = secrets.randbits(62) + 1
+            if self.has_sync_log and not self._closed and (self._dirty or self._unlogged):
+                self._log.salt = self._log.salt or secrets.randbits(62) + 1
             self.write_back()
         commits = self._commits
         if self._synced < commits:
@@ -305,17 +291,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
             self._synced = max(self._synced, commits)
         with self.lock:
             if self._log.salt and self._synced == self._commits and not self._unlogged and not self._dirty:
-                self._start_log()
-
-    def _start_log(self) -> None:
-        """The tables have everything on the disk: start the log, or start it anew."""
-        if self._log.is_open:
-            self._log.rewind()
-        elif self._log.can_start:
-            try:
-                self._log.start()
-            except OSError as error:
-                log.warning("each fsync writes to the tables of %s: %s: %s", self.path, self._log.path, error.strerror)
+                self._log.restart()
 
     def _flush_behind(self) -> None:
         """Flush in the background. Where the log is in use, sync as well, so that the next `fsync` need not."""

@@ -17,6 +17,7 @@ The volume calls every method but `sync` with its lock held.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import struct
 import zlib
@@ -24,6 +25,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from fusebackend.base.durable import sync_directory
+
+log = logging.getLogger(__name__)
 
 LOG_BYTES: Final = 32 << 20
 """The size of a full log: the next `fsync` flushes, and the log starts anew."""
@@ -44,7 +47,7 @@ _SUMMED: Final = struct.Struct("<qqQ")
 
 
 class SyncLog:
-    """Owns the file, which is made when `start` is called.
+    """Owns the file, which is made by the first `restart`.
 
     Args:
         path: the volume file.
@@ -79,29 +82,24 @@ class SyncLog:
     def is_open(self) -> bool:
         return self._fd >= 0 and not self._failed
 
-    @property
-    def can_start(self) -> bool:
-        """Whether it was not started yet, and has not failed."""
-        return self._fd < 0 and not self._failed
+    def restart(self) -> None:
+        """Start anew: the tables have all changes on the disk, and the salt. The first time, the file is made. Where
+        that fails, the volume does without the log."""
+        if self._fd < 0 and not self._failed:
+            try:
+                self._make()
+            except OSError as error:
+                self.fail()
+                log.warning("each fsync writes to the tables of the volume, for it has no log: %s", error)
+        self._offset = 0
 
-    def start(self) -> None:
-        """Open the file. The tables have the salt and the number on the disk.
-
-        Raises:
-            OSError: there is no log; the volume does without.
-        """
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            self._allocated = os.fstat(fd).st_size
-            self._fd = fd
-            if not self._grow(0):
-                raise OSError(f"no room for {self.path}")
-            os.fsync(fd)
-            sync_directory(os.path.dirname(self.path))
-        except BaseException:
-            self.fail()
-            raise
-        self.rewind()
+    def _make(self) -> None:
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._allocated = os.fstat(self._fd).st_size
+        if not self._grow(0):
+            raise OSError(f"no room for {self.path}")
+        os.fsync(self._fd)
+        sync_directory(os.path.dirname(self.path))
 
     def append(self, changes: bytes) -> bool:
         """Write a record; False if it does not fit, and the changes must be flushed."""
@@ -140,19 +138,15 @@ class SyncLog:
         """Use the log no more. The file stays open, for another thread may be syncing it."""
         self._failed = True
 
-    def rewind(self) -> None:
-        """Start anew: the tables have all changes on the disk."""
-        self._offset = 0
-
     def erase(self) -> None:
-        """Start anew, as `rewind`, and leave none of the bytes that were in the file."""
+        """Start anew, as `restart`, and leave none of the bytes that were in the file."""
         if self._fd >= 0:
             os.ftruncate(self._fd, 0)
             self._allocated = 0
             if not self._grow(0):
                 self.fail()
             os.fsync(self._fd)
-        self.rewind()
+        self._offset = 0
 
     def remove(self) -> None:
         """Remove the file: the tables have all changes on the disk."""

@@ -89,7 +89,7 @@ def main(file: str, log: str, seed: str, count: str) -> None:
     from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
     # As small as they can be, so that a short run flushes and checkpoints as often as a long one.
-    sqlite.MAX_DIRTY_ITEMS, sqlite.MAX_WAL_BYTES, sqlite.SYNCS_BEFORE_LOG = 20, 3 << 20, 1
+    sqlite.MAX_DIRTY_ITEMS, sqlite.MAX_WAL_BYTES = 20, 3 << 20
     flusher.FLUSH_AFTER_S, flusher.CHECKPOINT_BYTES = 0.05, 1 << 20
     me = Caller(0, 0)
     book = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

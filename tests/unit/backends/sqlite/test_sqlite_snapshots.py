@@ -286,7 +286,7 @@ def test_nothing_is_left_in_the_files_of_what_was_forgotten(path: Path, volume: 
         put(volume, b"%d" % number, b"%d" % number * 20)
     node = put(volume, b"file", secret)
     volume.setxattr(node, b"user.secret", secret)
-    for _ in range(3):  # the third sync writes to the log
+    for _ in range(3):  # the syncs after the first write to the log
         volume.fsync(node)
         volume.open(node, os.O_RDWR)
         volume.write(node, 0, secret + b" more")

@@ -13,7 +13,6 @@ import pytest
 from for_each import for_each
 from nodes import ME, put
 
-from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher, redo, sync_log
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
@@ -28,7 +27,6 @@ from fusebackend.volumes.storage import CHUNK_BYTES
 def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteVolume]:
     """A volume whose log is in use, and which is flushed by nothing but the test."""
     monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 3600)
-    monkeypatch.setattr(sqlite, "SYNCS_BEFORE_LOG", 1)
     volume = SqliteVolume(tmp_path / "volume.db")
     put(volume, b"first")
     volume.fsync(ROOT_NODE)
@@ -186,7 +184,6 @@ def test_a_log_that_fails_is_used_no_more(
 def test_no_log_is_made_where_the_disk_is_nearly_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sqlite, "SYNCS_BEFORE_LOG", 1)
     monkeypatch.setattr(sync_log, "SPARE_BYTES", 1 << 60)
     with contextlib.closing(SqliteVolume(tmp_path / "volume.db")) as volume:
         for name in (b"a", b"b"):
@@ -197,12 +194,11 @@ def test_no_log_is_made_where_the_disk_is_nearly_full(
         assert set(files(crashed(volume, tmp_path / "crash"))) == {b"a", b"b"}
 
 
-def test_the_first_sync_makes_no_log_and_closing_removes_it(tmp_path: Path) -> None:
+def test_the_first_sync_makes_the_log_and_closing_removes_it(tmp_path: Path) -> None:
     volume = SqliteVolume(tmp_path / "volume.db")
-    put(volume, b"a")
     volume.fsync(ROOT_NODE)
-    assert not os.path.exists(log_path(volume.path))
-    put(volume, b"b")
+    assert not os.path.exists(log_path(volume.path)), "nothing was changed"
+    put(volume, b"a")
     volume.fsync(ROOT_NODE)
     assert os.path.exists(log_path(volume.path))
     volume.close()
@@ -213,7 +209,7 @@ def log(path: Path, salt: int, number: int) -> SyncLog:
     """A log that is open, after a record or flush of that number."""
     log = SyncLog(str(path), number)
     log.salt = salt
-    log.start()
+    log.restart()
     return log
 
 
@@ -226,7 +222,7 @@ def test_only_records_of_one_lap_that_follow_the_tables_count(tmp_path: Path) ->
     assert list(pending(str(path), 7, 3)) == []
     assert list(pending(str(path), 8, 0)) == [], "another volume's"
     made.flushed = made.number + 1
-    made.rewind()
+    made.restart()
     assert made.append(b"six")
     assert list(pending(str(path), 7, 4)) == [(5, b"six")], "what follows is of the lap before"
     assert list(pending(str(path), 7, 3)) == [], "the flush that it relies on is not there"
