@@ -29,7 +29,6 @@ from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume, is_access_not
 from fusebackend.volumes.quota import Limits, Quota
 from fusebackend.volumes.storage import Chunk, Inode, allocated_blocks
 
-
 _NO_NAMES: Final[dict[bytes, int]] = {}
 """Of all that is no directory: a million empty dicts take 64 MB."""
 
@@ -208,12 +207,8 @@ class InMemoryVolume(InMemoryTree, SnapshotVolume):
             bisect.insort(directory.in_order, name)
         directory.names[name] = node
 
-    def _new_chunk(self, node: int, index: int) -> Chunk:
-        chunk = self._inode(node).chunks[index] = Chunk()
-        return chunk
-
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
-        """Chunks are changed where they are kept."""
+        self._inode(node).chunks[index] = chunk
 
     def _put(self, inode: Inode, offset: int, data: bytes) -> None:
         self._earlier.keep(inode.node)

@@ -80,7 +80,7 @@ class FrozenTree(TreeVolume, LooksAhead):
     access_due = Volume.access_due
 
     _new_inode = _changed = _drop = _set_child = _REFUSED
-    _new_chunk = _chunk_changed = _drop_chunks = _xattrs_changed = _REFUSED
+    _chunk_changed = _drop_chunks = _xattrs_changed = _REFUSED
 
     def place_of(self, directory: int) -> tuple[int, bytes]:
         """Return the directory that a directory is in, and its name there, for which that one is listed.

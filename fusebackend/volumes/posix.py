@@ -632,12 +632,8 @@ class TreeVolume(NativeVolume):
         return index
 
     @abc.abstractmethod
-    def _new_chunk(self, node: int, index: int) -> Chunk:
-        """An empty chunk where there was a hole."""
-
-    @abc.abstractmethod
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
-        """The chunk's bytes have changed."""
+        """The chunk's bytes have changed, or it is a new one where there was a hole."""
 
     @abc.abstractmethod
     def _drop_chunks(self, node: int, first: int) -> int:
@@ -701,7 +697,7 @@ class TreeVolume(NativeVolume):
         start = offset & (CHUNK_BYTES - 1)
         for index, chunk in enumerate(chunks, first):
             if chunk is None:
-                chunk = self._new_chunk(node, index)
+                chunk = Chunk()
             piece, before = view[done : done + CHUNK_BYTES - start], len(chunk.data)
             chunk.put(start, piece)
             if len(chunk.data) != before:

@@ -544,9 +544,6 @@ class PostgresTree(TreeVolume):
     def _chunk(self, node: int, index: int) -> Chunk | None:
         return self._file.chunk(node, index)
 
-    def _new_chunk(self, node: int, index: int) -> Chunk:
-        return Chunk()
-
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
         self._file.set_chunk(node, index, chunk)
 

@@ -131,8 +131,7 @@ class SqliteSnapshots:
         sound = [row for row in rows if tuple(map(type, row)) == (bytes, int, int)]
         if len(sound) < len(rows):
             Damage(f"the volume file {path}").tell("the table snapshot has a row that is no snapshot; it is not shown")
-        self._all = {to_text(name): Snapshot(to_text(name), number, time_ns) for name, number, time_ns in sound}
-        self.listed = tuple(self._all.values())
+        self.listed = tuple(Snapshot(to_text(name), number, time_ns) for name, number, time_ns in sound)
         """All, in the order of their numbers. A history asks for them at each change, so this is no copy."""
 
     @property
@@ -150,7 +149,7 @@ class SqliteSnapshots:
         Args:
             next_node, next_chunk: the numbers that the volume gives next.
         """
-        if name in self._all:
+        if any(each.name == name for each in self.listed):
             raise FileExistsError(errno.EEXIST, f"there is a snapshot '{name}' already")
         with transaction(self._db):
             row = self._db.execute(
@@ -161,22 +160,20 @@ class SqliteSnapshots:
             row = (number, to_name(name), snapshot.time_ns, next_node, next_chunk)
             self._db.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", row)
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (number,))
-        self._all[name] = snapshot
         self.listed += (snapshot,)
         self.newest = NewestRows(number, next_node, next_chunk)
         return snapshot
 
     def delete(self, name: str) -> None:
         """Forget a snapshot. Its rows are freed by a `SqlitePruner`."""
-        number = self._find(name).number
+        gone = self._find(name)
         with transaction(self._db):
             following = "SELECT min(number) - 1 FROM snapshot WHERE number > ?1"
             last = f"coalesce(({following}), (SELECT value FROM meta WHERE key = 'snapshot'), ?1)"
-            self._db.execute(f"INSERT OR REPLACE INTO pruning VALUES (?1, {last})", (number,))
-            self._db.execute("DELETE FROM snapshot WHERE number = ?", (number,))
+            self._db.execute(f"INSERT OR REPLACE INTO pruning VALUES (?1, {last})", (gone.number,))
+            self._db.execute("DELETE FROM snapshot WHERE number = ?", (gone.number,))
             newest = NewestRows.of(self._db)
-        del self._all[name]
-        self.listed = tuple(self._all.values())
+        self.listed = tuple(each for each in self.listed if each is not gone)
         self.newest = newest
         view = self._views.pop(name, None)
         if view is not None:
@@ -197,10 +194,10 @@ class SqliteSnapshots:
                 view.forget_cached()
 
     def _find(self, name: str) -> Snapshot:
-        try:
-            return self._all[name]
-        except KeyError:
-            raise FileNotFoundError(errno.ENOENT, f"there is no snapshot '{name}'") from None
+        for each in self.listed:
+            if each.name == name:
+                return each
+        raise FileNotFoundError(errno.ENOENT, f"there is no snapshot '{name}'")
 
     def close(self) -> None:
         for view in self._views.values():

@@ -198,7 +198,6 @@ class SqliteTree(TreeVolume):
         self._names: Recent[tuple[int, bytes], int | None] = Recent(CACHE_NAMES)
         self._chunks = self.byte_cache = ChunkCache(CACHE_BYTES)
         self._unstored: set[int] = set()  # nodes the file has no row for yet
-        self._leaving: set[int] = set()  # nodes to be dropped from memory after the next flush
         self._peak_held = 0  # the most nodes the kernel has known since memory was last given back
         # `meta` may be damaged: a number that is in use already would overwrite its row.
         self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
@@ -266,23 +265,21 @@ class SqliteTree(TreeVolume):
 
     def _let_go(self, node: int) -> None:
         inode = self._inodes.get(node)
-        dirty = self._dirty
-        if node in dirty.inodes or node in dirty.xattrs:
-            self._leaving.add(node)
-        elif inode is not None and inode.opens == 0:
+        if inode is not None and self._may_leave(inode):
             del self._inodes[node]
+
+    def _may_leave(self, inode: Inode) -> bool:
+        """Return True for an inode that need not be in memory: it is stored, and not open."""
+        return inode.opens == 0 and not (inode.node in self._dirty.inodes or inode.node in self._dirty.xattrs)
 
     def _drop(self, inode: Inode) -> None:
         node, dirty = inode.node, self._dirty
-        dirty.inodes.pop(node, None)
-        dirty.xattrs.pop(node, None)
-        dirty.cuts.pop(node, None)
+        for delta in (dirty, self._unlogged):
+            delta.inodes.pop(node, None)
+            delta.xattrs.pop(node, None)
+            delta.cuts.pop(node, None)
         dirty.contents.discard(node)
-        unlogged = self._unlogged
-        unlogged.inodes.pop(node, None)
-        unlogged.xattrs.pop(node, None)
-        unlogged.cuts.pop(node, None)
-        unlogged.dead.add(node)
+        self._unlogged.dead.add(node)
         self._pop_chunks(node, 0, inode.size)
         self._inodes.pop(node, None)
         if node in self._unstored:
@@ -472,9 +469,6 @@ class SqliteTree(TreeVolume):
                 found.append(stored)
         return min(found, default=None)
 
-    def _new_chunk(self, node: int, index: int) -> Chunk:
-        return Chunk()
-
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
         key = (node, index)
         if key not in self._unlogged.chunks:
@@ -550,20 +544,16 @@ class SqliteTree(TreeVolume):
         self._stored_next_node = self._next_node
         self._dirty = self._new_buffer()
         self._unlogged = Delta()
-        leaving, self._leaving = self._leaving, set()
-        for node in leaving - self._held:
-            self._let_go(node)
         if len(self._inodes) > CACHE_INODES:
             self._shrink_inodes()
 
     def _shrink_inodes(self) -> None:
-        """Drop the oldest half of the inodes that are clean and not open.
+        """Drop the oldest half of the inodes that may leave.
 
         An inode that the kernel holds may go too, unless it has no name left: its row does not tell that it is held.
         """
-        keep = self._dirty.inodes, self._dirty.xattrs
         for inode in list(self._inodes.values())[: CACHE_INODES // 2]:
-            if inode.opens == 0 and inode.nlink > 0 and not any(inode.node in table for table in keep):
+            if inode.nlink > 0 and self._may_leave(inode):
                 del self._inodes[inode.node]
 
     def _scalar(self, query: str) -> int:
