@@ -300,18 +300,17 @@ Open: TypeAlias = Callable[[int], Descriptor]
 class OpenFile:
     """The descriptors of one file that is open: one for all readers, another for all writers.
 
-    `readers` and `writers` count the handles; a descriptor is open while its count is above 0. A read does not say
-    its handle: O_NOATIME counts while all handles have it (`unnoted`). Calls are made with the volume's lock held.
+    A descriptor for writing goes with the last writer, not with the last reader: a file that is open for writing can't
+    be executed (ETXTBSY). A read does not say its handle: O_NOATIME counts while all handles have it (`unnoted`). Calls
+    are made with the volume's lock held.
     """
 
-    __slots__ = ("_reading", "_writing", "readers", "unnoted", "writers")
+    __slots__ = ("_descriptors", "_handles", "unnoted")
 
     def __init__(self) -> None:
-        self.readers = 0
-        self.writers = 0
+        self._descriptors: dict[bool, Descriptor] = {}  # by whether it is for writing
+        self._handles = [0, 0]  # for reading, for writing
         self.unnoted = 0
-        self._reading: Descriptor | None = None
-        self._writing: Descriptor | None = None
 
     @classmethod
     def created(cls, descriptor: Descriptor, flags: int) -> OpenFile:
@@ -323,9 +322,8 @@ class OpenFile:
     @property
     def descriptor(self) -> Descriptor:
         """Any descriptor of the file."""
-        found = self._reading or self._writing
-        assert found is not None, "an open file without a handle"
-        return found
+        assert self._descriptors, "an open file without a handle"
+        return self._descriptors.get(False) or self._descriptors[True]
 
     def next_data(self, offset: int) -> int | None:
         """As in `Volume`."""
@@ -336,49 +334,44 @@ class OpenFile:
     @property
     def writing(self) -> Descriptor:
         """EBADF when no handle is for writing."""
-        if self._writing is None:
+        if not self.has_writers:
             raise oserror(errno.EBADF)
-        return self._writing
+        return self._descriptors[True]
+
+    @property
+    def has_writers(self) -> bool:
+        return True in self._descriptors
 
     @property
     def idle(self) -> bool:
-        return self.readers == self.writers == 0
+        return not self._descriptors
 
     def acquire(self, flags: int, open_file: Open) -> None:
         """One more handle, with these `open(2)` flags."""
-        if flags & os.O_ACCMODE == os.O_RDONLY:
-            self._reading = self._reading or open_file(os.O_RDONLY)
-            self.readers += 1
-        else:
-            self._writing = self._writing or _open_for_writing(flags, open_file)
-            self.writers += 1
+        writes = flags & os.O_ACCMODE != os.O_RDONLY
+        if writes not in self._descriptors:
+            self._descriptors[writes] = _open_for_writing(flags, open_file) if writes else open_file(os.O_RDONLY)
+        self._handles[writes] += 1
         if flags & os.O_NOATIME or self.unnoted:
             self._count_unnoted(flags, 1)
 
     def release(self, flags: int) -> None:
-        """One handle less. A descriptor for writing goes with the last writer, not with the last reader: a file that
-        is open for writing can't be executed (ETXTBSY)."""
-        if flags & os.O_ACCMODE == os.O_RDONLY:
-            self.readers -= 1
-            assert self.readers >= 0, "more handles for reading were released than opened"
-            if self.readers == 0:
-                self._reading = None
-        else:
-            self.writers -= 1
-            assert self.writers >= 0, "more handles for writing were released than opened"
-            if self.writers == 0:
-                self._writing = None
+        """One handle less."""
+        writes = flags & os.O_ACCMODE != os.O_RDONLY
+        self._handles[writes] -= 1
+        assert self._handles[writes] >= 0, "more handles were released than opened"
+        if not self._handles[writes]:
+            del self._descriptors[writes]
         if flags & os.O_NOATIME or self.unnoted:
             self._count_unnoted(flags, -1)
 
     def _count_unnoted(self, flags: int, one: int) -> None:
         self.unnoted += one if flags & os.O_NOATIME else 0
-        noatime = os.O_NOATIME if self.unnoted == self.readers + self.writers else 0
-        for each in (self._reading, self._writing):
-            if each is not None:
-                with contextlib.suppress(PermissionError):  # the server does not own the file
-                    kept = fcntl.fcntl(each.fd, fcntl.F_GETFL) & ~os.O_NOATIME
-                    fcntl.fcntl(each.fd, fcntl.F_SETFL, kept | noatime)
+        noatime = os.O_NOATIME if self.unnoted == sum(self._handles) else 0
+        for each in self._descriptors.values():
+            with contextlib.suppress(PermissionError):  # the server does not own the file
+                kept = fcntl.fcntl(each.fd, fcntl.F_GETFL) & ~os.O_NOATIME
+                fcntl.fcntl(each.fd, fcntl.F_SETFL, kept | noatime)
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self.descriptor.fd, size, offset)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TypeAlias
 
 from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile
@@ -24,12 +23,14 @@ IDLE_FILES = 2_000
 IDLE_DIRECTORIES = 10_000
 """Nodes that are not held. Directories are kept longer, for a recursive delete comes back to the ones it passed."""
 
-Key: TypeAlias = "int | tuple[int, int]"
-"""Inode number, with its device where that is not the root's: an integer is a third of a tuple's size."""
-
-
 _STALE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 """Of a step down: the name is gone, or leads to something else."""
+
+
+def key_of(status: os.stat_result) -> int:
+    """Return what a file is known by: its device, its inode number and its type, for a file of another type is another
+    file. As one integer, which is a third of a tuple's size."""
+    return (status.st_dev << 64 | status.st_ino) << 16 | stat.S_IFMT(status.st_mode)
 
 
 class Node:
@@ -50,11 +51,11 @@ class Node:
         "pin",
     )
 
-    def __init__(self, number: int, key: Key, kind: int, changed_ns: int) -> None:
+    def __init__(self, number: int, status: os.stat_result) -> None:
         self.number = number
-        self.key = key
-        self.kind = kind  # the type bits of its mode; a file of another type is another file
-        self.changed_ns = changed_ns  # its ctime when it was first seen
+        self.key = key_of(status)
+        self.kind = stat.S_IFMT(status.st_mode)
+        self.changed_ns = status.st_ctime_ns  # when it was first seen
         self.parent: Node | None = None
         self.name = b""
         self.children = 0  # nodes with this `parent`
@@ -66,7 +67,7 @@ class Node:
     @property
     def inode(self) -> int:
         """The system's number for the file."""
-        return self.key[1] if isinstance(self.key, tuple) else self.key
+        return self.key >> 16 & (1 << 64) - 1
 
 
 class NodeTable:
@@ -80,14 +81,12 @@ class NodeTable:
     """
 
     def __init__(self, root: Descriptor) -> None:
-        status = os.fstat(root.fd)
-        self._device = status.st_dev
         self._last = ROOT_NODE
-        self.root = Node(ROOT_NODE, status.st_ino, stat.S_IFDIR, status.st_ctime_ns)
+        self.root = Node(ROOT_NODE, os.fstat(root.fd))
         self.root.held = True
         self.root.pin = root
         self._numbers: dict[int, Node] = {ROOT_NODE: self.root}
-        self._keys: dict[Key, Node] = {self.root.key: self.root}
+        self._keys: dict[int, Node] = {self.root.key: self.root}
         # In the order of their last use.
         self._idle_files: dict[int, Node] = {}
         self._idle_directories: dict[int, Node] = {}
@@ -95,9 +94,6 @@ class NodeTable:
 
     def __len__(self) -> int:
         return len(self._numbers)
-
-    def key(self, status: os.stat_result) -> Key:
-        return status.st_ino if status.st_dev == self._device else (status.st_dev, status.st_ino)
 
     def get(self, number: int) -> Node:
         """The node of a number. ESTALE when it is not known (any more)."""
@@ -113,20 +109,13 @@ class NodeTable:
 
     def find(self, status: os.stat_result) -> Node | None:
         """The node of a file, if it is known."""
-        return self._find(self.key(status), stat.S_IFMT(status.st_mode))
-
-    def _find(self, key: Key, kind: int) -> Node | None:
-        node = self._keys.get(key)
-        return node if node is not None and node.kind == kind else None
+        return self._keys.get(key_of(status))
 
     def twin(self, other: NodeTable, number: int | None) -> int | None:
         """The number here of the file that is `number` in another table, if both know it."""
         node = other._numbers.get(number) if number is not None else None
-        if node is None:
-            return None
-        key = node.key if isinstance(node.key, tuple) else (other._device, node.key)
-        found = self._find(key[1] if key[0] == self._device else key, node.kind)
-        return found.number if found is not None else None
+        found = None if node is None else self._keys.get(node.key)
+        return None if found is None else found.number
 
     def depth(self, number: int) -> int:
         """How many directories down from the root the directory is in which a node was last seen."""
@@ -135,29 +124,23 @@ class NodeTable:
             depth, above = depth + 1, above.parent
         return depth
 
-    def is_node(self, node: Node, status: os.stat_result) -> bool:
-        """Return True if the file that was found is the node's."""
-        return self.key(status) == node.key and stat.S_IFMT(status.st_mode) == node.kind
-
     def seen(self, parent: Node, name: bytes, status: os.stat_result, *, new: bool = False) -> Node:
         """Return the node of a file that has just been found under a name; a new one if it was not known.
 
         Args:
             new: the file has just been made; a node with its inode number is of a file that is gone.
         """
-        key, kind = self.key(status), stat.S_IFMT(status.st_mode)
-        node = self._find(key, kind)
+        node = self.find(status)
         if node is not None and not new:
             if node.parent is parent and node.name == name:
                 return node
-            may_be_link = kind != stat.S_IFDIR and status.st_nlink > 1 and node.parent is not None
+            may_be_link = node.kind != stat.S_IFDIR and status.st_nlink > 1 and node.parent is not None
             new = not may_be_link and not self.is_same(node, parent, name, status)
         if node is None or new:
             # If the system has used an inode number again, the old node stays, and is stale.
             self._last += 1
-            node = Node(self._last, key, kind, status.st_ctime_ns)
-            self._numbers[node.number] = node
-            self._keys[key] = node
+            node = Node(self._last, status)
+            self._numbers[node.number] = self._keys[node.key] = node
         self.place(node, parent, name)
         return node
 
@@ -288,7 +271,7 @@ class NodeTable:
             below = Descriptor(os.open(node.name, PATH_FLAGS, dir_fd=above.fd))
         except OSError as error:
             raise self._lost(node) if error.errno in _STALE else error from None
-        if not self.is_node(node, os.fstat(below.fd)):
+        if key_of(os.fstat(below.fd)) != node.key:
             raise self._lost(node)
         self._descriptors[node.number] = below
         return below
@@ -303,7 +286,7 @@ class NodeTable:
             status = os.stat(node.name, dir_fd=above.fd, follow_symlinks=False)
         except OSError as error:
             raise self._lost(node) if error.errno in _STALE else error from None
-        if not self.is_node(node, status):
+        if key_of(status) != node.key:
             raise self._lost(node)
         return status
 

@@ -425,7 +425,7 @@ class DirectoryVolume(NativeVolume):
             return attr_of(found, os.fstat(at.fd))
 
     def _writing(self, node: Node) -> Descriptor:
-        if node.opened is not None and node.opened.writers:
+        if node.opened is not None and node.opened.has_writers:
             return node.opened.writing
         return self._nodes.open(node, os.O_WRONLY)
 

@@ -189,7 +189,7 @@ def test_no_access_is_noted_while_all_handles_have_o_noatime(volume):
 
     def heeded() -> set[bool]:
         opened = volume._nodes.get(node).opened
-        fds = [way.fd for way in (opened._reading, opened._writing) if way is not None]
+        fds = [each.fd for each in opened._descriptors.values()]
         return {bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NOATIME) for fd in fds}
 
     volume.open(node, os.O_RDONLY | os.O_NOATIME)
