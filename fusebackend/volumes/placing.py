@@ -510,30 +510,21 @@ def _overwrite(volume: Volume, node: int, source: Source) -> None:
             volume.write(node, offset, piece)
             size = max(size, offset + len(piece))
         end = offset + len(piece)
-    if _has_data(volume, node, end, size):
+    if end < size:
         volume.setattr(node, AttrChanges(size=end))  # the rest is a hole
         size = end
     if size < state.size:
         volume.setattr(node, AttrChanges(size=state.size))
 
 
-def _has_data(volume: Volume, node: int, start: int, end: int) -> bool:
-    if start >= end:
-        return False
-    found = volume.next_data(node, start)
-    return found is not None and found < end
-
-
 def _clear(volume: Volume, node: int, start: int, end: int) -> None:
     """Make a range of an open file zeros, where it is not."""
-    while _has_data(volume, node, start, end):
-        start = max(start, volume.next_data(node, start) or 0)
-        piece = volume.read(node, start, min(PIECE_BYTES, end - start))
-        if not piece:
-            return
+    found = volume.next_data(node, start) if start < end else None
+    while found is not None and found < end:
+        piece = volume.read(node, found, min(PIECE_BYTES, end - found))
         if piece.strip(b"\0"):
-            volume.write(node, start, bytes(len(piece)))
-        start += len(piece)
+            volume.write(node, found, bytes(len(piece)))
+        found = volume.next_data(node, found + len(piece)) if piece else None
 
 
 def set_attributes(volume: Volume, node: int, state: State, changes: Changes | None = None, path: str = "") -> Placed:
