@@ -99,7 +99,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
         self._unsnapped = True
         """Whether the file has changes since the newest snapshot; not known when it is opened."""
         with contextlib.ExitStack() as opened:
-            opened.callback(self._claim.release)
+            opened.callback(self._claim.close)
             db = opened.enter_context(contextlib.closing(schema.connect(name, self.identity)))
             try:
                 super().__init__(db, name)
@@ -116,7 +116,7 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                 reason = error.__cause__ or error.strerror
                 text = f"'{name}' can't be opened as a volume: {reason}"
                 raise schema.VolumeFileError(error.errno, text) from None
-            opened.pop_all()
+            self._opened = opened.pop_all()
         self._flusher.start()
 
     def _workers(self) -> Sequence[Worker]:
@@ -322,10 +322,8 @@ class SqliteVolume(SqliteTree, SnapshotVolume):
                         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             finally:
                 self._snapshots.close()
-                self._db.close()
-                os.close(self._wal_fd)
                 self._log.close()
-                self._claim.release()
+                self._opened.close()
 
     def statfs(self) -> StatFs:
         disk = os.fstatvfs(self._claim.fd)

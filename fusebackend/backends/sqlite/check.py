@@ -7,6 +7,7 @@ flush. Every rule is one query whose rows break it, so the file may be of any si
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -248,23 +249,13 @@ def check(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _check(name: str, how: str) -> list[str]:
-    connection = open_file(name, how)
-    try:
-        _require_volume(connection, name)
+    with contextlib.closing(open_file(name, how)) as connection:
+        try:
+            schema.require_volume(connection, name)
+        except sqlite3.Error as error:
+            raise schema.VolumeFileError(errno.EIO, f"'{name}' can't be opened as a volume: {error}") from None
         connection.execute("BEGIN")  # all rules see the same moment of a volume that is being written to
         return describe(connection)
-    finally:
-        connection.close()
-
-
-def _require_volume(connection: sqlite3.Connection, name: str) -> None:
-    try:
-        identity = connection.execute("PRAGMA application_id").fetchone()[0]
-    except sqlite3.Error as error:
-        raise schema.VolumeFileError(errno.EIO, f"'{name}' can't be opened as a volume: {error}") from None
-    if identity != schema.APPLICATION_ID:
-        raise schema.VolumeFileError(errno.EINVAL, f"'{name}' is not a fusebackend volume")
-    schema.require_version(connection, name)
 
 
 def describe(connection: sqlite3.Connection) -> list[str]:

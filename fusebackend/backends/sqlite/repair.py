@@ -17,6 +17,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import count
 from typing import NamedTuple
 
@@ -93,9 +94,7 @@ def repair(path: str | os.PathLike[str]) -> Repair:
     name = os.path.realpath(os.fsdecode(path))
     if not found:
         return Repair([], [], 0)
-    claim = schema.FileClaim(name)
-    try:
-        connection = open_file(name, "mode=rw")
+    with closing(schema.FileClaim(name)), closing(open_file(name, "mode=rw")) as connection:
         try:
             schema.set_up(connection)
             found += _redo(connection, name)
@@ -105,10 +104,6 @@ def repair(path: str | os.PathLike[str]) -> Repair:
             return Repair(found, error.pages, 0)
         except sqlite3.Error as error:
             return Repair(found, [f"SQLite: {error}"], 0)
-        finally:
-            connection.close()
-    finally:
-        claim.release()
 
 
 def compact(path: str | os.PathLike[str]) -> tuple[int, int]:
@@ -123,20 +118,13 @@ def compact(path: str | os.PathLike[str]) -> tuple[int, int]:
     name = os.path.realpath(os.fsdecode(path))
     if not os.path.exists(name):
         raise schema.VolumeFileError(errno.ENOENT, f"there is no file '{name}'")
-    claim = schema.FileClaim(name)
-    try:
-        connection = schema.connect(name)
-        try:
-            with translate_errors(f"'{name}' can't be made smaller"):
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-                before = os.stat(name).st_size
-                prune_all(connection)
-        finally:
-            connection.close()
+    with closing(schema.FileClaim(name)):
+        with closing(schema.connect(name)) as connection, translate_errors(f"'{name}' can't be made smaller"):
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            before = os.stat(name).st_size
+            prune_all(connection)
         schema.rewrite(name)
         return before, os.stat(name).st_size
-    finally:
-        claim.release()
 
 
 def _redo(db: sqlite3.Connection, name: str) -> list[str]:
@@ -429,14 +417,12 @@ _COUNTS = (
 
 def _index_is_readable(path: str) -> bool:
     """Checked on a connection of its own: after an error of the index a connection can't write any more."""
-    db = open_file(path, "mode=rw")
-    try:
-        for _ in drift(db):
-            pass
-    except sqlite3.Error:
-        return False
-    finally:
-        db.close()
+    with closing(open_file(path, "mode=rw")) as db:
+        try:
+            for _ in drift(db):
+                pass
+        except sqlite3.Error:
+            return False
     return True
 
 

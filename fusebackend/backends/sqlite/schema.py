@@ -208,7 +208,7 @@ class FileClaim:
             self.key = (status.st_dev, status.st_ino)
             self._claimed.add(self.key)
 
-    def release(self) -> None:
+    def close(self) -> None:
         with self._guard:
             self._claimed.discard(self.key)
             os.close(self.fd)
@@ -291,16 +291,12 @@ def rewrite(path: str) -> None:
     Raises:
         OSError: ENOSPC and others, the file is as it was; EBUSY, another program reads it.
     """
-    with translate_errors(f"'{path}' can't be rewritten"):
-        connection = connect_again(path)
-        try:
-            set_up(connection)
-            connection.execute("PRAGMA temp_store = FILE")  # the new file is gathered there
-            connection.execute("VACUUM")
-            if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                raise OSError(errno.EBUSY, f"'{path}' is rewritten, but another program reads the old state of it")
-        finally:
-            connection.close()
+    with translate_errors(f"'{path}' can't be rewritten"), contextlib.closing(connect_again(path)) as connection:
+        set_up(connection)
+        connection.execute("PRAGMA temp_store = FILE")  # the new file is gathered there
+        connection.execute("VACUUM")
+        if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            raise OSError(errno.EBUSY, f"'{path}' is rewritten, but another program reads the old state of it")
 
 
 def set_up(connection: sqlite3.Connection, cache_kib: int = 16384) -> None:
@@ -316,16 +312,12 @@ def set_up(connection: sqlite3.Connection, cache_kib: int = 16384) -> None:
 
 
 def _prepare(connection: sqlite3.Connection, path: str, wanted: int) -> None:
-    identity = connection.execute("PRAGMA application_id").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    fresh = identity == 0 and tables == 0
-    if not fresh:
-        if identity != wanted:
-            what = "is an SQLite file of something else, not a fusebackend volume"
-            raise VolumeFileError(errno.EINVAL, f"'{path}' {what}")
-        require_version(connection, path)
-    else:
+    fresh = _identity(connection) == 0 and tables == 0
+    if fresh:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    else:
+        require_volume(connection, path, wanted)
     connection.execute("PRAGMA journal_mode = WAL")
     set_up(connection)
     if fresh:
@@ -351,8 +343,15 @@ def clear_index(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE meta SET value = 0 WHERE key = 'indexed'")
 
 
-def require_version(connection: sqlite3.Connection, path: str) -> None:
-    """Raise for a volume with other tables than those above."""
+def _identity(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA application_id").fetchone()[0])
+
+
+def require_volume(connection: sqlite3.Connection, path: str, identity: int = APPLICATION_ID) -> None:
+    """Raise for a file that is no volume, and for a volume with other tables than those above."""
+    if _identity(connection) != identity:
+        what = "is an SQLite file of something else, not a fusebackend volume"
+        raise VolumeFileError(errno.EINVAL, f"'{path}' {what}")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('place', 'unindexed', 'pruning')"
     if version != VERSION or connection.execute(query).fetchone()[0] < 3:

@@ -228,7 +228,7 @@ def test_what_is_no_volume_is_an_error(tmp_path: Path, volume_file: Path) -> Non
         (tmp_path, "is not a regular file"),
         (tmp_path / "missing", "No such file or directory"),
         (text, "file is not a database"),
-        (other, "is not a fusebackend volume"),
+        (other, "an SQLite file of something else, not a fusebackend volume"),
         (volume_file, "has tables of another version"),
     ):
         with pytest.raises(VolumeFileError, match=why) as caught:
