@@ -125,14 +125,12 @@ class KeptSource:
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         if self.path is None:
             return
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if self.state.size <= HOLE_BYTES:
-                yield 0, os.pread(fd, HOLE_BYTES, 0)
-                return
-            yield from _pieces(fd)
-        finally:
-            os.close(fd)
+        with open(self.path, "rb", buffering=0) as file:
+            for start, end in data_ranges(file.fileno(), os.fstat(file.fileno()).st_size):
+                file.seek(start)
+                while start < end and (piece := file.read(min(PIECE_BYTES, end - start))):
+                    yield start, piece
+                    start += len(piece)
 
 
 class BytesSource:
@@ -185,13 +183,6 @@ def ahead(sources: Sequence[Source | None]) -> int:
     for volume, wanted in nodes.items():
         volume.ahead(wanted, contents=True)
     return taken
-
-
-def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
-    for start, end in data_ranges(fd, os.fstat(fd).st_size):
-        while start < end and (piece := os.pread(fd, min(PIECE_BYTES, end - start), start)):
-            yield start, piece
-            start += len(piece)
 
 
 # -- placing -----------------------------------------------------------------------------------------------------

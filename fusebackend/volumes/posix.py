@@ -46,8 +46,6 @@ from fusebackend.volumes.storage import (
 DIRECTORY_BYTES = 4096
 """The `st_size` of every directory."""
 
-LINK_MAX = (1 << 31) - 1
-
 TIME_MIN_NS, TIME_MAX_NS = -(1 << 63), (1 << 63) - 1
 """The times a volume can hold: the years 1678 to 2262. What is beyond becomes the nearest, as on other filesystems."""
 
@@ -167,8 +165,6 @@ class TreeVolume(NativeVolume):
                 raise oserror(errno.EPERM, new_name)
             if inode.nlink == 0:
                 raise oserror(errno.ENOENT, new_name)
-            if inode.nlink >= LINK_MAX:
-                raise oserror(errno.EMLINK, new_name)
             directory = self._vacant(new_parent, new_name)
             self._admit(len(new_name))
             self._prepare(directory, names=True)
@@ -189,9 +185,8 @@ class TreeVolume(NativeVolume):
             self._prepare(directory, names=True)
             self._prepare(inode)
             now = now_ns()
-            self._set_child(parent, name, None)
+            self._unlink(directory, name, inode, now)
             self._date(directory, now)
-            self._unlinked(inode, now)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         with self.lock:
@@ -202,11 +197,8 @@ class TreeVolume(NativeVolume):
             self._prepare(directory, names=True)
             self._prepare(inode)
             now = now_ns()
-            self._directory_moves()
-            self._set_child(parent, name, None)
-            self._one_less_below(directory)
+            self._unlink(directory, name, inode, now)
             self._date(directory, now)
-            self._unlinked(inode, now)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         if flags not in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
@@ -243,10 +235,7 @@ class TreeVolume(NativeVolume):
                 self._rehome(target, new_directory, directory, now)
             else:
                 if target is not None:
-                    self._set_child(new_parent, new_name, None)
-                    if stat.S_ISDIR(target.mode):
-                        self._one_less_below(new_directory)
-                    self._unlinked(target, now)
+                    self._unlink(new_directory, new_name, target, now)
                 self._set_child(parent, name, None)
             self._set_child(new_parent, new_name, inode.node)
             self._rehome(inode, directory, new_directory, now)
@@ -516,9 +505,14 @@ class TreeVolume(NativeVolume):
         if self._children(inode.node, b"", 1):
             raise oserror(errno.ENOTEMPTY, name)
 
-    def _unlinked(self, inode: Inode, now: int) -> None:
-        """One name of `inode` is gone. A directory has only one, besides its own dot."""
-        inode.nlink = 0 if stat.S_ISDIR(inode.mode) else inode.nlink - 1
+    def _unlink(self, directory: Inode, name: bytes, inode: Inode, now: int) -> None:
+        """Take a name of `inode` away. A directory has only one, besides its own dot."""
+        self._set_child(directory.node, name, None)
+        inode.nlink -= 1
+        if stat.S_ISDIR(inode.mode):
+            inode.nlink = 0
+            self._directory_moves()
+            self._one_less_below(directory)
         assert inode.nlink >= 0, f"link count of node {inode.node} fell below zero"
         inode.ctime_ns = now
         self._changed(inode)
