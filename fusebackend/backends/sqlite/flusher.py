@@ -143,14 +143,8 @@ class Flusher:
     def _connected(self) -> sqlite3.Connection:
         """The thread's own connection, made when it is first needed: a file that can't be opened ends no thread."""
         if self._connection is None:
-            connection = schema.connect_again(self._path)
-            try:
-                schema.set_up(connection, INDEX_CACHE_KIB)
-                connection.execute("PRAGMA busy_timeout = 0")
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
+            self._connection = schema.connect_again(self._path, INDEX_CACHE_KIB)
+            self._connection.execute("PRAGMA busy_timeout = 0")
         return self._connection
 
     def _write_on(self) -> None:

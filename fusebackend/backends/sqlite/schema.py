@@ -71,6 +71,9 @@ continued from them would have none left."""
 BUSY_TIMEOUT_MS = 10_000
 """How long a flush waits for another program's transaction on the file."""
 
+CACHE_KIB = 16384
+"""The cache of pages of a connection that writes."""
+
 WAL_KEPT_BYTES = 32 << 20
 """A WAL that starts anew is cut to this, so the file's size tells how much of it is in use beyond."""
 
@@ -221,12 +224,18 @@ class FileClaim:
             raise VolumeFileError(errno.EIO, f"the volume '{path}' was moved or deleted")
 
 
-def connect_again(path: str) -> sqlite3.Connection:
-    """One more connection to a volume that is open. EIO, and no new file, where that one has been moved away."""
+def connect_again(path: str, cache_kib: int = 0) -> sqlite3.Connection:
+    """One more connection to a volume that is open. EIO, and no new file, where that one has been moved away.
+
+    Args:
+        cache_kib: of a connection that writes.
+    """
     connection = open_file(path, "mode=rw")
     try:
         FileClaim.require(path)  # else this reads, or frees, the rows of another volume
-    except OSError:
+        if cache_kib:
+            set_up(connection, cache_kib)
+    except BaseException:
         connection.close()
         raise
     return connection
@@ -291,15 +300,14 @@ def rewrite(path: str) -> None:
     Raises:
         OSError: ENOSPC and others, the file is as it was; EBUSY, another program reads it.
     """
-    with translate_errors(f"'{path}' can't be rewritten"), contextlib.closing(connect_again(path)) as connection:
-        set_up(connection)
-        connection.execute("PRAGMA temp_store = FILE")  # the new file is gathered there
-        connection.execute("VACUUM")
-        if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+    with translate_errors(f"'{path}' can't be rewritten"), contextlib.closing(connect_again(path, CACHE_KIB)) as db:
+        db.execute("PRAGMA temp_store = FILE")  # the new file is gathered there
+        db.execute("VACUUM")
+        if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             raise OSError(errno.EBUSY, f"'{path}' is rewritten, but another program reads the old state of it")
 
 
-def set_up(connection: sqlite3.Connection, cache_kib: int = 16384) -> None:
+def set_up(connection: sqlite3.Connection, cache_kib: int = CACHE_KIB) -> None:
     """Set up a connection that writes; the file stores none of these settings."""
     # A commit is made durable by syncing the WAL ourselves where it is due (`SqliteVolume.fsync`), see there.
     connection.execute("PRAGMA synchronous = NORMAL")
