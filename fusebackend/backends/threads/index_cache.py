@@ -14,14 +14,13 @@ import logging
 import os
 import sqlite3
 import zlib
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 from fusebackend.backends.threads.database.rows import Place
 from fusebackend.base import xdg
 from fusebackend.databases.sqlite import bound, open_file, primary
-
-if TYPE_CHECKING:
-    import msgspec
 
 FORMAT: Final = 11
 """Of an index. Any other number, and any change in how documents look, is a reason to read the line again."""
@@ -79,8 +78,6 @@ class IndexCache:
         return _decoded(row[0], kind) if row is not None and isinstance(row[0], bytes) else None
 
     def put(self, place: Place, part: str, record: NamedTuple) -> None:
-        import msgspec
-
         if self._connection is None:
             return
         try:
@@ -113,14 +110,10 @@ def _key(place: Place, part: str) -> tuple[object, object, str]:
 @functools.cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """It makes the records in C and checks their types: a third of the time of `json`, in a search through all."""
-    import msgspec
-
     return msgspec.json.Decoder(kind)
 
 
 def _decoded(data: bytes, kind: type[T]) -> T | None:
-    import msgspec
-
     try:
         found: T = _decoder(kind).decode(zlib.decompress(data))
     except (ValueError, RecursionError, zlib.error, msgspec.MsgspecError):

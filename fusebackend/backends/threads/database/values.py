@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from fusebackend.backends.threads.database.rows import NOTHING, Damaged, LeftOut, Raw
 
 # The codes of LangGraph's serialiser (langgraph.checkpoint.serde.jsonplus).
@@ -213,16 +215,12 @@ def _decoded_pack(data: bytes) -> Any:
 
 
 def _split_pack(data: bytes) -> dict[Any, Any] | list[Any]:
-    import msgspec
-
     if not data or _members_of(data) > MAX_MEMBERS:
         raise ValueError("no members, or too many")
     return msgspec.msgpack.decode(data, type=dict[Any, msgspec.Raw] | list[msgspec.Raw])
 
 
 def _split_json(data: bytes) -> dict[Any, Any] | list[Any]:
-    import msgspec
-
     if data.count(b",") > MAX_VALUES * ALL_PIECES:
         raise ValueError("too many members")
     return msgspec.json.decode(data, type=dict[str, msgspec.Raw] | list[msgspec.Raw])
@@ -300,8 +298,6 @@ def _members_of(data: bytes) -> int:
 
 def parts_of(kind: str | None, data: Any) -> dict[str, Any]:
     """The members of a mapping, each as it is stored. Damaged."""
-    import msgspec
-
     try:
         found: dict[str, Any] = _codec(kind).decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -315,16 +311,15 @@ def joined(kind: str, members: Mapping[str, Any]) -> bytes:
 
 
 def _codec(kind: str | None) -> Any:
-    import msgspec
-
     return msgspec.msgpack if kind == "msgpack" else msgspec.json
 
 
 def pack(value: Any) -> Raw:
-    """Plain data as LangGraph stores it."""
+    """Plain data as LangGraph stores it. Damaged for anything else, such as an `Ext` or `LeftOut`, a dataclass."""
     library = _ormsgpack()
+    option = library.OPT_NON_STR_KEYS | library.OPT_REPLACE_SURROGATES | library.OPT_PASSTHROUGH_DATACLASS
     try:
-        return Raw("msgpack", library.packb(value, option=library.OPT_NON_STR_KEYS | library.OPT_REPLACE_SURROGATES))
+        return Raw("msgpack", library.packb(value, option=option))
     except TypeError as error:
         raise Damaged(f"a value can't be stored: {error}") from None
 

@@ -137,6 +137,16 @@ def test_a_move_is_one_change(desk: Bench) -> None:
 
 
 @one_database
+def test_a_move_takes_no_file_that_is_too_large_to_be_read(desk: Bench) -> None:
+    big = {"content": ["line"] * 500_001, "modified_at": "2025-01-02T03:04:05+00:00"}
+    agent = graphs.old_agent(desk.saver)
+    agent.invoke(user("go", updates=[{"/d/big.txt": big, "/d/small.txt": graphs.old_record("s")}]), thread("old"))
+    before = graphs.state_at(agent, thread("old"))["files"]
+    assert "more than 500,000 values" in (desk.backend.move("/old/head/d", "/old/head/e").error or "")
+    assert graphs.state_at(agent, thread("old"))["files"] == before
+
+
+@one_database
 def test_bytes_and_times_are_kept_as_deepagents_keeps_them(desk: Bench) -> None:
     agent = threadcases.plain(desk.saver)
     before = graphs.state_at(agent, thread("plain"))["files"]["/a.txt"]
