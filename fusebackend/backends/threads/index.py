@@ -4,7 +4,7 @@
 line is read once, checkpoint by checkpoint, and the index of it cached by the server (`index_cache.py`); later only the
 new checkpoints are read. A checkpoint whose mark has changed is read again, with all that follow it.
 
-The messages are indexed by themselves (`MessageIndex`) as long as nobody asks for more. They need one channel of each
+The messages alone are indexed (`MessageIndex`) as long as nobody asks for more. They need one channel of each
 checkpoint, so a search through the messages of all threads does not read their files and states: that took three
 quarters of it.
 """
@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import datetime
 import errno
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads import documents
@@ -23,7 +22,7 @@ from fusebackend.backends.threads.database.rows import Damaged, Saved, checkpoin
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, plain
 from fusebackend.backends.threads.lineage import Lineage, WholeCheckpoint
-from fusebackend.backends.threads.message_index import MAX_NOTE_CHARS, MessageIndex, Said
+from fusebackend.backends.threads.message_index import MAX_NOTE_CHARS, IndexedMessage, MessageIndex, Said
 from fusebackend.backends.threads.nodes import Record
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
@@ -31,9 +30,6 @@ from fusebackend.base.git_patch import Side, file_patch
 from fusebackend.base.recent import Recent
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keyed import ListedTree
-
-PART: Final = "steps"
-"""Of a line, in the cache."""
 
 RECENT_FILES: Final = 64
 """Checkpoints whose files are at hand while a line is read, to compare those of their children with."""
@@ -68,33 +64,47 @@ class Step(NamedTuple):
     error: str | None
 
 
+class CachedIndex(NamedTuple):
+    """What the cache has of a line."""
+
+    steps: list[Step]
+    said: list[Said]
+    """The conversations at the checkpoints that follow the steps."""
+    state_bytes: int
+    messages: list[IndexedMessage]
+    last: list[tuple[int, int]]
+    messages_bytes: int
+
+
 class LineIndex:
     """See the module's docstring.
 
     Attributes:
-        steps: the checkpoints, oldest first.
-        talk: the messages.
-        state_bytes: of `state.json`.
+        steps: the checkpoints, oldest first: all, or those of which more than the messages was read.
+        talk: the messages of all checkpoints.
+        state_bytes: of `state.json`, where all steps were read.
     """
 
     def __init__(self, lineage: Lineage, cache: IndexCache | None) -> None:
         self._lineage = lineage
         self._cache = cache
-        self.talk = MessageIndex(lineage, cache)
-        self._clear()
-
-    def _clear(self) -> None:
-        self.steps: list[Step] = []
-        self.state_bytes = 0
         self._files: Recent[str, Files] = Recent(RECENT_FILES)
+        self._begin(cache.get(lineage.place, CachedIndex) if cache is not None else None)
 
-    def _restore(self, known: int) -> None:
-        """Take from the cache the steps of the first checkpoints, as many as are `known`."""
-        found = self._cache.get(self._lineage.place, PART, KeptSteps) if self._cache is not None else None
-        if found is not None:
-            pairs = zip(found.steps, self.talk.said[:known], strict=False)
-            self.steps = [step for step, _ in takewhile(lambda pair: pair[0].said == pair[1], pairs)]
-            self.state_bytes = found.state_bytes
+    def _begin(self, known: CachedIndex | None = None) -> None:
+        index = known or CachedIndex([], [], 0, [], [], 0)
+        self.steps = index.steps
+        self.state_bytes = index.state_bytes
+        said = [step.said for step in index.steps] + index.said
+        self.talk = MessageIndex(self._lineage, said, index.messages, index.last, index.messages_bytes)
+
+    def _keep(self) -> None:
+        if self._cache is not None:
+            said = self.talk.said[len(self.steps) :]
+            kept = CachedIndex(
+                self.steps, said, self.state_bytes, self.talk.messages, self.talk.last, self.talk.messages_bytes
+            )
+            self._cache.put(self._lineage.place, kept)
 
     # -- reading the line --------------------------------------------------------------------------------------
 
@@ -104,8 +114,6 @@ class LineIndex:
         order = sorted(marks)
         known = self.talk.kept(order, marks)
         is_known = known == len(self.talk.said) == len(order)
-        if steps and not self.steps:
-            self._restore(known)
         del self.steps[known:]
         start = len(self.steps) if steps else known
         if is_known and start == known:
@@ -121,12 +129,11 @@ class LineIndex:
                 if moment is not None:
                     self._add(moment)
                 if checkpoint == order[-1]:
-                    self._end(messages=not is_known, steps=steps)
+                    self._end()
             if start == len(order):  # the newest ones were deleted
-                self._end(messages=not is_known, steps=steps)
+                self._end()
         except BaseException:
-            self._clear()
-            self.talk.clear()
+            self._begin()
             raise
         finally:
             self._files.clear()
@@ -207,19 +214,17 @@ class LineIndex:
             return self._files_at(parent.said.id, [])
         return {} if step.parent is None else None
 
-    def _end(self, *, messages: bool, steps: bool) -> None:
-        """All checkpoints are known. Called while what the newest one needs is at hand.
+    def _end(self) -> None:
+        """All checkpoints are known. Called while what the newest one needs is at hand."""
+        self.talk.end()
+        if len(self.steps) == len(self.talk.said):
+            self.state_bytes = len(documents.state_now(self._lineage))
+        self._keep()
 
-        Args:
-            messages, steps: which of the two have changed.
-        """
-        if messages:
-            self.talk.end()
-        if not steps:
-            return
-        self.state_bytes = len(documents.state_now(self._lineage))
-        if self._cache is not None:
-            self._cache.put(self._lineage.place, PART, KeptSteps(self.steps, self.state_bytes))
+    def measure(self, message_of: Callable[[int], Mapping[str, Any]]) -> None:
+        """As `MessageIndex.measure`."""
+        if self.talk.measure(message_of):
+            self._keep()
 
     # -- contents ----------------------------------------------------------------------------------------------
 
@@ -240,13 +245,6 @@ class LineIndex:
             if self.steps[place].version != self.steps[-1].version:
                 return place
         return None
-
-
-class KeptSteps(NamedTuple):
-    """What the cache has of a line's steps."""
-
-    steps: list[Step]
-    state_bytes: int
 
 
 # -- parts of a checkpoint -------------------------------------------------------------------------------------------

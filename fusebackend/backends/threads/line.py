@@ -12,8 +12,7 @@
                                                    documents: found when named, and not listed
 
 A line is made when its directory is read. It is *stale* when the database has news of it, and refreshed before anything
-of it is shown again. Names and sizes come from its `LineIndex`
-and `MessageIndex`.
+of it is shown again. Names and sizes come from its `LineIndex`.
 
 A `FilesDirectory` has the files as of now, or those at a checkpoint. It is filled from a dict of records when it is
 read. The files of a checkpoint are the records themselves; those of a head are nodes by path, whose contents change. A
@@ -282,9 +281,9 @@ class Line:
         return overview.transcript(talk, functools.partial(self._message, talk))
 
     def _transcript_bytes(self) -> int:
-        talk = self.talk()
-        talk.measure(functools.partial(self._message, talk))
-        return overview.transcript_size(talk)
+        index = self._fresh_index(steps=False)
+        index.measure(functools.partial(self._message, index.talk))
+        return overview.transcript_size(index.talk)
 
     def _message(self, talk: MessageIndex, number: int) -> Mapping[str, Any]:
         """A message by its place in the index."""

@@ -19,13 +19,9 @@ from fusebackend.backends.threads import documents
 from fusebackend.backends.threads.conversation import files_of, one_line, section, title
 from fusebackend.backends.threads.database.rows import CheckpointMark, Damaged
 from fusebackend.backends.threads.database.values import Message
-from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, encoded, plain
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.base.waiting import will_wait
-
-PART: Final = "messages"
-"""Of a line, in the cache."""
 
 MAX_NOTE_CHARS: Final = 120
 
@@ -91,20 +87,21 @@ class MessageIndex:
         messages_bytes: of `messages.jsonl`.
     """
 
-    def __init__(self, lineage: Lineage, cache: IndexCache | None) -> None:
+    def __init__(
+        self,
+        lineage: Lineage,
+        said: list[Said],
+        messages: list[IndexedMessage],
+        last: list[tuple[int, int]],
+        messages_bytes: int,
+    ) -> None:
         self._lineage = lineage
-        self._cache = cache
-        self.clear()
-        if cache is not None:
-            self._restore(cache.get(lineage.place, PART, KeptMessages))
-
-    def clear(self) -> None:
-        self.said: list[Said] = []
-        self.messages: list[IndexedMessage] = []
-        self.last: list[tuple[int, int]] = []
-        self.messages_bytes = 0
-        self._by_digest: dict[str, list[int]] = {}
+        self.said = said
+        self.messages = messages
+        self.last = last
+        self.messages_bytes = messages_bytes
         self._unread()
+        self._sort()
 
     def _unread(self) -> None:
         self._conversation: Mapping[str, Message] | None = None  # that was added last …
@@ -147,7 +144,7 @@ class MessageIndex:
 
     def _sort(self) -> None:
         """Sort the messages by content."""
-        self._by_digest = {}
+        self._by_digest: dict[str, list[int]] = {}
         for number, message in enumerate(self.messages):
             self._by_digest.setdefault(message.digest, []).append(number)
 
@@ -238,8 +235,12 @@ class MessageIndex:
         self.last.append((place, position))
         self._by_digest.setdefault(digest, []).append(number)
 
-    def measure(self, message_of: Callable[[int], Mapping[str, Any]]) -> None:
-        """Measure all sections of `transcript.md`. `message_of` gives a message by its place, as for the transcript."""
+    def measure(self, message_of: Callable[[int], Mapping[str, Any]]) -> bool:
+        """Measure all sections of `transcript.md`. Returns whether there were any to measure.
+
+        Args:
+            message_of: gives a message by its place, as for the transcript.
+        """
         unmeasured = [place for place, message in enumerate(self.messages) if message.section_bytes == UNMEASURED]
         if unmeasured:
             will_wait()
@@ -247,8 +248,7 @@ class MessageIndex:
             message = self.messages[place]
             size = len(section_bytes(place + 1, message_of(place), self.said[message.step].time_ns))
             self.messages[place] = message._replace(section_bytes=size)
-        if unmeasured:
-            self._keep()
+        return bool(unmeasured)
 
     def end(self) -> None:
         """All checkpoints are known. Called while what the newest one needs is at hand."""
@@ -259,28 +259,6 @@ class MessageIndex:
             self.messages_bytes = self.said[-1].messages_bytes
         else:
             self.messages_bytes = len(documents.messages_now(self._lineage))
-        self._keep()
-
-    def _keep(self) -> None:
-        if self._cache is not None:
-            kept = KeptMessages(self.said, self.messages, self.last, self.messages_bytes)
-            self._cache.put(self._lineage.place, PART, kept)
-
-    def _restore(self, found: KeptMessages | None) -> None:
-        if found is None:
-            return
-        self.said, self.messages, self.last = found.said, found.messages, found.last
-        self.messages_bytes = found.messages_bytes
-        self._sort()
-
-
-class KeptMessages(NamedTuple):
-    """What the cache has of a line's messages."""
-
-    said: list[Said]
-    messages: list[IndexedMessage]
-    last: list[tuple[int, int]]
-    messages_bytes: int
 
 
 def _plain(mark: CheckpointMark) -> list[Any]:

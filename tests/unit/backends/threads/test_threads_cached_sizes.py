@@ -129,12 +129,9 @@ def test_what_others_do_to_the_database_is_seen(database: str, cache: Path, chan
     assert with_cache != before
 
 
-def lacking(part: str) -> Callable[[Path], None]:
-    def delete_part(path: Path) -> None:
-        with changing(path) as connection:
-            assert connection.execute("DELETE FROM parts WHERE part = ?", (f"{part} {FORMAT}",)).rowcount == 1
-
-    return delete_part
+def of_another_format(path: Path) -> None:
+    with changing(path) as connection:
+        assert connection.execute("UPDATE indexes SET format = ?", (FORMAT - 1,)).rowcount == 1
 
 
 def overwritten(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
@@ -145,8 +142,7 @@ DAMAGES = {
     "no database": overwritten(lambda data: b"no database" * 1000),
     "its middle": overwritten(lambda data: data[: len(data) // 2] + b"\xff" * 500 + data[len(data) // 2 + 500 :]),
     "all behind its head": overwritten(lambda data: data[:4096] + b"X" * (len(data) - 4096)),
-    "no messages": lacking("messages"),
-    "no steps": lacking("steps"),
+    "another format": of_another_format,
 }
 
 
