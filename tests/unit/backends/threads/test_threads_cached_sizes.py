@@ -246,3 +246,12 @@ def test_messages_are_the_same_whatever_is_read_first(
         assert View(backend, "/t").tree() == steps
     with ThreadsBackend.from_sqlite(database) as backend:  # which finds both parts in the cache
         assert View(backend, "/t").tree() == steps
+
+
+def test_a_state_has_its_size_when_the_newest_checkpoints_are_deleted_and_messages_read_first(database: str) -> None:
+    with ThreadsBackend.from_sqlite(database) as backend:
+        View(backend, "/t").tree()
+        delete("DESC")(database)
+        backend.volume.follow()
+        View(backend, "/t/messages").tree()
+        assert View(backend, "/t").tree()["state.json"]
