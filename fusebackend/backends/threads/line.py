@@ -7,6 +7,7 @@
     head/…                                         the files now
     history/NAME/…                                 the files at a checkpoint; beside it NAME.state.json and
                                                    NAME.messages.jsonl
+    subgraphs/…                                    of a thread: a directory for each of its other namespaces
     blobs                                          a link to where deepagents keeps media
     history/@latest  @previous  @first             links to checkpoints and, with the same endings, to their
                                                    documents: found when named, and not listed
@@ -37,7 +38,7 @@ from fusebackend.backends.threads.computed import (
     Names,
 )
 from fusebackend.backends.threads.conversation import BLOBS, files_of
-from fusebackend.backends.threads.database.rows import Damaged, time_ns_of
+from fusebackend.backends.threads.database.rows import Damaged, Place, time_ns_of
 from fusebackend.backends.threads.index import LineIndex, Step
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.lineage import Lineage
@@ -55,7 +56,7 @@ from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
-from fusebackend.remote.keyed import ListedTree
+from fusebackend.remote.keyed import ListedTree, name_of
 
 HEAD: Final = b"head"
 HISTORY: Final = b"history"
@@ -67,6 +68,7 @@ README: Final = b"README.md"
 TRANSCRIPT: Final = b"transcript.md"
 CHECKPOINTS: Final = b"checkpoints.tsv"
 SPACE: Final = b"space.tsv"
+SUBGRAPHS: Final = b"subgraphs"
 
 REPEATING: Final = frozenset({HISTORY, MESSAGES, CHANGES, README, TRANSCRIPT, CHECKPOINTS, SPACE})
 """Names of what says the same as other files."""
@@ -128,6 +130,8 @@ class Shared(NamedTuple):
     conversations: Conversations
     blobs: bytes | None
     """The target of a thread's link `blobs`."""
+    directory: Callable[[DirectoryNode, bytes, Place], Node]
+    """Makes the directory of a sub-graph's line."""
 
 
 class Line:
@@ -138,8 +142,6 @@ class Line:
         self.stale = False
         self.version = 0
         """Grows with each refresh that has found something."""
-        self.subgraphs: DirectoryNode | None = None
-        """Of a thread's own line, once it is known; it lives as long as the line."""
         self.nodes = shared.nodes
         self.shared = shared
         self._index: LineIndex | None = None
@@ -154,6 +156,7 @@ class Line:
             self._of_files(CHANGES, self._change_names, self._patch_bytes),
             self.history,
         )
+        self._subgraphs = None if lineage.place.namespace else Subgraphs(self, directory)
         self._documents = self._all_documents()
         computed = {directory.name: directory for directory in self._computed}
         self._entries: dict[bytes, Node] = {HEAD: self.head, **computed, **self._documents}
@@ -164,7 +167,14 @@ class Line:
             self._entries[name] = Link(shared.nodes, target, self.time_ns)
 
     def entries(self) -> Mapping[bytes, Node]:
-        return self._entries
+        subgraphs = self.find(SUBGRAPHS)
+        return self._entries if subgraphs is None else {**self._entries, SUBGRAPHS: subgraphs}
+
+    def find(self, name: bytes) -> Node | None:
+        """Namespaces are queried only for their own name: a search looks up four other names in each thread."""
+        if name == SUBGRAPHS and self._subgraphs is not None and self._subgraphs.entries():
+            return self._subgraphs
+        return self._entries.get(name)
 
     # -- refreshing --------------------------------------------------------------------------------------------
 
@@ -178,6 +188,8 @@ class Line:
         try:
             if changed is None or changed:
                 self._refresh(changed)
+            if self._subgraphs is not None:
+                self._subgraphs.refresh(self.shared.found, everything=False)
         except BaseException:
             self.stale = True
             self.lineage.forget()  # the next refresh starts over
@@ -410,6 +422,32 @@ class History(ComputedDirectory):
             node.refresh(difference, everything=False)
         else:
             super()._changed(name, node, item, difference)
+
+
+class Subgraphs(ComputedDirectory):
+    """A directory for each namespace of a thread but its own. It is listed where there are any."""
+
+    __slots__ = ()
+
+    repeats = False
+
+    def __init__(self, line: Line, parent: DirectoryNode) -> None:
+        def names() -> Names:
+            return {name_of(space): Place(place.thread, space) for space in line.lineage.namespaces() if space}
+
+        def directory(name: bytes, item: Item) -> Node:
+            return line.shared.directory(self, name, item)
+
+        place = line.lineage.place
+        super().__init__(line.nodes, parent, SUBGRAPHS, line.fresh, names, directory)
+        self.date(parent.mtime_ns)
+
+    def refresh(self, difference: TreeDifference, *, everything: bool) -> None:
+        before = self._shown
+        super().refresh(difference, everything=everything)
+        if before is not None and bool(self._shown) != bool(before):
+            assert self.parent is not None
+            difference.of_name("deleted" if before else "created", self.parent, self.name, self)
 
 
 # -- directories of files --------------------------------------------------------------------------------------------

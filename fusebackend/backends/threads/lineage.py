@@ -337,6 +337,9 @@ class Lineage:
             found[name] += size
         return sorted(found.items(), key=lambda item: (-item[1], item[0]))
 
+    def namespaces(self) -> list[str]:
+        return self._database.namespaces(self.place.thread)
+
     def newest_id(self) -> str | None:
         return self._database.newest(self.place)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import time
 import weakref
 from collections import OrderedDict
@@ -21,13 +22,11 @@ from fusebackend.backends.threads.computed import ComputedDirectory, Item, Link,
 from fusebackend.backends.threads.conversation import slug, title
 from fusebackend.backends.threads.database.rows import Damaged, Database, Place, time_ns_of
 from fusebackend.backends.threads.index_cache import IndexCache
-from fusebackend.backends.threads.line import Conversations, Line, Shared
+from fusebackend.backends.threads.line import SUBGRAPHS, Conversations, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.nodes import DirectoryNode, Node, Nodes, Records, TreeDifference
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keyed import FILE_MARK, name_of, text_of
-
-SUBGRAPHS: Final = b"subgraphs"
 
 RECENT_LINES: Final = 64
 """Lines that are cached though the kernel holds none of their nodes. Where the database can't tell which lines have
@@ -53,7 +52,9 @@ class Tree:
         self.found = TreeDifference()
         self.used_at = 0.0  # by a call of the volume; in the seconds of `time.monotonic`
         self.cache = IndexCache(database.identity) if cache and database.identity is not None else None
-        self._shared = Shared(self.nodes, self.found, self.cache, Conversations(), blobs)
+        self._shared = Shared(
+            self.nodes, self.found, self.cache, Conversations(), blobs, functools.partial(LineDirectory, self)
+        )
         self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[Place, Line] = OrderedDict()
         self.root = Root(self)
@@ -104,8 +105,6 @@ class Tree:
         lines = list(self._lines.values()) if self.database.tells else list(self._recent.values())
         for line in lines:
             line.fresh()
-            if isinstance(line.subgraphs, Subgraphs):
-                line.subgraphs.fresh()
 
     def let_go(self) -> None:
         """Drop most of the lines that the kernel does not hold, and all values."""
@@ -161,86 +160,30 @@ class LineDirectory(DirectoryNode):
         self.place = place
 
     def entries(self) -> Mapping[bytes, Node]:
-        return self._tree.line(self).entries()
+        return self._tree.line(self).entries() if self.nlink else {}
+
+    def find(self, name: bytes) -> Node | None:
+        return self._tree.line(self).find(name) if self.nlink else None
 
     def xattrs(self) -> dict[bytes, bytes]:
         return {b"user.fusebackend.namespace": self.place.namespace.encode("utf-8", "surrogateescape")}
 
 
 class ThreadDirectory(LineDirectory):
-    """A thread's own line, and its `subgraphs`."""
+    """That of a thread."""
 
-    __slots__ = ("gone",)
-
-    def __init__(self, tree: Tree, parent: DirectoryNode, name: bytes, thread: str, mtime_ns: int = 0) -> None:
-        super().__init__(tree, parent, name, Place(thread, ""), mtime_ns)
-        self.gone = False
-
-    def entries(self) -> Mapping[bytes, Node]:
-        if self.gone:
-            return {}
-        line = self._tree.line(self)
-        subgraphs = self._subgraphs_of(line)
-        if subgraphs is None:
-            subgraphs = line.subgraphs = Subgraphs(self._tree, self, line)
-        entries = dict(line.entries())
-        if subgraphs.entries():
-            entries[SUBGRAPHS] = subgraphs
-        return entries
-
-    def find(self, name: bytes) -> Node | None:
-        """Namespaces are queried only for their own name: a search looks up four other names in each thread."""
-        if name == SUBGRAPHS or self.gone:
-            return super().find(name)
-        return self._tree.line(self).entries().get(name)
-
-    def _subgraphs_of(self, line: Line | None) -> Subgraphs | None:
-        found = line.subgraphs if line is not None else None
-        assert found is None or isinstance(found, Subgraphs)
-        return found
+    __slots__ = ()
 
     def written(self) -> None:
         """Something was written to one of its namespaces."""
-        subgraphs = self._subgraphs_of(self._tree.known_line(self.place))
-        if subgraphs is not None:
-            subgraphs.stale = True
+        line = self._tree.known_line(self.place)
+        if line is not None:
+            line.stale = True
         else:
             self._tree.found.forgotten(self, SUBGRAPHS)
 
     def xattrs(self) -> dict[bytes, bytes]:
         return {b"user.fusebackend.thread": self.place.thread.encode("utf-8", "surrogateescape")}
-
-
-class Subgraphs(ComputedDirectory):
-    """A directory for each namespace of a thread but its own. It belongs to the thread's own line."""
-
-    __slots__ = ("_line", "_thread", "_tree", "stale")
-
-    repeats = False
-
-    def __init__(self, tree: Tree, parent: ThreadDirectory, line: Line) -> None:
-        super().__init__(tree.nodes, parent, SUBGRAPHS, self.fresh, self._namespaces, self._of_namespace)
-        self.date(parent.mtime_ns)
-        self._tree = tree
-        self._thread = parent.place.thread
-        self._line = line  # a held directory keeps its line
-        self.stale = False
-
-    def fresh(self) -> None:
-        if not self.stale or self._shown is None:
-            return
-        before = bool(self._shown)
-        self.refresh(self._tree.found, everything=False)
-        self.stale = False
-        if bool(self._shown) != before:
-            assert self.parent is not None
-            self._tree.found.of_name("deleted" if before else "created", self.parent, self.name, self)
-
-    def _namespaces(self) -> Names:
-        return {name_of(space): (space,) for space in self._tree.database.namespaces(self._thread) if space}
-
-    def _of_namespace(self, name: bytes, item: Item) -> Node:
-        return LineDirectory(self._tree, self, name, Place(self._thread, *item))
 
 
 LATEST: Final = b"@latest"
@@ -376,12 +319,11 @@ class Root(DirectoryNode):
 
     def _add(self, name: bytes, thread: str, checkpoint: str | None) -> ThreadDirectory:
         time_ns = (time_ns_of(checkpoint) if checkpoint is not None else None) or 0
-        node = self._entries[name] = ThreadDirectory(self._tree, self, name, thread, time_ns)
+        node = self._entries[name] = ThreadDirectory(self._tree, self, name, Place(thread, ""), time_ns)
         return node
 
     def _remove(self, name: bytes) -> None:
         node = self._entries.pop(name)
-        node.gone = True
         node.nlink = 0
         self._tree.found.of_name("deleted", self, name, node)
 
