@@ -54,15 +54,12 @@ from fusebackend.databases.sqlite import (
 COUNTING_SHARE: Final = 1 / 20
 """Of the time, at most, that goes into counting rows."""
 
-IDS_AT_ONCE: Final = 500
-"""In one statement, at most."""
+IDS_AT_ONCE: Final = 32
+"""In one statement. Until it ends, no writer can commit to a file with a rollback journal, which SqliteSaver makes one
+with a WAL: an old thread's checkpoints hold all of its files, and 32 of a megabyte take 40 ms."""
 
 ROWS_AT_ONCE: Final = 20_000
 """Counted in one statement: some milliseconds."""
-
-PORTION_S: Final = 0.05
-"""How long a query takes, as far as its portions can be made small enough: until it ends, no writer can commit to a
-file with a rollback journal."""
 
 
 def _placeholders(statement: str) -> str:
@@ -125,7 +122,6 @@ class SqliteDatabase(SaverTables):
         self._translated = translate_errors(f"'{path}' can't be read", lambda _: errno.EIO)
         self.identity = f"sqlite:{os.path.realpath(path)}"
         self._immutable = False
-        self._at_once = 16  # ids in a statement
         self._writer: DatabaseFile | None = None
         self._at = DatabaseFile(path, self._opened, follows=follows)
         try:
@@ -215,7 +211,7 @@ class SqliteDatabase(SaverTables):
         return counted
 
     def _count_rows(self, table: str, last: int) -> int:
-        """In portions of whole threads, as `PORTION_S` asks for."""
+        """In portions of whole threads, so that a writer can commit between two."""
         rows, start, more = 0, "", True
         while more:
             ends = self._ask(
@@ -317,18 +313,10 @@ class SqliteDatabase(SaverTables):
 
     def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
         rows: list[Any] = []
-        start = 0
-        while start < len(checkpoints):
-            some = checkpoints[start : start + self._at_once]
-            ids = {f"id{number}": id_ for number, id_ in enumerate(some)}
+        for start in range(0, len(checkpoints), IDS_AT_ONCE):
+            ids = {f"id{number}": id_ for number, id_ in enumerate(checkpoints[start : start + IDS_AT_ONCE])}
             among = f"({', '.join(f'CAST(:{name} AS TEXT)' for name in ids)})"
-            began = self._clock()
             rows += self._ask(statement.replace("{among}", among), **place._asdict(), **ids, **values)
-            took_s = self._clock() - began
-            start += len(some)
-            if len(some) == self._at_once or took_s > PORTION_S / 2:
-                in_time = int(len(some) * PORTION_S / 2 / max(took_s, 1e-6))
-                self._at_once = max(1, min(len(some) * 4, IDS_AT_ONCE, in_time))
         return rows
 
 

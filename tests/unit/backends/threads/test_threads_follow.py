@@ -432,28 +432,6 @@ def test_rows_are_counted_in_portions_and_added_ones_are_no_deletion(
     assert opened.news() == News(False, frozenset({Place("later", "")}))
 
 
-def test_queries_become_smaller_where_they_take_long(
-    database: tuple[SqliteDatabase, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened, _ = database
-    now, sizes, step_s = [0.0], [], [1.0]
-
-    def ask(statement: str, **values: object) -> list[object]:
-        now[0] += step_s[0]
-        sizes.append(sum(name.startswith("id") for name in values))
-        return plain(statement, **values)
-
-    plain = opened._ask
-    monkeypatch.setattr(opened, "_ask", ask)
-    monkeypatch.setattr(opened, "_clock", lambda: now[0])
-    opened.writes(Place("one", ""), [str(number) for number in range(20)])
-    assert sizes == [16, 1, 1, 1, 1]
-    step_s[0] = 0.001
-    sizes.clear()
-    opened.writes(Place("one", ""), [str(number) for number in range(1000)])
-    assert sizes == [1, 4, 16, 64, 256, 500, 159]
-
-
 def test_checkpoints_are_read_in_a_thread(tmp_path: Path) -> None:
     """The mount calls on its own loop first, where other routes would wait for a long conversation."""
     where = str(tmp_path / "threads.db")
