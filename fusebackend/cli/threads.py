@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 import click
 
+from fusebackend.backends.threads.backend import database_of
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, media_in, prune, weighed, with_media
 from fusebackend.cli.progress import progress
@@ -145,12 +146,4 @@ def _words(found: Sequence[PrunedThread]) -> str:
 
 def _opened(text: str) -> SaverTables:
     """The database of a URL, or of a path."""
-    url = urls.parse(text if text.startswith("threads+") else f"threads+sqlite:{text}")
-    if url.scheme == "threads+sqlite":
-        from fusebackend.backends.threads.database.sqlite import SqliteDatabase
-
-        return SqliteDatabase(url.rest)
-    from fusebackend.backends.threads.database.postgres import PostgresDatabase
-    from fusebackend.databases.urls import conninfo_of
-
-    return PostgresDatabase(conninfo_of(url))
+    return database_of(urls.parse(text if text.startswith("threads+") else f"threads+sqlite:{text}"))

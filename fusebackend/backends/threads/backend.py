@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,15 +9,16 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from fusebackend.backends.threads.database.activity import QUIET_S
 from fusebackend.backends.threads.database.rows import Damaged, Database
-from fusebackend.backends.threads.line import HEAD, REPEATING
+from fusebackend.backends.threads.database.sql import SaverTables
+from fusebackend.backends.threads.line import REPEATING
 from fusebackend.backends.threads.nodes import FileNode
-from fusebackend.backends.threads.volume import ThreadsVolume
+from fusebackend.backends.threads.volume import ThreadsVolume, is_below_head
 from fusebackend.base import asked, errors
 from fusebackend.base.errors import oserror
 from fusebackend.base.globs import Matcher, compile_glob
-from fusebackend.base.paths import AgentPath, PathError
+from fusebackend.base.paths import AgentPath
 from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
-from fusebackend.protocol import Attr, DeleteResult, FileUploadResponse, OnExists, Volume
+from fusebackend.protocol import Attr, FileUploadResponse, OnExists, Volume
 from fusebackend.protocol.scheme import ON_EXISTS, Parameter, Scheme, Url, auto_or_off, one_of, seconds
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, read_with
@@ -65,14 +65,14 @@ class ThreadsBackend(VolumeBackend):
         "threads+sqlite": Scheme(
             "threads+sqlite:PATH",
             "a LangGraph checkpoint database: every thread, its files now and at each checkpoint",
-            lambda url: open_sqlite(url),
+            lambda url: open_threads(url),
             takes="path",
             parameters=PARAMETERS,
         ),
         "threads+postgres": Scheme(
             "threads+postgres:DSN",
             "the same in PostgreSQL",
-            lambda url: open_postgres(url),
+            lambda url: open_threads(url),
             parameters=PARAMETERS,
             passed_on=LIBPQ_WORDS,
         ),
@@ -160,14 +160,6 @@ class ThreadsBackend(VolumeBackend):
     def _search(self, path: str, matcher: Matcher | None, pattern: str | None = None) -> Search:
         return ThreadsSearch(self.volume, path, matcher, self.max_search_bytes)
 
-    def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
-        """Only below a head. A whole thread is refused at once, before a part of it is deleted."""
-        with contextlib.suppress(OSError, PathError):
-            if not _is_below_head(names_of(file_path)):
-                why = os.strerror(errno.EROFS)
-                return DeleteResult(error=f"Error deleting '{file_path}': {why}")
-        return super().delete(file_path, if_version=if_version)
-
     def upload_files(
         self,
         files: list[tuple[str, bytes]],
@@ -207,13 +199,9 @@ def _by_head(files: list[tuple[str, bytes]]) -> dict[bytes, dict[int, AgentPath]
             below = AgentPath("/" + b"/".join(names[2:]).decode("utf-8"))
         except (OSError, ValueError):
             continue
-        if _is_below_head(names) and isinstance(content, (bytes, bytearray, memoryview)):
+        if is_below_head(names) and isinstance(content, (bytes, bytearray, memoryview)):
             found.setdefault(names[0], {})[index] = below
     return found
-
-
-def _is_below_head(names: Sequence[bytes]) -> bool:
-    return len(names) > 2 and names[1] == HEAD
 
 
 # -- searching -------------------------------------------------------------------------------------------------------
@@ -303,19 +291,21 @@ class ThreadsWalk(FileWalk):
 # -- URLs ------------------------------------------------------------------------------------------------------------
 
 
-def open_sqlite(url: Url) -> ThreadsBackend:
-    """The backend of `threads+sqlite:PATH`."""
+def open_threads(url: Url) -> ThreadsBackend:
+    """The backend of a URL."""
     with url_errors(url):
-        return ThreadsBackend.from_sqlite(url.rest, **_options(url))
+        options = {name: value for name, value in url.parameters.items() if name in PARAMETERS}
+        return ThreadsBackend(database_of(url), **options)
 
 
-def open_postgres(url: Url) -> ThreadsBackend:
-    """The backend of `threads+postgres:DSN`."""
+def database_of(url: Url) -> SaverTables:
+    """The database of `threads+sqlite:PATH` or `threads+postgres:DSN`. UrlError; OSError; ModuleNotFoundError."""
+    if url.scheme == "threads+sqlite":
+        from fusebackend.backends.threads.database.sqlite import SqliteDatabase
+
+        return SqliteDatabase(url.rest)
     require_modules(url, "langgraph", "ormsgpack")
     require_modules(url, "postgres", "psycopg")
-    with url_errors(url):
-        return ThreadsBackend.from_postgres(conninfo_of(url), **_options(url))
+    from fusebackend.backends.threads.database.postgres import PostgresDatabase
 
-
-def _options(url: Url) -> dict[str, Any]:
-    return {name: value for name, value in url.parameters.items() if name in PARAMETERS}
+    return PostgresDatabase(conninfo_of(url))

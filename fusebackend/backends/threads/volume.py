@@ -38,6 +38,7 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Observer, StatFs
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.volumes.native import NativeVolume
+from fusebackend.volumes.walk import names_of
 
 log = logging.getLogger(__name__)
 
@@ -272,6 +273,11 @@ class ThreadsVolume(NativeVolume):
             remove(tables, thread.place.thread, checkpoint)
         self.pruned()
 
+    def require_removable(self, path: str) -> None:
+        """EROFS but below a head: a whole thread is refused at once, before a part of it is deleted."""
+        if not is_below_head(names_of(path)):
+            raise oserror(errno.EROFS)
+
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self._asked:
             head = self._writable(parent)
@@ -493,6 +499,10 @@ class ThreadsVolume(NativeVolume):
                 self._database.close()
                 if self._tree.cache is not None:
                     self._tree.cache.close()
+
+
+def is_below_head(names: Sequence[bytes]) -> bool:
+    return len(names) > 2 and names[1] == HEAD
 
 
 class _Entered:
