@@ -497,8 +497,6 @@ class ThreadsVolume(NativeVolume):
             self._feed.stop()
             with self.lock:
                 self._database.close()
-                if self._tree.cache is not None:
-                    self._tree.cache.close()
 
 
 def is_below_head(names: Sequence[bytes]) -> bool:
