@@ -22,7 +22,7 @@ import msgspec
 from fusebackend.backends.threads.database.rows import Place
 from fusebackend.base import xdg
 
-FORMAT: Final = 12
+FORMAT: Final = 13
 """Of an index. Any other number, and any change in how documents look, is a reason to read the line again."""
 
 MAX_BYTES: Final = 256 << 20

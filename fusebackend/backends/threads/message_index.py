@@ -36,10 +36,8 @@ class Said(NamedTuple):
     id: str
     mark: list[Any]
     time_ns: int
-    messages: int
-    """In the conversation …"""
     added: int
-    """… and how many of them no older checkpoint has."""
+    """Messages that no older checkpoint has."""
     messages_bytes: int
     tools: list[str]
     """The tools whose results it brought."""
@@ -164,8 +162,8 @@ class MessageIndex:
                 tools = self._follow(conversation, time_ns, sections=sections)
             size = self._read[-1].end if self._read else 0
         self._conversation = conversation
-        count, added = len(conversation), len(self.messages) - known
-        self.said.append(Said(checkpoint, _plain(mark), time_ns, count, added, size, tools, error))
+        added = len(self.messages) - known
+        self.said.append(Said(checkpoint, _plain(mark), time_ns, added, size, tools, error))
 
     def _follow(self, conversation: Mapping[str, Message], time_ns: int, *, sections: bool) -> list[str]:
         """Go on from the conversation added last to that of the next checkpoint. Returns the tools with new results."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from fusebackend.backends.threads.conversation import BLOBS
-from fusebackend.backends.threads.database.activity import INTERRUPT
+from fusebackend.backends.threads.database.activity import INTERRUPT, TASKS
 from fusebackend.backends.threads.database.rows import Damaged, Outline, Place, Portion, time_ns_of
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.protocol import PrunedThread, ThreadSize
@@ -44,7 +44,6 @@ MOST_AT_ONCE: Final = 64
 MOST_PLANS: Final = 10
 """Of one thread, when others go on from what is about to go."""
 
-_TASKS: Final = "__pregel_tasks"
 _SENDS_IN_STATE: Final = 4
 """From this version of the format on, a checkpoint has its own sends; before, its parent's writes have them."""
 
@@ -148,8 +147,8 @@ def _links(
     for row in rows:
         if (namespace, row.id) not in chosen:
             continue
-        if row.version < _SENDS_IN_STATE and row.parent in by_id and _TASKS in by_id[row.parent].writes:
-            found.setdefault(row.parent, set()).add(_TASKS)
+        if row.version < _SENDS_IN_STATE and row.parent in by_id and TASKS in by_id[row.parent].writes:
+            found.setdefault(row.parent, set()).add(TASKS)
         wanted = {channel for channel in deltas if channel in row.versions and not row.stores(channel)}
         following, met = row.parent, {row.id}
         while wanted and following in by_id and following not in met:

@@ -32,7 +32,7 @@ PRUNED_NEXT: Final = "pruned_next"
 _CONTROL: Final = frozenset({INTERRUPT, RESUME, ERROR, HANDLED, "__scheduled__"})
 """Channels with events of a task, and not its output."""
 
-_TASKS: Final = "__pregel_tasks"
+TASKS: Final = "__pregel_tasks"
 _START: Final = "__start__"
 _INPUT: Final = "__input__"
 
@@ -84,7 +84,7 @@ def next_nodes(saved: Saved) -> tuple[str, ...]:
     """The nodes that run after a checkpoint, each as often as it will."""
     if isinstance(known := saved.metadata.get(PRUNED_NEXT), list):
         return tuple(map(str, known))
-    sent = saved.values.get(_TASKS)
+    sent = saved.values.get(TASKS)
     nodes = [_sent_to(item) for item in sent] if isinstance(sent, (list, tuple)) else []
     triggered = []
     for channel, value in saved.values.items():

@@ -29,17 +29,14 @@ import msgspec
 from fusebackend.backends.threads.database.rows import NOTHING, Damaged, LeftOut, Raw
 
 # The codes of LangGraph's serialiser (langgraph.checkpoint.serde.jsonplus).
-SINGLE_ARGUMENT: Final = 0
-POSITIONAL: Final = 1
+_OBJECTS: Final = range(6)
+"""Objects by their class and, in this order: one argument, a list of them, keywords, those of a method, the fields of a
+Pydantic 1 model, of a Pydantic 2 model."""
+
 KEYWORDS: Final = 2
-METHOD: Final = 3
-PYDANTIC_V1: Final = 4
-PYDANTIC_V2: Final = 5
 NUMPY: Final = 6
 SNAPSHOT: Final = 7
 """A delta channel's whole value."""
-
-_NAMED = frozenset({SINGLE_ARGUMENT, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_V1, PYDANTIC_V2})
 
 _PLAIN_CLASSES = frozenset({
     "builtins.set", "builtins.frozenset", "collections.deque", "datetime.date", "datetime.datetime", "decimal.Decimal",
@@ -63,7 +60,7 @@ class Ext:
     @property
     def is_object(self) -> bool:
         """Whether it stands for an object of some class."""
-        return self.code in _NAMED
+        return self.code in _OBJECTS
 
     @property
     def class_name(self) -> str | None:
@@ -569,7 +566,7 @@ def update(channel: Channel, value: Mapping[str, Any], written: Iterable[Any]) -
 def overwriting(value: Any) -> Any:
     """The value of an `Overwrite`, in each of its three forms; `NOTHING` for any other write."""
     if isinstance(value, Ext):
-        if value.code == 2 and value.class_name == _OVERWRITE_CLASS:
+        if value.code == KEYWORDS and value.class_name == _OVERWRITE_CLASS:
             arguments = value.parts()[2]
             return arguments.get("value") if isinstance(arguments, Mapping) else NOTHING
         return NOTHING
