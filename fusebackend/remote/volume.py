@@ -575,13 +575,14 @@ class RemoteVolume(NativeVolume):
             self._tree.expire()
             self.remote.expire()
 
-    def told(self, *changed: AgentPath, reports: Sequence[Change] = ()) -> None:
-        """These paths were changed past this volume: drop what was cached, and tell of it."""
+    def told(self, *changed: AgentPath, reports: Sequence[Change] = ()) -> list[Change]:
+        """These paths were changed past this volume: drop what was cached, and tell of it. Returns what was told."""
         with self.changing() as changes:
             self.expire()
             for path in changed:
                 changes += _changes_at(self._tree, path)
             changes += reports
+        return changes
 
     @property
     def trouble(self) -> tuple[float, str] | None:

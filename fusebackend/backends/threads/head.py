@@ -81,14 +81,12 @@ class HeadFiles(Remote):
         return found is not None and found.is_dir == key.endswith("/")
 
     def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
-        data = self._data(_path(key))
-        return None if data is None else Head(len(data), digest_of(data), content=data)
-
-    def _data(self, path: AgentPath) -> bytes | None:
-        """The bytes of a file, None where there is none."""
-        key = self._look().key(path)
+        found = self._look().key(_path(key))
+        if found is None:
+            return None
         with _undamaged():
-            return None if key is None else self._seen[key].data()
+            data = self._seen[found].data()
+        return Head(len(data), digest_of(data), content=data)
 
     @property
     def is_damaged(self) -> bool:

@@ -238,14 +238,6 @@ class LineIndex:
         before = self._lineage.files_at(step.parent) if step.parent is not None else {}
         return patch_of(step, self.talk.title_at(place), before, files)
 
-    @property
-    def previous(self) -> int | None:
-        """The place of the newest checkpoint with other files than the newest one."""
-        for place in range(len(self.steps) - 2, -1, -1):
-            if self.steps[place].version != self.steps[-1].version:
-                return place
-        return None
-
 
 # -- parts of a checkpoint -------------------------------------------------------------------------------------------
 

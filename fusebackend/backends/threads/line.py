@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import errno
 import functools
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, Union
 
@@ -54,6 +53,7 @@ from fusebackend.backends.threads.nodes import (
 from fusebackend.backends.threads.overview import Space
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
+from fusebackend.base.recent import Recent
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keyed import ListedTree, name_of
@@ -88,21 +88,20 @@ class Conversations:
     """The messages at checkpoints whose messages were read last."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[object, str], tuple[list[Mapping[str, Any]], int]] = OrderedDict()
+        self._known: Recent[tuple[object, str], tuple[list[Mapping[str, Any]], int]] = Recent(RECENT_CONVERSATIONS)
 
     def at(self, lineage: Lineage, step: Said) -> list[Mapping[str, Any]]:
         """The conversation at a checkpoint. Damaged; OSError."""
         key = (lineage.place, step.id)
-        found = self._known.get(key)
+        found = self._known.use(key)
         if found is not None:
-            self._known.move_to_end(key)
             return found[0]
         if step.messages_bytes > QUICK_BYTES:
             will_wait()
         conversation: list[Mapping[str, Any]] = list(lineage.messages_at(step.id))
         lineage.let_go_messages()
         self._known[key] = conversation, step.messages_bytes
-        while len(self._known) > 1 and (len(self._known) > RECENT_CONVERSATIONS or self.is_large):
+        while len(self._known) > 1 and self.is_large:
             self._known.popitem(last=False)
         return conversation
 
@@ -147,7 +146,7 @@ class Line:
         self._index: LineIndex | None = None
         self._indexed = (-1, False)  # the version that it has seen, and whether with its steps
         self._space = (-1, Space(b"", 0))  # a version, and what was weighed then
-        self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
+        self._recent: Recent[int, FilesDirectory] = Recent(RECENT_CHECKPOINTS, FilesDirectory.let_go)
         self.directory = directory
         self.head = FilesDirectory(self, directory, HEAD, 0)
         self.history = History(self, directory)
@@ -230,9 +229,6 @@ class Line:
     def looked_into(self, directory: FilesDirectory) -> None:
         if directory.checkpoint is not None:
             self._recent[directory.node] = directory
-            self._recent.move_to_end(directory.node)
-            if len(self._recent) > RECENT_CHECKPOINTS:
-                self._recent.popitem(last=False)[1].let_go()
 
     def let_go(self) -> None:
         """Drop values that the kernel does not hold. They may have a megabyte or more."""
@@ -393,8 +389,7 @@ class History(ComputedDirectory):
         if name in (LATEST, FIRST):
             return steps[-1 if name == LATEST else 0] if steps else None
         if name == PREVIOUS:
-            place = self.line.index().previous
-            return None if place is None else steps[place]
+            return next((step for step in reversed(steps) if step.version != steps[-1].version), None)
         return None
 
     def _list(self) -> Names:

@@ -14,7 +14,6 @@ import datetime
 import functools
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
@@ -25,7 +24,9 @@ from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.line import SUBGRAPHS, Conversations, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.nodes import DirectoryNode, Node, Nodes, Records, TreeDifference
+from fusebackend.base.recent import Recent
 from fusebackend.base.waiting import will_wait
+from fusebackend.protocol import Change
 from fusebackend.remote.keyed import FILE_MARK, name_of, text_of
 
 RECENT_LINES: Final = 64
@@ -56,7 +57,7 @@ class Tree:
             self.nodes, self.found, self.cache, Conversations(), blobs, functools.partial(LineDirectory, self)
         )
         self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
-        self._recent: OrderedDict[Place, Line] = OrderedDict()
+        self._recent: Recent[Place, Line] = Recent(RECENT_LINES, Line.let_go)
         self.root = Root(self)
 
     def line(self, directory: LineDirectory) -> Line:
@@ -67,9 +68,6 @@ class Tree:
             line = Line(self._shared, directory, Lineage(self.database, place, self.records))
             self._lines[place] = line
         self._recent[place] = line
-        self._recent.move_to_end(place)
-        if len(self._recent) > RECENT_LINES:
-            self._recent.popitem(last=False)[1].let_go()
         line.fresh()
         return line
 
@@ -142,11 +140,10 @@ class Tree:
             found = ""
         return time_ns_of(order[0]) or 0, found
 
-    def take(self) -> TreeDifference:
+    def take(self) -> list[Change]:
         """The changes that were found since the last call."""
-        found = TreeDifference()
-        found.changes, self.found.changes = self.found.changes, []
-        return found
+        changes, self.found.changes = self.found.changes, []
+        return changes
 
 
 class LineDirectory(DirectoryNode):

@@ -29,7 +29,7 @@ from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.head import HeadFiles
 from fusebackend.backends.threads.line import HEAD, FilesDirectory, Line
-from fusebackend.backends.threads.nodes import Node, blocks_of
+from fusebackend.backends.threads.nodes import Node, Nodes, blocks_of
 from fusebackend.backends.threads.prune import remove
 from fusebackend.backends.threads.tree import LineDirectory, ThreadDirectory, Tree
 from fusebackend.base import errors, heap, paths, waiting
@@ -80,16 +80,6 @@ class WritableHead:
         self.root = FIRST + (index << NODE_BITS)
         self.files = HeadFiles(tree.database, self.line, RunWatch(quiet_s), partial(tree.poll, now=True))
         self.tree = RemoteVolume(self.files, first_node=self.root)
-
-    def written(self, changed: Sequence[AgentPath]) -> list[Change]:
-        """Update the tree after writes to these paths that bypassed it; returns the changes for caches."""
-        found: list[Change] = []
-        end = self.tree.subscribe(found.append)
-        try:
-            self.tree.told(*changed)
-        finally:
-            end()
-        return found
 
     def line(self) -> Line:
         return self._threads.line(self._directory)
@@ -173,6 +163,11 @@ class ThreadsVolume(NativeVolume):
         if index >= len(self._heads):
             raise oserror(errno.ESTALE)
         return self._heads[index]
+
+    def _owner(self, node: int) -> RemoteVolume | Nodes:
+        """What counts the kernel's references to a node."""
+        head = self._head(node)
+        return self._tree.nodes if head is None else head.tree
 
     def _writable(self, node: int) -> WritableHead:
         """The head that a node is in, which may be written to. EROFS, EBUSY, ENOTSUP."""
@@ -386,7 +381,7 @@ class ThreadsVolume(NativeVolume):
             head = self._writable(root.node)
             replaced = {path for path, _ in files if head.files.has(path[1:])}
             found = head.files.store(files)
-            changes += head.written([path for path, _ in files])
+            changes += head.tree.told(*(path for path, _ in files))
             above = paths.join(paths.join(ROOT, paths.to_text(thread)), paths.to_text(HEAD))
             for (path, _), error in zip(files, found, strict=True):
                 if error is None:
@@ -396,21 +391,14 @@ class ThreadsVolume(NativeVolume):
     # -- life --------------------------------------------------------------------------------------------------
 
     def hold(self, node: int) -> None:
-        head = self._head(node)
-        if head is None:
-            self._tree.nodes.hold(node)
-        else:
-            head.tree.hold(node)
+        self._owner(node).hold(node)
 
     def forget(self, nodes: Iterable[int]) -> None:
-        gone: dict[WritableHead | None, list[int]] = {}
+        gone: dict[RemoteVolume | Nodes, list[int]] = {}
         for node in nodes:
-            gone.setdefault(self._head(node), []).append(node)
-        for head, forgotten in gone.items():
-            if head is None:
-                self._tree.nodes.forget(forgotten)
-            else:
-                head.tree.forget(forgotten)
+            gone.setdefault(self._owner(node), []).append(node)
+        for owner, forgotten in gone.items():
+            owner.forget(forgotten)
 
     def statfs(self) -> StatFs:
         return STATFS if self.features.read_only else STATFS_OF_HEADS
@@ -445,9 +433,9 @@ class ThreadsVolume(NativeVolume):
         """Refresh the tree from the database, and notify caches and watchers."""
         with self._locked:
             self._tree.refresh()
-            found = self._tree.take()
-        if found:
-            self.publish(*found.changes)
+            changes = self._tree.take()
+        if changes:
+            self.publish(*changes)
 
     def tidy(self) -> None:
         """Give memory back after the kernel has dropped most of its inodes, or a large conversation was read."""

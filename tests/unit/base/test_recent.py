@@ -16,3 +16,11 @@ def test_the_item_used_least_recently_goes() -> None:
     recent["c"] = 5
     recent["e"] = 6
     assert list(recent.items()) == [("d", 4), ("c", 5), ("e", 6)]
+
+
+def test_what_is_dropped_is_told_of():
+    dropped = []
+    recent = Recent(2, dropped.append)
+    for key in (1, 2, 1, 3):
+        recent[key] = -key
+    assert dropped == [-2]
