@@ -3,10 +3,10 @@
 A snapshot's tree is that of all routes as they are attached now (`composed.py`): each route has its snapshot of that
 name, and is an empty directory where there is none of it. Nothing can be changed (EROFS).
 
-A node is the snapshot's slot, the route and the route's own node in the bits of one number, so that most nodes need no
-record. Where these don't fit (the 4,096th snapshot that is looked at in a session, the 32nd route, a node from 2³¹ on)
-a node is numbered when it is first seen. A number stays as long as the snapshot, and is never used for another file.
-The slot is the number of the first route's snapshot where it can be: nodes are then the same after a remount.
+A node is a block and the low bits of the route's own node in one number, so that no node needs a record. A block is a
+route of a snapshot, and the high bits that its nodes have in common: most volumes count theirs from 1, and have one
+block. A number stays as long as the snapshot, and is never used for another file. The first block of a route follows
+from the numbers of the snapshot and the route where it can: nodes are then the same after a remount.
 
 Any thread. `lock` guards the tables here, and is taken before those of the volumes. After a snapshot was deleted, its
 nodes are ESTALE.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,22 +38,15 @@ from fusebackend.trees.snapshots import Parts, Snapshots
 from fusebackend.vfs.pseudo_files import own_attr
 from fusebackend.volumes.native import NativeVolume
 
-NODE_BITS, ROUTE_BITS = 31, 5
-SLOT_SHIFT = NODE_BITS + ROUTE_BITS
-SLOTS = (MAX_NODE + 1) >> SLOT_SHIFT
-"""Slots of snapshots; slot 0 is for the root and for nodes that were numbered one by one."""
+LOW_BITS = 24
+"""Of a node, those that stay in its number. A `postgres:` volume goes on elsewhere after each start of its server
+(`backends/postgres/schema.py`), so its nodes lie in a few blocks."""
 
-WAYS = (1 << ROUTE_BITS) - 1
-"""In place of a route, in the nodes of directories that lead to a prefix."""
+BLOCKS = (MAX_NODE + 1) >> LOW_BITS
+"""Of a session; block 0 is for the root. Each that was met takes 300 bytes."""
 
-FIRST_FAR, REGION_BITS = 1 << (NODE_BITS - 1), 24
-REGIONS = FIRST_FAR >> REGION_BITS
-"""Nodes from `FIRST_FAR` on lie in few regions: a `postgres:` volume goes on elsewhere after each start of its server
-(`backends/postgres/schema.py`). Each region that is met gets a number of few bits, as long as there are any."""
-
-MAX_NUMBERED = 1 << 20
-"""Nodes that were numbered one by one. Beyond that, those that the kernel forgets get another number the next time.
-Each takes 250 bytes."""
+ROUTES = 32
+"""So many routes, ways included, have first blocks that are the same after a remount."""
 
 PERMISSIONS = 0o555
 """Of directories that no route has."""
@@ -64,13 +56,12 @@ class _Tree(ComposedTree):
     """One snapshot."""
 
     def __init__(
-        self, trees: SnapshotTrees, parts: Parts, views: Mapping[int, Volume], numbers: tuple[int, ...], slot: int
+        self, trees: SnapshotTrees, parts: Parts, views: Mapping[int, Volume], numbers: tuple[int, ...]
     ) -> None:
         super().__init__(trees.places, views, parts.info.time_ns, PERMISSIONS)
         self.name = to_name(parts.name)
         self.numbers = numbers  # of the routes' snapshots; 0 for none
-        self.slot = slot  # 0: all of its nodes are numbered one by one
-        self.numbered: dict[Under, int] = {}
+        self.blocks: dict[Under, int] = {}  # by route and high bits
         self._trees = trees
 
     def number(self, route: int, node: int) -> int:
@@ -94,10 +85,8 @@ class SnapshotTrees(NativeVolume):
         self._snapshots = snapshots
         self.places = Places(prefixes)
         self._trees: dict[bytes, _Tree] = {}
-        self._by_slot: dict[int, _Tree | None] = {0: None}  # None: not used again
-        self._regions: list[int] = []
-        self._numbers = itertools.count(ROOT_NODE + 1)
-        self._numbered: dict[int, tuple[_Tree, Under]] = {}
+        self._blocks: dict[int, tuple[_Tree, Under] | None] = {0: None}  # None: not used again
+        self._others = iter(range(BLOCKS - 1, 0, -1))
         self._changed_ns = time.time_ns()
         snapshots.listen(self._changed)
 
@@ -119,10 +108,7 @@ class SnapshotTrees(NativeVolume):
 
     def _end(self, tree: _Tree) -> None:
         del self._trees[tree.name]
-        if tree.slot:
-            self._by_slot[tree.slot] = None
-        for number in tree.numbered.values():
-            del self._numbered[number]
+        self._blocks |= dict.fromkeys(tree.blocks.values())
 
     def _numbers_of(self, parts: Parts) -> tuple[int, ...]:
         return tuple(parts.parts[prefix].number if prefix in parts.parts else 0 for prefix in self.places.prefixes)
@@ -139,20 +125,11 @@ class SnapshotTrees(NativeVolume):
                 for route, prefix in enumerate(self.places.prefixes)
                 if prefix in parts.parts
             }
-            fresh = _Tree(self, parts, views, numbers, self._free_slot(numbers))
+            fresh = _Tree(self, parts, views, numbers)
             if tree is not None:  # another snapshot of that name, which was taken and deleted behind `Snapshots`
                 self._end(tree)
-            tree = self._trees[name] = fresh
-            if tree.slot:
-                self._by_slot[tree.slot] = tree
-            return tree
-
-    def _free_slot(self, numbers: Sequence[int]) -> int:
-        """Return a slot that was never used in this session; 0 if there is none."""
-        best = next(number for number in numbers if number)
-        if best < SLOTS and best not in self._by_slot:
-            return best
-        return next((slot for slot in range(SLOTS - 1, 0, -1) if slot not in self._by_slot), 0)
+            self._trees[name] = fresh
+            return fresh
 
     def _listed(self, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
         found: list[tuple[bytes, Attr]] = []
@@ -168,45 +145,31 @@ class SnapshotTrees(NativeVolume):
 
     def number(self, tree: _Tree, route: int, node: int) -> int:
         """Return the number of a node of a route's snapshot, or of a way (`ComposedTree.number`)."""
-        near = node if node < FIRST_FAR else self._nearer(node)
-        if tree.slot and route < WAYS and near is not None:
-            return tree.slot << SLOT_SHIFT | (route & WAYS) << NODE_BITS | near
+        high = node >> LOW_BITS
         with self.lock:
-            number = tree.numbered.get((route, node))
-            if number is None:
-                number = tree.numbered[route, node] = next(self._numbers)
-                self._numbered[number] = tree, (route, node)
-            return number
+            block = tree.blocks.get((route, high))
+            if block is None:
+                block = tree.blocks[route, high] = self._free_block(tree, route, high)
+                self._blocks[block] = tree, (route, high)
+        return block << LOW_BITS | node & (1 << LOW_BITS) - 1
 
-    def _nearer(self, node: int) -> int | None:
-        """Return a number of `NODE_BITS` for a node from `FIRST_FAR` on; None if there are none left."""
-        region, low = node >> REGION_BITS, node & (1 << REGION_BITS) - 1
-        with self.lock:
-            if region not in self._regions:
-                if len(self._regions) == REGIONS:
-                    return None
-                self._regions.append(region)
-            return FIRST_FAR | self._regions.index(region) << REGION_BITS | low
-
-    def _farther(self, near: int) -> int:
-        """Return the node of a number by `_nearer`."""
-        region = self._regions[(near - FIRST_FAR) >> REGION_BITS]
-        return region << REGION_BITS | near & (1 << REGION_BITS) - 1
+    def _free_block(self, tree: _Tree, route: int, high: int) -> int:
+        """Return a block that was never used in this session."""
+        best = next(number for number in tree.numbers if number) * ROUTES + route + 1
+        if high == 0 and route + 1 < ROUTES and best < BLOCKS and best not in self._blocks:
+            return best
+        found = next((block for block in self._others if block not in self._blocks), None)
+        if found is None:
+            raise oserror(errno.ENFILE)
+        return found
 
     def _decoded(self, number: int) -> tuple[_Tree, int, int]:
         """Return the tree, route and node of a number."""
-        slot = number >> SLOT_SHIFT
-        if not slot:
-            found = self._numbered.get(number)
-            if found is None:
-                raise oserror(errno.ESTALE)
-            return found[0], *found[1]
-        tree = self._by_slot.get(slot)
-        if tree is None:
+        found = self._blocks.get(number >> LOW_BITS)
+        if found is None:
             raise oserror(errno.ESTALE)
-        route = number >> NODE_BITS & WAYS
-        node = number & (1 << NODE_BITS) - 1
-        return tree, WAY if route == WAYS else route, node if node < FIRST_FAR else self._farther(node)
+        tree, (route, high) = found
+        return tree, route, high << LOW_BITS | number & (1 << LOW_BITS) - 1
 
     def _at(self, number: int) -> tuple[_Tree, Spot]:
         tree, route, node = self._decoded(number)
@@ -303,9 +266,6 @@ class SnapshotTrees(NativeVolume):
                 continue  # deleted meanwhile, or the root
             if route in tree.views:
                 tree.views[route].forget([inner])
-            with self.lock:
-                if len(self._numbered) > MAX_NUMBERED and node in self._numbered:
-                    del self._numbered[node], tree.numbered[route, inner]
 
     def statfs(self) -> StatFs:
         return StatFs(BLOCK_BYTES, 0, 0, 0, 0)

@@ -184,14 +184,13 @@ def test_numbers_are_the_same_after_a_remount() -> None:
     before = numbers(trees)
     assert len(set(before.values())) == len(before)
     assert numbers(SnapshotTrees(Snapshots(volumes), volumes)) == before
-    assert not trees._numbered
     snapshots.delete(["two"])
     again = SnapshotTrees(Snapshots(volumes), volumes)
     at(again, "three/d")  # in another order
     assert numbers(again) == {path: node for path, node in before.items() if not path.startswith(b"/two")}
 
 
-def test_nodes_of_a_few_far_regions_are_not_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_far_nodes_have_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [1 << 30, (1 << 30) + 1, 1 << 40, (1 << 40) + 1, (1 << 44) + (1 << 24) - 1, (1 << 44) + (1 << 24)]
     far = itertools.chain(places, itertools.count(1 << 45))
     monkeypatch.setattr(InMemoryVolume, "_new_inode", _far(InMemoryVolume._new_inode, far))
@@ -201,16 +200,17 @@ def test_nodes_of_a_few_far_regions_are_not_numbered(monkeypatch: pytest.MonkeyP
     snapshots.create("one")
     snapshots.create("two")
     found = numbers(trees)
-    assert numbers(trees) == found and not trees._numbered
+    assert numbers(trees) == found
     assert len(set(found.values())) == len(found)
     assert [text(trees, f"two/d{number}/file") for number in range(3)] == [f"content {number}" for number in range(3)]
 
 
-@pytest.mark.parametrize("bound", ["REGIONS", "WAYS", "SLOTS"])
-def test_what_does_not_fit_is_numbered(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if bound == "REGIONS":
+@pytest.mark.parametrize("far", [False, True])
+def test_no_number_is_used_again(far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a snapshot, a route or a node has no first block, and others are taken."""
+    if far:
         monkeypatch.setattr(InMemoryVolume, "_new_inode", _far(InMemoryVolume._new_inode))
-    monkeypatch.setattr(module, bound, {"REGIONS": 0, "WAYS": 1, "SLOTS": 2}[bound])
+        monkeypatch.setattr(module, "ROUTES", 2)
     volumes, snapshots, trees = made("/a/b", "/c")
     for volume in volumes.values():
         write(volume, "/d/file", "content")
@@ -218,20 +218,19 @@ def test_what_does_not_fit_is_numbered(bound: str, monkeypatch: pytest.MonkeyPat
     snapshots.create("one")
     snapshots.create("two")
     found = numbers(trees)
-    assert numbers(trees) == found and trees._numbered
+    assert numbers(trees) == found
     assert len(set(found.values())) == len(found) - 6, "the names of a file have one number"
     assert text(trees, "two/c/link") == text(trees, "one/a/b/d/file") == "content"
     gone = at(trees, "one/c/link").node
     snapshots.delete(["one"])
     refused(errno.ESTALE, trees.getattr, gone)
     snapshots.delete(["two"])
-    assert not trees._numbered
     snapshots.create("one")
     assert not set(numbers(trees).values()) & set(found.values()) - {ROOT_NODE}, "no number is used again"
 
 
 def _far(new: Any, far: Iterable[int] = range(1 << 40, 1 << 41)) -> Any:
-    """Have a memory volume choose nodes beyond 2³¹, or these, but for its root."""
+    """Have a memory volume choose nodes beyond 2⁴⁰, or these, but for its root."""
 
     def new_inode(self: InMemoryVolume, mode: int, parent: int) -> Any:
         made = new(self, mode, parent)
@@ -242,18 +241,12 @@ def _far(new: Any, far: Iterable[int] = range(1 << 40, 1 << 41)) -> Any:
     return new_inode
 
 
-def test_forgotten_nodes_beyond_the_bound_are_numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InMemoryVolume, "_new_inode", _far(InMemoryVolume._new_inode))
-    monkeypatch.setattr(module, "REGIONS", 0)
-    monkeypatch.setattr(module, "MAX_NUMBERED", 3)
-    volumes, snapshots, trees = made()
-    for number in range(6):
-        write(volumes[ROOT], f"/{number}", "x")
+def test_without_a_block_that_is_left_nothing_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCKS", 3)
+    _, snapshots, trees = made("/c", "/d")
     snapshots.create("one")
-    nodes = [at(trees, f"one/{number}").node for number in range(6)]
-    trees.forget(nodes)
-    assert len(trees._numbered) == 3
-    assert [text(trees, f"one/{number}") for number in range(6)] == ["x"] * 6
+    assert listing(trees, ROOT_NODE) == [b"one"] and at(trees, "one/c")
+    refused(errno.ENFILE, at, trees, "one/d")
 
 
 # -- deleting, and kernel caches -------------------------------------------------------------------------------------
