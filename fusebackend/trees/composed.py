@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fusebackend.base.errors import oserror, unless
-from fusebackend.base.paths import ROOT, AgentPath, split
+from fusebackend.base.paths import ROOT, AgentPath, in_route, split, to_name, to_text
 from fusebackend.protocol import ROOT_NODE, Attr, UncountedAttr, Volume
 from fusebackend.vfs.pseudo_files import own_attr
 
@@ -62,6 +62,11 @@ class Places:
         self.roots = [roots[prefix] for prefix in self.prefixes]
         """By the index of their routes."""
 
+    def route_of(self, path: bytes) -> tuple[int, bytes]:
+        """Return the index of the route that has a path of the tree, and the path there, with a slash at its begin."""
+        prefix, inner = in_route(AgentPath("/" + to_text(path)), self.prefixes)
+        return self.prefixes.index(prefix), to_name(inner)
+
 
 class Spot(NamedTuple):
     """One file or directory of the tree."""
@@ -79,18 +84,13 @@ class ComposedTree(abc.ABC):
         views: the volumes, by the index of their route; those of routes that are not here are empty directories.
         time_ns: of directories that no route has, since the epoch.
         permissions: of those.
-        is_frozen: none of the volumes changes.
     """
 
-    def __init__(
-        self, places: Places, views: Mapping[int, Volume], time_ns: int, permissions: int, is_frozen: bool = True
-    ) -> None:
+    def __init__(self, places: Places, views: Mapping[int, Volume], time_ns: int, permissions: int) -> None:
         self.places = places
         self.views = views
         self.time_ns = time_ns
         self.permissions = permissions
-        self._is_frozen = is_frozen
-        self._ways: dict[Place, Under | None] = {}  # the directories that routes have there
 
     @abc.abstractmethod
     def number(self, route: int, node: int) -> int:
@@ -108,15 +108,14 @@ class ComposedTree(abc.ABC):
 
     def under(self, place: Place) -> Under | None:
         """Return the directory that a route has in this place."""
-        below = []
-        while place.route == WAY and not (self._is_frozen and place in self._ways):
-            below.append(place)
+        way = []
+        while place.route == WAY:
+            way.append(place.name)
             assert place.parent is not None, "a way is below a route"
             place = place.parent
-        root = (place.route, ROOT_NODE) if place.route in self.views else None
-        found = self._ways[place] if place.route == WAY else root
-        for place in reversed(below):
-            found = self._ways[place] = None if found is None else self._inside(*found, place.name)
+        found = (place.route, ROOT_NODE) if place.route in self.views else None
+        for name in reversed(way):
+            found = None if found is None else self._inside(*found, name)
         return found
 
     def _inside(self, route: int, node: int, name: bytes) -> Under | None:

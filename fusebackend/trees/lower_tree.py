@@ -21,10 +21,10 @@ from typing import Final, TypeVar
 from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import to_name
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
-from fusebackend.trees.composed import NOT_THERE, WAY, ComposedTree, Place, Places, Spot, Under
+from fusebackend.trees.composed import NOT_THERE, WAY, ComposedTree, Places, Spot, Under
 from fusebackend.volumes.contents import opened
 from fusebackend.volumes.placing import xattrs_of
-from fusebackend.volumes.walk import below, vanishing
+from fusebackend.volumes.walk import Directories, below, vanishing
 
 NODE_BITS: Final = 37
 ROUTE_BITS: Final = 8
@@ -57,7 +57,7 @@ class LowerTree(ComposedTree):
     """
 
     def __init__(self, places: Places, views: Mapping[int, Volume], frozen: Collection[int], time_ns: int) -> None:
-        super().__init__(places, views, time_ns, PERMISSIONS, is_frozen=set(views) <= set(frozen))
+        super().__init__(places, views, time_ns, PERMISSIONS)
         self.frozen = frozenset(frozen)
         self._live: dict[int, Under | None] = {}  # files without a number by its bits; None until it is looked for
         self._numbers: dict[Under, int] = {}  # of the files in `_live`
@@ -223,25 +223,14 @@ class LowerTree(ComposedTree):
             names.append(name)
         return b"/".join(reversed(names))
 
-    def _place_at(self, path: bytes) -> tuple[Place, list[bytes]]:
-        """Return the last place on the way to a path, and the names from there on."""
-        place, names = self.places.roots[0], [name for name in path.split(b"/") if name]
-        while names and names[0] in place.children:
-            place = place.children[names.pop(0)]
-        return place, names
-
     def _walked(self, path: bytes) -> Under:
-        """Return what is at a path now. ESTALE if nothing is."""
-        place, names = self._place_at(path)
-        under = self.under(place)
-        for name in names:
-            if under is None:
-                break
-            attr = unless(NOT_THERE, self.views[under[0]].lookup, under[1], name)
-            under = None if attr is None else (under[0], attr.node)
-        if under is None:
+        """Return what is at a path now; no link is followed. ESTALE if nothing is."""
+        route, inner = self.places.route_of(path)
+        found = unless(NOT_THERE, Directories(self.views[route]).at, inner)
+        attr = None if found is None else found[2]
+        if attr is None:
             raise oserror(errno.ESTALE)
-        return under
+        return route, attr.node
 
     def lasting(self, number: int) -> bytes | None:
         """As `Volume.lasting`, of a live file that is known by its path alone."""
@@ -263,10 +252,10 @@ class LowerTree(ComposedTree):
         for number, identity in identities.items():
             with contextlib.suppress(OSError):  # of a route that does not answer
                 if self.under_of(number) is None:
-                    place, _ = self._place_at(self._kept[number])
-                    lost.setdefault(place.route, {})[identity] = number
+                    route, _ = self.places.route_of(self._kept[number])
+                    lost.setdefault(route, {})[identity] = number
                     found[number] = None
-        for route in lost.keys() & self.views.keys():
+        for route in lost:
             volume, prefix = self.views[route], to_name(self.places.prefixes[route]).strip(b"/")
             for path, attr in below(volume, ROOT_NODE, prefix, (OSError,)):
                 with vanishing():

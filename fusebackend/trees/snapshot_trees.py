@@ -33,7 +33,7 @@ from fusebackend.protocol import (
     StatFs,
     Volume,
 )
-from fusebackend.trees.composed import WAY, ComposedTree, Places, Spot, Under
+from fusebackend.trees.composed import ComposedTree, Places, Spot, Under
 from fusebackend.trees.snapshots import Parts, Snapshots
 from fusebackend.vfs.pseudo_files import own_attr
 from fusebackend.volumes.native import NativeVolume

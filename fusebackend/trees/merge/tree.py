@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from fusebackend.base.errors import unless
-from fusebackend.base.paths import ROOT, AgentPath, in_route, split, to_text
+from fusebackend.base.paths import ROOT, AgentPath, split, to_text
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 from fusebackend.trees.composed import WAY, Place, Places
 from fusebackend.volumes.contents import filled, same_pieces
@@ -302,7 +302,7 @@ class MergeTree:
 
     def owner(self, path: bytes) -> AgentPath:
         """Return the prefix of the route that has a path."""
-        return in_route(AgentPath(f"/{to_text(path)}"), self._places.prefixes)[0]
+        return self._places.prefixes[self._places.route_of(path)[0]]
 
 
 @contextlib.contextmanager

@@ -168,6 +168,19 @@ class TestForAMerge:
         attr = branch.lookup(node_at(branch, b"live"), b"mode")
         assert (attr.mode & 0o777, attr.size) == (0o600, len(b"replaced"))
 
+    def test_a_live_file_that_leaves_a_way_between_sessions(self, volumes: dict[AgentPath, Volume],
+                                                            opened: Opened) -> None:  # fmt: skip
+        """It was looked for in no route, and its bytes were gone."""
+        live = volumes[LIVE]
+        volumes[AgentPath("/live/way/route")] = InMemoryVolume()
+        way = live.mkdir(ROOT_NODE, b"way", 0o755, ME).node
+        put(live, b"way/file", b"content")
+        branch = opened()
+        branch.setattr(node_at(branch, b"live/way/file"), AttrChanges(mode=0o600))
+        branch.close()
+        live.rename(way, b"file", ROOT_NODE, b"moved")
+        assert read(opened(), b"live/way/file") == b"content"
+
 
 class TestFiles:
     def test_a_branch_is_no_volume(self, tmp_path: Path, opened: Opened) -> None:
