@@ -31,7 +31,7 @@ from fusebackend.history.records import is_call_name
 from fusebackend.protocol import Features, RestoreResult, UndoConflict, UndoneChange, Volume
 from fusebackend.trees.branch_volume import UNFINISHED, BranchVolume
 from fusebackend.trees.merge.pairs import Pairs
-from fusebackend.trees.merge.plan import READ_ONLY, Fields, FileUpdate, MergePlan, Planner, Stamp, Step
+from fusebackend.trees.merge.plan import READ_ONLY, Fields, MergePlan, Planner, Stamp, Step
 from fusebackend.trees.merge.run import ATTEMPTS, STAGING, MainTree, Merge
 from fusebackend.trees.merge.tree import Item, MergeTree, same_contents
 from fusebackend.trees.refs import MAIN_REF, Ref
@@ -394,7 +394,7 @@ class _Restoring(Planner):
             self._leaders.setdefault((branch.prefix, branch.node), main)
         elif not self._is_read_only(main):
             self._leaders.setdefault((branch.prefix, branch.node), main)
-            self._updates.append(FileUpdate(main, branch, wanted, branch.state, not is_right))
+            self._give(branch, main, wanted, branch.state, has_bytes=not is_right)
 
     def _is_right(self, item: Item, there: Item, features: Features) -> bool:
         """Return True for a file whose bytes and links are right. One with several names has all attributes right, for

@@ -155,19 +155,6 @@ class _Placing(NamedTuple):
         return self.branch if self.moved is None else self.moved
 
 
-@dataclass
-class FileUpdate:
-    item: Item
-    """Of main."""
-    branch: Item
-    wanted: Fields
-    state: State
-    has_bytes: bool = False
-    """Of the branch, too."""
-    data: bytes | None = None
-    """Bytes of merged lines."""
-
-
 class Planner:
     """One plan. `result` has it."""
 
@@ -198,7 +185,6 @@ class Planner:
         self._moves: list[_Placing] = []
         self._moving: set[Item] = set()
         self._changed: set[Item] = set()  # of main, by a step
-        self._updates: list[FileUpdate] = []
         self._leaders: dict[tuple[AgentPath, int], Item] = {}  # a node of the branch → a file of main with its bytes
         self._line_leaders: dict[tuple[AgentPath, int], tuple[Item, bytes]] = {}  # …, with these lines merged into them
         self._given: dict[tuple[AgentPath, int], Fields] = {}  # a node of main with several names → its new attributes
@@ -415,7 +401,46 @@ class Planner:
             state = state._replace(uid=wanted.owner[0], gid=wanted.owner[1])
         if features.xattrs:
             state = state._replace(xattrs=wanted.xattrs)
-        self._updates.append(FileUpdate(main, branch, wanted, state, has_bytes, data))
+        self._give(branch, main, wanted, state, has_bytes=has_bytes, data=data)
+
+    def _give(
+        self, branch: Item, item: Item, wanted: Fields, state: State, *, has_bytes: bool, data: bytes | None = None
+    ) -> None:
+        """Have a file of main get attributes. The step comes before those that make other names, which link to it.
+
+        Args:
+            state: the whole of it afterwards.
+            has_bytes: of the branch, too.
+            data: bytes of merged lines.
+        """
+        features = self._features(item)
+        self._changed.add(item)
+        is_new = has_bytes or data is not None
+        leader = self._leader(branch, data, is_name=False) if is_new and features.links else None
+        if leader is not None and leader is not item and leader.prefix == item.prefix and self._is_placed(leader):
+            self.result.steps.append(Step("link", item.prefix, item.path, leader.path, stamp=self._stamp(item)))
+            self._changed.add(leader)
+            return
+        if not is_new and item.nlink > 1:
+            # Another name of the file: it has the attributes by then, and would be taken for changed in main.
+            given = self._given.setdefault((item.prefix, item.node), wanted)
+            if given is not wanted and given == wanted:
+                return
+        step = Step(
+            "replace" if is_new else "attributes",
+            item.prefix,
+            item.path,
+            state=state,
+            item=branch if has_bytes else None,
+            data=data,
+            stamp=self._stamp(item),
+            times=self.times,
+        )
+        self.result.steps.append(step)
+        if not is_new:
+            self._modes[item.prefix, item.node] = state.mode
+        elif has_bytes:
+            self._note_uncarried(branch, features, item.path)
 
     def _decide_bytes(
         self, base: Item | None, branch: Item, main: Item
@@ -600,8 +625,6 @@ class Planner:
 
     def _emit(self) -> None:
         """Put the changes into an order, and move the items of main as they will be moved."""
-        for update in self._updates:  # before other names are made that link to them
-            self._emit_update(update)
         waiting = [*self._makes, *self._moves]
         waiting.sort(key=lambda change: change.item.path.count(b"/"))
         # Renames come last: a bucket copies files for one, and a merge that is resumed would take them for changed.
@@ -695,47 +718,20 @@ class Planner:
         if not features.persistent_modes and branch.is_file and branch.mode & 0o111:
             self._lacks(shown, "permissions")
 
-    def _emit_update(self, update: FileUpdate) -> None:
-        item, branch, features = update.item, update.branch, self._features(update.item)
-        self._changed.add(item)
-        has_bytes = update.has_bytes or update.data is not None
-        leader = self._leader(branch, update) if has_bytes and features.links else None
-        if leader is not None and leader is not item and leader.prefix == item.prefix and self._is_placed(leader):
-            self.result.steps.append(Step("link", item.prefix, item.path, leader.path, stamp=self._stamp(item)))
-            self._changed.add(leader)
-            return
-        if not has_bytes and item.nlink > 1:
-            # Another name of the file: it has the attributes by then, and would be taken for changed in main.
-            given = self._given.setdefault((item.prefix, item.node), update.wanted)
-            if given is not update.wanted and given == update.wanted:
-                return
-        word: Word = "replace" if has_bytes else "attributes"
-        step = Step(
-            word,
-            item.prefix,
-            item.path,
-            state=update.state,
-            item=branch if update.has_bytes else None,
-            data=update.data,
-            stamp=self._stamp(item),
-            times=self.times,
-        )
-        self.result.steps.append(step)
-        if not has_bytes:
-            self._modes[item.prefix, item.node] = update.state.mode
-        elif update.has_bytes:
-            self._note_uncarried(branch, features, item.path)
+    def _leader(self, branch: Item, data: bytes | None = None, *, is_name: bool = True) -> Item | None:
+        """Return the file of main that another name of a file of the branch becomes, or has become.
 
-    def _leader(self, branch: Item, update: FileUpdate | None = None) -> Item | None:
-        """Return the file of main that another name of a file of the branch becomes, or has become: by an update with
-        the same bytes, or as a new name."""
+        Args:
+            data: as of `_give`.
+            is_name: for a new name, whatever the bytes are.
+        """
         if branch.nlink < 2 or branch.is_dir:
             return None
         node = branch.prefix, branch.node
-        if node in self._leaders and (update is None or update.data is None):
+        if node in self._leaders and data is None:
             return self._leaders[node]
-        main, data = self._line_leaders.get(node, (None, None))
-        return main if update is None or update.data == data else None
+        main, lines = self._line_leaders.get(node, (None, None))
+        return main if is_name or lines == data else None
 
     def _remove_some(self) -> bool:
         """Remove what can be removed now: files, and directories without names. True if there was something."""
