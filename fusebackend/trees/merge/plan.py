@@ -24,7 +24,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from fusebackend.base.merge_lines import MERGED_BYTES, merge_lines
 from fusebackend.base.paths import AgentPath
@@ -787,29 +787,29 @@ def stamp_of(attr: Attr, mode: int) -> Stamp:
     return Stamp(mode, attr.size, attr.mtime_ns, attr.ctime_ns if attr.nlink == 1 else 0)
 
 
+class _BothChangedError(Exception):
+    """Both sides have changed an attribute."""
+
+
+T = TypeVar("T")
+
+
 def _merged(base: Fields | None, branch: Fields, main: Fields) -> Fields | None:
     """Merge attributes, each apart; None where both sides have changed one."""
-    if branch == main:
-        return main
     if base is None:
+        return main if branch == main else None
+    ours, theirs, before = main.xattrs, branch.xattrs, base.xattrs
+    try:
+        xattrs = {name: _one(before.get(name), theirs.get(name), ours.get(name)) for name in before | theirs | ours}
+        mode, owner = _one(base.mode, branch.mode, main.mode), _one(base.owner, branch.owner, main.owner)
+    except _BothChangedError:
         return None
-    mode, owner = _one(base.mode, branch.mode, main.mode), _one(base.owner, branch.owner, main.owner)
-    if mode == _CONFLICT or owner == _CONFLICT:
-        return None
-    xattrs = {}
-    for name in base.xattrs.keys() | branch.xattrs.keys() | main.xattrs.keys():
-        value = _one(base.xattrs.get(name), branch.xattrs.get(name), main.xattrs.get(name))
-        if value == _CONFLICT:
-            return None
-        if isinstance(value, bytes):
-            xattrs[name] = value
-    return Fields(mode if isinstance(mode, int) else None, owner if isinstance(owner, tuple) else None, xattrs)
+    return Fields(mode, owner, {name: value for name, value in xattrs.items() if value is not None})
 
 
-_CONFLICT = "conflict"
-
-
-def _one(base: object, branch: object, main: object) -> object:
+def _one(base: T, branch: T, main: T) -> T:
     if branch in (base, main):
         return main
-    return branch if main == base else _CONFLICT
+    if main != base:
+        raise _BothChangedError
+    return branch
