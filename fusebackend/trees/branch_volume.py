@@ -914,31 +914,12 @@ class BranchVolume(SqliteVolume):
 
     def _resize(self, inode: Inode, size: int) -> None:
         super()._resize(inode, size)
-        inode.blocks = max(inode.blocks, 0)  # the file below may count them in another way
+        # The blocks that are given back are those of the branch alone, and the file below may count in another way.
+        inode.blocks = min(max(inode.blocks, 0), allocated_blocks(size))
         origin = self._of(inode.node)
         if origin.limit is not None and size < origin.limit:
             origin.limit = size
             self._origin_changed(origin)
-
-    def _drop_chunks(self, node: int, first: int) -> int:
-        origin = self._of(node)
-        if not origin.limit:
-            return super()._drop_chunks(node, first)
-        freed = self._blocks_below(node, origin, first)
-        freed += super()._drop_chunks(node, first)
-        origin.limit = min(origin.limit, first << CHUNK_SHIFT)
-        self._origin_changed(origin)
-        return self._inodes[node].blocks if first == 0 else freed
-
-    def _blocks_below(self, node: int, origin: BranchOrigin, first: int) -> int:
-        """Return the allocated blocks of chunks that shine through, from an index on."""
-        assert origin.limit is not None
-        blocks, index = 0, self._next_chunk_below(node, first) if first else None
-        while index is not None:
-            if super()._chunk(node, index) is None:
-                blocks += allocated_blocks(min(CHUNK_BYTES, origin.limit - (index << CHUNK_SHIFT)))
-            index = self._next_chunk_below(node, index + 1)
-        return blocks
 
     # -- storage: extended attributes --------------------------------------------------------------------------
 
