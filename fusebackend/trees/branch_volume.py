@@ -23,7 +23,7 @@ import errno
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -55,7 +55,8 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.versions import COARSE_NS
 from fusebackend.trees.lower_tree import BASE, FIRST_OWN, LowerTree
-from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
+from fusebackend.volumes.contents import ATTEMPTS, data_pieces
+from fusebackend.volumes.placing import without_zeros
 from fusebackend.volumes.storage import CHUNK_BYTES, CHUNK_SHIFT, Chunk, Inode, allocated_blocks
 from fusebackend.volumes.walk import paged
 
@@ -633,17 +634,17 @@ class BranchVolume(SqliteVolume):
 
     def _fill_base(self, node: int, base: Inode) -> Attr:
         """Copy the bytes of a live file into a new one; returns its attributes at that moment."""
-        with self.lower.reading(node) as (volume, handle):
-            for attempt in range(ATTEMPTS):
-                before = self.lower.attr_of(node)
-                for offset, piece in _pieces(volume, handle):
-                    self._admit(len(piece))
-                    super()._put(base, offset, piece)
-                    base.size = offset + len(piece)
-                after = self.lower.attr_of(node)
-                if after.fingerprint == before.fingerprint or attempt == ATTEMPTS - 1:
-                    break
-                super()._resize(base, 0)
+        volume, below = self.lower.view_of(node)
+        for attempt in range(ATTEMPTS):
+            before = self.lower.attr_of(node)
+            for offset, piece in without_zeros(data_pieces(volume, below)):
+                self._admit(len(piece))
+                super()._put(base, offset, piece)
+                base.size = offset + len(piece)
+            after = self.lower.attr_of(node)
+            if after.fingerprint == before.fingerprint or attempt == ATTEMPTS - 1:
+                break
+            super()._resize(base, 0)
         super()._resize(base, after.size)
         return after
 
@@ -968,14 +969,6 @@ def _unfinished(path: str) -> str:
 def _copy_attributes(source: Attr, target: Inode) -> None:
     target.take(source)
     target.nlink = max(source.nlink, 2 if source.is_dir else 1)
-
-
-def _pieces(volume: Volume, handle: int) -> Iterator[tuple[int, bytes]]:
-    """Read an open file without its holes: offset and bytes."""
-    offset = volume.next_data(handle, 0)
-    while offset is not None and (piece := volume.read(handle, offset, PIECE_BYTES)):
-        yield offset, piece
-        offset = volume.next_data(handle, offset + len(piece))
 
 
 def read_routes(path: str) -> list[BranchRoute]:

@@ -360,7 +360,7 @@ def _placed(volume: Volume, parent: int, name: bytes, source: Source) -> Placed 
 
 
 def _new_file(parent: int, name: bytes, source: Source) -> NewFile:
-    return NewFile(parent, name, source.state, _without_zeros(source.pieces()))
+    return NewFile(parent, name, source.state, without_zeros(source.pieces()))
 
 
 def _lost(volume: Volume, state: State) -> tuple[str, ...]:
@@ -389,7 +389,7 @@ def _write(volume: Volume, parent: int, name: bytes, source: Source) -> Placed:
     try:
         try:
             end = 0
-            for offset, piece in _without_zeros(source.pieces()):
+            for offset, piece in without_zeros(source.pieces()):
                 volume.write(node, offset, piece)
                 end = offset + len(piece)
             if end != state.size:
@@ -409,8 +409,8 @@ def _owner(state: State) -> Caller:
     return Caller(state.uid, state.gid, os.getpid())
 
 
-def _without_zeros(pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Leave out blocks of zeros, which become holes."""
+def without_zeros(pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Leave out blocks of zeros (`HOLE_BYTES`), which become holes."""
     for offset, piece in pieces:
         start, at = 0, 0
         while at < len(piece):
