@@ -34,7 +34,7 @@ from fusebackend.base.stamps import TICK_NS
 from fusebackend.history.history_file import HistoryFile
 from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree, Seen
 from fusebackend.history.records import Record
-from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, StatFs, Volume
+from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, Volume
 from fusebackend.trees.merge.tree import MergeTree
 from fusebackend.volumes.frozen import GivesPieces
 from fusebackend.volumes.placing import NodeSource, Source, State, state_of, xattrs_of
@@ -296,9 +296,6 @@ class RecordedVolume(GivesPieces):
 
     def _unknown(self, path: bytes, why: str) -> OSError:
         return OSError(errno.EIO, f"its bytes are lost: {why}")
-
-    def statfs(self) -> StatFs:
-        return self._live.statfs()
 
 
 class EarlierVolume(RecordedVolume):

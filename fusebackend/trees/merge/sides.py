@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import Attr, Features, StatFs, Volume
+from fusebackend.protocol import Attr, Features, Volume
 from fusebackend.trees.branch_volume import BranchVolume, Stamp
 from fusebackend.trees.lower_tree import FIRST_OWN
 from fusebackend.trees.merge.tree import Item, MergeTree, by_node
@@ -135,9 +135,6 @@ class BranchBase(GivesPieces):
         """Look where the bytes are, for each piece: they may be kept while a file is read."""
         kept = self._kept_bytes(node)
         return nullcontext((self._branch, kept)) if kept else self._lower.reading(node)
-
-    def statfs(self) -> StatFs:
-        return self._branch.statfs()
 
 
 def trees_of(
