@@ -334,11 +334,6 @@ class BranchVolume(SqliteVolume):
         with self.lock:
             return [origin for origin in self._origins.values() if origin.own]
 
-    def origin(self, node: int) -> BranchOrigin | None:
-        """Return the origin of a node; None for one that is new, or that is as it is below."""
-        origin = self._origins.get(node)
-        return origin if origin is not None and origin.own else None
-
     def kept_bytes(self, node: int) -> BranchOrigin | None:
         """Return the origin of a live file whose bytes were kept, also of one that the branch has deleted since."""
         origin = self._origins.get(node)

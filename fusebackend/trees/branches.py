@@ -17,6 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fusebackend.base.durable import put_in_place
@@ -98,7 +99,7 @@ class Branches:
         self.compare: Callable[[str], tuple[int, int]] | None = None
         """Returns how many files of a branch have changed in the mount as well, and how many changes a merge would
         make; None while nothing can tell."""
-        snapshots.holders.append(self._holder)
+        snapshots.holder = self._holder
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -148,9 +149,8 @@ class Branches:
                     self._snapshots.drop(snapshot)
                 os.unlink(taking.name)
 
-    def _opened(
-        self, name: str, routes: Sequence[BranchRoute], base_to_make: str | None = None, path: str | None = None
-    ) -> BranchVolume:
+    def _opened(self, name: str, routes: Sequence[BranchRoute], path: str | None = None) -> BranchVolume:
+        """Open a branch's file, its base, or a copy of it by another path; it is made when it is missing."""
         self._needs[name] = frozenset(route.snapshot.name for route in routes if route.snapshot is not None)
         places = Places(route.prefix for route in routes)
         by_prefix = {route.prefix: route for route in routes}
@@ -162,14 +162,14 @@ class Branches:
         views = {index: self._view(route) for index, route in enumerate(ordered)}
         frozen = {index for index, route in enumerate(ordered) if route.snapshot is not None}
         lower = LowerTree(places, views, frozen, min(route.time_ns for route in routes))
-        if base_to_make is not None:
-            return BranchVolume(base_to_make, lower, routes)
         is_merging = os.path.exists(self.journal(name))
-        if not os.path.exists(self._path(name, BASE)):
-            return BranchVolume(path or self._path(name), lower, routes, is_merging=is_merging)
-        base = BranchVolume(self._path(name, BASE), lower, routes, is_merging=is_merging)
+        opened = partial(BranchVolume, routes=routes, is_merging=is_merging)
+        path, base_path = path or self._path(name), self._path(name, BASE)
+        if path == base_path or not os.path.exists(base_path):
+            return opened(path, lower)
+        base = opened(base_path, lower)
         try:
-            return BranchVolume(path or self._path(name), BaseTree(base), routes, is_merging=is_merging)
+            return opened(path, BaseTree(base))
         except BaseException:
             base.close()
             raise

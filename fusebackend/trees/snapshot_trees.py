@@ -88,7 +88,7 @@ class SnapshotTrees(NativeVolume):
         self._blocks: dict[int, tuple[_Tree, Under] | None] = {0: None}  # None: not used again
         self._others = iter(range(BLOCKS - 1, 0, -1))
         self._changed_ns = time.time_ns()
-        snapshots.listen(self._changed)
+        snapshots.on_change = self._changed
 
     # -- snapshots ---------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """`Snapshots`: the snapshots of a mount. Each is one of every route that keeps any (`SnapshotVolume`), under one name.
 
 It owns nothing: the volumes have the snapshots, and may have some that this mount has not taken. Called by any thread
-but the mount's loop, for listeners notify the kernel. One change at a time; taking one holds the locks of all its
+but the mount's loop, for `on_change` notifies the kernel. One change at a time; taking one holds the locks of all its
 volumes that do not block, so that what an agent has done to one route before another is in neither or in both, or in
 the first alone.
 """
@@ -103,15 +103,12 @@ class Snapshots:
             if volume.kept_by not in self.distinct.values():
                 self.distinct[prefix] = volume.kept_by
         self._guard = threading.Lock()
-        self._listeners: list[Callable[[str], None]] = []
+        self.on_change: Callable[[str], None] = lambda name: None
+        """Called with the name of each snapshot that was taken or deleted, with no lock held."""
         for volume in self.distinct.values():
             volume.on_snapshot = self._tell
-        self.holders: list[Callable[[str], str | None]] = []
-        """Each says what needs a snapshot, for an error; None for nothing. Such a snapshot is not deleted."""
-
-    def listen(self, callback: Callable[[str], None]) -> None:
-        """Have `callback` called with the name of each snapshot that was taken or deleted, with no lock held."""
-        self._listeners.append(callback)
+        self.holder: Callable[[str], str | None] = lambda name: None
+        """Says what needs a snapshot, such as a branch; None for nothing. Such a snapshot is not deleted."""
 
     def _named(self) -> dict[str, dict[AgentPath, Snapshot]]:
         found: dict[str, dict[AgentPath, Snapshot]] = {}
@@ -196,10 +193,6 @@ class Snapshots:
                 _take_back(name, volumes)
                 raise OSError(error.errno, f"the snapshot can't be made durable: {error.strerror}") from error
 
-    def holder(self, name: str) -> str | None:
-        """Return what needs a snapshot, such as a branch; None for nothing."""
-        return next((words for holder in self.holders if (words := holder(name)) is not None), None)
-
     def drop(self, name: str) -> None:
         """Delete a snapshot whose holder goes, if it is there; log a volume's error, for the holder goes anyway."""
         try:
@@ -244,8 +237,7 @@ class Snapshots:
                 raise OSError(error.errno, f"{_words(prefix)} still has '{name}': {error.strerror}") from error
 
     def _tell(self, name: str) -> None:
-        for listener in tuple(self._listeners):
-            listener(name)
+        self.on_change(name)
 
 
 def _take_back(name: str, volumes: Iterable[SnapshotVolume]) -> None:

@@ -59,7 +59,7 @@ class BranchBase(GivesPieces):
         if node in self._noted:
             return self._noted[node]
         origin = self._branch.kept_bytes(node)
-        if origin is None and self._branch.origin(node) is None:
+        if origin is None and not self._branch.is_own(node):
             return attr
         return self._with_kept(attr, attr.mode, attr.fingerprint if origin is None else origin.stamp)
 

@@ -157,7 +157,7 @@ def test_one_volume_under_several_rules_is_taken_once(below: SnapshotVolume) -> 
         AgentPath("/ro"): ruled(below, read_only=True),
     }
     snapshots = Snapshots(volumes)
-    snapshots.listen(told.append)
+    snapshots.on_change = told.append
     assert snapshots.create("s").routes == ["/", "/plain/", "/ro/"]
     assert list(snapshots.distinct.values()) == [below]
     snapshots.delete(["s"])

@@ -140,7 +140,7 @@ def test_a_snapshot_is_of_every_route_that_can(tmp_path: Any) -> None:
     volumes = {ROOT: InMemoryVolume(), NOTES: InMemoryVolume(), MEMORIES: DirectoryVolume(tmp_path)}
     told: list[str] = []
     snapshots = Snapshots(volumes)
-    snapshots.listen(told.append)
+    snapshots.on_change = told.append
     taken = snapshots.create("one")
     assert (taken.name, taken.routes) == ("one", ["/", "/notes/"])
     assert [volume.snapshots()[0].name for volume in (volumes[ROOT], volumes[NOTES])] == ["one", "one"]
@@ -154,7 +154,7 @@ def test_a_failure_takes_all_back(error: Exception) -> None:
     good, bad = InMemoryVolume(), Failing()
     told: list[str] = []
     snapshots = Snapshots({ROOT: good, NOTES: bad})
-    snapshots.listen(told.append)
+    snapshots.on_change = told.append
     bad.error = error
     with pytest.raises(type(error)) as failure:
         snapshots.create("one")
@@ -233,7 +233,7 @@ def test_a_route_that_does_not_delete_says_so() -> None:
     told: list[str] = []
     snapshots = Snapshots({ROOT: good, NOTES: bad})
     snapshots.create("one")
-    snapshots.listen(told.append)
+    snapshots.on_change = told.append
     bad.error = OSError(errno.EIO, "Input/output error")
     with pytest.raises(OSError, match="route '/notes/' still has 'one': Input/output error"):
         snapshots.delete(["one"])
