@@ -187,8 +187,7 @@ class Planner:
         self._changed: set[Item] = set()  # of main, by a step
         self._leaders: dict[tuple[AgentPath, int], Item] = {}  # a node of the branch → a file of main with its bytes
         self._line_leaders: dict[tuple[AgentPath, int], tuple[Item, bytes]] = {}  # …, with these lines merged into them
-        self._given: dict[tuple[AgentPath, int], Fields] = {}  # a node of main with several names → its new attributes
-        self._modes: dict[tuple[AgentPath, int], int] = {}  # a node of main → that which a step gives it
+        self._given: dict[tuple[AgentPath, int], tuple[Fields, int]] = {}  # a node of main → new attributes, mode
         self._twins: dict[tuple[AgentPath, int], list[Item]] | None = None  # a node of the branch → of the base
         self._parked_at: dict[Item, AgentPath] = {}  # of main, with their paths before
         self._decide()
@@ -413,19 +412,18 @@ class Planner:
             has_bytes: of the branch, too.
             data: bytes of merged lines.
         """
-        features = self._features(item)
+        features, stamp = self._features(item), self._stamp(item)
         self._changed.add(item)
         is_new = has_bytes or data is not None
         leader = self._leader(branch, data, is_name=False) if is_new and features.links else None
         if leader is not None and leader is not item and leader.prefix == item.prefix and self._is_placed(leader):
-            self.result.steps.append(Step("link", item.prefix, item.path, leader.path, stamp=self._stamp(item)))
+            self.result.steps.append(Step("link", item.prefix, item.path, leader.path, stamp=stamp))
             self._changed.add(leader)
             return
-        if not is_new and item.nlink > 1:
-            # Another name of the file: it has the attributes by then, and would be taken for changed in main.
-            given = self._given.setdefault((item.prefix, item.node), wanted)
-            if given is not wanted and given == wanted:
-                return
+        if not is_new:
+            if self._given.get((item.prefix, item.node)) == (wanted, state.mode):
+                return  # by another name of the file, which has the attributes by then
+            self._given[item.prefix, item.node] = wanted, state.mode
         step = Step(
             "replace" if is_new else "attributes",
             item.prefix,
@@ -433,13 +431,11 @@ class Planner:
             state=state,
             item=branch if has_bytes else None,
             data=data,
-            stamp=self._stamp(item),
+            stamp=stamp,
             times=self.times,
         )
         self.result.steps.append(step)
-        if not is_new:
-            self._modes[item.prefix, item.node] = state.mode
-        elif has_bytes:
+        if has_bytes:
             self._note_uncarried(branch, features, item.path)
 
     def _decide_bytes(
@@ -773,7 +769,8 @@ class Planner:
         self.result.steps.append(Step(word, item.prefix, item.path, to_path, stamp=stamp))
 
     def _stamp(self, item: Item) -> Stamp:
-        return stamp_of(item, self._modes.get((item.prefix, item.node), item.mode))
+        _, mode = self._given.get((item.prefix, item.node), (None, item.mode))
+        return stamp_of(item, mode)
 
 
 PARKED = b"\0parked/"

@@ -157,10 +157,6 @@ class Item(Attr):
                 self._state = State(self.mode, os.geteuid(), os.getegid(), 0, 0, 2, 0, 0, {}, b"")
         return self._state
 
-    @state.setter
-    def state(self, state: State) -> None:
-        self._state = state
-
     @property
     def target(self) -> bytes:
         """Of a symbolic link. ENOENT if it has gone since its directory was listed."""
