@@ -33,7 +33,7 @@ from fusebackend.trees.branch_volume import UNFINISHED, BranchVolume
 from fusebackend.trees.merge.pairs import Pairs
 from fusebackend.trees.merge.plan import READ_ONLY, Fields, MergePlan, Planner, Stamp, Step
 from fusebackend.trees.merge.run import ATTEMPTS, STAGING, MainTree, Merge
-from fusebackend.trees.merge.tree import Item, MergeTree, same_contents
+from fusebackend.trees.merge.tree import Item, MergeTree, same_contents, shown
 from fusebackend.trees.refs import MAIN_REF, Ref
 from fusebackend.trees.states import MountState, States
 from fusebackend.volumes.placing import TEMPORARY
@@ -87,7 +87,7 @@ class Restores:
         def plan() -> tuple[MountState, MergePlan, bool]:
             state, main = self._states.at(ref, [source for source, _ in pairs]), self._states.at(MAIN_REF)
             left_alone.update(state.lacking(sources))
-            found = _plan(state.tree, main.tree, ref.name, pairs, to is None, self._main.covered())
+            found = _plan(state.tree, main.tree, ref.name, pairs, to is None, frozenset(self._main.covered()))
             return state, found, state.is_overtaken
 
         with self._guard, contextlib.ExitStack() as ended:
@@ -252,7 +252,7 @@ def _plan(
     """
     wanted = main.root.apart(None, b"", with_names=False, is_way=True)
     gone: list[Item] = []
-    foreign: list[bytes] = []
+    skipped: list[UndoConflict] = []
     for path, final in pairs:
         item = source.find(path)
         if item is None:
@@ -261,13 +261,12 @@ def _plan(
             there = main.find(final)
             gone += [there] if there is not None else []
         elif not frozenset(covered).isdisjoint(above(final)):
-            foreign.append(final)
+            skipped.append(UndoConflict(shown(final), FOREIGN))
         elif not final:
             wanted = item.apart(None, b"")
         else:
             item.apart(_way(source, main, wanted, path, final, with_ways), split(final)[1])
-    planner = _Restoring(_RestorePairs(main, wanted, gone, frozenset(covered)), main, frozenset(covered), foreign)
-    return planner.result
+    return _Restoring(_RestorePairs(main, wanted, gone, covered, skipped), main, covered).result
 
 
 def _way(source: MergeTree, main: MergeTree, top: Item, path: bytes, final: bytes, with_ways: bool) -> Item:
@@ -281,9 +280,9 @@ def _way(source: MergeTree, main: MergeTree, top: Item, path: bytes, final: byte
                 raise OSError(errno.ENOTDIR, f"'/{to_text(there)}' is no directory, so nothing can be put there")
             if found is None and not with_ways:
                 raise OSError(errno.ENOENT, f"there is no directory '/{to_text(there)}'")
-            shown = found or like
-            assert shown is not None, "it is above one that is there"
-            known = shown.apart(top, split(there)[1], with_names=False, is_way=found is not None)
+            kept = found or like
+            assert kept is not None, "it is above one that is there"
+            known = kept.apart(top, split(there)[1], with_names=False, is_way=found is not None)
         top = known
     return top
 
@@ -294,15 +293,22 @@ class _RestorePairs(Pairs):
     Args:
         gone: of main, what is to be removed besides.
         covered: as of `Restores`.
+        skipped: what is left alone, and why. Gets more.
 
     Attributes:
-        skipped: what is left alone, and why.
         deleted: of main; what is in a directory of these is not named.
         counts: how many names of each file with several are in both trees.
     """
 
-    def __init__(self, main: MergeTree, wanted: Item, gone: Sequence[Item], covered: Collection[bytes]) -> None:
-        self.skipped: list[tuple[bytes, str]] = []
+    def __init__(
+        self,
+        main: MergeTree,
+        wanted: Item,
+        gone: Sequence[Item],
+        covered: Collection[bytes],
+        skipped: list[UndoConflict],
+    ) -> None:
+        self.skipped = skipped
         self._covered = covered
         super().__init__(main, wanted, main)
         self.deleted = [*gone, *self._vanished]
@@ -317,9 +323,10 @@ class _RestorePairs(Pairs):
         for name in before.keys() | after.keys():
             path, old, new = join(directory, name), before.get(name), after.get(name)
             if path in self._covered:
-                self.skipped.append((path, FOREIGN))
+                self.skipped.append(UndoConflict(shown(path), FOREIGN))
             elif old is not None and new is not None and old.type != new.type and (old.is_fixed or new.is_fixed):
-                self.skipped.append((path, "the root of a route, or a directory on the way to one"))
+                why = "the root of a route, or a directory on the way to one"
+                self.skipped.append(UndoConflict(shown(path), why))
             else:
                 continue
             before.pop(name, None)
@@ -346,22 +353,17 @@ class _Restoring(Planner):
 
     Args:
         covered: as of `Restores`.
-        foreign: paths that lie in another file system.
     """
 
     times = True
 
-    def __init__(
-        self, pairs: _RestorePairs, main: MergeTree, covered: Collection[bytes], foreign: Sequence[bytes]
-    ) -> None:
+    def __init__(self, pairs: _RestorePairs, main: MergeTree, covered: Collection[bytes]) -> None:
         self._covered = sorted(covered)
         self._counts = pairs.counts
         self._same: dict[_FileKey, _FileKey] = {}  # in both directions
         super().__init__(pairs, main, "branch", False, (b"",), ())
-        skipped = [*((path, FOREIGN) for path in foreign), *pairs.skipped]
-        found = [(f"/{to_text(path)}", why) for path, why in skipped]
-        found += [(each.path, each.reason) for each in self.result.uncarried]
-        self.result.uncarried = [UndoConflict(*each) for each in dict.fromkeys(found)]
+        found = [*pairs.skipped, *self.result.uncarried]
+        self.result.uncarried = list({(each.path, each.reason): each for each in found}.values())
 
     def _lacks(self, path: AgentPath, what: str) -> None:
         words = "its route is read-only" if what == READ_ONLY else f"its route can't hold {what}"
