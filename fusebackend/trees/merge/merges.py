@@ -113,9 +113,10 @@ class Merges:
             base, theirs, main, keep=keep, lines=lines, paths=paths, may_differ=may_differ, apart=apart,
             decided=self._decided(branch),
         )  # fmt: skip
-        if self._trees is not None and any(_is_there(step, to_name(self._trees).strip(b"/")) for step in found.steps):
+        own = [] if self._trees is None else [to_name(self._trees).strip(b"/")]
+        if any(_in_the_way(step, own) is not None for step in found.steps):
             reason = "is the mount's own directory; give what the branch has there another name"
-            found.conflicts.append(UndoConflict(self._trees, reason))
+            found.conflicts.append(UndoConflict(shown(own[0]), reason))
         covered = self._main.covered()
         for step in found.steps if covered else ():
             path = _in_the_way(step, covered)
@@ -157,21 +158,13 @@ class Merges:
 def _in_the_way(step: Step, covered: Collection[bytes]) -> bytes | None:
     """Return the path of a mounted file system that a step would hide a change below, or that it would unmount: the
     kernel does that when the name goes (d_invalidate in fs/dcache.c)."""
-    if step.path.startswith(PARKED):
-        return None
-    paths = (step.path, step.to_path) if step.word == "move" else (step.path,)
-    for path in paths:
+    ends = [step.path, step.to_path] if step.word == "move" else [step.path]
+    for path in (each for each in ends if not each.startswith(PARKED)):
         for each in covered:
             is_gone = step.word in ("remove", "move", "park", "replace") and is_below(each, path)
             if path == each or is_below(path, each) or is_gone:
                 return each
     return None
-
-
-def _is_there(step: Step, path: bytes) -> bool:
-    """Return True for a step that puts something at a path or below it."""
-    made = step.to_path if step.word == "move" else step.path
-    return made == path or is_below(made, path)
 
 
 def _result(name: str, outcome: Outcome) -> MergeResult:
