@@ -275,25 +275,16 @@ class Merge:
             self._route(prefix).require(steps)
         number = secrets.randbits(62)
         self._journal.begin({"id": number, "routes": list(by_route)})
-        routes = [self._route(prefix, number) for prefix in by_route]
-        at_once = [
-            _AtOnce(route, by_route[route.prefix], records)
-            for route in routes
-            if isinstance(route.volume, SnapshotVolume)
-        ]
+        making: list[_OneByOne | _AtOnce] = []
+        for prefix, steps in by_route.items():
+            kind = _AtOnce if isinstance(self._volumes[prefix], SnapshotVolume) else _OneByOne
+            making.append(kind(self._route(prefix, number), steps, records, self._journal, outcome))
         # Those that change in one go get their new contents first, which may be too large for them, and change last: an
         # error in another one leaves them as they are.
-        for each in at_once:
+        for each in making:
             each.prepare()
-        for route in routes:
-            if not isinstance(route.volume, SnapshotVolume):
-                outcome.partly += _OneByOne(route, by_route[route.prefix], records, self._journal, outcome.steps).run()
-        for each in at_once:
-            moves = [[os.fsdecode(old), os.fsdecode(new)] for old, new in map(_ends, each.steps) if new]
-            if moves:
-                self._journal.note({"moves": moves, "prefix": each.route.prefix})
-            outcome.partly += each.run()
-            outcome.steps += each.steps
+        for each in sorted(making, key=lambda each: isinstance(each, _AtOnce)):
+            each.run()
 
     def tidy(self) -> None:
         """End a merge that is under way, whole or not: bring back what it has parked, tell the branch of renames, and
@@ -479,25 +470,31 @@ class _ChangingRoute:
 class _RouteSteps:
     """Steps in one route.
 
-    Attributes:
-        partly: what could not be kept.
+    Args:
+        outcome: gets those that were made, and what could not be kept.
     """
 
     replacing = 0
     """The flags of a rename to a name at which something is."""
 
-    def __init__(self, route: _ChangingRoute, steps: Sequence[Step], records: MergeRecords) -> None:
+    def __init__(
+        self, route: _ChangingRoute, steps: Sequence[Step], records: MergeRecords, journal: Journal, outcome: Outcome
+    ) -> None:
         self.route = route
         self.records = records
+        self.journal = journal
+        self.outcome = outcome
         self.volume = route.volume
         self.steps = steps
-        self.partly: list[str] = []
         self.staged: dict[bytes, int] = {}
         """Nodes of what `stage` has made, by their names."""
         self.ready: Source | None = None
         """What the present step makes a file of, read with the lock free."""
         self.set_aside: Counter[int] = Counter()
         """Nodes in the staging directory under names that they have lost: how many of each."""
+
+    def prepare(self) -> None:
+        """Write the new contents, which nobody sees yet."""
 
     def source(self, step: Step) -> Source:
         assert step.state is not None, "a step that has a source has a state"
@@ -525,7 +522,7 @@ class _RouteSteps:
         return step.word in ("make", "replace") and step.state is not None and not stat.S_ISDIR(step.state.mode)
 
     def lost(self, step: Step, placed: placing.Placed) -> None:
-        self.partly += [f"{shown(step.path)}: {words}" for words in placed.lost]
+        self.outcome.partly += [f"{shown(step.path)}: {words}" for words in placed.lost]
 
     def stage(self, step: Step, name: bytes) -> None:
         """Make the file of a step in the staging directory."""
@@ -636,13 +633,6 @@ _MOVES = frozenset({"move", "park", "remove"})
 class _OneByOne(_RouteSteps):
     """Steps that are made one after the other."""
 
-    def __init__(
-        self, route: _ChangingRoute, steps: Sequence[Step], records: MergeRecords, journal: Journal, done: list[Step]
-    ) -> None:
-        super().__init__(route, steps, records)
-        self._journal = journal
-        self._done = done
-
     def record(self, kind: RecordKind, path: bytes, node: int, before: Attr | None = None, **fields: Any) -> None:
         """Record a change. What a file was is written before it changes: after a kill, a restore of a state before a
         call takes it for what it was then, and removed the only copy of a file once where it did not know."""
@@ -650,18 +640,17 @@ class _OneByOne(_RouteSteps):
         if before is not None:
             self.records.flush()
 
-    def run(self) -> list[str]:
+    def run(self) -> None:
         for index, step in enumerate(self.steps):
             old, new = _ends(step)
             if new:
                 line: dict[str, Any] = {"moves": [[os.fsdecode(old), os.fsdecode(new)]], "prefix": self.route.prefix}
                 if step.word == "park":
                     line["final"] = os.fsdecode(next(each.to_path for each in self.steps if each.path == new))
-                self._journal.note(line)
+                self.journal.note(line)
             self._run(step, b"%d" % index)
-            self._done.append(step)
+            self.outcome.steps.append(step)
         self.route.clear()
-        return self.partly
 
     def _run(self, step: Step, name: bytes) -> None:
         is_new = self.has_new_file(step)
@@ -686,12 +675,9 @@ class _AtOnce(_RouteSteps):
 
     replacing = RENAME_EXCHANGE
 
-    def __init__(self, route: _ChangingRoute, steps: Sequence[Step], records: MergeRecords) -> None:
-        super().__init__(route, steps, records)
-        self._back: list[Callable[[Changes], object]] = []
+    _back: list[Callable[[Changes], object]]
 
     def prepare(self) -> None:
-        """Write the new contents, which nobody sees yet."""
         staged = [(index, step) for index, step in enumerate(self.steps) if self.has_new_file(step)]
         for index, step in staged:
             self.stage(step, b"%d" % index)
@@ -700,16 +686,19 @@ class _AtOnce(_RouteSteps):
                 self.route.staging()
             self.volume.sync()
 
-    def run(self) -> list[str]:
+    def run(self) -> None:
         assert isinstance(self.volume, NativeVolume)
+        moves = [[os.fsdecode(old), os.fsdecode(new)] for old, new in map(_ends, self.steps) if new]
+        if moves:
+            self.journal.note({"moves": moves, "prefix": self.route.prefix})
         if self.route.staging_node:
             self.volume.sync()  # the names below go into one transaction, with nothing else
         self.volume.change_at_once(self._commit)
         self.route.clear()
-        return self.partly
+        self.outcome.steps += self.steps
 
     def _commit(self, changes: Changes) -> None:
-        self._back.clear()
+        self._back = []
         self.set_aside.clear()
         self.route.directories.forget()
         mark = self.records.mark()
