@@ -41,7 +41,15 @@ class FileHandle:
 
     __slots__ = ("bare", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
 
-    def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
+    def __init__(
+        self,
+        inode: int,
+        route: Route,
+        node: int,
+        flags: int,
+        author: Callable[[request.Request], object] | None = None,
+    ) -> None:
+        """`author` as for `FileSystem.record`."""
         self.inode = inode
         self.route = route
         self.node = node
@@ -50,9 +58,9 @@ class FileHandle:
         self.bare = False  # … and the file is known to have no capabilities, see `vfs/setid.py`
         self.opened_at = time.monotonic()
         self.opener = opener = request.current()
-        if route.author is not None and flags & os.O_ACCMODE != os.O_RDONLY:
+        if author is not None and flags & os.O_ACCMODE != os.O_RDONLY:
             asked = opener.verb, opener.thread, opener.uid, opener.gid
-            self.opener = request.Request(*asked, author=route.author(opener))
+            self.opener = request.Request(*asked, author=author(opener))
 
     def open(self, truncate: bool) -> Attr:
         """Open the node, and empty it if `truncate`, in one step and one thread; returns the attributes after that.
@@ -74,9 +82,6 @@ class FileHandle:
             except BaseException:
                 volume.release(node, self.flags)
                 raise
-
-    def write(self, offset: int, data: bytes) -> int:
-        return self.route.door.write(self.node, offset, data)
 
 
 def close_all(volume: Volume, handles: Iterable[FileHandle], nodes: Iterable[int]) -> None:

@@ -163,7 +163,7 @@ class InodeResolver:
             generation: `Overtaken.generation` from before the volume was asked.
         """
         if route.files is not route:
-            self.twins.note_name(parent, name)
+            self.twins.note_names(route, parent, (name,))
         entry = self._referenced(route, parent, name, attr, generation)
         self._keep(route, parent, name, entry)
         return entry

@@ -41,7 +41,6 @@ from fusebackend.rules.rule import Operation
 from fusebackend.rules.ruled_volume import LINKED, NODES, RuledVolume, own_bits
 from fusebackend.rules.view import View
 from fusebackend.vfs.calls.executor import RouteExecutor
-from fusebackend.vfs.calls.request import Request
 from fusebackend.vfs.coherence.entry_cache import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.door import ChangeListener, Door
 from fusebackend.vfs.inodes import NODE_BITS, SYNTHETIC_INDEX, inode_number, node_of, route_index
@@ -89,8 +88,8 @@ class Route:
         self.door: Volume | Door = volume
         """What the kernel's changes go through: the volume itself while no listener follows them, see `listen`."""
         self._listeners: dict[str, ChangeListener] = {}
-        self.author: Callable[[Request], object] | None = None  # of what is written, see `record`
-        self._recording: Callable[[Route], None] | None = None
+        self.is_recorded = False
+        """The history follows its changes, in all trees; see `FileSystem.record`."""
         self.undo: Literal["instant", "copies", "none"] = "none"
         """How bytes are kept that a call replaces: in snapshots, in copies, or not at all."""
         self.shared = volume.features.shared
@@ -102,16 +101,10 @@ class Route:
 
     def twin(self, index: int, view: View | None = None) -> Route:
         """The same live files, for another tree: as they are, or through a view."""
-        volume = self.volume if view is None else self._ruled(view)
-        twin = Route(index, self.prefix, volume, self._policy_of, self.executor, self.files)
-        twin.author = self.author
-        if self._recording is not None:
-            twin.record(self._recording)
-        return twin
-
-    def _ruled(self, view: View) -> RuledVolume:
-        """The volume through a view. Changes go on through this route, which records and reports them."""
-        return RuledVolume(self.volume, view, self.prefix, changed=lambda: cast("Volume", self.door))
+        volume = self.volume
+        if view is not None:  # its changes go on through this route, which records and reports them
+            volume = RuledVolume(volume, view, self.prefix, changed=lambda: cast("Volume", self.door))
+        return Route(index, self.prefix, volume, self._policy_of, self.executor, self.files)
 
     @property
     def is_view(self) -> bool:
@@ -126,12 +119,6 @@ class Route:
     def is_restricted(self, node: int) -> bool:
         """True of a file that rules restrict. Its number is of its own, and the kernel caches nothing of it."""
         return self.is_ruled and node > NODES
-
-    def record(self, record: Callable[[Route], None]) -> None:
-        """See `FileSystem.record`: `record` gives a route its listener."""
-        self._recording = record
-        if not self.is_view:
-            record(self)
 
     def listen(self, name: str, listener: ChangeListener | None, names: NodePaths) -> None:
         """Have a listener follow the changes of this route, in place of the one of this name; None: nobody."""
@@ -182,36 +169,34 @@ class Route:
 
 
 def routes_of(
-    volumes: dict[AgentPath, Volume], ttl_s: float, limits: Mapping[AgentPath, RouteLimits], others: RouteLimits
+    volumes: dict[AgentPath, Volume], ttl_s: float, limits: Mapping[AgentPath, RouteLimits], deadline_s: float
 ) -> list[Route]:
-    """A route for each volume, the default first.
-
-    Args:
-        volumes, ttl_s, limits: as for `FileSystem`.
-        others: the limits of routes for which nothing is said.
-    """
+    """A route for each volume, the default first. Arguments as for `FileSystem`."""
     routes = []
     for index, prefix in enumerate([ROOT, *sorted(prefix for prefix in volumes if prefix != ROOT)]):
         volume = volumes[prefix]
+        own = limits.get(prefix, RouteLimits())
         alone = list(volumes.values()).count(volume) == 1
-        policy_of = partial(_policy, alone, ttl_s if volume.ttl_s is None else volume.ttl_s)
-        own = limits.get(prefix, RouteLimits()).or_else(others)
         name = "The default backend" if prefix == ROOT else f"Route '{prefix}/'"
-        executor = RouteExecutor(
-            volume.features.blocking,
-            volume,
-            own.deadline_s or DEFAULT_DEADLINE_S,
-            max_calls=own.max_calls or DEFAULT_MAX_CALLS,
-            name=name,
-        )
-        routes.append(Route(index, prefix, volume, policy_of, executor))
+        routes.append(_route(index, prefix, volume, name, own.deadline_s or deadline_s, own.max_calls, ttl_s, alone))
     return routes
 
 
-def _own_route(index: int, prefix: AgentPath, files: PseudoFiles) -> Route:
-    """The route of the trees directory's files."""
-    policy_of = partial(_policy, True, files.ttl_s)
-    return Route(index, prefix, files, policy_of, RouteExecutor(False, files, name="The trees directory"))
+def _route(
+    index: int,
+    prefix: AgentPath,
+    volume: Volume,
+    name: str,
+    deadline_s: float = DEFAULT_DEADLINE_S,
+    max_calls: int | None = None,
+    ttl_s: float = DEFAULT_TTL_S,
+    alone: bool = True,
+) -> Route:
+    """A route with the calls and the cache policy that its volume needs. `alone`: the volume has no other prefix."""
+    policy_of = partial(_policy, alone, ttl_s if volume.ttl_s is None else volume.ttl_s)
+    calls = max_calls or DEFAULT_MAX_CALLS
+    executor = RouteExecutor(volume.features.blocking, volume, deadline_s, max_calls=calls, name=name)
+    return Route(index, prefix, volume, policy_of, executor)
 
 
 def _policy(alone: bool, ttl_s: float, features: Features) -> CachePolicy:
@@ -369,7 +354,8 @@ class MountTree:
         """Where the trees directory is for users and agents, if it is."""
         # Without one, the root of commands still has to be somewhere: below a random name.
         self._servers_name = to_name(options.name if self.trees_path else f".fusebackend-{secrets.token_hex(16)}")
-        own = _own_route(len(self.routes), join(ROOT, to_text(self._servers_name)), self.files)
+        servers_path = join(ROOT, to_text(self._servers_name))
+        own = _route(len(self.routes), servers_path, self.files, "The trees directory")
         self.attached = [*self.routes, own]
         """Those of all trees, by their index."""
         self.beside: dict[AgentPath, Route] = {}
@@ -421,10 +407,8 @@ class MountTree:
         return root
 
     def _way(self, name: bytes, parent: Junction) -> Junction:
-        inode = self.synthetic_inode()
-        if parent.pinned is not None:
-            return Junction(inode, name, parent, None, servers_directory(), None)
-        return Junction(inode, name, parent, None)
+        pinned = None if parent.pinned is None else servers_directory()
+        return Junction(self.synthetic_inode(), name, parent, None, pinned, None)
 
     def add_directory(
         self, name: bytes, permissions: int = 0o555, listed: bool = True, holds_routes: bool = False
@@ -470,9 +454,7 @@ class MountTree:
         if name in above.children:
             raise ValueError(f"there is a directory '{to_text(name)}' already")
         prefix = join(above.path, to_text(name))
-        executor = RouteExecutor(volume.features.blocking, volume, deadline_s, name=f"'{prefix}/'")
-        policy_of = partial(_policy, True, DEFAULT_TTL_S if volume.ttl_s is None else volume.ttl_s)
-        route = Route(len(self.attached), prefix, volume, policy_of, executor)
+        route = _route(len(self.attached), prefix, volume, f"'{prefix}/'", deadline_s)
         is_listed = not (self.servers.is_listed and above is self.servers)
         root = Junction(inode_number(route.index, ROOT_NODE), name, above, route, listed=is_listed)
         self.attached = [*self.attached, route]

@@ -86,7 +86,7 @@ class FileSystem:
             trees: the name of the trees directory, and whether it is listed; the default when None.
         """
         on = self.switches = switches or switching.DEFAULT
-        tree = self.tree = MountTree(routes_of(volumes, ttl_s, limits or {}, RouteLimits(deadline_s)), trees)
+        tree = self.tree = MountTree(routes_of(volumes, ttl_s, limits or {}, deadline_s), trees)
         self.inodes = InodeTable(len(tree.attached))
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
@@ -195,7 +195,7 @@ class FileSystem:
                 raise
             timeout_s = self.negative.note(route, parent, name)
             if route.files is not route:
-                self.twins.note_name(parent, name)
+                self.twins.note_names(route, parent, (name,))
             if self.twins.contended and self.twins.is_contended(parent):
                 timeout_s = 0.0
             return self.overtaken.checked(Entry(0, None, timeout_s), generation)
@@ -366,7 +366,8 @@ class FileSystem:
             return await self._open_existing(parent, name, flags)
         entry = self.resolver.entry(route, parent, name, attr, generation)
         is_restricted = route.is_restricted(attr.node)
-        handle = FileHandle(entry.inode, route if is_restricted else route.files, attr.node, for_volume)
+        of = route if is_restricted else route.files
+        handle = FileHandle(entry.inode, of, attr.node, for_volume, self._author)
         handle.bare = True
         handle.direct = self.direct_io.is_for(flags, attr.mode) or is_restricted
         self.direct_io.opened(entry.inode, flags)
@@ -396,7 +397,8 @@ class FileSystem:
         route, node = await self.resolver.place(inode)
         if flags & _WRITING:
             route.check_writable()
-        handle, truncate = FileHandle(inode, route, node, flags & ~_NOT_FOR_VOLUMES), bool(flags & os.O_TRUNC)
+        handle = FileHandle(inode, route, node, flags & ~_NOT_FOR_VOLUMES, self._author)
+        truncate = bool(flags & os.O_TRUNC)
         number = await self.write_barrier.admit(handle)
         try:
             self.resolver.own_changes += truncate
@@ -451,13 +453,13 @@ class FileSystem:
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
         handle = self.files[number]
-        if handle.route.executor.blocking or handle.route.author is not None:
+        if handle.route.executor.blocking or self._author is not None:
             on_behalf_of(handle.opener)
         self.resolver.own_changes += 1
         if handle.direct and not handle.bare:
             await self.capabilities.writes(handle)
         inode, appending = handle.inode, bool(handle.flags & _APPENDING)
-        write = partial(self.append_end.write, handle) if appending else handle.write
+        write = partial(self.append_end.write, handle) if appending else handle.route.door.write
         written = await self.reread_pages.write(handle, write, offset, data)
         known = self.inodes.get(inode)
         if known is not None:
@@ -556,12 +558,15 @@ class FileSystem:
         self._author = author
         self._make, self._beside = make, beside
         for route in self.tree.routes:
+            route.is_recorded = True
             for each in (route, *route.twins):
-                each.author = author
-                each.record(self._listen)
+                self._listen(each)
 
     def _listen(self, route: Route) -> None:
-        route.listen("history", None if self._make is None else self._make(route), self.names)
+        """Have the history listen to a route, or a twin of one, that it records. The changes of a view go on through
+        another one."""
+        if self._make is not None and route.files.is_recorded and not route.is_view:
+            route.listen("history", self._make(route), self.names)
 
     def add_tree(
         self, name: str, pinned: Iterable[bytes] = (), of: AgentPath | None = None, view: View | None = None
@@ -614,7 +619,10 @@ class FileSystem:
         if at in above.children:
             raise ValueError(f"there is a tree '{name}' already")
         seen = [route for route in routes if view is None or not view.is_hidden(route.prefix)]
-        root = tree.grow([tree.attach_twin(route, view) for route in seen], pinned)
+        twins = [tree.attach_twin(route, view) for route in seen]
+        for twin in twins:
+            self._listen(twin)
+        root = tree.grow(twins, pinned)
         self.invalidation.follow()
         self.feed.follow()
         above.children = {**above.children, at: root}  # last: from now on it can be found
@@ -735,12 +743,9 @@ class RoutesDirectory:
         filesystem = self._filesystem
         with filesystem._growing:
             route = filesystem.tree.add_route(to_name(name), volume, filesystem._deadline_s, self._directory)
-            if filesystem._author is not None:
-                is_recorded = filesystem._beside is not None and filesystem._beside.attached(route)
-                # Without a record, its changes may still be asked for their author.
-                route.author = filesystem._author
-                if is_recorded:
-                    route.record(filesystem._listen)
+            if filesystem._beside is not None:
+                route.is_recorded = filesystem._beside.attached(route)
+                filesystem._listen(route)
             filesystem.invalidation.follow()
             self._unguard[route.prefix] = volume.guard(partial(filesystem.write_barrier.begin, [route]))
         filesystem.invalidation.drop((self._directory.inode, to_name(name)))

@@ -67,8 +67,3 @@ class RouteLimits(Table, frozen=True):
             raise ValueError(f"a deadline of {self.deadline_s!r} s: give a number of seconds above 0")
         if self.max_calls is not None and not 1 <= self.max_calls <= MOST_CALLS:
             raise ValueError(f"max_calls is {self.max_calls!r}: give a number from 1 to {MOST_CALLS}")
-
-    def or_else(self, others: RouteLimits) -> RouteLimits:
-        """These, and where they say nothing, those."""
-        deadline_s = others.deadline_s if self.deadline_s is None else self.deadline_s
-        return RouteLimits(deadline_s, others.max_calls if self.max_calls is None else self.max_calls)

@@ -259,10 +259,6 @@ def test_a_plan_goes_through_json(plan: MountPlan) -> None:
     assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(plan))), MountPlan) == plan
 
 
-def test_what_a_route_does_not_say_is_as_for_the_others() -> None:
-    assert RouteLimits(max_calls=3).or_else(RouteLimits(5.0, 64)) == RouteLimits(5.0, 3)
-
-
 def test_lengths_of_time_and_sizes() -> None:
     lengths = ((0, 0), (1, 1), (0.25, 0.25), ("1", 1), ("1 s", 1), (" 250 ms ", 0.25), ("1.5 min", 90), ("2h", 7200))
     for case in each(lengths):

@@ -344,7 +344,7 @@ class Twins:
                 notices.append((twin, Change(node=moved)))
         if len(changed) > 1 and route.files is not route:
             for node, name in changed:  # a rename: the kernel knows both names now, and was given one
-                self.note_name(self._tree.directory(route, node), name)
+                self.note_names(route, self._tree.directory(route, node), (name,))
         if notices and self._on:
             held = [self._tree.directory(route, node) for node, _ in changed]
             waits = targets.isdisjoint(self._held)
@@ -384,14 +384,8 @@ class Twins:
                 self._invalidation.kernel.invalidate_inode(number, attributes_only=True)
         return notices, targets
 
-    def note_name(self, directory: int, name: bytes) -> None:
-        """Note that the kernel gets a name, or its absence, in a directory of another tree than the main one."""
-        names = self._noted.setdefault(directory, set())
-        if len(names) < MAX_NOTED:
-            names.add(name)
-
     def note_names(self, route: Route, directory: int, names: Iterable[bytes]) -> None:
-        """Do it for names that the kernel is about to be given in a listing."""
+        """Note that the kernel gets names, or their absence, in a directory, if its tree is not the main one."""
         if route.files is not route:
             noted = self._noted.setdefault(directory, set())
             if len(noted) < MAX_NOTED:

@@ -69,12 +69,12 @@ class AppendEnd:
     def _remember(self, inode: int, size: int) -> None:
         self._earlier[inode] = (*self._earlier.get(inode, ())[1 - EARLIER_SIZES :], size)
 
-    def write(self, handle: FileHandle, offset: int, data: bytes) -> int:
+    def write(self, handle: FileHandle, node: int, offset: int, data: bytes) -> int:
         """Write through a handle with O_APPEND. In the volume's thread."""
         known = self._inodes.get(handle.inode)
         if self._on and (known is None or self.may_be_end(handle.inode, known, offset, len(data))):
-            return handle.route.door.append(handle.node, data)
-        return handle.write(offset, data)
+            return handle.route.door.append(node, data)
+        return handle.route.door.write(node, offset, data)
 
     def may_be_end(self, inode: int, known: KnownInode, offset: int, length: int) -> bool:
         """True if this offset may have been the kernel's end of the file when it sent the write of this length.
@@ -173,7 +173,8 @@ MAX_NOTICES = 64
 Range = tuple[int, int]
 """First byte, and the byte after the last."""
 
-Write = Callable[[int, bytes], int]
+Write = Callable[[int, int, bytes], int]
+"""As `Volume.write`."""
 
 
 class RereadPages:
@@ -236,7 +237,7 @@ class RereadPages:
         if offset % PAGE_BYTES == 0 and _common(mine, settling):
             # Pages of a mapping: write(2) is kept out by the other one, which has the inode's lock (`inode_lock`).
             for start, end in _without(mine, settling):
-                await self._write(handle, handle.write, start, data[start - offset : end - offset])
+                await self._write(handle, handle.route.door.write, start, data[start - offset : end - offset])
             return len(data)
         old = _common(mine, self._read.get(inode, ()))
         if old or offset % PAGE_BYTES:
@@ -258,8 +259,8 @@ class RereadPages:
 
     async def _write(self, handle: FileHandle, write: Write, offset: int, data: bytes) -> int:
         if not handle.route.executor.blocking:
-            return await handle.route.call(write, offset, data)
-        call = partial(handle.route.call, write, offset, data)
+            return await handle.route.call(write, handle.node, offset, data)
+        call = partial(handle.route.call, write, handle.node, offset, data)
         return await self._order.write(handle.inode, offset, len(data), call)
 
     async def _notify(self, inode: int, patience_s: float) -> None:

@@ -55,7 +55,7 @@ def recording(filesystem, automatic, tmp_path):
 def test_without_a_history_a_route_is_its_volume(filesystem, backend):
     (route,) = filesystem.tree.routes
     assert route.door is backend.volume
-    assert route.author is None
+    assert not route.is_recorded
     assert route.undo == "none"
 
 

@@ -174,7 +174,6 @@ def test_an_open_that_is_given_up_leaves_the_file_closed(make: Callable[[], Bran
     class Route:
         volume = door = branch
         executor = RouteExecutor(True, branch)
-        author = None
 
     handle = FileHandle(1, Route(), file, os.O_WRONLY)  # type: ignore[arg-type]
     with pytest.raises(WouldWait):

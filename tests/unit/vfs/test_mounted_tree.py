@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -236,6 +237,23 @@ class TestAppends:
         volume, inode, number = file
         run(tree.write(number, 0, b"m" * 4096))
         assert volume.read(inode, 0, 9000) == b"m" * 4096
+
+
+class Buffering(InMemoryVolume):
+    features = replace(InMemoryVolume.features, blocking=True)
+    at_once = frozenset({"write"})
+
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        self.writer = threading.current_thread()
+        return super().write(node, offset, data)
+
+
+def test_a_write_that_need_not_wait_is_made_on_the_loop() -> None:
+    volume = Buffering()
+    filesystem = FileSystem({ROOT: volume})
+    _, opened = run(filesystem.create(ROOT_INODE, b"f", 0o644, os.O_RDWR, ME))
+    run(filesystem.write(opened.number, 0, b"x"))
+    assert volume.writer is threading.current_thread()
 
 
 class NoAttributes(InMemoryVolume):
