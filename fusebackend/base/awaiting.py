@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import sniffio
 import trio
@@ -107,15 +108,6 @@ def _waker() -> Callable[[Callable[[], object]], object]:
     return asyncio.get_running_loop().call_soon_threadsafe
 
 
-def _awaiter() -> Callable[[Callable[[], Awaitable[Any]]], Any]:
-    """Has something awaited on the loop that runs, by one of its threads, which waits for the answer."""
-    if sniffio.current_async_library() == "trio":
-        token = trio.lowlevel.current_trio_token()
-        return lambda call: trio.from_thread.run(_until_cancelled, call, trio_token=token)
-    loop = asyncio.get_running_loop()
-    return lambda call: asyncio.run_coroutine_threadsafe(_until_cancelled(call), loop).result()
-
-
 # --------------------------------------------------------------------------------------------------------------
 # One call
 # --------------------------------------------------------------------------------------------------------------
@@ -134,7 +126,7 @@ class _Job(Generic[T]):
         self.error: BaseException | None = None
         self._call = call
         self._context = contextvars.copy_context()
-        self.ask = _awaiter()
+        self._loop = anyio.lowlevel.current_token()
         self._wake = _waker()
         self._guard = threading.Lock()
         self._ended = False
@@ -150,6 +142,9 @@ class _Job(Generic[T]):
             log.warning("%s was cancelled and can't be interrupted: it goes on, and its answer is dropped", self.name)
 
     # -- the thread's ------------------------------------------------------------------------------------------
+
+    def ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        return anyio.from_thread.run(_until_cancelled, call, token=self._loop)
 
     def run(self) -> None:
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -24,8 +24,9 @@ class AwaitingTask(Protocol):
     """See the module's docstring."""
 
     library: str
-    ask: Callable[[Callable[[], Awaitable[Any]]], Any]
-    """Have the task's loop await something. Raises `CallerGone`."""
+
+    def ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Have the task's loop await something. Raises `CallerGone`."""
 
 
 current: contextvars.ContextVar[AwaitingTask | None] = contextvars.ContextVar("fusebackend_caller", default=None)
@@ -45,5 +46,4 @@ def awaited(call: Callable[[], Awaitable[T]]) -> T:
     """
     caller = current.get()
     assert caller is not None, "no task waits for this thread"
-    answer: T = caller.ask(call)
-    return answer
+    return caller.ask(call)

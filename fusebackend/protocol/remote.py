@@ -108,11 +108,14 @@ class Bytes(Protocol):
 
     size: int
 
-    def read(self, offset: int, size: int) -> bytes: ...
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from `offset`; fewer only at the end."""
 
-    def digest(self) -> bytes: ...
+    def digest(self) -> bytes:
+        """As `protocol.versions.digest_of`."""
 
-    def pieces(self) -> Iterable[bytes]: ...
+    def pieces(self) -> Iterable[bytes]:
+        """All the bytes, in order."""
 
     def frozen(self) -> AbstractContextManager[memoryview]:
         """All the bytes; writers wait meanwhile."""
@@ -134,7 +137,8 @@ class Reader(Protocol):
     def read(self, offset: int, size: int) -> bytes:
         """ESTALE when that version is gone."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing is read any more."""
 
 
 class Remote(abc.ABC):

@@ -76,13 +76,16 @@ class Asker(Protocol):
     """pyfuse3's `RequestContext`."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """Of the thread; 0 for the kernel's own requests."""
 
     @property
-    def uid(self) -> int: ...
+    def uid(self) -> int:
+        """The user of its accesses to files (`fsuid`)."""
 
     @property
-    def gid(self) -> int: ...
+    def gid(self) -> int:
+        """Their group."""
 
 
 # Most requests are answered before a `Request` is needed: it is made by `current`.
