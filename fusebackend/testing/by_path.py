@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Volume
 from fusebackend.volumes import placing
-from fusebackend.volumes.contents import opened
-from fusebackend.volumes.walk import entries
+from fusebackend.volumes.contents import opened, read_all
+from fusebackend.volumes.walk import below, entries, resolve_from
 
 OWNER = Caller(os.geteuid(), os.getegid())
 
@@ -27,25 +28,15 @@ class File(NamedTuple):
 Shown: TypeAlias = dict[bytes, File]
 
 
-def walk(volume: Volume, node: int = ROOT_NODE, path: bytes = b"") -> Iterable[tuple[bytes, Attr]]:
+def walk(volume: Volume, node: int = ROOT_NODE) -> Iterable[tuple[bytes, Attr]]:
     """All files below a directory, by their path. A directory comes before what is in it."""
-    for name, attr in list(entries(volume, node)):
-        here, is_dir, below = path + b"/" + name if path else name, attr.is_dir, attr.node
-        yield here, attr
-        if is_dir:
-            yield from walk(volume, below, here)
+    return ((path[1:], attr) for path, attr in below(volume, node))
 
 
 def content(volume: Volume, attr: Attr) -> bytes:
     if stat.S_ISLNK(attr.mode):
         return volume.readlink(attr.node)
-    if not stat.S_ISREG(attr.mode):
-        return b""
-    with opened(volume, attr.node, os.O_RDONLY) as node:
-        data = b""
-        while piece := volume.read(node, len(data), 1 << 20):
-            data += piece
-        return data
+    return read_all(volume, attr, sys.maxsize) if stat.S_ISREG(attr.mode) else b""
 
 
 def shown(volume: Volume, *, modes: bool = True) -> Shown:
@@ -69,10 +60,7 @@ def links(volume: Volume) -> set[frozenset[bytes]]:
 
 
 def at(volume: Volume, path: bytes) -> Attr:
-    attr = volume.getattr(ROOT_NODE)
-    for name in path.split(b"/") if path else ():
-        attr = volume.lookup(attr.node, name)
-    return attr
+    return resolve_from(volume, (ROOT_NODE,), path.split(b"/"), follow=False).found
 
 
 def place(volume: Volume, path: bytes) -> tuple[int, bytes]:
@@ -136,6 +124,6 @@ def remove(volume: Volume, path: bytes) -> None:
     if not attr.is_dir:
         volume.unlink(parent, name)
         return
-    for below, _ in list(entries(volume, attr.node)):
-        remove(volume, path + b"/" + below)
+    for inner, _ in list(entries(volume, attr.node)):
+        remove(volume, path + b"/" + inner)
     volume.rmdir(parent, name)

@@ -33,13 +33,8 @@ class Copied(NamedTuple):
 
 def copy_of(volume: Volume) -> dict[bytes, Copied]:
     """Return path → what is there, for every name of a volume. Access times are those after the walk."""
-    _walk(volume)  # moves those access times that reads move
-    return _walk(volume)
-
-
-def read_once(volume: Volume) -> dict[bytes, Copied]:
-    """Return what `copy_of` does, in one walk: of a volume in which reads move no access times."""
-    return _walk(volume)
+    read_once(volume)  # moves those access times that reads move
+    return read_once(volume)
 
 
 def but_atimes(volume: Volume) -> dict[bytes, Copied]:
@@ -47,7 +42,8 @@ def but_atimes(volume: Volume) -> dict[bytes, Copied]:
     return {path: each._replace(times_ns=(0, *each.times_ns[1:])) for path, each in read_once(volume).items()}
 
 
-def _walk(volume: Volume) -> dict[bytes, Copied]:
+def read_once(volume: Volume) -> dict[bytes, Copied]:
+    """Return what `copy_of` does, in one walk: of a volume in which reads move no access times."""
     found: dict[bytes, Copied] = {}
     waiting = [(b"/", volume.getattr(ROOT_NODE).node)]
     while waiting:
