@@ -10,14 +10,12 @@ from __future__ import annotations
 import abc
 import errno
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_text
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 Etag: TypeAlias = str | bytes
 """Names the bytes of a file: equal ones, equal bytes. A service's ETag, or a digest."""

@@ -146,13 +146,9 @@ for _name, _verb in VERBS.items():
         _name,
         getattr(SandboxBackendProtocol, _name),
         changes=_verb.changes,
-        long=_verb.long,
-        has_actor=_verb.has_actor,
         in_view=True,
         in_record=True,
-        streams=_verb.streams,
-        staged=_verb.staged,
-        within=_verb.within,
+        **_verb.served,
     )
 SERVED["execute"] = Declared(
     "execute",

@@ -58,7 +58,7 @@ class Verb(Generic[R]):
         changes: it changes files.
         batch: its arguments are lists; each record has the `path` of its item, and an error code.
         pinned: the errno for the prefix of a composite's route, and for directories above one.
-        long, has_actor, streams, staged, within: as of `served.Declared`.
+        served: what `served.Declared` has of it besides.
     """
 
     name: str
@@ -69,11 +69,7 @@ class Verb(Generic[R]):
     changes: bool = False
     batch: bool = False
     pinned: int = errno.EISDIR
-    long: bool = False
-    has_actor: bool = False
-    streams: bool = False
-    staged: Mapping[str, str] = field(default_factory=dict)
-    within: tuple[str, ...] = ()
+    served: Mapping[str, Any] = field(default_factory=dict)
 
     def answers(self) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorate a method that answers with this verb's record: what it refuses (`Refusal`) is the record's error.
@@ -131,7 +127,7 @@ LS = Verb(
     "ls", LsResult, "Path '{0}'",
     {errno.ENOENT: "Path '{0}': path_not_found", errno.ENOTDIR: "Path '{0}': not_a_directory"}, codes=True,
 )  # fmt: skip
-READ = Verb("read", ReadResult, "File '{0}'", {errno.ENOENT: "File '{0}' not found"}, has_actor=True)
+READ = Verb("read", ReadResult, "File '{0}'", {errno.ENOENT: "File '{0}' not found"}, served={"has_actor": True})
 WRITE = Verb(
     "write", WriteResult, "Error writing file '{0}'",
     {
@@ -139,7 +135,7 @@ WRITE = Verb(
         "Read and then make an edit, or write to a new path.",
         UnicodeEncodeError: "Error writing file '{0}': content is not valid text: {error}",
     },
-    changes=True, staged={"content": "staged"},
+    changes=True, served={"staged": {"content": "staged"}},
 )  # fmt: skip
 EDIT = Verb(
     "edit", EditResult, "Error editing file '{0}'",
@@ -148,25 +144,26 @@ EDIT = Verb(
         UnicodeDecodeError: "Error: File '{0}' is not UTF-8 text and can't be edited",
         UnicodeEncodeError: "Error editing file '{0}': new_string is not valid text: {error}",
     },
-    changes=True, staged={"old_string": "staged_old", "new_string": "staged_new"},
+    changes=True, served={"staged": {"old_string": "staged_old", "new_string": "staged_new"}},
 )  # fmt: skip
-GREP = Verb("grep", GrepResult, "Error searching '{0}'", long=True, streams=True)
-GLOB = Verb("glob", GlobResult, "Error searching '{0}'", long=True, streams=True)
+GREP = Verb("grep", GrepResult, "Error searching '{0}'", served={"long": True, "streams": True})
+GLOB = Verb("glob", GlobResult, "Error searching '{0}'", served={"long": True, "streams": True})
 DELETE = Verb(
     "delete", DeleteResult, "Error deleting '{0}'", {errno.ENOENT: _NOT_FOUND},
-    changes=True, pinned=errno.EBUSY, long=True,
+    changes=True, pinned=errno.EBUSY, served={"long": True},
 )  # fmt: skip
 MOVE = Verb(
     "move", MoveResult, "Error moving '{0}' to '{1}'",
     {errno.ENOENT: _NOT_FOUND, errno.EEXIST: "Cannot move to {1} because it already exists."},
-    changes=True, pinned=errno.EBUSY, long=True,
+    changes=True, pinned=errno.EBUSY, served={"long": True},
 )  # fmt: skip
 UPLOAD_FILES = Verb(
-    "upload_files", FileUploadResponse, changes=True, batch=True, long=True, within=("upload_files", "upload_from")
-)
+    "upload_files", FileUploadResponse, changes=True, batch=True,
+    served={"long": True, "within": ("upload_files", "upload_from")},
+)  # fmt: skip
 DOWNLOAD_FILES = Verb(
-    "download_files", FileDownloadResponse, batch=True, long=True, has_actor=True,
-    within=("download_files", "download_to"),
+    "download_files", FileDownloadResponse, batch=True,
+    served={"long": True, "has_actor": True, "within": ("download_files", "download_to")},
 )  # fmt: skip
 
 VERBS: dict[str, Verb[Any]] = {

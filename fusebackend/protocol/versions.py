@@ -14,12 +14,10 @@ import errno
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from fusebackend.base.stamps import APART_NS, coarse_ns
-
-if TYPE_CHECKING:
-    from fusebackend.protocol.volume import Attr
+from fusebackend.protocol.volume import Attr
 
 __all__ = [
     "ANY", "Changed", "Condition", "Conditions", "Digest", "conditions_of", "digest_of", "version_of_attr",

@@ -10,7 +10,6 @@ import contextlib
 import stat
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -19,9 +18,6 @@ from fusebackend.vfs.handles import DirectoryHandle
 from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.inodes import Emit, Entry, InodeTable
 from fusebackend.vfs.junctions import Route
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.junctions import Route
 
 SMALL_ENTRIES = 16_384
 """The largest directory whose listing the kernel may keep."""

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
@@ -62,14 +62,11 @@ MAX_OPENED = 1_000
 """Files whose notices are held back at once. Of more, the file that was opened first is left out."""
 
 
-class _ChangedOpen:
-    """A file that was opened and had changed."""
+class _ChangedOpen(NamedTuple):
+    """A file that was opened and had changed, and the time until which its notices wait."""
 
-    __slots__ = ("until", "version")
-
-    def __init__(self, version: object) -> None:
-        self.version = version
-        self.until = time.monotonic() + QUIET_S
+    version: object
+    until: float
 
 
 class PageVersions:
@@ -146,7 +143,7 @@ class PageVersions:
         if not self._holds_back:
             return
         with self._guard:
-            self._opened[inode] = _ChangedOpen(version)
+            self._opened[inode] = _ChangedOpen(version, time.monotonic() + QUIET_S)
         while self._telling[inode]:
             await trio.sleep(POLL_S)
 
