@@ -39,7 +39,6 @@ class PrefixTable:
                 raise PathError(f"Route prefixes '{given[normal]}' and '{prefix}' mean the same directory '{normal}/'")
             given[normal] = prefix
         self.prefixes = tuple(sorted(given, key=lambda prefix: (-len(prefix), prefix)))
-        self._prefixes = frozenset(given)
         names: dict[AgentPath, set[str]] = {ROOT: set()}
         for prefix in self.prefixes:
             directory = prefix
@@ -51,12 +50,10 @@ class PrefixTable:
 
     def route(self, path: AgentPath) -> tuple[AgentPath | None, AgentPath]:
         """The prefix a path belongs to, and the path inside that route's backend."""
-        candidate: AgentPath = path
-        while candidate not in self._prefixes:
-            if candidate == ROOT:
-                return None, path
-            candidate = parent_and_name(candidate)[0]
-        return candidate, AgentPath(path[len(candidate) :] or ROOT)
+        for prefix in self.prefixes:
+            if is_below(path, prefix):
+                return prefix, AgentPath(path[len(prefix) :] or ROOT)
+        return None, path
 
     def prefixes_below(self, path: AgentPath) -> tuple[AgentPath, ...]:
         """The prefixes strictly below a directory, at any depth, sorted."""
