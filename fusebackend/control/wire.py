@@ -9,8 +9,10 @@ standard library's parser takes over.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
@@ -139,13 +141,19 @@ def _encode_odd(value: Any) -> bytes:
     return b"{" + b",".join(json.dumps(name).encode() + b":" + _encode_odd(part) for name, part in value.items()) + b"}"
 
 
+_making = threading.Lock()
+"""Decoders are made by one thread at a time. msgspec keeps what it has found out of a class in the class, and there
+before it is complete: a second thread that made a decoder meanwhile ended the process with SIGSEGV."""
+
+
 class Decoder:
     """Reads one type of message. Messages of clients are bounded (`MAX_VALUES`), answers are not."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
         self._is_trusted = not (kind is Request or (isinstance(kind, type) and issubclass(kind, Params)))
-        self._decoder = msgspec.json.Decoder(kind)
+        with _making:
+            self._decoder = msgspec.json.Decoder(kind)
 
     def __call__(self, line: bytes | msgspec.Raw) -> Any:
         """Raises `msgspec.DecodeError` for malformed JSON, and `msgspec.ValidationError` for another shape."""
@@ -186,24 +194,8 @@ def convert(found: Any, kind: type[T]) -> T:
     return msgspec.convert(found, kind)
 
 
-_decoders: dict[Any, Decoder] = {}
-_making = threading.Lock()
-
-
-def decoder(kind: Any) -> Decoder:
-    """The decoder of a type, made by one thread at a time.
-
-    msgspec keeps what it has found out of a class in the class, and there before it is complete: a second thread that
-    made a decoder meanwhile ended the process with SIGSEGV.
-    """
-    found = _decoders.get(kind)
-    if found is None:
-        with _making:
-            found = _decoders.get(kind)
-            if found is None:
-                found = _decoders[kind] = Decoder(kind)
-    return found
-
+decoder: Callable[[Any], Decoder] = functools.cache(Decoder)
+"""The decoder of a type."""
 
 decode_any = Decoder(Any)
 _request = Decoder(Request)
@@ -264,86 +256,62 @@ def parse_params(request: Request, kind: type[Params]) -> Params:
 
 
 class MessageLines:
-    """A stream of bytes, cut into messages.
+    """A stream of bytes, cut into messages: `receive` until `next` has one.
 
-    A line over the limit is read to its end and thrown away, and reported as a `WireError`; the next message is
-    understood again.
+    A line over the limit is reported as a `WireError`, and thrown away to its end; the next message is understood
+    again.
 
     Args:
-        receive: gives more of the stream, nothing at its end; it may raise OSError. Where it waits no longer, `next`
-            raises its TimeoutError, and goes on where it was when it is called again.
+        stream: gives the bytes.
         limit_bytes: of one line.
-        held: called with the bytes held of messages that are not complete, or not yet `done`.
+
+    Attributes:
+        held: what was received and not given yet.
     """
 
-    def __init__(
-        self,
-        receive: Callable[[], bytes],
-        limit_bytes: int = MAX_MESSAGE_BYTES,
-        held: Callable[[int], None] = lambda size: None,
-    ) -> None:
-        self._receive_more = receive
+    def __init__(self, stream: socket.socket, limit_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._stream = stream
         self._limit = limit_bytes
-        self._tell = held
-        self._given = 0
-        self._held = bytearray()
-        self._searched = 0
+        self.held = bytearray()
+        self._end = -1  # of the first line in it
+        self._skips = False
 
-    @property
-    def begun(self) -> bool:
-        """Return True if bytes were received that belong to no complete line yet."""
-        return bool(self._held)
+    def next(self) -> bytes | None:
+        """Return the next line; None if it has not come yet."""
+        if self._end < 0:
+            return None
+        line = bytes(memoryview(self.held)[: self._end])
+        del self.held[: self._end + 1]
+        self._end = self.held.find(b"\n")
+        return line
 
-    def next(self) -> bytes:
-        """The next line. Raises `Closed` at the end of the stream, `WireError` for a line that is too long."""
-        self.done()
-        while True:
-            cut = self._held.find(b"\n", self._searched)
-            if cut >= 0:
-                line = bytes(memoryview(self._held)[:cut])
-                del self._held[: cut + 1]
-                self._searched = 0
-                self._given = len(line)
-                return line
-            self._searched = len(self._held)
-            if self._searched > self._limit:
-                self._skip_line()
-                raise WireError(PARSE_ERROR, f"a message of more than {self._limit} bytes is not taken")
-            piece = self._receive()
-            if not piece and self._held:
-                self.forget()
-                raise WireError(PARSE_ERROR, "the last message has no newline at its end, so it was not taken")
-            if not piece:
-                raise Closed("the connection is closed")
-            self._tell(len(self._held) + len(piece))
-            self._held += piece
-
-    def done(self) -> None:
-        """The line that `next` gave is not needed any more."""
-        if self._given:
-            self._given = 0
-            self._tell(len(self._held))
-
-    def forget(self) -> None:
-        """Free the held bytes."""
-        self._held = bytearray()
-        self._searched = self._given = 0
-        self._tell(0)
-
-    def _receive(self) -> bytes:
+    def receive(self) -> None:
+        """Wait for more of the stream. Raises `Closed` at its end, `WireError` for a line that is too long, and the
+        TimeoutError of the stream."""
         try:
-            return self._receive_more()
-        except (Closed, TimeoutError):
+            piece = self._stream.recv(RECEIVE_BYTES)
+        except TimeoutError:
             raise
         except OSError as error:
             raise Closed(f"the connection failed: {error}") from None
+        if not piece and self.held:
+            self.forget()
+            raise WireError(PARSE_ERROR, "the last message has no newline at its end, so it was not taken")
+        if not piece:
+            raise Closed("the connection is closed")
+        if self._skips:
+            _, ended, piece = piece.partition(b"\n")
+            self._skips = not ended
+        searched = len(self.held)
+        self.held += piece
+        if self._end < 0:
+            self._end = self.held.find(b"\n", searched)
+        if self._end < 0 and len(self.held) > self._limit:
+            self.forget()
+            self._skips = True
+            raise WireError(PARSE_ERROR, f"a message of more than {self._limit} bytes is not taken")
 
-    def _skip_line(self) -> None:
-        self.forget()
-        while piece := self._receive():
-            cut = piece.find(b"\n")
-            if cut >= 0:
-                self._tell(len(piece) - cut - 1)
-                self._held += piece[cut + 1 :]
-                return
-        raise Closed("the connection is closed")
+    def forget(self) -> None:
+        """Free the held bytes."""
+        self.held = bytearray()
+        self._end = -1

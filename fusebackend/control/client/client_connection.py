@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -98,6 +97,7 @@ class Connection:
 
     Attributes:
         mountpoint: the mount point of the server.
+        process: that has made it; in its children it is no connection of theirs.
         used: it has carried a call before, so the server may have closed it since.
         answering: something of the answer to the last call has come.
         hung: the server lives, but does nothing.
@@ -127,13 +127,13 @@ class Connection:
         self._address = address
         self._actor = actor
         self._said = NO_WORDS
-        self._process = os.getpid()
+        self.process = os.getpid()
         self._ids = itertools.count(1)
-        self._lines = MessageLines(partial(self._stream.recv, wire.RECEIVE_BYTES), MAX_ANSWER_BYTES)
+        self._lines = MessageLines(self._stream, MAX_ANSWER_BYTES)
 
     def waiting(self, timeout_s: float | None) -> bool:
         """Return True if a message, or the beginning of one, comes within so many seconds. None waits for ever."""
-        return self._lines.begun or is_readable(self._stream.fileno(), timeout_s)
+        return bool(self._lines.held) or is_readable(self._stream.fileno(), timeout_s)
 
     def close(self) -> None:
         """Also from another thread, which ends a call under way. In a child, the parent's connection goes on."""
@@ -142,7 +142,7 @@ class Connection:
 
     def hang_up(self) -> None:
         """End it; the caller that waits for it closes it."""
-        if self._process == os.getpid():
+        if self.process == os.getpid():
             with contextlib.suppress(OSError):  # it has ended already
                 self._stream.shutdown(socket.SHUT_RDWR)
 
@@ -229,10 +229,9 @@ class Connection:
 
     def next(self) -> Incoming:
         """Return the next message. Raises `ServerLost` at the end."""
-        while True:
+        while (line := self._lines.next()) is None:
             try:
-                line = self._lines.next()
-                break
+                self._lines.receive()
             except TimeoutError:
                 self._require_life(ServerLost, GONE)
             except (Closed, wire.WireError) as error:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from fusebackend.control.client.client_connection import AnsweredError, Connecti
 from fusebackend.protocol import PLAIN, SERVED
 
 MAX_IDLE = 16
-"""Connections kept for the next call."""
+"""Connections kept for the next call, or a few more."""
 
 PATIENCE_S = 10.0
 """How long a server that has no room is asked again."""
@@ -40,20 +39,14 @@ class Pool:
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._forget()
-
-    def _forget(self) -> None:
+        # Each step of a list is atomic. A lock that was held at a fork would never be released in the child.
         self._idle: list[Connection] = []
-        self._guard = threading.Lock()
-        self._owner = os.getpid()
 
     def close(self) -> None:
         """Close the connections that are kept; for the next call there will be a new one."""
-        self._notice_fork()
-        with self._guard:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        while self._idle:
+            with contextlib.suppress(IndexError):  # another thread has taken the last one
+                self._idle.pop().close()
 
     @contextlib.contextmanager
     def begun(self, kind: type[T], verb: str, params: Mapping[str, Any]) -> Iterator[tuple[Connection, T]]:
@@ -96,27 +89,21 @@ class Pool:
             self.close()  # the others that are kept are as old
 
     def _borrow(self) -> Connection:
-        self._notice_fork()
-        with self._guard:
-            if self._idle:
-                return self._idle.pop()
+        while self._idle:
+            with contextlib.suppress(IndexError):  # another thread has taken the last one
+                connection = self._idle.pop()
+                if connection.process == os.getpid():
+                    return connection
+                connection.close()  # it is the parent's
         return self._connect()
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection whose call has ended, for the next one."""
         connection.used = True
-        with self._guard:
-            if len(self._idle) < MAX_IDLE:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def _notice_fork(self) -> None:
-        """In a child, the connections are the parent's, and a lock that was held there is never released here."""
-        if self._owner != os.getpid():
-            for connection in self._idle:
-                connection.close()
-            self._forget()
+        if len(self._idle) < MAX_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
 
 
 def _may_repeat(connection: Connection, verb: str, error: BaseException) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import itertools
 import logging
 import select
@@ -113,10 +112,9 @@ class ServedConnection:
         self.client = LimitedClient(number)
         self.active_at = self.since = time.monotonic()
         self.stream = stream
-        self._lines = MessageLines(functools.partial(stream.recv, wire.RECEIVE_BYTES), held=self._hold)
+        self._lines = MessageLines(stream)
         self._arriving = Place(server.limiter, self.client, ARRIVING, self._stands_still)
         self._share = Share(server.memory, self.client)  # of the message that arrives
-        self._used = False  # something has come
         self._sending = threading.Lock()
         self._sending_since: float | None = None
         self._guard = threading.Condition()  # notified when a call has ended
@@ -137,13 +135,14 @@ class ServedConnection:
 
     @property
     def begun(self) -> bool:
+        """Return True if something has come over it."""
         return self._thread is not None
 
     def make_room(self) -> bool:
         """`retire`, if there is nothing to do, or the reader has gone to sleep; False if not so."""
         with self._guard:
             stalled = self._stalled(STALLED_S)
-            still = time.monotonic() - self.active_at > IDLE_S or not (self._used or self._polls(select.POLLIN))
+            still = time.monotonic() - self.active_at > IDLE_S or not (self.begun or self._polls(select.POLLIN))
             idle = not self._busy and not self._has_work() and still
             if self.notice is not None or not (stalled or idle):
                 return False
@@ -185,6 +184,7 @@ class ServedConnection:
         except Exception:  # nothing a client does may end the server
             log.exception("a connection failed")
         self._lines.forget()
+        self._hold(0)
         with self._guard:  # calls under way are waited for until they are done, or the client is gone
             while self._has_work() and not self._polls(GONE):
                 self._guard.wait(HANGUP_S)
@@ -231,7 +231,6 @@ class ServedConnection:
     def _hold(self, size: int) -> None:
         """So much is held of messages that are not complete, or not understood yet."""
         self.active_at = time.monotonic()
-        self._used = True
         if max(size, self._share.held) <= FREE_BYTES:
             return
         self._busy, was_busy = True, self._busy  # while it waits here, it does not stand still
@@ -260,9 +259,12 @@ class ServedConnection:
         """Return the next short call; begin the long ones before it. None when no more are taken."""
         while True:
             self._busy = False
-            self.active_at = time.monotonic()
             try:
+                self._hold(len(self._lines.held))
                 line = self._lines.next()
+                if line is None:
+                    self._lines.receive()
+                    continue
                 with self._guard:
                     if self.notice is not None:
                         return None
@@ -297,7 +299,7 @@ class ServedConnection:
             share.hold(WORK_FACTOR * len(line), PATIENCE_S)
             self.server.limiter.take(brief)
             call = self._parsed(line, share, brief)
-            self._lines.done()
+            self._hold(len(self._lines.held))
             if call.verb.long:
                 self.server.limiter.leave(brief)  # it goes on in another thread
                 self._begin(call)
