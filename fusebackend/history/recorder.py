@@ -32,7 +32,7 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.history.calls import Calls, OpenCall
 from fusebackend.history.history_file import Entry, HistoryFile
 from fusebackend.history.images import Images
-from fusebackend.history.records import Image, Kept, Record, RecordKind, Stamp, stamp_of
+from fusebackend.history.records import Kept, Record, RecordKind, Stamp, stamp_of
 from fusebackend.protocol import (
     NOTE,
     RENAME_EXCHANGE,

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -88,14 +87,12 @@ class Session:
         filesystem: FileSystem,
         plan: MountPlan,
         *,
-        describe: Callable[[], Mapping[str, Any]],
         before_end: Callable[[], None],
     ) -> None:
         """
         Args:
             filesystem: the tree to mount.
             plan: where, and how.
-            describe: gives more for `status`.
             before_end: called in a thread before the unmount, while the mount still answers, to end its users.
         """
         self.filesystem = filesystem
@@ -109,7 +106,6 @@ class Session:
         self._stop = trio.Event()  # of the loop's thread
         self._mounted = False
         self._stop_asked = False  # of any thread, also before there is a loop
-        self._describe = describe
         self._before_end = before_end
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
@@ -152,14 +148,13 @@ class Session:
                 self._token.run_sync_soon(self._stop.set)
 
     def status(self) -> dict[str, Any]:
-        """One mount as `fusebackend status --json` shows it."""
+        """Return what `fusebackend status --json` shows of the session."""
         return {
             "mountpoint": self.mountpoint,
             "idle": "poll" if self._cpu_latency.can_ask else "sleep",
             **({"idle_refused": self._cpu_latency.refused} if self._cpu_latency.refused else {}),
             "known_inodes": len(self.filesystem.inodes),
             "open_files": len(self.filesystem.files),
-            **self._describe(),
             "counters": dict(sorted(self.operations.counters.items())),
         }
 
@@ -176,7 +171,6 @@ class Session:
         self._token = trio.lowlevel.current_trio_token()
         if self._stop_asked:
             self._stop.set()
-        self.filesystem.xattrs.status = lambda: json.dumps(self.status()).encode()
         on = self.filesystem.switches
         notifier = Notifier(self.filesystem.inodes, on.notify_again)
         self.filesystem.attach(notifier)

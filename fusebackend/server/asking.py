@@ -29,24 +29,21 @@ from fusebackend.history.requests import Asked, Request, digest, new_key, unpack
 from fusebackend.linux.command import REFUSED, Command
 from fusebackend.protocol import (
     READING,
+    SERVED,
     Actor,
     Attr,
-    DeleteResult,
-    EditResult,
+    Conditions,
     ExecuteResponse,
-    FileUploadResponse,
-    MoveResult,
     Volume,
-    WriteResult,
     current_actor,
 )
+from fusebackend.rules.rule import Operation
 from fusebackend.server.approvals import MAX_CHANGE_BYTES, Approvals, CanNotAsk, CanNotBeMade, said
 from fusebackend.server.rules import Views
 from fusebackend.volumes.placing import NodeSource, whole
 from fusebackend.volumes.walk import below, resolve
 
 if TYPE_CHECKING:
-    from fusebackend.composite.backend import CompositeBackend
     from fusebackend.vfs.junctions import MountTree
 
 COMPARED_BYTES: Final = 4 << 20
@@ -74,28 +71,17 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     old_string: str | None = None
     new_string: str | None = None
     replace_all: bool = False
+    if_version: str | None = None
+    if_absent: bool = False
     contents: list[bytes] = []
+    conditions: list[Conditions] = []
     """Of `upload_files`, one for each path."""
-    if_version: list[str | None] = []
-    if_absent: list[bool] = []
-    """The conditions of the verb, one for each path; none at all if there are none. Of `move`, one of each."""
     command: str | None = None
     timeout_s: float | None = None
     stdin: bytes | None = None
     offset: int = 0
     limit: int = 0
     """Of `read`."""
-
-
-_ANSWERS: Final[dict[str, Any]] = {
-    "write": WriteResult,
-    "edit": EditResult,
-    "delete": DeleteResult,
-    "move": MoveResult,
-    "upload_files": list[FileUploadResponse],
-    "execute": ExecuteResponse,
-}
-"""By verb."""
 
 
 class InterruptedVerbs:
@@ -132,9 +118,10 @@ class InterruptedVerbs:
             return None
         return name, found
 
-    def may_ask(self, view: str, path: AgentPath) -> bool:
-        """Return False for a path that no approval can let a verb change."""
-        return self._views.shown(view).decide("write", path) not in ("deny", "hide")
+    def may_ask(self, view: str, verb: str, path: AgentPath) -> bool:
+        """Return False for a path that no approval can let a verb change, or read."""
+        operation: Operation = "read" if verb in READING else "write"
+        return self._views.shown(view).decide(operation, path) not in ("deny", "hide")
 
     def recall(
         self, view: str, named: list[AgentPath], verb: str, change: Callable[[], Change]
@@ -156,34 +143,13 @@ class InterruptedVerbs:
             named: its paths in the view.
 
         Returns:
-            The answer of the verb, if it was made, else None; and why there is none: None where it can't be asked for,
-            since another rule denies it.
+            The answer of the verb, if it was made, else None, of one that only reads what makes it (`face`); and why
+            there is none: None where it can't be asked for, since another rule denies it.
         """
-        if not all(self.may_ask(view, path) for path in named):
+        if not all(self.may_ask(view, verb, path) for path in named):
             return None, None
         title = f"{verb} {' '.join(map(_titled, named))}"
         return self._ask(f"'{named[0]}'", partial(self._asked, view, verb, named, title, change))
-
-    def reading(
-        self, view: str, verb: str, path: AgentPath, change: Change
-    ) -> tuple[CompositeBackend | None, str | None]:
-        """Have a verb wait that only reads, and was refused.
-
-        Returns:
-            What makes it, once it is approved, else None; and why there is none, as of `ask`.
-        """
-        mode = self._views.shown(view).decide("read", path)
-        if mode in ("deny", "hide"):
-            return None, None
-        try:
-            request = self._asked(view, verb, [path], f"{verb} {_titled(path)}", change)
-            if request.state == "made":
-                return self.face(request), None
-        except CanNotAsk as error:
-            return None, f"'{path}' needs an approval, and can't be asked for: {error}"
-        except CanNotBeMade as error:
-            return None, f"'{path}' needs an approval: it was approved, and could not be read: {error}"
-        return self._answer(request, f"'{path}'")
 
     def before_command(self, view: str, command: Command, run: Callable[[], ExecuteResponse]) -> ExecuteResponse:
         """Start a command, if the rules of its view allow that.
@@ -215,6 +181,8 @@ class InterruptedVerbs:
             return self._answer(asked(), shown)
         except CanNotAsk as error:
             return None, f"{shown} needs an approval, and can't be asked for: {error}"
+        except CanNotBeMade as error:
+            return None, f"{shown} needs an approval: it was approved, and could not be read: {error}"
 
     def _asked(
         self,
@@ -242,9 +210,12 @@ class InterruptedVerbs:
         return self.approvals.ask(asked, change, key, command)
 
     def _answer(self, request: Request, shown: str) -> tuple[Any, str | None]:
-        """Return the answer of a verb, or why there is none. `shown` is what it would change."""
+        """Return the answer of a verb, or why there is none. `shown` is what it would change. CanNotBeMade."""
+        verb = request.asked.verb
+        if request.state == "made" and verb in READING:
+            return self.face(request), None
         if request.state in ("made", "failed") and request.became.answer:
-            return unpacked(_ANSWERS[request.asked.verb], request.became.answer), None
+            return unpacked(SERVED[verb].signature.return_annotation, request.became.answer), None
         number = request.number
         if request.state == "pending":
             how = f"'fusebackend approval approve {number}' has it happen, 'approval show {number}' shows it"

@@ -7,6 +7,7 @@ It is the one place that knows all parts. `Mount` serves backends of its process
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import time
@@ -263,6 +264,9 @@ class LiveMount:
     Attributes:
         face: its verbs, for the clients of its socket.
         warnings: messages for the user of the mount, a line each, once it answers.
+
+    Args:
+        plan: where, how, and what it keeps.
     """
 
     def __init__(
@@ -282,8 +286,8 @@ class LiveMount:
         self._plan = plan
         self._started_at = time.time()
         self._on_end: Callable[[], None] = lambda: None
-        self._session = kind(parts.filesystem, plan, describe=self._describe, before_end=self._end)
-        self.status = self._session.status
+        self._session = kind(parts.filesystem, plan, before_end=self._end)
+        parts.filesystem.xattrs.status = lambda: json.dumps(self.status()).encode()
         if parts.metrics is not None and not isinstance(self._session, Unmounted):
             parts.metrics.measure_kernel(self._session.operations)
         parts.filesystem.tree.on_interrupt = self._interrupted
@@ -366,14 +370,15 @@ class LiveMount:
             actor = self.parts.recording.calls.current().actor
         self.parts.approvals.refused_by_kernel(view.name, path, actor, "read" if operation == "read" else "change")
 
-    def _describe(self) -> dict[str, Any]:
-        """What `fusebackend status --json` shows, but for what the session adds."""
+    def status(self) -> dict[str, Any]:
+        """Return what `fusebackend status --json` shows of the mount."""
         plan = self._plan
         control = {"socket": self._control.address, **self._control.counts()}
         history = None if self.parts.recording is None else self.parts.recording.describe()
         trees = self.filesystem.tree.trees_path
         measured = {} if self.parts.metrics is None else {"metrics": self.parts.metrics.url}
         return {
+            **self._session.status(),
             "pid": os.getpid(),
             "started_at": self._started_at,
             "read_only": plan.settings.read_only,

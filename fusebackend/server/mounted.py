@@ -20,8 +20,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
-import msgspec
-
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError, normalise, to_name
@@ -249,7 +247,7 @@ class MountedBackend(ServedMount):
         where = self._asking.where(self._view_name, named) if self._views.by_name else None
         if where is None:
             return self._recorded(verb.name, named, work)
-        arguments = partial(Change, **_listed(**given))
+        arguments = partial(Change, **given)
         made, why = self._asking.recall(*where, verb.name, arguments)
         answer: R | None = None
         if made is None and why is None:
@@ -310,7 +308,7 @@ class MountedBackend(ServedMount):
         if where is None:
             return answer
         view, (inside,) = where
-        face, why = self._asking.reading(view, verb, inside, arguments())
+        face, why = self._asking.ask(view, verb, [inside], arguments())
         if face is not None:
             return read(face, inside)
         return answer if why is None else refused(why)
@@ -407,15 +405,12 @@ class MountedBackend(ServedMount):
         left = [
             index
             for index, each in enumerate(found)
-            if each.is_interrupted and answers[index].error is not None and self._asking.may_ask(view, named[index])
+            if each.is_interrupted and answers[index].error is not None
+            if self._asking.may_ask(view, "upload_files", named[index])
         ]
         if not left:
             return answers
-        change = Change(
-            contents=[contents(index) for index in left],
-            if_version=[conditions[index].get("if_version") for index in left],
-            if_absent=[conditions[index].get("if_absent", False) for index in left],
-        )
+        change = Change(contents=[contents(index) for index in left], conditions=[conditions[index] for index in left])
         made, why = self._asking.ask(view, "upload_files", [named[index] for index in left], change)
         for place, index in enumerate(left):
             error = why if made is None else made[place].error
@@ -1018,19 +1013,13 @@ def _asked(request: Request, change: Change, backend: CompositeBackend) -> Calla
     verb, named = request.asked.verb, request.asked.paths
     if verb == "upload_files":
         files = list(zip(named, change.contents, strict=True))
-        return partial(
-            backend.upload_files, files, if_version=change.if_version or None, if_absent=change.if_absent or None
-        )
-    values = msgspec.structs.asdict(change)
-    values |= {"if_version": next(iter(change.if_version), None), "if_absent": next(iter(change.if_absent), False)}
-    given = {name: values[name] for name in SERVED[verb].signature.parameters if name in values}
+        versions = [when.get("if_version") for when in change.conditions]
+        absent = [when.get("if_absent", False) for when in change.conditions]
+        return partial(backend.upload_files, files, if_version=versions, if_absent=absent)
+    given = {
+        name: getattr(change, name) for name in SERVED[verb].signature.parameters if name in change.__struct_fields__
+    }
     return partial(getattr(backend, verb), *named, **given)
-
-
-def _listed(*, if_version: str | None = None, if_absent: bool = False, **given: Any) -> dict[str, Any]:
-    """Return arguments of a verb of one file as those of a `Change`: conditions in lists, none where there are none."""
-    conditions = {"if_version": [if_version], "if_absent": [if_absent]}
-    return {**given, **conditions} if if_version is not None or if_absent else given
 
 
 def _has_worked(answer: Any) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fusebackend.config import MountPlan
@@ -40,12 +40,10 @@ class Unmounted:
         filesystem: FileSystem,
         plan: MountPlan,
         *,
-        describe: Callable[[], Mapping[str, Any]],
         before_end: Callable[[], None],
     ) -> None:
         self.filesystem = filesystem
         self.place = plan.mountpoint
-        self._describe = describe
         self._before_end = before_end
         self._ends: queue.SimpleQueue[bool] = queue.SimpleQueue()  # an event would lock out a handler of a signal
 
@@ -73,15 +71,8 @@ class Unmounted:
         self._ends.put(True)
 
     def status(self) -> dict[str, Any]:
-        """Return what `status` shows: as of a mount, and `place` for the mount point, which is None."""
-        return {
-            "mountpoint": None,
-            "place": self.place,
-            "known_inodes": 0,
-            "open_files": 0,
-            **self._describe(),
-            "counters": {},
-        }
+        """As `Session.status`, and `place` for the mount point, which is None."""
+        return {"mountpoint": None, "place": self.place, "known_inodes": 0, "open_files": 0, "counters": {}}
 
 
 class NoCommands:

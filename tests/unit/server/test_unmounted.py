@@ -245,7 +245,7 @@ class TestMessages:
 def is_ended_by_signal(spins: int) -> bool:
     """Send a signal so many turns of a loop after the server was ready."""
     tree: Any = SimpleNamespace(attach=lambda kernel: None, detach=lambda: None, close=lambda: None)
-    server = Unmounted(tree, MountPlan(mountpoint="/place"), describe=dict, before_end=lambda: None)
+    server = Unmounted(tree, MountPlan(mountpoint="/place"), before_end=lambda: None)
     ready, ended, late = threading.Event(), threading.Event(), threading.Event()
 
     def kill() -> None:
