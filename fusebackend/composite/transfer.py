@@ -42,7 +42,6 @@ from fusebackend.protocol import (
     Caller,
     Change,
     DeleteResult,
-    ObservableVolume,
     Volume,
     verbs,
 )
@@ -252,8 +251,8 @@ def _put_back(
     back.finish(items)
 
 
-def _is_native(volume: Volume) -> TypeGuard[ObservableVolume]:
-    return isinstance(volume, ObservableVolume) and not isinstance(volume, ForeignVolume)
+def _is_native(volume: Volume) -> TypeGuard[NativeVolume]:
+    return isinstance(volume, NativeVolume) and not isinstance(volume, ForeignVolume)
 
 
 def _twin(volume: Volume, item: MovedItem) -> bytes | int:

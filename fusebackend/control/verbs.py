@@ -15,7 +15,6 @@ import io
 import math
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import UnionType
@@ -40,7 +39,6 @@ from fusebackend.protocol import (
     ExecuteResponse,
     FileDownloadResponse,
     FileUploadResponse,
-    OnOutput,
 )
 from fusebackend.protocol.served import MAX_CONTENT_BYTES
 
@@ -94,19 +92,6 @@ class ServedMount(FollowedMount):
     @abc.abstractmethod
     def append_from(self, path: str, file: IO[bytes]) -> None:
         """`append` of the contents of an open file."""
-
-    @abc.abstractmethod
-    def run(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        cwd: str = "/",
-        on_output: OnOutput | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> ExecuteResponse:
-        """See `MountProtocol.run`. The command is ended when `cancelled` is set."""
 
     @abc.abstractmethod
     def viewed(self, name: str) -> ServedMount:
@@ -368,8 +353,8 @@ def _execute(call: RunningCall, asked: Any) -> ExecuteResponse:
         call.notify("execute.output", stream=stream, data=data)
 
     stdin = asked.stdin if asked.staged is None else _staged(call, asked.staged)
-    options: dict[str, Any] = {"on_output": on_output if asked.stream else None, "cancelled": call.cancelled}
-    return call.backend.run(asked.command, timeout=asked.timeout, stdin=stdin, cwd=asked.cwd, **options)
+    told = on_output if asked.stream else None
+    return call.backend.run(asked.command, timeout=asked.timeout, stdin=stdin, cwd=asked.cwd, on_output=told)
 
 
 _differs = _of_method(SERVED["diff"])

@@ -37,13 +37,13 @@ from fusebackend.protocol import (
     Actor,
     Attr,
     Changes,
-    ObservableVolume,
     SnapshotVolume,
     UndoneChange,
     UndoResult,
     Volume,
 )
 from fusebackend.volumes import placing
+from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.placing import Name, Placed
 from fusebackend.volumes.walk import Directories
 
@@ -331,7 +331,7 @@ class _Making:
         volume = self._volumes[step.prefix]
         self._way = self._ways.setdefault(step.prefix, Directories(volume))
         with contextlib.ExitStack() as stack:
-            if step.word in _IN_PLACE and isinstance(volume, ObservableVolume):
+            if step.word in _IN_PLACE and isinstance(volume, NativeVolume):
                 stack.enter_context(volume.rewriting(self._as_seen(step, self._way.at(step.path)[2]).node))
             elif step.word == "make" and step.source is not None and kind == "alone":
                 parent, name, _ = self._way.at(step.path)

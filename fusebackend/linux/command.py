@@ -57,7 +57,7 @@ OnOutput: TypeAlias = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 @dataclass(frozen=True)
 class Command:
-    """A command for `sh -c`, as its caller gives it.
+    """A command for `sh -c`, as its caller gives it. It ends when its caller is cancelled (`base/budget.py`).
 
     Attributes:
         text: the command.
@@ -65,7 +65,6 @@ class Command:
         stdin: its input; none when None.
         cwd: the directory it starts in, as the agent names it.
         on_output: called with output as it comes, in the calling thread; an exception of it ends the command.
-        cancelled: setting it ends the command.
         on_start: called with the pid of its first process, before that starts others, by the mount's own sandbox.
     """
 
@@ -74,12 +73,7 @@ class Command:
     stdin: bytes | None = None
     cwd: str = "/"
     on_output: OnOutput | None = None
-    cancelled: threading.Event | None = None
     on_start: Callable[[int], None] | None = None
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self.cancelled is not None and self.cancelled.is_set()
 
 
 class End(enum.Enum):

@@ -46,7 +46,6 @@ from fusebackend.protocol import (
     Changes,
     Features,
     Guard,
-    ObservableVolume,
     Observer,
     StatFs,
     UncountedAttr,
@@ -689,7 +688,7 @@ class RuledVolume(NativeVolume):
         return self.below
 
     def guard(self, callback: Guard) -> Callable[[], None]:
-        return self.below.guard(callback) if isinstance(self.below, ObservableVolume) else lambda: None
+        return self.below.guard(callback) if isinstance(self.below, NativeVolume) else lambda: None
 
     def rewriting(self, node: int) -> AbstractContextManager[None]:  # type: ignore[override]
         return self._native().rewriting(node & NODES)

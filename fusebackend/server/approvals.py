@@ -38,7 +38,6 @@ from fusebackend.history.requests import (
     new_key,
     packed,
 )
-from fusebackend.linux.command import Command
 from fusebackend.protocol import READING, Actor, ApprovalInfo
 
 log = logging.getLogger(__name__)
@@ -106,7 +105,7 @@ class Approvals:
         self._changed = threading.Condition()
         self._requests: dict[int, Request] = {}
         self._same: dict[bytes, int] = {}  # identity of a change → the newest request for it
-        self._commands: dict[int, Command] = {}  # of callers who wait for them
+        self._begins: dict[int, Callable[[], Any]] = {}  # of callers who wait for their commands
         self._noted: dict[tuple[str, ...], float] = {}
         self._last = 0
         self._bytes = 0
@@ -128,14 +127,16 @@ class Approvals:
 
     # -- asking ------------------------------------------------------------------------------------------------
 
-    def ask(self, asked: Asked, change: Any, key: bytes | None = None, command: Command | None = None) -> Request:
+    def ask(
+        self, asked: Asked, change: Any, key: bytes | None = None, begin: Callable[[], Any] | None = None
+    ) -> Request:
         """Have a change wait for an approval, and wait for it as long as the options say.
 
         Args:
             asked: who asks for what.
             change: the arguments of the verb.
             key: of the digests in `asked`.
-            command: of its caller, for one that is started while the caller waits.
+            begin: starts the command of the caller, while that waits.
 
         Returns:
             The request, as it is when the caller need not wait any more.
@@ -151,8 +152,8 @@ class Approvals:
             if request is None:
                 self._require_room(asked, len(data))
                 request = self._add(Request(self._last + 1, asked, key or new_key(), data))
-            if command is not None and request.state == "pending":
-                self._commands[request.number] = command
+            if begin is not None and request.state == "pending":
+                self._begins[request.number] = begin
         if is_new:
             try:
                 self._written()
@@ -169,8 +170,8 @@ class Approvals:
             return request
         finally:
             with self._changed:
-                if command is not None and self._commands.get(request.number) is command:
-                    del self._commands[request.number]
+                if begin is not None and self._begins.get(request.number) is begin:
+                    del self._begins[request.number]
 
     def decided(self, asked: Asked, change: Any) -> Request | None:
         """Return the request for a change that was decided, for a caller that names its tool call; None without one."""
@@ -244,13 +245,17 @@ class Approvals:
             return self._found(number)
 
     def approve(
-        self, number: int, by: Actor, make: Callable[[Request, Command | None], tuple[Any, str | None]]
+        self,
+        number: int,
+        by: Actor,
+        make: Callable[[Request, Callable[[], Any] | None], tuple[Any, str | None]],
     ) -> None:
         """Approve a request, and make its change.
 
         Args:
             by: who decides.
-            make: makes it; returns the verb's answer, and its error. It is called once at most.
+            make: makes it, given what starts a command whose caller waits; returns the verb's answer, and its error. It
+                is called once at most.
 
         Raises:
             OSError: ENOENT, there is no such request; EALREADY, it was decided already; or the decision can't be kept,
@@ -258,7 +263,7 @@ class Approvals:
         """
         with self._changed:
             request = self._become(self._pending(number), "approved", by)
-            command = self._commands.get(number)
+            begin = self._begins.get(number)
         try:
             self._written()
         except OSError:
@@ -269,7 +274,7 @@ class Approvals:
         answer: Any = None
         try:
             # The decision holds even if its caller goes away: none of its context comes along, no cancellation either.
-            answer, error = contextvars.Context().run(make, request, command)
+            answer, error = contextvars.Context().run(make, request, begin)
         except CanNotBeMade as why:
             error = str(why)
         except BaseException as failure:

@@ -11,6 +11,7 @@ comparison is just before the change; one by the kernel in between is not exclud
 
 from __future__ import annotations
 
+import contextvars
 import os
 import stat
 import time
@@ -171,7 +172,8 @@ class InterruptedVerbs:
             return ExecuteResponse(output=f"Error: {refusal}", exit_code=REFUSED)
         change = Change(command=command.text, timeout_s=command.timeout_s, stdin=command.stdin)
         title = f"execute {self.approvals.in_a_line(command.text)}"
-        answer, why = self._ask("a command", partial(self._asked, view, "execute", [cwd], title, change, command))
+        begin = partial(contextvars.copy_context().run, run)  # as its caller, who may still be cancelled
+        answer, why = self._ask("a command", partial(self._asked, view, "execute", [cwd], title, change, begin))
         ran: ExecuteResponse = answer or ExecuteResponse(output=f"Error: {why}", exit_code=REFUSED)
         return ran
 
@@ -191,7 +193,7 @@ class InterruptedVerbs:
         named: list[AgentPath],
         title: str,
         change: Change,
-        command: Command | None = None,
+        begin: Callable[[], Any] | None = None,
     ) -> Request:
         """Return the request for a verb, as it is when its caller need not wait any more. CanNotAsk."""
         key = new_key()
@@ -207,7 +209,7 @@ class InterruptedVerbs:
                 title += f" ({_titled(path)} leads to {_titled(place)})"
         actor = current_actor(self._server)
         asked = Asked(time_ns, expires_ns, actor, view, verb, list(named), list[str](granted), title, stamps)
-        return self.approvals.ask(asked, change, key, command)
+        return self.approvals.ask(asked, change, key, begin)
 
     def _answer(self, request: Request, shown: str) -> tuple[Any, str | None]:
         """Return the answer of a verb, or why there is none. `shown` is what it would change. CanNotBeMade."""

@@ -47,10 +47,11 @@ from fusebackend.linux.command import (
     nothing_to_run,
     response,
 )
-from fusebackend.protocol import Change, ExecuteResponse, ObservableVolume
+from fusebackend.protocol import Change, ExecuteResponse
 from fusebackend.server.binds import Binds
 from fusebackend.server.carrying import Carrying
 from fusebackend.shell.options import ShellOptions
+from fusebackend.volumes.native import NativeVolume
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
@@ -183,7 +184,7 @@ class Guest:
         caller = budget.current()
 
         def stopped() -> bool:
-            return self._running.closed or caller.cancelled or command.is_cancelled
+            return self._running.closed or caller.cancelled
 
         try:
             start = paths.normalise(command.cwd)
@@ -317,7 +318,7 @@ class Guest:
             route.executor.run("invalidate", partial(self._filesystem.invalidation.expire, route))
         except OSError as error:
             log.info("what a command has changed shows late: %s", error)
-        if isinstance(route.volume, ObservableVolume):
+        if isinstance(route.volume, NativeVolume):
             route.volume.publish(Change(path="/"))
 
     # -- life --------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import logging
 import os
 import stat as stat_module
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -466,12 +465,11 @@ class MountedBackend(ServedMount):
         stdin: bytes | None = None,
         cwd: str = "/",
         on_output: OnOutput | None = None,
-        cancelled: threading.Event | None = None,
     ) -> ExecuteResponse:
         if self._view_name is not None:
             root, start = self._views.root(self._view_name), normalise(cwd)
             cwd = root if start == ROOT else root + start
-        wanted = Command(command, timeout, stdin, cwd, on_output, cancelled)
+        wanted = Command(command, timeout, stdin, cwd, on_output)
         name, inside = self._views.split(cwd)
         if name is None:
             name = self._views.default
@@ -512,8 +510,8 @@ class MountedBackend(ServedMount):
     def _decider(self) -> Actor:
         return current_actor(Actor(uid=os.geteuid(), pid=os.getpid()))
 
-    def _make(self, request: Request, command: Command | None) -> tuple[Any, str | None]:
-        """Make what was approved, as its actor. CanNotBeMade."""
+    def _make(self, request: Request, begin: Callable[[], Any] | None) -> tuple[Any, str | None]:
+        """Make what was approved, as its actor; see `Approvals.approve`. CanNotBeMade."""
         if request.asked.verb in READING:
             return None, None  # its caller reads, and nothing of it is kept
         with acting(request.asked.actor):
@@ -521,8 +519,9 @@ class MountedBackend(ServedMount):
             if request.asked.verb == "execute":
                 root = self._views.root(request.asked.view)
                 inside = request.asked.paths[0]
-                own = command or Command(asked.command or "", asked.timeout_s, asked.stdin)
-                ran = self._started(replace(own, cwd=root if inside == ROOT else root + inside))
+                cwd = root if inside == ROOT else root + inside
+                own = Command(asked.command or "", asked.timeout_s, asked.stdin, cwd)
+                ran = self._started(own) if begin is None else begin()
                 return replace(ran, output=ran.output[:KEPT_OUTPUT]), None
             work = _asked(request, asked, self._asking.face(request))
             answer = self._recorded(request.asked.verb, request.asked.paths, work)

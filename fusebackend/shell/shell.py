@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.base import paths
+from fusebackend.base import budget, paths
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import proc
@@ -170,8 +170,10 @@ class Shell:
     # -- one command -------------------------------------------------------------------------------------------
 
     def _execute(self, job: _CommandJob, watch: MountWatch) -> ExecuteResponse:
+        caller = budget.current()
+
         def stopped() -> bool:
-            return self._running.closed or watch.look() or job.command.is_cancelled
+            return self._running.closed or watch.look() or caller.cancelled
 
         if watch.gone:
             raise SandboxError(f"nothing is mounted on '{self.mountpoint}' any more")

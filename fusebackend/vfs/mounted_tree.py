@@ -28,7 +28,6 @@ from fusebackend.protocol import (
     AttrChanges,
     Caller,
     Change,
-    ObservableVolume,
     Routed,
     StatFs,
     Volume,
@@ -643,7 +642,7 @@ class FileSystem:
         self._unguard = [
             volume.guard(partial(self.write_barrier.begin, routes))
             for volume, routes in self.tree.volumes()
-            if isinstance(volume, ObservableVolume)
+            if isinstance(volume, NativeVolume)
         ]
 
     def detach(self) -> None:

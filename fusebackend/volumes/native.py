@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 from fusebackend.base.context import during
-from fusebackend.protocol import STEP, Attr, Change, Changes, Guard, ObservableVolume, Observer
+from fusebackend.protocol import STEP, Attr, Change, Changes, Guard, Observer, Volume
 
 log = logging.getLogger(__name__)
 
@@ -68,16 +68,19 @@ class _Later(threading.local):
     changes: Changes | None = None
 
 
-class NativeVolume(ObservableVolume):
-    """A volume with a re-entrant `lock`, and lists of subscribers and observers.
+class NativeVolume(Volume):
+    """A volume with a re-entrant `lock`, and lists of subscribers and observers. Each change of its agent face is
+    reported before and after it is made.
 
     Attributes:
         directory_moves: how often a directory was moved or removed, under the lock. As long as the number is the same,
             each directory is where it was found. None where others than this object move them.
+        watched: a `Watch` is open. Only then a backend without a change feed stats paths before it changes them.
         places_together: `place_all` takes much less time for many files than `place` for one after the other.
     """
 
     directory_moves: int | None = None
+    watched = False
     places_together = False
 
     def __init__(self) -> None:
@@ -106,6 +109,11 @@ class NativeVolume(ObservableVolume):
         return listening(self._observers, callback)
 
     def guard(self, callback: Guard) -> Callable[[], None]:
+        """Have `callback` called before an agent changes the contents of a node; returns the function that ends that.
+
+        `callback` is called with no lock held, and may wait a moment for open handles. The function that it returns is
+        called after subscribers and observers have been called.
+        """
         return listening(self._guards, callback)
 
     @property
@@ -114,6 +122,7 @@ class NativeVolume(ObservableVolume):
 
     @contextlib.contextmanager
     def rewriting(self, node: int) -> Iterator[None]:
+        """Enclose an agent's whole change of the contents of a node in the guards. Call it with no lock held."""
         with contextlib.ExitStack() as ends:
             for guard in tuple(self._guards):
                 ends.callback(guard(node))
@@ -124,6 +133,7 @@ class NativeVolume(ObservableVolume):
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:
+        """Hold the lock for a change by the agent face. Changes put into the list are reported, also after an error."""
         changes: Changes = []
         later: Changes = []
         shown = contextlib.ExitStack().close
@@ -219,6 +229,10 @@ class NativeVolume(ObservableVolume):
         return self.change_as_one(work, removes=True)
 
     def publish(self, *changes: Change) -> None:
+        """Report changes that were made behind this volume. Call it with no lock held.
+
+        If none has a path, observers get `unknown` for the whole volume.
+        """
         with_path = any(change.path for change in changes)
         shown = self.report(changes if with_path else [Change(path="/", source="elsewhere")])
         self.tell(changes)

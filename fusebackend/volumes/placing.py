@@ -41,7 +41,6 @@ from fusebackend.protocol import (
     Change,
     Changes,
     EventKind,
-    ObservableVolume,
     Volume,
 )
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, filled, opened
@@ -200,7 +199,7 @@ class Placed(NamedTuple):
 @contextlib.contextmanager
 def changing(volume: Volume) -> Iterator[Changes]:
     """Hold a volume's lock for a change, and report the changes in the list at the end, also after an error."""
-    if isinstance(volume, ObservableVolume):
+    if isinstance(volume, NativeVolume):
         with volume.changing() as changes:
             yield changes
     else:

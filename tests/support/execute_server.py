@@ -17,6 +17,7 @@ from typing import Any
 
 import fusebackend
 from fusebackend.backends import CompositeBackend
+from fusebackend.base import budget
 from fusebackend.linux.command import Command
 from fusebackend.shell import bubblewrap, seccomp
 from fusebackend.shell.options import ShellOptions
@@ -55,7 +56,8 @@ class Server:
 
             options["on_output"] = on_output
         options["timeout_s"] = options.pop("timeout", None)
-        response = self.shell.execute(Command(request["command"], cancelled=self.cancelled[request["id"]], **options))
+        with budget.limited(None, cancelled=self.cancelled[request["id"]]):
+            response = self.shell.execute(Command(request["command"], **options))
         return dataclasses.asdict(response)
 
     def cancel(self, request: dict[str, Any]) -> None:

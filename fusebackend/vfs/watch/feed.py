@@ -34,12 +34,12 @@ from fusebackend.protocol import (
     EventSequence,
     EventSource,
     FileEvent,
-    ObservableVolume,
 )
 from fusebackend.vfs.coherence.page_cache import NO_KERNEL, KernelCache
 from fusebackend.vfs.door import ChangeListener, DoorChange
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.vfs.watch.node_paths import NodePaths
+from fusebackend.volumes.native import NativeVolume
 
 # -- the queue of a watcher --------------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class ChangeFeed:
             return
         for volume, routes in self._tree.volumes():
             self._report(routes)
-            if isinstance(volume, ObservableVolume):
+            if isinstance(volume, NativeVolume):
                 volume.watched = bool(watches)
 
     def follow(self) -> None:
