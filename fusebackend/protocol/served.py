@@ -13,11 +13,9 @@ A new verb is a method here with `@verb`, and a method of the same name in `Moun
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from fusebackend.protocol.agent import SandboxBackendProtocol, absent, async_twin
@@ -45,12 +43,12 @@ from fusebackend.protocol.records import (
     VerifyResult,
     ViewInfo,
 )
-from fusebackend.protocol.verbs import VERBS
+from fusebackend.protocol.verbs import VERBS, Declared
 
 if TYPE_CHECKING:
     from fusebackend.protocol.branch import Branch
 
-__all__ = ["PLAIN", "SERVED", "Declared", "MountProtocol", "OnOutput"]
+__all__ = ["PLAIN", "SERVED", "MountProtocol", "OnOutput"]
 
 DiffForm: TypeAlias = Literal["patch", "stat", "names", "json"]
 
@@ -74,59 +72,11 @@ MAX_CONTENT_BYTES = 8 << 20
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-Limits: TypeAlias = Mapping[str, Mapping[str, int]]
-
-
-@dataclass(frozen=True)
-class Declared:
-    """One verb of a mount.
-
-    Attributes:
-        name: of the method, and of the verb on the socket.
-        method: its declaration.
-        changes: it changes something: refused on a read-only mount, and never sent twice.
-        long: it may take long, so it has a thread of its own at the server, and can be cancelled.
-        works: it takes a turn at the server; others are done in no time, or only wait.
-        command: it may run for hours, and is counted apart.
-        has_actor: the actor of the call matters, although it changes nothing.
-        in_view: a view has it. Other verbs are about the mount as a whole, not about what one reader may see.
-        in_record: its answer is a record, which has the error as well.
-        streams: `matches` may be sent as they are found.
-        staged: parameters that may be too long for a message, and the names of their tokens.
-        within: methods that do its work in the server's process, if it is not done by the one of its name alone.
-        limits: of parameters, as `msgspec.Meta` has them. A list that may be empty can be left out.
-    """
-
-    name: str
-    method: Callable[..., Any]
-    changes: bool = False
-    long: bool = False
-    works: bool = True
-    command: bool = False
-    has_actor: bool = False
-    in_view: bool = False
-    in_record: bool = False
-    streams: bool = False
-    staged: Mapping[str, str] = field(default_factory=dict)
-    within: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=dict)
-
-    @functools.cached_property
-    def signature(self) -> inspect.Signature:
-        """The signature, with types instead of their names, without `self`."""
-        found = inspect.signature(self.method, eval_str=True)
-        return found.replace(parameters=list(found.parameters.values())[1:])
-
-    @property
-    def sent(self) -> list[inspect.Parameter]:
-        """The parameters that a client sends; functions that are called with parts of the answer stay with it."""
-        return [given for given in self.signature.parameters.values() if not given.name.startswith("on_")]
-
 
 SERVED: dict[str, Declared] = {}
 """By name: the verbs of backends, of places that run commands, and of mounts."""
 
-PLAIN = Declared("", lambda self: None, in_view=True)
+PLAIN = Declared("", in_view=True)
 """What nothing special is known of, such as `ping`."""
 
 
@@ -135,24 +85,17 @@ def verb(**flags: Any) -> Callable[[F], F]:
 
     def declare(method: F) -> F:
         name = method.__name__
-        SERVED[name] = Declared(name, method, **{"long": flags.get("command", False), **flags})
+        SERVED[name] = Declared(name, method=method, **{"long": flags.get("command", False), **flags})
         return absent(method)
 
     return declare
 
 
 for _name, _verb in VERBS.items():
-    SERVED[_name] = Declared(
-        _name,
-        getattr(SandboxBackendProtocol, _name),
-        changes=_verb.changes,
-        in_view=True,
-        in_record=True,
-        **_verb.served,
-    )
+    SERVED[_name] = replace(_verb, method=getattr(SandboxBackendProtocol, _name), in_view=True, in_record=True)
 SERVED["execute"] = Declared(
     "execute",
-    SandboxBackendProtocol.execute,
+    method=SandboxBackendProtocol.execute,
     long=True,
     works=False,
     command=True,
@@ -160,7 +103,7 @@ SERVED["execute"] = Declared(
     in_view=True,
     within=("run",),
 )
-SERVED["real_paths"] = Declared("real_paths", SandboxBackendProtocol.real_paths, long=True, in_view=True)
+SERVED["real_paths"] = Declared("real_paths", method=SandboxBackendProtocol.real_paths, long=True, in_view=True)
 
 
 class MountProtocol(SandboxBackendProtocol, Awaited):

@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 from fusebackend.base import errors
 from fusebackend.base.globs import GlobError
@@ -32,11 +32,13 @@ from fusebackend.protocol.versions import Changed
 
 __all__ = [
     "AGENT_VERBS", "DELETE", "DOWNLOAD_FILES", "EDIT", "GLOB", "GREP", "LS", "MOVE", "READ", "READING", "SEED_VERBS",
-    "UPLOAD_FILES", "VERBS", "WRITE", "Refusal", "Verb", "not_bytes",
+    "UPLOAD_FILES", "VERBS", "WRITE", "Declared", "Refusal", "Verb", "not_bytes",
 ]  # fmt: skip
 
 R = TypeVar("R")
 P = ParamSpec("P")
+
+Limits: TypeAlias = Mapping[str, Mapping[str, int]]
 
 Refusal = (OSError, PathError, GlobError, UnicodeError)
 """Exceptions that become errors of a record."""
@@ -45,31 +47,71 @@ PATHS = frozenset({"path", "file_path", "source", "destination"})
 """Parameters that are a path of the call, which its error names."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """One verb of a mount.
+
+    Attributes:
+        name: of the method, and of the verb on the socket.
+        method: its declaration.
+        changes: it changes something: refused on a read-only mount, and never sent twice.
+        long: it may take long, so it has a thread of its own at the server, and can be cancelled.
+        works: it takes a turn at the server; others are done in no time, or only wait.
+        command: it may run for hours, and is counted apart.
+        has_actor: the actor of the call matters, although it changes nothing.
+        in_view: a view has it. Other verbs are about the mount as a whole, not about what one reader may see.
+        in_record: its answer is a record, which has the error as well.
+        streams: `matches` may be sent as they are found.
+        staged: parameters that may be too long for a message, and the names of their tokens.
+        within: methods that do its work in the server's process, if it is not done by the one of its name alone.
+        limits: of parameters, as `msgspec.Meta` has them. A list that may be empty can be left out.
+    """
+
+    name: str = field(kw_only=False)
+    method: Callable[..., Any] = lambda self: None
+    changes: bool = False
+    long: bool = False
+    works: bool = True
+    command: bool = False
+    has_actor: bool = False
+    in_view: bool = False
+    in_record: bool = False
+    streams: bool = False
+    staged: Mapping[str, str] = field(default_factory=dict)
+    within: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=dict)
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """The signature, with types instead of their names, without `self`."""
+        found = inspect.signature(self.method, eval_str=True)
+        return found.replace(parameters=list(found.parameters.values())[1:])
+
+    @property
+    def sent(self) -> list[inspect.Parameter]:
+        """The parameters that a client sends; functions that are called with parts of the answer stay with it."""
+        return [given for given in self.signature.parameters.values() if not given.name.startswith("on_")]
+
+
 @dataclass(frozen=True)
-class Verb(Generic[R]):
+class Verb(Declared, Generic[R]):
     """One verb of the agent face.
 
     Attributes:
-        name: of the method.
         record: the type of its answer. A batch answers with one for each item.
         failed: the start of its errors; `{0}` and `{1}` are the paths of the call.
         sentences: whole errors by errno or type of exception, instead of `failed` and the system's words.
         codes: `failed` is followed by an error code (`base/errors.py`).
-        changes: it changes files.
         batch: its arguments are lists; each record has the `path` of its item, and an error code.
         pinned: the errno for the prefix of a composite's route, and for directories above one.
-        served: what `served.Declared` has of it besides.
     """
 
-    name: str
     record: type[R]
     failed: str = ""
     sentences: Mapping[int | type[Exception], str] = field(default_factory=dict)
     codes: bool = False
-    changes: bool = False
     batch: bool = False
     pinned: int = errno.EISDIR
-    served: Mapping[str, Any] = field(default_factory=dict)
 
     def answers(self) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorate a method that answers with this verb's record: what it refuses (`Refusal`) is the record's error.
@@ -127,7 +169,7 @@ LS = Verb(
     "ls", LsResult, "Path '{0}'",
     {errno.ENOENT: "Path '{0}': path_not_found", errno.ENOTDIR: "Path '{0}': not_a_directory"}, codes=True,
 )  # fmt: skip
-READ = Verb("read", ReadResult, "File '{0}'", {errno.ENOENT: "File '{0}' not found"}, served={"has_actor": True})
+READ = Verb("read", ReadResult, "File '{0}'", {errno.ENOENT: "File '{0}' not found"}, has_actor=True)
 WRITE = Verb(
     "write", WriteResult, "Error writing file '{0}'",
     {
@@ -135,7 +177,7 @@ WRITE = Verb(
         "Read and then make an edit, or write to a new path.",
         UnicodeEncodeError: "Error writing file '{0}': content is not valid text: {error}",
     },
-    changes=True, served={"staged": {"content": "staged"}},
+    changes=True, staged={"content": "staged"},
 )  # fmt: skip
 EDIT = Verb(
     "edit", EditResult, "Error editing file '{0}'",
@@ -144,26 +186,25 @@ EDIT = Verb(
         UnicodeDecodeError: "Error: File '{0}' is not UTF-8 text and can't be edited",
         UnicodeEncodeError: "Error editing file '{0}': new_string is not valid text: {error}",
     },
-    changes=True, served={"staged": {"old_string": "staged_old", "new_string": "staged_new"}},
+    changes=True, staged={"old_string": "staged_old", "new_string": "staged_new"},
 )  # fmt: skip
-GREP = Verb("grep", GrepResult, "Error searching '{0}'", served={"long": True, "streams": True})
-GLOB = Verb("glob", GlobResult, "Error searching '{0}'", served={"long": True, "streams": True})
+GREP = Verb("grep", GrepResult, "Error searching '{0}'", long=True, streams=True)
+GLOB = Verb("glob", GlobResult, "Error searching '{0}'", long=True, streams=True)
 DELETE = Verb(
     "delete", DeleteResult, "Error deleting '{0}'", {errno.ENOENT: _NOT_FOUND},
-    changes=True, pinned=errno.EBUSY, served={"long": True},
+    changes=True, pinned=errno.EBUSY, long=True,
 )  # fmt: skip
 MOVE = Verb(
     "move", MoveResult, "Error moving '{0}' to '{1}'",
     {errno.ENOENT: _NOT_FOUND, errno.EEXIST: "Cannot move to {1} because it already exists."},
-    changes=True, pinned=errno.EBUSY, served={"long": True},
+    changes=True, pinned=errno.EBUSY, long=True,
 )  # fmt: skip
 UPLOAD_FILES = Verb(
-    "upload_files", FileUploadResponse, changes=True, batch=True,
-    served={"long": True, "within": ("upload_files", "upload_from")},
-)  # fmt: skip
+    "upload_files", FileUploadResponse, changes=True, batch=True, long=True, within=("upload_files", "upload_from")
+)
 DOWNLOAD_FILES = Verb(
-    "download_files", FileDownloadResponse, batch=True,
-    served={"long": True, "has_actor": True, "within": ("download_files", "download_to")},
+    "download_files", FileDownloadResponse, batch=True, long=True, has_actor=True,
+    within=("download_files", "download_to"),
 )  # fmt: skip
 
 VERBS: dict[str, Verb[Any]] = {
