@@ -18,10 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from fusebackend.base import budget
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.control.client.client import Client
-from fusebackend.control.client.client_connection import Connection
-from fusebackend.control.client.pool import Pool
+from fusebackend.control.client.client_connection import Connection, Pool
 from fusebackend.control.server.control_server import ControlServer
 from fusebackend.linux.command import Command
 from fusebackend.protocol import NOBODY, ExecuteResponse
@@ -40,7 +40,9 @@ class NoShell:
 
     def execute(self, command: Command) -> ExecuteResponse:
         if command.text == "wait":
-            command.cancelled.wait(LIMIT_S)
+            ended = threading.Event()
+            with budget.current().waking(ended.set):
+                ended.wait(LIMIT_S)
             return ExecuteResponse("ended", 130)
         if command.text == "nap":
             time.sleep(0.2)

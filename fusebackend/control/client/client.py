@@ -32,8 +32,14 @@ import msgspec
 from fusebackend.base.batches import by_size
 from fusebackend.base.here import absolute
 from fusebackend.control import rendezvous, wire
-from fusebackend.control.client.client_connection import AnsweredError, Connection, RemoteWatch, ServerLost
-from fusebackend.control.client.pool import Pool, Take
+from fusebackend.control.client.client_connection import (
+    AnsweredError,
+    Connection,
+    Pool,
+    RemoteWatch,
+    ServerLost,
+    Take,
+)
 from fusebackend.control.following import FollowedMount
 from fusebackend.control.limits import MAX_ITEMS
 from fusebackend.linux import mount_table
@@ -429,14 +435,20 @@ class Client(FollowedMount):
     ) -> T:
         """A call whose contents go before it, over the same connection: what is staged belongs to that. `params` makes
         its parameters of their tokens."""
+        connection, token = self._pool.ask(str, "stage", {"data": b""})
         tokens: list[str] = []
-        with self._pool.begun(str, "stage", {"data": b""}) as (connection, token):
+        try:
             for pieces in contents:
                 token = connection.call(str, "stage", {"data": b""}) if tokens else token
                 tokens.append(token)
                 for part in itertools.chain.from_iterable(map(_pieces, pieces)):
                     connection.call(str, "stage", {"data": part, "token": token})
-            return connection.call(kind, verb, params(*tokens), take)
+            answer = connection.call(kind, verb, params(*tokens), take)
+        except BaseException:
+            connection.close()
+            raise
+        self._pool.give_back(connection)
+        return answer
 
     def _connect(self) -> Connection:
         try:

@@ -10,8 +10,7 @@ from commands import MOUNT, commands
 from controlled import NoShell
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.control.client.client_connection import ServerLost
-from fusebackend.control.client.pool import Pool
+from fusebackend.control.client.client_connection import Pool, ServerLost
 from fusebackend.protocol import ExecuteResponse, FileEvent
 
 

@@ -29,7 +29,7 @@ from together import together
 
 from fusebackend.backends import CompositeBackend, InMemoryBackend
 from fusebackend.control import limits, rendezvous, wire
-from fusebackend.control.client import pool
+from fusebackend.control.client import client_connection
 from fusebackend.control.server import control_server as server_module
 from fusebackend.control.server import limiter
 from fusebackend.control.server import server_connection as serving_module
@@ -489,7 +489,7 @@ class TestRoom:
         eventually(lambda: server.counts()["connections"] == 0)
 
     def test_a_server_that_stays_full_is_one_clear_error(self, server, monkeypatch):
-        monkeypatch.setattr(pool, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(client_connection, "PATIENCE_S", 0.1)
         with busy(server), ClientOf(server) as client:
             assert "2 connections are open already; try again" in client.read("/x").error
 

@@ -28,7 +28,7 @@ from fusebackend.base.paths import ROOT
 from fusebackend.history import undo as undo_module
 from fusebackend.protocol import RENAME_EXCHANGE, Volume
 from fusebackend.rules.rule import within
-from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
+from fusebackend.rules.ruled_volume import RuledSnapshotVolume
 from fusebackend.rules.view import View
 from fusebackend.volumes.agent_face import VolumeBackend
 

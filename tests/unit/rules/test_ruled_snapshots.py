@@ -20,8 +20,7 @@ from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import ROOT_NODE, Caller, SnapshotVolume, Volume
 from fusebackend.rules.rule import within
-from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
-from fusebackend.rules.ruled_volume import RuledVolume
+from fusebackend.rules.ruled_volume import RuledSnapshotVolume, RuledVolume
 from fusebackend.rules.view import View
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.mounted import Absent
