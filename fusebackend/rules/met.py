@@ -22,14 +22,15 @@ class Met:
     Attributes:
         any: something that the verb has looked at is interrupted.
         refused: the verb was refused for something, perhaps by another rule.
-        deciding: refusals that an approval could lift wait for the end of a block (`deciding`).
+        deciding: refusals that an approval could lift wait for the end of a block (`deciding`), …
+        waits: … and there is one.
     """
 
     def __init__(self) -> None:
         self.any = False
         self.refused = False
         self.deciding = False
-        self._waits = False
+        self.waits = False
 
     def interrupted(self) -> None:
         """Note that a change is refused which may be approved.
@@ -38,21 +39,10 @@ class Met:
             OSError: EACCES; not in a block of `deciding`, which raises it at its end.
         """
         if self.deciding:
-            self._waits = True
+            self.waits = True
             return
         self.any = self.refused = True
         raise oserror(errno.EACCES)
-
-    @contextlib.contextmanager
-    def decided(self) -> Iterator[None]:
-        """See `deciding`."""
-        self.deciding = True
-        try:
-            yield
-        finally:
-            self.deciding, waits, self._waits = False, self._waits, False
-        if waits:
-            self.interrupted()
 
     @property
     def is_interrupted(self) -> bool:
@@ -73,8 +63,18 @@ def meeting() -> contextlib.AbstractContextManager[Met]:
     return during(_met, Met())
 
 
-def deciding() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def deciding() -> Iterator[None]:
     """Decide in the block all that a verb needs. What an approval could lift is refused at its end, if nothing else
     was: nobody is asked for a change that can never be made."""
     noted = current()
-    return contextlib.nullcontext() if noted is None or noted.deciding else noted.decided()
+    if noted is None or noted.deciding:
+        yield
+        return
+    noted.deciding, noted.waits = True, False
+    try:
+        yield
+    finally:
+        noted.deciding = False
+    if noted.waits:
+        noted.interrupted()

@@ -122,7 +122,7 @@ class InterruptedVerbs:
     def may_ask(self, view: str, verb: str, path: AgentPath) -> bool:
         """Return False for a path that no approval can let a verb change, or read."""
         operation: Operation = "read" if verb in READING else "write"
-        return self._views.shown(view).decide(operation, path) not in ("deny", "hide")
+        return self._views.seen(view).shown.decide(operation, path) not in ("deny", "hide")
 
     def recall(
         self, view: str, named: list[AgentPath], verb: str, change: Callable[[], Change]
@@ -164,7 +164,7 @@ class InterruptedVerbs:
             cwd = paths.normalise(command.cwd)
         except PathError:
             return run()  # which says why it is none
-        mode = self._views.shown(view).decide("execute", cwd)
+        mode = self._views.seen(view).shown.decide("execute", cwd)
         if mode not in ("deny", "interrupt"):
             return run()
         if mode == "deny":

@@ -306,7 +306,7 @@ class LiveMount:
             self.warnings = [*self.warnings, *parts.shell.start()]
             if parts.runs_commands:  # asked earlier, a container would start before the routes are bound in it
                 refuse_taken_by_file(self.filesystem, parts.default)
-            self._view_mounts.start({name: parts.views.root(name) for name in parts.views.by_name})
+            self._view_mounts.start({name: parts.views.seen(name).root for name in parts.views.by_name})
             for line in self.warnings:
                 log.warning("%s", line)
             if parts.automatic is not None:

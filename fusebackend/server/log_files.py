@@ -110,17 +110,15 @@ class LogFiles(PseudoDirectory):
 
     Args:
         history: of the mount.
-        today: the day.
     """
 
     features = replace(PseudoDirectory.features, blocking=True)
     file_mode = 0o400
     directory_mode = 0o500
 
-    def __init__(self, history: HistoryFile, today: Callable[[], date] = date.today) -> None:
+    def __init__(self, history: HistoryFile) -> None:
         super().__init__()
         self._history = history
-        self._today = today
         self._files: dict[int, _Lines] = {}
 
     def close(self) -> None:
@@ -133,7 +131,7 @@ class LogFiles(PseudoDirectory):
     # -- names and attributes ----------------------------------------------------------------------------------
 
     def nodes(self) -> Mapping[bytes, int]:
-        days = {self._today(), *(_day_of(each) for each in self._history.ends(_next_midnight))}
+        days = {date.today(), *(_day_of(each) for each in self._history.ends(_next_midnight))}
         found = {to_name(f"{day.isoformat()}.jsonl"): FIRST_DAY + day.toordinal() for day in days}
         return {**found, b"calls.tsv": TABLE_NODE, b"today.jsonl": TODAY_NODE}
 
@@ -162,7 +160,7 @@ class LogFiles(PseudoDirectory):
         return lines
 
     def _of_day(self, node: int) -> int:
-        return FIRST_DAY + self._today().toordinal() if node == TODAY_NODE else node
+        return FIRST_DAY + date.today().toordinal() if node == TODAY_NODE else node
 
     # -- data --------------------------------------------------------------------------------------------------
 

@@ -467,7 +467,7 @@ class MountedBackend(ServedMount):
         on_output: OnOutput | None = None,
     ) -> ExecuteResponse:
         if self._view_name is not None:
-            root, start = self._views.root(self._view_name), normalise(cwd)
+            root, start = self._views.seen(self._view_name).root, normalise(cwd)
             cwd = root if start == ROOT else root + start
         wanted = Command(command, timeout, stdin, cwd, on_output)
         name, inside = self._views.split(cwd)
@@ -517,7 +517,7 @@ class MountedBackend(ServedMount):
         with acting(request.asked.actor):
             asked = self._asking.arguments(request)
             if request.asked.verb == "execute":
-                root = self._views.root(request.asked.view)
+                root = self._views.seen(request.asked.view).root
                 inside = request.asked.paths[0]
                 cwd = root if inside == ROOT else root + inside
                 own = Command(asked.command or "", asked.timeout_s, asked.stdin, cwd)
@@ -605,10 +605,7 @@ class MountedBackend(ServedMount):
             ValueError: the path is malformed.
             OSError: as `VolumeBackend.append`.
         """
-
-        def append() -> None:
-            self._at_volume("write", path, lambda backend, inner: backend.append(inner, file))
-
+        append = partial(self._at_volume, "write", path, lambda backend, inner: backend.append(inner, file))
         self._recorded("append", [path], append)
 
     def make_directory(self, path: str, *, parents: bool = False) -> None:
@@ -693,7 +690,7 @@ class MountedBackend(ServedMount):
     def views(self) -> list[ViewInfo]:
         views = self._views
         return [
-            ViewInfo(name, [rule.described() for rule in view.rules], views.root(name), name == views.default)
+            ViewInfo(name, [rule.described() for rule in view.rules], views.seen(name).root, name == views.default)
             for name, view in views.by_name.items()
             if self._view_name in (None, name)
         ]
@@ -720,7 +717,7 @@ class MountedBackend(ServedMount):
             return self
         # Without what its verbs must not reach: the snapshots, the branches, the measures.
         parts = replace(self.parts, snapshots=None, branches=None, metrics=None)
-        seen = self._views.face(name)
+        seen = self._views.seen(name).face
         seen.note_hidden = self.backend.note_hidden
         return MountedBackend(replace(parts, backend=seen), name)
 
@@ -992,7 +989,7 @@ class MountedBackend(ServedMount):
         """
         if self._view_name is None:
             return self.filesystem.feed.watch(path)
-        return self.filesystem.feed.watch(path, partial(shown_event, self._views.shown(self._view_name)))
+        return self.filesystem.feed.watch(path, partial(shown_event, self._views.seen(self._view_name).shown))
 
     def awatch(self, path: str = "/") -> AsyncWatch:
         """`watch`, as an async iterator under asyncio and trio; see `vfs/watch/async_watch.py`. It begins at once.

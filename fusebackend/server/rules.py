@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath, is_below
@@ -26,8 +26,7 @@ from fusebackend.linux.mount_table import MountError, UnmountWatch
 from fusebackend.protocol import Change, FileEvent, SnapshotVolume, Volume
 from fusebackend.remote.volume import volume_of
 from fusebackend.rules.rule import RouteRules, RuleError, within
-from fusebackend.rules.ruled_snapshots import RuledSnapshotVolume
-from fusebackend.rules.ruled_volume import RuledVolume
+from fusebackend.rules.ruled_volume import RuledSnapshotVolume, RuledVolume
 from fusebackend.rules.view import View
 from fusebackend.vfs.junctions import VIEWS_NAME, Route
 from fusebackend.volumes.agent_face import VolumeBackend
@@ -83,6 +82,22 @@ def _unheard(name: str) -> str:
     raise OSError(errno.ENOTCONN, f"view '{name}' can have no socket: the mount has no control socket")
 
 
+class SeenMount(NamedTuple):
+    """A mount as a view shows it.
+
+    Attributes:
+        root: the path of its tree.
+        shown: the view as its verbs have it: without the mount's own directory.
+        volumes: of the routes that are not hidden, by prefix.
+        face: its agent face.
+    """
+
+    root: AgentPath
+    shown: View
+    volumes: Mapping[AgentPath, RuledVolume]
+    face: CompositeBackend
+
+
 class Views:
     """The views of a mount. They don't change while it lasts.
 
@@ -112,9 +127,7 @@ class Views:
         self.listen: Callable[[str], str] = _unheard
         """Opens the socket of a view, and returns its path (`ControlServer.open_view`)."""
         self._routes = filesystem.tree.table
-        self._faces: dict[str, CompositeBackend] = {}
-        self._volumes: dict[str, dict[AgentPath, RuledVolume]] = {}
-        self._shown: dict[str, View] = {}
+        self._seen: dict[str, SeenMount] = {}
         self._parts = backend.mounts()
         self._guards = dict(guards or {})
         trees = filesystem.tree.trees_path
@@ -130,9 +143,8 @@ class Views:
             # would be refused.
             own = view.without(trees)
             volumes = {route.prefix: RuledVolume(route.volume, own, route.prefix) for route in seen}
-            self._volumes[view.name] = volumes
-            self._shown[view.name] = own
-            self._faces[view.name] = self._face(volumes)
+            root = paths.join(self.path, view.name)
+            self._seen[view.name] = SeenMount(root, own, volumes, self._face(volumes))
 
     def _face(self, volumes: Mapping[AgentPath, RuledVolume]) -> CompositeBackend:
         faces: dict[str, Any] = {
@@ -145,16 +157,9 @@ class Views:
 
     def granting(self, name: str, granted: Sequence[AgentPath], *, trees: bool) -> CompositeBackend:
         """Return the agent face of a view with an approval, see `View.granting`. OSError: as `find`."""
-        self.find(name)
-        own = self._shown[name].granting(granted, trees=trees)
-        return self._face(
-            {prefix: RuledVolume(each.below, own, prefix) for prefix, each in self._volumes[name].items()}
-        )
-
-    def shown(self, name: str) -> View:
-        """Return a view as its verbs have it: without the mount's own directory. OSError: as `find`."""
-        self.find(name)
-        return self._shown[name]
+        seen = self.seen(name)
+        own = seen.shown.granting(granted, trees=trees)
+        return self._face({prefix: RuledVolume(each.below, own, prefix) for prefix, each in seen.volumes.items()})
 
     def find(self, name: str) -> View:
         """Return a view. OSError: ENOENT, there is none of that name."""
@@ -164,29 +169,22 @@ class Views:
             raise OSError(errno.ENOENT, f"there is no view '{name}'; there are: {known}")
         return view
 
-    def root(self, name: str) -> AgentPath:
-        """Return the path of the tree of a view. OSError: as `find`."""
-        self.find(name)
-        assert self.path is not None, "a mount with views has a directory for them"
-        return paths.join(self.path, name)
-
-    def face(self, name: str) -> CompositeBackend:
-        """Return the agent face of a view. OSError: as `find`."""
-        self.find(name)
-        return self._faces[name]
+    def seen(self, name: str) -> SeenMount:
+        """Return the mount as a view shows it. OSError: as `find`."""
+        return self._seen[self.find(name).name]
 
     def is_way(self, name: str | None, path: AgentPath) -> bool:
         """Return True if there are routes below a path, as a view shows them; None is no view."""
         below = self._routes.prefixes_below(path)
-        return bool(below) if name is None else any(prefix in self._volumes[name] for prefix in below)
+        return bool(below) if name is None else any(prefix in self._seen[name].volumes for prefix in below)
 
     def volume(self, name: str | None, route: Route) -> Volume | None:
         """Return the volume of a route as a view shows it, None where the route is hidden. No name is no view."""
-        return route.volume if name is None else self._volumes[name].get(route.prefix)
+        return route.volume if name is None else self._seen[name].volumes.get(route.prefix)
 
     def faces(self) -> dict[str, CompositeBackend]:
         """Return the agent face of each view, by the path of its tree."""
-        return {self.root(name): face for name, face in self._faces.items()}
+        return {each.root: each.face for each in self._seen.values()}
 
     def split(self, path: str) -> tuple[str | None, str]:
         """Return the name of the view in whose tree a path lies, and the path there; else None, and the path."""
@@ -194,10 +192,9 @@ class Views:
             return None, path
         with contextlib.suppress(paths.PathError):  # the verb will refuse it
             path = paths.normalise(path)
-        for name in self.by_name:
-            root = f"{self.path}/{name}"
-            if is_below(path, root):
-                return name, path[len(root) :] or ROOT
+        for name, each in self._seen.items():
+            if is_below(path, each.root):
+                return name, path[len(each.root) :] or ROOT
         return None, path
 
 

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from fusebackend.base import paths
 from fusebackend.base.paths import to_text
@@ -174,7 +174,7 @@ class TreesFace:
         """Return the mounted files with all that is in the trees directory now."""
         routes = self._tree.beside
         if self._beside is not routes:  # any thread; two may make the same
-            beside = {str(path): VolumeBackend(_native(route.volume)) for path, route in routes.items()}
+            beside = {str(path): VolumeBackend(cast("NativeVolume", route.volume)) for path, route in routes.items()}
             self._both = CompositeBackend(self._backend, {**self._files, **beside, **self._views})
             self._beside = routes
         return self._both
@@ -184,8 +184,3 @@ class TreesFace:
         if self._name is not None and any(isinstance(path, str) and self._name in path for path in named):
             return self._with_all()
         return self._plain
-
-
-def _native(volume: Volume) -> NativeVolume:
-    assert isinstance(volume, NativeVolume), "what is attached in the trees directory is ours"
-    return volume
