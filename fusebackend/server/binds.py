@@ -45,7 +45,7 @@ ALLOW_OTHER = "mount with -o allow_other, so that the container's engine and use
 
 
 class Binds:
-    """See the module's docstring; a `Sight`.
+    """See the module's docstring; a sight (`guest.py`).
 
     Args:
         default: the backend of the container.

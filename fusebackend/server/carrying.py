@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fusebackend.backends.sandbox.base import BaseSandbox
 from fusebackend.backends.sandbox.scripts import Script, entries_of, failure, nonce, status_of
@@ -38,16 +37,18 @@ from fusebackend.base.budget import Spent
 from fusebackend.base.errors import FILE_NOT_FOUND, words_of
 from fusebackend.base.paths import ROOT, AgentPath, to_name
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, digest_of
 from fusebackend.remote.files import conflict_path
 from fusebackend.server.binds import OWN_DIRECTORY, is_systems
-from fusebackend.volumes.placing import changing, remove
+from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.placing import changing
 from fusebackend.volumes.walk import FileWalk, resolve
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
+    from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class _Base:
 
 
 class Carrying:
-    """See the module's docstring; a `Sight`. Safe in threads.
+    """See the module's docstring; a sight (`guest.py`). Safe in threads.
 
     Args:
         default: the sandbox.
@@ -278,12 +279,12 @@ class Carrying:
                 continue
             digest = self._base[path].digest if path in self._base else None
             mine, his = ours.get(path), theirs.get(path)
-            i_changed = round_.looks_changed(path, True) and (mine is None or _digest(mine) != digest)
-            he_changed = round_.looks_changed(path, False) and (his is None or _digest(his) != digest)
+            i_changed = round_.looks_changed(path, True) and (mine is None or digest_of(mine) != digest)
+            he_changed = round_.looks_changed(path, False) and (his is None or digest_of(his) != digest)
             if i_changed and he_changed and mine is not None and his is not None and mine != his:
                 self._keep_both(round_, path, his)
             if i_changed and he_changed and mine == his:
-                self._agree(round_, path, None if mine is None else _digest(mine))
+                self._agree(round_, path, None if mine is None else digest_of(mine))
             elif i_changed and (mine is not None or not he_changed):  # what both have changed is kept by one at least
                 to_sandbox[path] = mine
             elif he_changed:
@@ -325,7 +326,7 @@ class Carrying:
                 round_.notes.append(f"{path} is not carried to the sandbox: {words_of(response.error)}")
                 continue
             round_.sent.add(path)
-            self._base[path] = _Base(round_.routes[path].version, None, _digest(data))
+            self._base[path] = _Base(round_.routes[path].version, None, digest_of(data))
         for executable, word in ((True, "chmod +x"), (False, "chmod -x")):
             self._run_there(word, [path for path in round_.other_mode(executable) if path in files])
 
@@ -364,7 +365,7 @@ class Carrying:
                 if response.error is not None:
                     round_.notes.append(f"{path} is not carried back: {words_of(response.error)}")
                     continue
-                self._base[path] = _Base(None, round_.sandbox[path].version, _digest(data))
+                self._base[path] = _Base(None, round_.sandbox[path].version, digest_of(data))
                 if round_.sandbox[path].executable != (before is not None and before.executable):
                     self._set_executable(path, round_.sandbox[path].executable)
         self._prune_routes(gone)
@@ -414,7 +415,8 @@ class Carrying:
             if status != "ok":
                 route = self._route_of(directory)
                 with contextlib.suppress(OSError):  # it is gone, or not empty
-                    route.executor.run("carry", partial(_remove_directory, route, route.inner(directory)))
+                    face = VolumeBackend(cast("NativeVolume", route.volume))
+                    route.executor.run("carry", partial(face.remove_directory, route.inner(directory)))
 
     def _above(self, gone: list[AgentPath]) -> list[AgentPath]:
         """The directories on the way to these files, but for the routes' roots, each before its parent."""
@@ -504,10 +506,6 @@ def _file_of(attr: Attr) -> _File:
     return _File(attr.fingerprint if attr.mtime_ns else None, attr.size, bool(attr.mode & 0o100))
 
 
-def _digest(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
 def _why(status: str) -> str:
     try:
         return f"the sandbox has no such directory, and it can't be made: {failure(status).strerror}"
@@ -520,11 +518,3 @@ def _require_room(files: int, size: int) -> None:
         raise OSError(errno.EFBIG, f"it has more than {MAX_FILES} files")
     if size > MAX_BYTES:
         raise OSError(errno.EFBIG, f"its files have more than {MAX_BYTES >> 20} MiB")
-
-
-def _remove_directory(route: Route, path: AgentPath) -> None:
-    """Remove an empty directory of a route. ENOTEMPTY."""
-    with changing(route.volume) as changes:
-        place = resolve(route.volume, path, follow=False)
-        if place.found.is_dir:
-            remove(route.volume, place.parent, place.name, place.found, changes, path)

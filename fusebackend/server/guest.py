@@ -10,21 +10,23 @@ A feature that the default's `execute` lacks is replaced where that is exact, an
   the caller's answer and the log say that the command may still run;
 - time: an `execute` that takes no `timeout` is given up when the time is over, in the same way.
 
-How such a command comes to the other routes is a sight: `binds.py` and `carrying.py`. Without one it sees none, and
-`status` says so. After a command the mount believes nothing that it knew of the default's files.
+How such a command comes to the other routes is a sight, `Binds` or `Carrying`. Both have `how`, a word for `status`;
+`unseen`, the prefixes of routes that commands don't see, and why; `start`, when the mount answers; `before` and `after`
+a command; and `close`, when commands have ended and the mount is about to. The first three return what the user should
+know, a line each; OSError: the command can't be run, or none. Without a sight a command sees no route, and `status`
+says so. After a command the mount believes nothing that it knew of the default's files.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.sandbox.base import BaseSandbox
@@ -83,29 +85,6 @@ class GuestError(Exception):
     """The command can't be run; the text is one line for the user."""
 
 
-class Sight(Protocol):
-    """How commands come to the files of the other routes."""
-
-    how: str
-    """A word for `status`."""
-
-    @property
-    def unseen(self) -> Mapping[AgentPath, str]:
-        """The prefixes of routes that commands don't see, and why."""
-
-    def start(self) -> list[str]:
-        """The mount answers. Returns what its user should know besides what is unseen. OSError: no commands here."""
-
-    def before(self, stopped: Callable[[], bool]) -> list[str]:
-        """Make ready for a command. Returns what its user should know of it, a line each. OSError: it can't be run."""
-
-    def after(self) -> list[str]:
-        """A command has ended. Returns what its user should know, a line each."""
-
-    def close(self) -> None:
-        """Commands have ended, and the mount is about to. Twice is once."""
-
-
 class Guest:
     """See the module's docstring. Its methods may be called by any thread but the mount's loop.
 
@@ -136,7 +115,7 @@ class Guest:
         self._started = threading.Event()
         self._running = Running()
 
-    def _choose_sight(self, mountpoint: str, allow_other: bool) -> Sight | None:
+    def _choose_sight(self, mountpoint: str, allow_other: bool) -> Binds | Carrying | None:
         if not self._is_mounted or not self._routes or not isinstance(self._default, BaseSandbox):
             return None
         if isinstance(self._default, DockerBackend):
@@ -190,7 +169,9 @@ class Guest:
             start = paths.normalise(command.cwd)
             if self._filesystem.tree.is_in_view(start):
                 raise GuestError(f"a view can't bind a command in {self.label}, which is outside of the mount")
-            with self._counted():
+            if self._read_only:
+                raise GuestError(f"this mount is read-only, and a command in {self.label} could change its files")
+            with self._running.command(GuestError):
                 self._wait_for_start(stopped)
                 return self._execute(command, start, stopped)
         except (GuestError, PathError) as error:
@@ -202,13 +183,6 @@ class Guest:
         while not self._started.wait(LOOK_S):
             if stopped() or time.monotonic() > deadline:
                 raise GuestError("the mount does not answer yet")
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        if self._read_only:
-            raise GuestError(f"this mount is read-only, and a command in {self.label} could change its files")
-        with self._running.command(GuestError):
-            yield
 
     def _execute(self, command: Command, start: AgentPath, stopped: Callable[[], bool]) -> ExecuteResponse:
         notes: list[str] = []
