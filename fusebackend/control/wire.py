@@ -197,14 +197,11 @@ def convert(found: Any, kind: type[T]) -> T:
 decoder: Callable[[Any], Decoder] = functools.cache(Decoder)
 """The decoder of a type."""
 
-decode_any = Decoder(Any)
-_request = Decoder(Request)
-
 
 def parse_request(line: bytes) -> Request:
     """Raises `WireError` for a line that is no call."""
     try:
-        request: Request = _request(line)
+        request: Request = decoder(Request)(line)
     except msgspec.ValidationError as error:
         if line.lstrip().startswith(b"["):
             raise WireError(INVALID_REQUEST, "batches are not taken: send one message a line") from None

@@ -12,8 +12,7 @@ moves.py      what interrupted moves between routes have left
 forget.py     contents that leave everything kept of the past
 threads.py    the space of checkpoint databases: weighed, pruned
 metrics.py    what Prometheus can know of it
-approvals.py  changes that wait for an approval, and the decisions
-asking.py     what a verb asks for, and how it is made once it is approved
+approvals.py  changes that wait for an approval: what a verb asks for, the decisions, and how it is made then
 rules.py      the rules of its routes, its views, and their mount points
 trees.py      the trees directory: its files, its name, its agent face
 guest.py      commands in a default backend that runs them itself

@@ -216,7 +216,7 @@ def _recording(
         warnings.append(f"no history of calls is kept, so nothing can be undone: {error.strerror or error}")
         return None
     if branches is not None:
-        recording.apart(branches.path)
+        recording.history.apart = branches.path  # before the first is attached
     return recording
 
 

@@ -68,14 +68,10 @@ class Binds:
         self.unseen: dict[AgentPath, str] = {}
         self.elsewhere = False
         """Does the engine not know this machine's files? Then nothing is bound."""
-        tops: list[AgentPath] = []
-        self._below: dict[AgentPath, AgentPath] = {}
-        for prefix in sorted(prefixes):
-            above = next((top for top in tops if paths.is_below(prefix, top)), None)
-            if above is None:
-                tops.append(prefix)
-            self._below[prefix] = above or prefix
-        self._tops = tops
+        self._prefixes = sorted(prefixes)
+        others = [(prefix, other) for prefix in self._prefixes for other in self._prefixes if other != prefix]
+        below = {prefix for prefix, other in others if paths.is_below(prefix, other)}
+        self._tops = [prefix for prefix in self._prefixes if prefix not in below]
         default.check()
         self._ours = default.container.hold()
         self._watch: UnmountWatch | None = None
@@ -123,7 +119,7 @@ class Binds:
 
     def _hide(self, top: AgentPath, why: str) -> None:
         """A route and those below it are not seen."""
-        self.unseen |= {prefix: why for prefix, above in self._below.items() if above == top}
+        self.unseen |= {prefix: why for prefix in self._prefixes if paths.is_below(prefix, top)}
 
     def _check(self, prefixes: list[AgentPath], why: str) -> list[str]:
         """Which of these the container does see. Returns what the user should know of those."""

@@ -114,14 +114,13 @@ class Carrying:
         self._backend = backend
         self._tree = filesystem.tree
         self._routes = {route.prefix: route for route in filesystem.tree.routes if route.prefix != ROOT}
-        self._tops = [prefix for prefix in self._routes if self._holder(paths.parent_and_name(prefix)[0]) is None]
         self._base: dict[AgentPath, _Base] = {}
         self._mark = default.path_of(AgentPath(f"/.fusebackend-{nonce()}~"))
         self._begun = False
         self._lock = threading.Lock()
-        there = {prefix: default.path_of(prefix) for prefix in self._routes}
-        self._never = {prefix: OWN_DIRECTORY for prefix in self._routes if is_systems(there[prefix])}
-        self._tops = [top for top in self._tops if top not in self._never]
+        self._never = {prefix: OWN_DIRECTORY for prefix in self._routes if is_systems(default.path_of(prefix))}
+        tops = [prefix for prefix in self._routes if self._holder(paths.parent_and_name(prefix)[0]) is None]
+        self._tops = [top for top in tops if top not in self._never]
         self.unseen: dict[AgentPath, str] = dict(self._never)
 
     def start(self) -> list[str]:

@@ -77,8 +77,7 @@ from fusebackend.protocol import (
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.protocol.served import LISTED_CHANGES, LOGGED_CALLS, STAT_COLUMNS, DiffForm, OnOutput
 from fusebackend.rules import met
-from fusebackend.server.approvals import MAX_CHANGE_BYTES, info_of
-from fusebackend.server.asking import KEPT_OUTPUT, Change, InterruptedVerbs
+from fusebackend.server.approvals import KEPT_OUTPUT, MAX_CHANGE_BYTES, Change, InterruptedVerbs, info_of
 from fusebackend.server.forget import Forgetting
 from fusebackend.server.history import MountHistory, said
 from fusebackend.server.moves import JOURNAL as MOVES_JOURNAL

@@ -144,10 +144,6 @@ class Recording:
 
     # -- branches --------------------------------------------------------------------------------------------------
 
-    def apart(self, directory: AgentPath) -> None:
-        """Have the calls in the branches below this directory be none of the mount. Before the first is attached."""
-        self.history.apart = directory
-
     def attached(self, route: Route) -> bool:
         """Record the changes in a branch from now on. False if that is not possible."""
         volume = route.volume

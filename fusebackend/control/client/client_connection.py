@@ -117,8 +117,6 @@ class Connection:
         ServerLost: no server listens.
     """
 
-    _incoming = wire.Decoder(Incoming)
-
     def __init__(self, address: str, mountpoint: str, actor: Callable[[], Actor] = current_actor) -> None:
         try:
             self._stream = _connected(address)
@@ -178,7 +176,7 @@ class Connection:
                 message = self.next()
                 if message.method is not None:
                     if take is not None and message.params is not msgspec.UNSET:
-                        take(wire.decode_any(message.params))
+                        take(wire.decoder(Any)(message.params))
                     continue
                 if message.id == number or (message.id is None and message.error is not None):
                     return self._result(kind, message)
@@ -249,7 +247,7 @@ class Connection:
                 raise ServerLost(f"the server of '{self.mountpoint}' {GONE}: {error}") from None
         self.answering = True
         try:
-            message: Incoming = self._incoming(line)
+            message: Incoming = wire.decoder(Incoming)(line)
         except msgspec.DecodeError as error:
             raise self._strange(error) from None
         return message
@@ -309,7 +307,7 @@ class RemoteWatch(EventSequence):
                     f"the server of '{self._connection.mountpoint}' tells of no more changes: {message.error.message}"
                 )
             if message.method == "change" and message.params is not msgspec.UNSET:
-                params: dict[str, Any] = wire.decode_any(message.params)
+                params: dict[str, Any] = wire.decoder(Any)(message.params)
                 return wire.convert(params["event"], FileEvent)
         return None
 

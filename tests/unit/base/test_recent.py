@@ -18,9 +18,9 @@ def test_the_item_used_least_recently_goes() -> None:
     assert list(recent.items()) == [("d", 4), ("c", 5), ("e", 6)]
 
 
-def test_what_is_dropped_is_told_of():
-    dropped = []
-    recent = Recent(2, dropped.append)
+def test_what_is_dropped_is_told_of() -> None:
+    dropped: list[int] = []
+    recent: Recent[int, int] = Recent(2, dropped.append)
     for key in (1, 2, 1, 3):
         recent[key] = -key
     assert dropped == [-2]

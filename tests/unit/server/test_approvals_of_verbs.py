@@ -22,7 +22,7 @@ from fusebackend import Actor, Client
 from fusebackend.backends import InMemoryBackend, SqliteBackend
 from fusebackend.history.requests import ApprovalOptions
 from fusebackend.protocol import ROOT_NODE, Caller
-from fusebackend.server.asking import InterruptedVerbs
+from fusebackend.server.approvals import InterruptedVerbs
 from fusebackend.testing.posix.case import fails
 from fusebackend.volumes.walk import entries, resolve
 
