@@ -194,11 +194,11 @@ def compile_glob(pattern: str) -> Matcher:
     wanted = [segment for segment in segments[:-1] if segment not in ("", ".")] + segments[-1:]
     try:
         alternatives = [_items(text) for text in _expanded("/".join(wanted))]
-        prefix = _plain_prefix(wanted) if anchored else ()
+        plain = itertools.takewhile(lambda segment: not _MAGIC.search(segment), wanted[:-1] if anchored else ())
         # A brace may hold slashes, so only a pattern without one shows its depth.
         bounded = anchored and _ANY_DEPTH not in pattern and "{" not in pattern
         found = [items for items in alternatives if items]
-        return Matcher(found, anchored, prefix, len(wanted) if bounded else None)
+        return Matcher(found, anchored, tuple(plain), len(wanted) if bounded else None)
     except Exception as error:  # wcmatch, bracex and re each have their own; the pattern is to blame for all of them
         raise GlobError(f"Glob pattern '{_short(pattern)}' can't be used: {error}") from error
 
@@ -244,10 +244,6 @@ def name_test(segments: frozenset[str]) -> Callable[[str], object] | None:
 
 def _short(pattern: str) -> str:
     return pattern if len(pattern) <= 200 else pattern[:200] + "..."
-
-
-def _plain_prefix(wanted: list[str]) -> tuple[str, ...]:
-    return tuple(itertools.takewhile(lambda segment: not _MAGIC.search(segment), wanted[:-1]))
 
 
 def _expanded(text: str) -> list[str]:

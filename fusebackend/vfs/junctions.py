@@ -248,6 +248,8 @@ class Junction:
         self.path: AgentPath = ROOT if parent is None else join(parent.path, to_text(name))
         self.parent = parent
         self.route = route
+        self.holder: Route = route or parent.holder  # type: ignore[union-attr]  # the root of a tree is a route's
+        """The route that has this directory, or would have it."""
         self.pinned = pinned
         self._listed = listed
         self.children: dict[bytes, Junction] = {}
@@ -266,14 +268,6 @@ class Junction:
     def is_listed(self) -> bool:
         """True if listings of the directory above show it."""
         return bool(self.children) if self._listed is None else self._listed
-
-    @property
-    def holder(self) -> Route:
-        """The route that has this directory, or would have it."""
-        if self.route is not None:
-            return self.route
-        assert self.parent is not None, "a junction without a route has a parent"
-        return self.parent.holder
 
     async def attributes(self, synthesised: Attr) -> Attr:
         """Return the attributes of the junction: its directory's, or `synthesised` where it has none.

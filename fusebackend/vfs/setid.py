@@ -63,12 +63,11 @@ def clear_set_gid(volume: Volume, changing: Volume | Door, node: int, who: Reque
 
 
 def clear_set_id(volume: Volume, changing: Volume | Door, node: int, who: Request) -> None:
-    """Clear the bits of a file that was written to by an unprivileged process, by its volume's face for changes."""
-    attr = volume.getattr(node)
-    if stat.S_ISREG(attr.mode) and attr.mode & SET_ID:
-        mode = _harmless(attr, who)
-        if mode != stat.S_IMODE(attr.mode):
-            changing.setattr(node, AttrChanges(mode=mode))
+    """Clear the bits of a file that was written to by an unprivileged process, by its volume's face for changes: those
+    that go with a change of its size."""
+    mode = without_set_id(volume, node, AttrChanges(size=0), who).mode
+    if mode is not None:
+        changing.setattr(node, AttrChanges(mode=mode))
 
 
 def without_set_id(volume: Volume, node: int, changes: AttrChanges, who: Request) -> AttrChanges:

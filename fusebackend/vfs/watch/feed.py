@@ -439,9 +439,6 @@ def visible(table: PrefixTable, prefix: AgentPath, change: Change) -> Iterator[C
     outer = "" if prefix == ROOT else prefix
     before = None if change.moved_from is None else outer + change.moved_from
     change = change._replace(path=outer + change.path, moved_from=before)
-    if not table.names_below(prefix):
-        yield change
-        return
     place = _place(table, prefix, change.path)
     if before is None:
         if place == "way" and change.kind == "deleted":
