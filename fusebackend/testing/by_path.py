@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Volume
 from fusebackend.volumes import placing
-from fusebackend.volumes.contents import opened, read_all
-from fusebackend.volumes.walk import below, entries, resolve_from
+from fusebackend.volumes.contents import opened
+from fusebackend.volumes.walk import below, entries
 
 OWNER = Caller(os.geteuid(), os.getegid())
 
@@ -36,7 +35,13 @@ def walk(volume: Volume, node: int = ROOT_NODE) -> Iterable[tuple[bytes, Attr]]:
 def content(volume: Volume, attr: Attr) -> bytes:
     if stat.S_ISLNK(attr.mode):
         return volume.readlink(attr.node)
-    return read_all(volume, attr, sys.maxsize) if stat.S_ISREG(attr.mode) else b""
+    if not stat.S_ISREG(attr.mode):
+        return b""
+    with opened(volume, attr.node, os.O_RDONLY) as node:  # `read_all` reads in one view, which may move no access time
+        data = b""
+        while piece := volume.read(node, len(data), 1 << 20):
+            data += piece
+        return data
 
 
 def shown(volume: Volume, *, modes: bool = True) -> Shown:
@@ -60,7 +65,10 @@ def links(volume: Volume) -> set[frozenset[bytes]]:
 
 
 def at(volume: Volume, path: bytes) -> Attr:
-    return resolve_from(volume, (ROOT_NODE,), path.split(b"/"), follow=False).found
+    attr = volume.getattr(ROOT_NODE)
+    for name in path.split(b"/") if path else ():
+        attr = volume.lookup(attr.node, name)
+    return attr
 
 
 def place(volume: Volume, path: bytes) -> tuple[int, bytes]:

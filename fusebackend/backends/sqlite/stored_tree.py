@@ -198,6 +198,7 @@ class SqliteTree(TreeVolume):
         self._names: Recent[tuple[int, bytes], int | None] = Recent(CACHE_NAMES)
         self._chunks = self.byte_cache = ChunkCache(CACHE_BYTES)
         self._unstored: set[int] = set()  # nodes the file has no row for yet
+        self._leaving: set[int] = set()  # nodes to be dropped from memory after the next flush
         self._peak_held = 0  # the most nodes the kernel has known since memory was last given back
         # `meta` may be damaged: a number that is in use already would overwrite its row.
         self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
@@ -267,6 +268,8 @@ class SqliteTree(TreeVolume):
         inode = self._inodes.get(node)
         if inode is not None and self._may_leave(inode):
             del self._inodes[node]
+        elif node in self._dirty.inodes or node in self._dirty.xattrs:
+            self._leaving.add(node)
 
     def _may_leave(self, inode: Inode) -> bool:
         """Return True for an inode that need not be in memory: it is stored, and not open."""
@@ -544,6 +547,9 @@ class SqliteTree(TreeVolume):
         self._stored_next_node = self._next_node
         self._dirty = self._new_buffer()
         self._unlogged = Delta()
+        leaving, self._leaving = self._leaving, set()
+        for node in leaving - self._held:
+            self._let_go(node)
         if len(self._inodes) > CACHE_INODES:
             self._shrink_inodes()
 
