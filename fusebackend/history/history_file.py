@@ -262,6 +262,7 @@ class HistoryFile:
         """The latest end of a deleted call."""
         self._writing = threading.Lock()  # of the writer's connection
         self._reading = threading.Lock()
+        self._read_errors = sqlite.translate_errors(f"the history '{path}' can't be read")
         self.apart: AgentPath | None = None
         """The directory of the routes whose calls are no calls of the mount, unless they are asked for by a path there:
         branches. None if there are none."""
@@ -1080,7 +1081,7 @@ class HistoryFile:
     def _found(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         """`_read` of what is written for sure, such as what a record says that was read before. An undo asks for the
         bytes of each file, and has written a record for the one before."""
-        with self._reading, sqlite.translate_errors(f"the history '{self.path}' can't be read"):
+        with self._reading, self._read_errors:
             return self._reader.execute(statement, [sqlite.bound(value) for value in values]).fetchall()
 
     def at(self, path: AgentPath) -> list[Record]:
@@ -1118,7 +1119,7 @@ class HistoryFile:
         """Check that the history is as it was written, see `events.py`."""
         self.flush()
         with (
-            sqlite.translate_errors(f"the history '{self.path}' can't be read"),
+            self._read_errors,
             contextlib.closing(sqlite.open_file(self.path, "mode=ro")) as reader,
             sqlite.transaction(reader, "DEFERRED"),
         ):

@@ -169,7 +169,8 @@ class Recorder:
         """The routes whose volumes keep a log."""
         self.pending: set[_PendingChange] = set()
         """Changes of the kernel's whose record comes when they are made."""
-        self._routes: dict[AgentPath, Route] = {}
+        self.routes: dict[AgentPath, Route] = {}
+        """Those whose changes are recorded, by prefix. Replaced as a whole."""
         self._volumes: dict[int, VolumeRecords] = {}
 
     def of(self, volume: Volume) -> VolumeRecords:
@@ -179,28 +180,24 @@ class Recorder:
 
     def follow(self, routes: list[Route]) -> None:
         """Record the changes of these routes."""
-        self._routes = {route.prefix: route for route in routes}
+        self.routes = {route.prefix: route for route in routes}
 
     def attach(self, route: Route) -> None:
         """Record the changes of a route that comes and goes, from now on. In any thread, one at a time."""
-        self._routes = {**self._routes, route.prefix: route}
+        self.routes = {**self.routes, route.prefix: route}
         self.beside = {**self.beside, route.prefix: route.volume}
 
     def detach(self, prefix: AgentPath) -> None:
         """Such a route goes, or its volume is about to be closed."""
         volume = self.beside.get(prefix)
-        self._routes = {each: route for each, route in self._routes.items() if each != prefix}
+        self.routes = {each: route for each, route in self.routes.items() if each != prefix}
         self.beside = {each: there for each, there in self.beside.items() if each != prefix}
         self._volumes.pop(id(volume), None)  # another volume may get its id
 
     @property
     def volumes(self) -> dict[AgentPath, Volume]:
         """The volumes of all recorded routes, by prefix: of the mount's, and of the branches that there are now."""
-        return {prefix: route.volume for prefix, route in self._routes.items()}
-
-    def recorded(self, route: Route) -> bool:
-        """Return True if the changes of a route are recorded."""
-        return self._routes.get(route.prefix) is route
+        return {prefix: route.volume for prefix, route in self.routes.items()}
 
     def listener(self, route: Route) -> HistoryListener:
         """Return what records the changes of a route's door."""
@@ -313,7 +310,7 @@ class Recorder:
             for number, prefix, path in part:
                 by_route.setdefault(prefix, []).append((number, path))
             for prefix, records in by_route.items():
-                route = self._routes.get(prefix)
+                route = self.routes.get(prefix)
                 if route is not None:
                     directories = known.setdefault(prefix, Directories(route.volume))
                     with contextlib.suppress(OSError):  # it does not answer: these have no stamp
@@ -340,7 +337,7 @@ class Recorder:
         give a name goes."""
         for call in self.history.interrupted:
             for record in self._planned(call):
-                if (route := self._routes.get(record.prefix)) is not None:
+                if (route := self.routes.get(record.prefix)) is not None:
                     with contextlib.suppress(OSError):  # the same undo removes it, or finds it in its way
                         placing.remove_staged(route.volume, *Directories(route.volume).place(record.path))
             self.stamp(call, anew=True)

@@ -257,7 +257,7 @@ class Steps:
 
     def _route(self, path: AgentPath) -> Route | None:
         route = self._tree.route_of(path)
-        if not self._recorder.recorded(route):  # in the trees directory, where only branches are
+        if self._recorder.routes.get(route.prefix) is not route:  # in the trees directory, where only branches are
             return None
         return None if route.volume.features.read_only else route
 
