@@ -29,6 +29,7 @@ class History:
         self.given: list[tuple[int, Any]] = []
         self.needed = 1
         self.in_doubt: list[int] = []
+        self.going_on: list[int] = []  # those of changes that are being committed
         self.settled: list[int] = []
         self.lost: list[int] = []
         self.commits = 0
@@ -37,15 +38,19 @@ class History:
     @property
     def log(self) -> CommitLog:
         settled, lost = self.settled.extend, self.lost.extend
-        return CommitLog(self.id, lambda: self.needed, lambda: self.in_doubt, settled, lambda: self.in_doubt, lost)
+        return CommitLog(
+            self.id, lambda: self.needed, lambda: self.in_doubt, settled, lambda: self.in_doubt + self.going_on, lost
+        )
 
     def rows(self, result: Any, changes: Sequence[Change] = ()) -> Sequence[LogRow]:
         self.told += changes
         self.given.append((next(self.numbers), result))
+        self.going_on.append(self.given[-1][0])
         return [(self.given[-1][0], b"said %d" % self.given[-1][0])]
 
     def committed(self) -> None:
         self.commits += 1
+        self.going_on = []
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
@@ -54,6 +59,7 @@ class History:
             yield
         finally:
             NOTE.reset(token)
+            self.going_on = []
 
 
 @pytest.fixture
