@@ -14,8 +14,8 @@ outcome. A sandbox that has transfers of its own gives these instead of the last
         def upload_files(self, files): ...        # absolute paths of the sandbox; parents are there
         def download_files(self, paths): ...
 
-They are written for the sandbox's own paths, `root` included, as commands are, and stand in for `send` and `fetch`
-alone. Their callers name paths below `root`, as for every verb, and reach the verbs of this class.
+They are written for the sandbox's own paths, `root` included, as commands are. Their callers name paths below `root`,
+as for every verb: `_at_root` is where the one becomes the other.
 
 The sandbox needs a POSIX `sh` and the usual tools, GNU's or busybox's (`scripts.py` names them), and no Python. A verb
 is one command, where a file is small; larger ones are transferred.
@@ -39,11 +39,12 @@ import base64
 import binascii
 import contextlib
 import errno
+import functools
 import hashlib
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
-from types import MethodType
 from typing import Any, TypeAlias
 
 from fusebackend import text
@@ -77,6 +78,7 @@ from fusebackend.protocol import (
     FileInfo,
     FileUploadResponse,
     OnExists,
+    Refusal,
     SandboxBackendProtocol,
     Verb,
     not_bytes,
@@ -136,15 +138,19 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     script_timeout_s: float = 25.0
     max_search_bytes: int = 64 << 20
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for verb in (verbs.UPLOAD_FILES, verbs.DOWNLOAD_FILES):
+            for name in (verb.name, f"a{verb.name}"):
+                own: Any = getattr(cls, name)
+                if not any(getattr(own, mark, False) for mark in ("is_twin", "__isabstractmethod__", "at_root")):
+                    setattr(cls, name, _at_root(verb, own))
+
     def __init__(self, *, root: str = "/", on_exists: OnExists = "error") -> None:
         super().__init__(on_exists=on_exists)
         self.root = paths.normalise(root)
         self._others: tuple[str, ...] = ()
         self._prefix = "" if self.root == paths.ROOT else str(self.root)
-        for verb in (verbs.UPLOAD_FILES.name, verbs.DOWNLOAD_FILES.name):
-            for name in (verb, f"a{verb}"):  # an author's are for other paths, and `super()` in them still finds theirs
-                if getattr(type(self), name) is not getattr(BaseSandbox, name):
-                    setattr(self, name, MethodType(getattr(BaseSandbox, name), self))
 
     # -- what an author gives ----------------------------------------------------------------------------------
 
@@ -159,7 +165,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
 
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
         """Put files at new paths of the sandbox in existing directories. OSError."""
-        for response in self._own(verbs.UPLOAD_FILES, list(files)):
+        for response in _own(self, verbs.UPLOAD_FILES)(self, list(files)):
             if response.error is not None:
                 raise OSError(errors.errno_of(response.error), response.error)
 
@@ -174,19 +180,12 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
 
     def fetch(self, path: str) -> bytes:
         """The bytes of a regular file at a path of the sandbox. OSError."""
-        (response,) = self._own(verbs.DOWNLOAD_FILES, [path])
+        (response,) = _own(self, verbs.DOWNLOAD_FILES)(self, [path])
         if response.error is not None or response.content is None:
             error = response.error or "no content"
             raise OSError(errors.errno_of(error), errors.words_of(error))
         content: bytes = response.content
         return content
-
-    def _own(self, verb: Verb[Any], items: list[Any]) -> list[Any]:
-        """The answers of an author's transfer, for paths of the sandbox. ENOTSUP where there is none."""
-        own: Callable[..., list[Any]] = getattr(type(self), verb.name)
-        if own is getattr(BaseSandbox, verb.name):
-            raise OSError(errno.ENOTSUP, f"{type(self).__name__} has no way to transfer bytes")
-        return own(self, items)
 
     def ask(self, script: Script, timeout_s: float, *, looks: bool = False, cut: bool = False) -> bytes:
         """Return the answer to a script, by one `execute`. Subclasses override it with faster ways.
@@ -319,30 +318,15 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
 
     # -- uploads -----------------------------------------------------------------------------------------------
 
-    def upload_files(
-        self,
-        files: list[tuple[str, bytes]],
-        *,
-        if_version: Sequence[str | None] | None = None,
-        if_absent: Sequence[bool] | None = None,
-    ) -> list[FileUploadResponse]:
-        """With conditions each file is put by a script that compares; else many are put by one."""
-        if if_version or if_absent:
-            return super().upload_files(files, if_version=if_version, if_absent=if_absent)
-        answers = [self._admitted(path, content) for path, content in files]
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:  # type: ignore[override]
+        """Store bytes at paths of the sandbox, replacing what is there. Its callers name paths below `root`."""
+        answers = [not_bytes(path, content) or FileUploadResponse(path=path) for path, content in files]
         sound = [answer.error is None for answer in answers]
-        items = ((self.path_of(checked(path)), bytes(content)) for path, content in compress(files, sound))
+        items = ((path, bytes(content)) for path, content in compress(files, sound))
         outcomes = (failed for batch in _batches(items) for failed in self._place(batch, "over"))
         for answer, failed in zip(compress(answers, sound), outcomes, strict=True):
             answer.error = None if failed is None else code_of(failed)
         return answers
-
-    @verbs.UPLOAD_FILES.answers()
-    def _admitted(self, path: str, content: bytes) -> FileUploadResponse:
-        """The answer for a file that is stored, or that can't be."""
-        if self.path_of(checked(path)) == self.root:
-            raise oserror(errno.EISDIR)
-        return not_bytes(path, content) or FileUploadResponse(path=path)
 
     def _place(self, batch: Batch, how: str) -> list[OSError | None]:
         """Put files in their places; why not, for each. `how`: `new`, `over`, or the sha256 of what is replaced."""
@@ -383,30 +367,19 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     # -- downloads ---------------------------------------------------------------------------------------------
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Many small files are read by one command."""
-        answers = [self._sought(path) for path in paths]
-        wanted = [answer for answer in answers if answer.error is None]
-        for start in range(0, len(wanted), BATCH_FILES):
-            batch = wanted[start : start + BATCH_FILES]
-            there = [self.path_of(checked(answer.path)) for answer in batch]
+        """Fetch the bytes of files at paths of the sandbox. Its callers name paths below `root`."""
+        answers: list[FileDownloadResponse] = []
+        for start in range(0, len(paths), BATCH_FILES):
+            batch = paths[start : start + BATCH_FILES]
             try:
-                pieces = self.pieces(there)
+                answers += map(self._answer, batch, self.pieces(batch))
             except OSError as error:
-                for answer in batch:
-                    answer.error = code_of(error)
-                continue
-            for answer, path, piece in zip(batch, there, pieces, strict=True):
-                try:
-                    answer.content = self.whole(path, piece)
-                except OSError as error:
-                    answer.error = code_of(error)
+                answers += [verbs.DOWNLOAD_FILES.refused(error, path) for path in batch]
         return answers
 
     @verbs.DOWNLOAD_FILES.answers()
-    def _sought(self, path: str) -> FileDownloadResponse:
-        """The answer for a file that is fetched, or that can't be."""
-        self.path_of(checked(path))
-        return FileDownloadResponse(path=path)
+    def _answer(self, path: str, piece: Piece) -> FileDownloadResponse:
+        return FileDownloadResponse(path=path, content=self.whole(path, piece))
 
     # -- asking ------------------------------------------------------------------------------------------------
 
@@ -433,6 +406,72 @@ def _batches(items: Iterable[tuple[str, bytes]]) -> Iterator[Batch]:
     """In their order, and of a size that one command and one request can take."""
     for batch in by_size(items, lambda item: len(item[1]), PLACED_FILES, PLACED_BYTES):
         yield from by_size(batch, lambda item: 2 * len(item[0]), PLACED_FILES, PATHS_BYTES)
+
+
+# -- paths below the root, and the sandbox's own -------------------------------------------------------------
+
+
+class _Batch:
+    """The items of one transfer: their paths below the root, and what the sandbox is asked for instead."""
+
+    def __init__(self, sandbox: BaseSandbox, verb: Verb[Any], items: Sequence[Any]) -> None:
+        sent = verb is verbs.UPLOAD_FILES
+        self._paths = [item[0] if sent else item for item in items]
+        self._refused: dict[int, Any] = {}
+        self.there: list[Any] = []
+        for index, path in enumerate(self._paths):
+            try:
+                place = sandbox.path_of(checked(path))
+                if sent and place == sandbox.root:
+                    raise oserror(errno.EISDIR)
+                self.there.append((place, items[index][1]) if sent else place)
+            except Refusal as error:
+                self._refused[index] = verb.refused(error, path)
+
+    def answered(self, found: Iterable[Any]) -> list[Any]:
+        """Return an answer for each item: the sandbox's, by the path that its caller gave."""
+        left = iter(found)
+        answers = [self._refused.get(index) or next(left) for index in range(len(self._paths))]
+        for path, answer in zip(self._paths, answers, strict=True):
+            answer.path = path
+        return answers
+
+
+def _at_root(verb: Verb[Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the verb for paths below the root out of an author's, which takes paths of the sandbox. Called by `super()`
+    it is the author's: the paths are the sandbox's by then."""
+
+    def parted(self: BaseSandbox, items: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Iterable[Any]], list[Any]]]:
+        """What the author's verb is given, and what makes the answer of its answers."""
+        if getattr(type(self), own.__name__) is not verb_below:
+            return items, list
+        batch = _Batch(self, verb, items)
+        return batch.there, batch.answered
+
+    def below(self: BaseSandbox, items: Sequence[Any], **conditions: Sequence[Any] | None) -> list[Any]:
+        if any(conditions.values()):  # each file by a script that compares
+            return FileVerbs.upload_files(self, list(items), **conditions)
+        there, answered = parted(self, items)
+        return answered(own(self, there))
+
+    async def abelow(self: BaseSandbox, items: Sequence[Any], **conditions: Sequence[Any] | None) -> list[Any]:
+        if any(conditions.values()):
+            return await FileVerbs.aupload_files(self, list(items), **conditions)
+        there, answered = parted(self, items)
+        return answered(await own(self, there))
+
+    verb_below: Any = functools.wraps(own)(abelow if inspect.iscoroutinefunction(own) else below)
+    verb_below.at_root = True
+    made: Callable[..., Any] = verb_below
+    return made
+
+
+def _own(sandbox: BaseSandbox, verb: Verb[Any]) -> Callable[..., list[Any]]:
+    """Return the author's verb, which takes paths of the sandbox. OSError where there is none."""
+    own: Callable[..., list[Any]] = getattr(type(sandbox), verb.name).__wrapped__
+    if own is getattr(BaseSandbox, verb.name):
+        raise OSError(errno.ENOTSUP, f"{type(sandbox).__name__} has no way to transfer bytes")
+    return own
 
 
 def inline(data: bytes) -> str:

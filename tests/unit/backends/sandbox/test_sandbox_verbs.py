@@ -233,15 +233,15 @@ class Async(sandboxes.LocalSandbox):
         return super().upload_files(files)
 
     async def aupload_files(self, files):
-        return type(self).upload_files(self, files)
+        return self.upload_files.__wrapped__(self, files)
 
     async def adownload_files(self, paths):
-        return type(self).download_files(self, paths)
+        return self.download_files.__wrapped__(self, paths)
 
 
 class Transfers:
-    upload_files = sandboxes.LocalSandbox.upload_files
-    download_files = sandboxes.LocalSandbox.download_files
+    upload_files = sandboxes.LocalSandbox.upload_files.__wrapped__
+    download_files = sandboxes.LocalSandbox.download_files.__wrapped__
 
 
 class Mixed(Transfers, sandboxes.LocalSandbox):
