@@ -137,8 +137,13 @@ class AgentRemote(Remote):
             heads.append(Head(len(answer.content), digest_of(answer.content)))
             self._recent[path] = (now, answer.content)
             self._recent.move_to_end(path)
-        while sum(len(data) for _, data in self._recent.values()) > PROBE_BYTES:
+        kept = sum(len(data) for _, data in self._recent.values())
+        while self._recent:
+            read_at, data = next(iter(self._recent.values()))
+            if kept <= PROBE_BYTES and now - read_at < self.ttl_s:
+                break
             self._recent.popitem(last=False)
+            kept -= len(data)
         return heads
 
     def _download(self, path: AgentPath) -> bytes | None:

@@ -70,8 +70,13 @@ class IndexCache:
             data = zlib.compress(msgspec.json.encode(record), 1)
             # Not synced: what is lost with the machine is read again.
             with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
-                file.write(data)
-            os.replace(file.name, self._path(place))
+                try:
+                    file.write(data)
+                    file.flush()
+                    os.replace(file.name, self._path(place))
+                except OSError:
+                    os.unlink(file.name)
+                    raise
         except UnicodeEncodeError:  # half of a surrogate pair in a name: the line is read again
             return
         except OSError as error:

@@ -14,10 +14,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fusebackend.backends.object_store.bucket.errors import (
+    PATIENCE_S,
     ERRNO_OF_CODE,
     ERRNO_OF_STATUS,
     is_throttled,
@@ -97,7 +99,12 @@ class S3Extras:
             with _as_oserror(key):
                 return getattr(self._client, operation)(Bucket=self._bucket, **parameters)
 
-        return patiently(request, _is_unanswered if operation == "upload_part" else is_throttled)
+        began_s = time.monotonic()
+
+        def may_repeat(error: BaseException) -> bool:
+            return is_throttled(error) or (_is_unanswered(error) and time.monotonic() - began_s <= PATIENCE_S)
+
+        return patiently(request, may_repeat if operation == "upload_part" else is_throttled)
 
     def list_directory(self, directory: str) -> tuple[list[str], list[Info]]:
         """The last parts of the prefixes in a directory, and its objects, with any keys."""
@@ -193,6 +200,9 @@ def _as_oserror(key: str) -> Iterator[None]:
 
 def _is_unanswered(error: BaseException) -> bool:
     """Return whether an error leaves open what the service makes of the request, or will make of the next one."""
+    answer = getattr(error.__cause__, "response", None)
+    if isinstance(answer, dict) and answer.get("Error", {}).get("Code") == "NoSuchUpload":
+        return False
     return isinstance(error, OSError) and error.errno in (errno.EIO, errno.ETIMEDOUT, errno.ECONNRESET)
 
 
