@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fusebackend.backends.object_store.bucket.errors import (
-    PATIENCE_S,
     ERRNO_OF_CODE,
     ERRNO_OF_STATUS,
+    PATIENCE_S,
     is_throttled,
     patiently,
 )
