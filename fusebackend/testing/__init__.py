@@ -1,11 +1,11 @@
 """Suites for authors of backends and volumes: subclass a class, override a fixture, run pytest.
 
-conformance/     the verbs of an agent face
+conformance.py   the verbs of an agent face
 posix/           a mounted directory
-likeness/        a mount compared with a plain directory
-model/           random operations against a model
-snapshots/       snapshots of a volume
-branches/        branches over a volume
+likeness.py      a mount compared with a plain directory
+model.py         random operations against a model
+snapshots.py     snapshots of a volume
+branches.py      branches over a volume
 exerciser.py     random I/O on one file
 by_path.py       files of a volume by their paths
 each.py          the cases of one test, in a loop that names those that failed

@@ -11,7 +11,7 @@ import mounts
 import pytest
 from mounts import Mounted
 
-from fusebackend.testing.likeness.calls import opening
+from fusebackend.testing.likeness import opening
 
 NEW = iter(range(10**9))
 

@@ -94,8 +94,8 @@ ELSEWHERE = {
         "mounted/test_one_truth.py::test_an_edit_beside_a_writer_loses_nothing",
         "mounted/test_one_truth.py::test_of_two_edits_at_once_one_is_told_or_both_are_in",
         "mounted/test_one_truth.py::test_what_a_process_writes_in_one_call_is_seen_whole_by_an_agent",
-        "../fusebackend/testing/conformance/changing.py::test_edit_takes_what_read_shows",
-        "../fusebackend/testing/conformance/looking.py::test_a_line_has_the_number_that_grep_gives_it",
+        "../fusebackend/testing/conformance.py::test_edit_takes_what_read_shows",
+        "../fusebackend/testing/conformance.py::test_a_line_has_the_number_that_grep_gives_it",
         "unit/integrations/test_deepagents_permissions.py::test_an_agent_replaces_whatever_backend_it_was_given",
     ),
     "An unmount stores everything": (
@@ -241,7 +241,7 @@ ELSEWHERE = {
     "Names are bytes": (
         "unit/cli/test_cli_listing.py::test_names_of_any_bytes",
         "mounted/test_cli_verbs.py::test_on_a_terminal_nothing_steers_it_and_a_bar_shows_how_far_it_is",
-        "../fusebackend/testing/conformance/naming.py::test_a_name_may_be_bytes_that_are_no_text",
+        "../fusebackend/testing/conformance.py::test_a_name_may_be_bytes_that_are_no_text",
         "unit/integrations/test_odd_names.py::test_tools_show_each_name_and_take_it_back",
     ),
     "A bucket holds plain objects": (

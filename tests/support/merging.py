@@ -14,7 +14,7 @@ from fusebackend.backends import volume_of
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import ROOT_NODE, SnapshotVolume, Volume
-from fusebackend.testing.branches import branched
+from fusebackend.testing import branches
 from fusebackend.testing.by_path import (
     OWNER,
     File,
@@ -134,7 +134,7 @@ def everything(item: Item) -> bool:
     return True
 
 
-class Branched(branched.Branched):
+class Branched(branches.Branched):
     """With the plan of a merge."""
 
     def plan(self, keep: Side | None = None, lines: bool = False, *, whole: bool = False) -> MergePlan:

@@ -21,8 +21,7 @@ from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Volume
-from fusebackend.testing.model import VolumeMachine
-from fusebackend.testing.model.values import XATTRS, contents, offsets
+from fusebackend.testing.model import XATTRS, VolumeMachine, contents, offsets
 
 Change: TypeAlias = Callable[[Any, st.DataObject], object]
 

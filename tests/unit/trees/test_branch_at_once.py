@@ -19,7 +19,7 @@ from test_branch_volume import DirectoryBranchMachine
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Volume
-from fusebackend.testing.branches.branched import Branched
+from fusebackend.testing.branches import Branched
 from fusebackend.testing.posix.case import refused
 from fusebackend.trees import branch_volume
 from fusebackend.trees.branch_volume import BranchVolume

@@ -26,8 +26,7 @@ from fusebackend.backends.sqlite import flusher, stored_tree
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import Volume
-from fusebackend.testing.branches import BranchCases, BranchMachine
-from fusebackend.testing.branches.machine import branch_over
+from fusebackend.testing.branches import BranchCases, BranchMachine, branch_over
 from fusebackend.trees import branch_volume
 from fusebackend.trees.branch_volume import BranchVolume
 

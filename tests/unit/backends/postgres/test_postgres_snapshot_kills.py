@@ -25,7 +25,7 @@ from fusebackend.backends.postgres import old_rows
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases.postgres import connect
 from fusebackend.protocol import ROOT_NODE, Caller, Volume
-from fusebackend.testing.snapshots.copy import Copied, read_once
+from fusebackend.testing.snapshots import Copied, read_once
 
 ME = Caller(0, 0)
 HOSTS = 2

@@ -26,8 +26,7 @@ from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases.postgres import connect
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Change, Volume
 from fusebackend.testing.posix.case import all_refused, refused
-from fusebackend.testing.snapshots import SnapshotCases, SnapshotMachine, copy_of
-from fusebackend.testing.snapshots.copy import read_once
+from fusebackend.testing.snapshots import SnapshotCases, SnapshotMachine, copy_of, read_once
 from fusebackend.volumes.storage import CHUNK_BYTES
 
 OLD = ("old_inode", "old_dentry", "old_chunk", "pruning")

@@ -10,8 +10,7 @@ from __future__ import annotations
 import pytest
 
 from fusebackend.backends import DockerBackend
-from fusebackend.testing.conformance import BackendConformance
-from fusebackend.testing.conformance.changing import BatchCases
+from fusebackend.testing.conformance import BackendConformance, BatchCases
 
 
 @pytest.fixture(scope="module")

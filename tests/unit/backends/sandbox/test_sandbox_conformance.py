@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import sandboxes
 
-from fusebackend.testing.conformance import BackendConformance
-from fusebackend.testing.conformance.changing import EditingCases
+from fusebackend.testing.conformance import BackendConformance, EditingCases
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import sandboxes
 from raising import raising
 
 from fusebackend.backends import E2BBackend, ModalBackend
-from fusebackend.testing.conformance.changing import BatchCases, EditingCases, MovingCases
+from fusebackend.testing.conformance import BatchCases, EditingCases, MovingCases
 
 
 def run(path: Path, words: list[str], cwd: str, timeout: float) -> subprocess.CompletedProcess[bytes]:

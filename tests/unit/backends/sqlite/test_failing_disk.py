@@ -23,7 +23,7 @@ from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges
 from fusebackend.testing.each import each
-from fusebackend.testing.snapshots.copy import but_atimes
+from fusebackend.testing.snapshots import but_atimes
 from fusebackend.volumes.native import NewFile, State
 from fusebackend.volumes.quota import Limits
 

@@ -21,9 +21,15 @@ from fusebackend.backends import CompositeBackend, StateBackend, volume_of
 from fusebackend.databases.graph_state import GRAPH_STATE, READ_KEY, SEND_KEY, GraphRuntime, GraphStateError
 from fusebackend.integrations.deepagents import adopt, export
 from fusebackend.protocol import ROOT_NODE
-from fusebackend.testing.conformance.changing import BatchCases, EditingCases, MovingCases
-from fusebackend.testing.conformance.looking import ListingCases, ReadingCases, SearchingCases
-from fusebackend.testing.conformance.naming import NamingCases
+from fusebackend.testing.conformance import (
+    BatchCases,
+    EditingCases,
+    ListingCases,
+    MovingCases,
+    NamingCases,
+    ReadingCases,
+    SearchingCases,
+)
 
 
 class InNode(threading.Thread):

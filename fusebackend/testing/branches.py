@@ -1,22 +1,44 @@
-"""`BranchCases`: a branch over a volume: its contents, that nothing changes below it, and its merge.
+"""Branches over a volume: cases to subclass, and a hypothesis state machine, for authors of a `Volume`.
 
-A case is a method with the argument `branched`: a branch over the author's volume, which has some files. Links, modes
-and extended attributes below the branch are only made where `volume.features` has them; in the branch they always work.
+    from fusebackend.testing.branches import BranchCases, BranchMachine
+
+    class TestMine(BranchCases):
+        @pytest.fixture
+        def volume(self):
+            yield (made := MyVolume())            # new and empty for each case
+            made.close()
+
+    class MyMachine(BranchMachine):
+        def make_volume(self):
+            return MyVolume()
+
+    TestMyMachine = MyMachine.TestCase
+
+The cases branch over the volume as a mount does, change the branch, and merge it; the volume below is compared with a
+copy of it. In the machine, random operations make files in the volume, then a branch over it takes its place, and the
+operations go on there: the model is the same, so the branch must look as the volume did and behave as a volume of its
+own, and the volume must not change any more. A `SnapshotVolume` is branched off a snapshot, another one live.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
 
 from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import ROOT_NODE, AttrChanges, SnapshotVolume, Volume
-from fusebackend.testing.branches.branched import Branched
 from fusebackend.testing.by_path import (
+    Shown,
     at,
     chmod,
     content,
@@ -31,10 +53,90 @@ from fusebackend.testing.by_path import (
     symlink,
     write,
 )
+from fusebackend.testing.model import VolumeMachine, contents, offsets
 from fusebackend.testing.posix.case import refused
-from fusebackend.testing.snapshots.copy import Copied, but_atimes, copy_of
-from fusebackend.testing.snapshots.scene import make_scene, wreck_scene
+from fusebackend.testing.snapshots import Copied, but_atimes, copy_of, make_scene, wreck_scene
 from fusebackend.trees.branch_volume import BranchVolume
+from fusebackend.trees.branches import Branches
+from fusebackend.trees.composed import Places
+from fusebackend.trees.lower_tree import LowerTree
+from fusebackend.trees.merge.merges import Merges
+from fusebackend.trees.merge.run import MainTree
+from fusebackend.trees.snapshots import Snapshots
+
+# -- a branch without a mount ------------------------------------------------------------------------------------
+#
+# Volumes with branches, as a mount has them.
+
+
+class Hidden:
+    """A directory of routes that nobody sees."""
+
+    path = AgentPath("/.fusebackend/branches")
+
+    def attach(self, name: str, volume: Volume) -> None:
+        """Show nothing."""
+
+    def detach(self, name: str) -> None:
+        """Show nothing."""
+
+
+class Branched:
+    """A branch `b` over volumes, as a mount has it.
+
+    Args:
+        directory: of its file.
+        volumes: prefix → volume, filled.
+        create: False for a branch that is there.
+    """
+
+    def __init__(self, directory: str, volumes: Mapping[str, Volume], *, create: bool = True) -> None:
+        self.volumes = {AgentPath(prefix): volume for prefix, volume in volumes.items()}
+        self.directory = directory
+        self.branches: Branches
+        self.merges: Merges
+        self.open()
+        if create:
+            self.branches.create("b")
+
+    def open(self) -> None:
+        """Open the branches; again, after `close`."""
+        snapshots = Snapshots(self.volumes)
+        self.branches = Branches(self.directory, self.volumes, snapshots, Hidden())
+        self.branches.open()
+        self.merges = Merges(MainTree(self.branches, self.volumes, lambda: ()))
+
+    @property
+    def branch(self) -> BranchVolume:
+        """The branch `b`."""
+        return self.branches.volume("b")
+
+    @property
+    def main(self) -> Volume:
+        """The default route."""
+        return self.volumes[ROOT]
+
+    def close(self) -> None:
+        """Close the branches, not the volumes."""
+        self.branches.close()
+
+    def all(self, *, modes: bool = True) -> Shown:
+        """Return the files of all routes by their path in the mount."""
+        found: Shown = {}
+        for prefix, volume in self.volumes.items():
+            for path, file in shown(volume, modes=modes).items():
+                found[os.fsencode(prefix).strip(b"/") + b"/" + path if prefix != ROOT else path] = file
+        return found
+
+
+# -- cases -------------------------------------------------------------------------------------------------------
+#
+# A branch over a volume: its contents, that nothing changes below it, and its merge.
+#
+# A case is a method with the argument `branched`: a branch over the author's volume, which has some files. Links, modes
+# and extended attributes below the branch are only made where `volume.features` has them; in the branch they always
+# work.
+
 
 LARGE = bytes(range(256)) * 800
 LINES = [b"%d\n" % number for number in range(30)]
@@ -278,3 +380,96 @@ class BranchCases:
         assert volume.read(node, 0, 1 << 20) == b"".join(LINES)
         volume.release(node, os.O_RDONLY)
         assert content(volume, at(volume, b"lines")) == b"merged"
+
+
+# -- machine -----------------------------------------------------------------------------------------------------
+#
+# Random operations on a volume, and from some moment on in a branch over it.
+
+
+SNAPSHOT = "below"
+
+
+def branch_over(path: str | os.PathLike[str], volumes: Mapping[AgentPath, Volume], *, time_ns: int = 0) -> BranchVolume:
+    """Open a branch over volumes at prefixes, or make it. Those with snapshots are taken as in the snapshot `below`."""
+    places = Places(volumes)
+    views: dict[int, Volume] = {}
+    frozen = set()
+    for route, prefix in enumerate(places.prefixes):
+        volume = views[route] = volumes[prefix]
+        if isinstance(volume, SnapshotVolume):
+            if all(taken.name != SNAPSHOT for taken in volume.snapshots()):
+                volume.take_snapshot(SNAPSHOT)
+            views[route] = volume.snapshot(SNAPSHOT)
+            frozen.add(route)
+    return BranchVolume(path, LowerTree(places, views, frozen, time_ns))
+
+
+class BranchMachine(VolumeMachine):
+    """Subclass it and override `make_volume`; see the package's docstring."""
+
+    volume: Any
+    below: Volume | None = None
+    """The volume under the branch, once there is one."""
+
+    _copy: dict[bytes, Copied]
+    _directory: str
+
+    @initialize(data=st.data(), files=st.lists(contents, max_size=3), branches=st.booleans())
+    def begin(self, data: st.DataObject, files: list[bytes], branches: bool) -> None:
+        """Make files, and in half of the examples the branch over them. By chance alone it comes late: in 40 examples
+        a file below was written to once."""
+        for each in files:
+            self.create(data, 0o644)
+            self.write(data, 0, each)
+        if branches:
+            self.branch()
+
+    @precondition(lambda self: self.below is None and len(self.tree.nodes()) > 4)
+    @rule()
+    def branch(self) -> None:
+        """Let a branch take the place of the volume."""
+        for node in self.handles:
+            self.release(node)
+        self.volume.forget([node.number for node in self.held])
+        self.below = self.volume
+        self._copy = but_atimes(self.below)
+        self._directory = tempfile.mkdtemp()
+        self.start_over(self._opened())
+        self.features = self.volume.features
+
+    def _opened(self) -> BranchVolume:
+        assert self.below is not None
+        return branch_over(f"{self._directory}/branch.db", {ROOT: self.below})
+
+    @precondition(lambda self: self.below is not None)
+    @rule()
+    def reopen_branch(self) -> None:
+        """Close the branch, and open it again."""
+        self.volume.close()
+        self.start_over(self._opened())
+
+    @precondition(lambda self: self.below is not None)
+    @rule(data=st.data(), offset=offsets, content=contents)
+    def open_and_write(self, data: st.DataObject, offset: int, content: bytes) -> None:
+        """Write to a file that mostly nobody has open since the branch began: its first change copies it up."""
+        self.open(data)
+        if self.handles:
+            self.write(data, offset, content)
+
+    @precondition(lambda self: self.below is not None)
+    @rule()
+    def nothing_changes_below(self) -> None:
+        """Compare the volume under the branch with the copy that was made before: all but access times."""
+        assert self.below is not None
+        assert but_atimes(self.below) == self._copy
+
+    def teardown(self) -> None:
+        if self.below is not None:
+            try:
+                self.nothing_changes_below()
+            finally:
+                self.volume.close()
+                shutil.rmtree(self._directory)
+                self.volume = self.below
+        super().teardown()

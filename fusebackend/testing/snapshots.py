@@ -1,22 +1,178 @@
-"""`SnapshotCases`: the contents of snapshots, their errors, and the state after some are deleted.
+"""Snapshots of a volume: cases to subclass, and a hypothesis state machine, for authors of a `SnapshotVolume`.
 
-A case is a method with the argument `volume`, a new and empty one.
+    from fusebackend.testing.snapshots import SnapshotCases, SnapshotMachine
+
+    class TestMine(SnapshotCases):
+        @pytest.fixture
+        def volume(self):
+            return MyVolume()                     # new and empty for each case
+
+    class MyMachine(SnapshotMachine):
+        def make_volume(self):
+            return MyVolume()
+
+    TestMyMachine = MyMachine.TestCase
+
+Each compares a snapshot with a copy of the volume that was made by walking it at that moment (`copy_of`): names, node
+numbers, all attributes, extended attributes, link targets, bytes and holes.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
 
-from fusebackend.protocol import ROOT_NODE, AttrChanges, SnapshotVolume, Volume
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr, AttrChanges, Caller, SnapshotVolume, Volume
 from fusebackend.testing.by_path import OWNER, at, content, overwrite, remove, write
+from fusebackend.testing.model import VolumeMachine
 from fusebackend.testing.posix.case import all_refused, refused
-from fusebackend.testing.snapshots.copy import copy_of, read_once
-from fusebackend.testing.snapshots.scene import make_scene, wreck_scene
-from fusebackend.volumes.walk import entries
+from fusebackend.volumes.walk import entries, paged
+
+# -- copy --------------------------------------------------------------------------------------------------------
+#
+# All that a reader finds in a volume, as values to compare.
+
+
+PAGE_ENTRIES = 3
+"""Entries of a directory that are asked for at once: few, so that every listing has several pages."""
+
+
+class Copied(NamedTuple):
+    """One name of a volume, with all that a reader finds behind it."""
+
+    node: int
+    mode: int
+    owner: tuple[int, int]
+    nlink: int
+    rdev: int
+    size: int
+    blocks: int
+    times_ns: tuple[int, int, int]
+    xattrs: dict[bytes, bytes]
+    content: bytes
+    """Of a file its bytes, of a symbolic link its target."""
+    data: tuple[int, ...]
+    """Where `next_data` finds data."""
+
+
+def copy_of(volume: Volume) -> dict[bytes, Copied]:
+    """Return path → what is there, for every name of a volume. Access times are those after the walk."""
+    read_once(volume)  # moves those access times that reads move
+    return read_once(volume)
+
+
+def but_atimes(volume: Volume) -> dict[bytes, Copied]:
+    """Return what `read_once` does, without access times."""
+    return {path: each._replace(times_ns=(0, *each.times_ns[1:])) for path, each in read_once(volume).items()}
+
+
+def read_once(volume: Volume) -> dict[bytes, Copied]:
+    """Return what `copy_of` does, in one walk: of a volume in which reads move no access times."""
+    found: dict[bytes, Copied] = {}
+    waiting = [(b"/", volume.getattr(ROOT_NODE).node)]
+    while waiting:
+        path, node = waiting.pop()
+        listed = paged(volume.readdir, node, PAGE_ENTRIES) if volume.getattr(node).is_dir else ()
+        children = [(name, attr.node) for name, attr in listed]
+        found[path] = _copied(volume, volume.getattr(node))
+        for name, child in children:
+            assert volume.lookup(node, name).node == child, f"{name!r} in {path!r} is listed as node {child}"
+            waiting.append((path.rstrip(b"/") + b"/" + name, child))
+    # Reading moves access times, of directories and links too, so attributes are asked for after everything was read.
+    return {path: each._replace(times_ns=_times(volume.getattr(each.node))) for path, each in sorted(found.items())}
+
+
+def _times(attr: Attr) -> tuple[int, int, int]:
+    return attr.atime_ns, attr.mtime_ns, attr.ctime_ns
+
+
+def _copied(volume: Volume, attr: Attr) -> Copied:
+    # The attributes may be the volume's own record, which the reads below change.
+    node, mode, size = attr.node, attr.mode, attr.size
+    owner, nlink, rdev, blocks = (attr.uid, attr.gid), attr.nlink, attr.rdev, attr.blocks
+    xattrs = {name: volume.getxattr(node, name) for name in volume.listxattr(node)} if volume.features.xattrs else {}
+    content, data = b"", tuple[int, ...]()
+    if stat.S_ISLNK(mode):
+        content = volume.readlink(node)
+    elif stat.S_ISREG(mode):
+        volume.open(node, os.O_RDONLY)
+        content = volume.read(node, 0, size + 1)
+        data = _data(volume, node, size)
+        volume.release(node, os.O_RDONLY)
+    return Copied(node, mode, owner, nlink, rdev, size, blocks, _times(attr), xattrs, content, data)
+
+
+def _data(volume: Volume, node: int, size: int) -> tuple[int, ...]:
+    """Where data begins, seen from each 64 KiB."""
+    found = {volume.next_data(node, offset) for offset in range(0, size, 1 << 16)}
+    return tuple(sorted(offset for offset in found if offset is not None))
+
+
+# -- scene -------------------------------------------------------------------------------------------------------
+#
+# Some of everything, and what wrecks it: for the cases of snapshots and of branches.
+
+
+CHUNK = 1 << 16
+
+
+def make_scene(volume: Volume) -> None:
+    """Make some of everything."""
+    directory = volume.mkdir(ROOT_NODE, b"directory", 0o2755, OWNER).node
+    volume.mkdir(directory, b"below", 0o700, Caller(1000, 1000))
+    write(volume, b"small", b"small")
+    large = write(volume, b"directory/below/large", bytes(range(256)) * 1024)
+    holes = write(volume, b"holes", b"first")
+    overwrite(volume, holes, 5 * CHUNK + 7, b"last")
+    volume.setattr(large, AttrChanges(mode=0o4755, uid=1000, gid=1001, mtime_ns=-5, atime_ns=10**18))
+    volume.setxattr(large, b"user.name", b"value")
+    volume.setxattr(directory, b"user.directory", b"")
+    volume.link(large, ROOT_NODE, b"other name of large")
+    volume.symlink(directory, b"link", b"../somewhere \xff", OWNER)
+    volume.mknod(directory, b"fifo", stat.S_IFIFO | 0o600, 0, OWNER)
+    volume.mknod(directory, b"device", stat.S_IFCHR | 0o600, os.makedev(1, 3), OWNER)
+    for number in range(30):
+        write(volume, b"directory/%02d" % number, b"x" * number)
+    write(volume, b"directory/below/" + b"odd \xff\n\\name" * 10, b"")
+
+
+def wreck_scene(volume: Volume) -> None:
+    """Change everything that `_scene` has made."""
+    directory = volume.lookup(ROOT_NODE, b"directory").node
+    below = volume.lookup(directory, b"below").node
+    large = volume.lookup(below, b"large").node
+    overwrite(volume, large, 100, b"changed")
+    overwrite(volume, large, 3 * CHUNK, b"changed")
+    volume.setattr(large, AttrChanges(mode=0o600, uid=0, gid=0))
+    volume.setxattr(large, b"user.name", b"another")
+    volume.setxattr(large, b"user.more", b"")
+    volume.removexattr(directory, b"user.directory")
+    volume.unlink(ROOT_NODE, b"other name of large")
+    volume.setattr(volume.lookup(ROOT_NODE, b"holes").node, AttrChanges(size=3))
+    overwrite(volume, volume.lookup(ROOT_NODE, b"small").node, 5, b" and more")
+    for name in (b"link", b"fifo", b"device"):
+        volume.unlink(directory, name)
+    volume.rename(directory, b"00", directory, b"01")
+    volume.rename(directory, b"02", directory, b"03", RENAME_EXCHANGE)
+    volume.rename(directory, b"below", ROOT_NODE, b"above")
+    volume.symlink(directory, b"below", b"above", OWNER)
+    for number in range(10, 30):
+        volume.unlink(directory, b"%02d" % number)
+    write(volume, b"directory/new", b"new")
+
+
+# -- cases -------------------------------------------------------------------------------------------------------
+#
+# The contents of snapshots, their errors, and the state after some are deleted.
+#
+# A case is a method with the argument `volume`, a new and empty one.
 
 
 def _content(volume: Volume) -> bytes:
@@ -243,3 +399,54 @@ class SnapshotCases:
         volume.delete_snapshot("two")
         volume.delete_snapshot("three")
         assert read_once(volume.snapshot("one")) == before
+
+
+# -- machine -----------------------------------------------------------------------------------------------------
+#
+# Random operations on a volume, with snapshots taken and deleted between them.
+#
+# After every step each snapshot is compared with the copy that was made when it was taken.
+
+
+MAX_SNAPSHOTS = 5
+"""Each is read as a whole after every step."""
+
+
+class SnapshotMachine(VolumeMachine):
+    """Subclass it and override `make_volume`; see the package's docstring."""
+
+    volume: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        assert isinstance(self.volume, SnapshotVolume)
+        self.copies: dict[str, dict[bytes, Copied]] = {}
+        self.numbers: dict[str, int] = {}
+        self._names = (f"s{number}" for number in itertools.count())
+        self._last = 0
+
+    @precondition(lambda self: len(self.copies) < MAX_SNAPSHOTS)
+    @rule()
+    def take(self) -> None:
+        name = next(self._names)
+        copy = copy_of(self.volume)
+        taken = self.volume.take_snapshot(name)
+        assert taken.name == name and taken.number > self._last, f"{taken} after number {self._last}"
+        self._last = self.numbers[name] = taken.number
+        self.copies[name] = copy
+
+    @precondition(lambda self: self.copies)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.copies)))
+        gone = self.volume.snapshot(name)
+        self.volume.delete_snapshot(name)
+        del self.copies[name], self.numbers[name]
+        refused(errno.ESTALE, gone.getattr, 1)
+
+    @invariant()
+    def snapshots_are_right(self) -> None:
+        listed = [(taken.name, taken.number) for taken in self.volume.snapshots()]
+        assert listed == list(self.numbers.items())
+        for name, wanted in self.copies.items():
+            assert read_once(self.volume.snapshot(name)) == wanted, f"snapshot {name}"

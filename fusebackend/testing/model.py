@@ -1,28 +1,271 @@
-"""`VolumeMachine`: random operations on a volume's kernel face, called as the mount calls it, and what must hold.
+"""Random operations against a dict: a hypothesis state machine for authors of volumes.
 
-Every rule draws its operands from the model, gets from it the errnos that are allowed, does the operation, and then
-repeats it on the model. The machine holds every node that it has looked up or made, and forgets them from time to time,
-parents after their children. A node without a name, a handle or a hold must be gone. Listings are read in small pages,
-after any name.
+    from fusebackend.testing.model import VolumeMachine
+
+    class MyMachine(VolumeMachine):
+        def make_volume(self):
+            return MyVolume()                     # new and empty
+
+    TestMine = MyMachine.TestCase
+    TestMine.settings = hypothesis.settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+`VolumeMachine` drives a `Volume` through its methods; with `reopen_volume` it also closes and opens it again. After
+every step all names, link counts, sizes and modes are compared with the model (`Tree`), and after every write the
+whole of the file. Operations that a volume's `features` exclude are skipped.
+
+Over a `DirectoryVolume` (`backends/directory`) of a mounted directory its operations are system calls there; a plain
+directory first proves that.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import random
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller, Volume
-from fusebackend.testing.model.tree import Node, Refusals, Tree, in_order
-from fusebackend.testing.model.values import MAX_FILE_BYTES, NAMES, XATTRS, contents, lengths, offsets, times
 from fusebackend.testing.posix.case import refused
 from fusebackend.volumes.placing import xattrs_of
 from fusebackend.volumes.walk import paged
+
+# -- values ------------------------------------------------------------------------------------------------------
+#
+# Names, offsets and contents that the machines try: few, so that they collide, and on both sides of every border.
+
+
+NAMES = (b"a", b"b", b"c", b"d.txt", b"\xff\xfe", b"new\nline", "ü 字".encode(), b"n" * 255)
+XATTRS = (b"user.a", b"user.b")
+BORDERS = (0, 1, 100, 4095, 4096, 4097, 65535, 65536, 65537, 131071, 131072, 131073, 200_000)
+"""Offsets and sizes around pages and chunks, where off-by-one errors show."""
+
+MAX_FILE_BYTES = 320_000
+
+NOISE = random.Random(0).randbytes(2 * MAX_FILE_BYTES)
+"""The bytes of files. No two places of it look the same, so that misplaced bytes show."""
+
+offsets = st.sampled_from(BORDERS) | st.integers(0, 200_000)
+lengths = st.sampled_from(BORDERS[1:8]) | st.integers(1, 100_000)
+contents = st.builds(lambda start, length: NOISE[start : start + length], st.integers(0, MAX_FILE_BYTES), lengths)
+times = st.integers(-(10**18), 4 * 10**18)
+
+
+# -- the model ---------------------------------------------------------------------------------------------------
+#
+# A POSIX tree in dicts, without storage, caches or concurrency.
+#
+# The `may_…` methods return the errnos that an operation may fail with (an empty set: it must succeed), the others
+# apply it to the tree. Where POSIX leaves the order of the checks open, every errno that applies is allowed.
+
+
+Refusals = set[int]
+
+
+class Node:
+    """A file, directory, link or special file, with the notes that a machine keeps about it."""
+
+    def __init__(self, serial: int, mode: int, uid: int, gid: int) -> None:
+        self.serial = serial  # in the order of making
+        self.mode = mode
+        self.uid = uid
+        self.gid = gid
+        self.children: dict[bytes, Node] = {}  # of a directory, by their names
+        self.parent: Node | None = None  # of a directory that has not been removed
+        self.links = 0  # names
+        self.data = bytearray()  # of a file; the target of a link
+        self.xattrs: dict[bytes, bytes] = {}
+        self.mtime_ns: int | None = None  # when it was set and not changed since
+        self.number = 0  # its node number in the volume while the machine holds it, else 0
+
+    def __repr__(self) -> str:
+        return f"<{self.serial} {self.mode:o} {self.links} names>"
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+    @property
+    def nlink(self) -> int:
+        if not self.is_directory:
+            return self.links
+        return 2 + sum(child.is_directory for child in self.children.values()) if self.links else 0
+
+
+def in_order(nodes: Iterable[Node]) -> list[Node]:
+    """Return the nodes in the order of making."""
+    return sorted(nodes, key=lambda node: node.serial)
+
+
+class Tree:
+    """A tree of nodes with names. The machine knows those that lost their last name (`VolumeMachine.orphans`)."""
+
+    def __init__(self, mode: int, uid: int, gid: int) -> None:
+        self._serials = itertools.count(1)
+        self.root = Node(next(self._serials), mode, uid, gid)
+        self.root.links = 1
+        self.root.parent = self.root
+
+    def walk(self) -> Iterator[tuple[tuple[bytes, ...], Node]]:
+        """Yield every name as a path, parents first, in the order of names. A file with two names comes twice."""
+        waiting: list[tuple[tuple[bytes, ...], Node]] = [((), self.root)]
+        while waiting:
+            path, node = waiting.pop(0)
+            yield path, node
+            waiting += [((*path, name), child) for name, child in sorted(node.children.items())]
+
+    def nodes(self) -> list[Node]:
+        """Return every node that has a name, once, in the order of making."""
+        return in_order({node for _, node in self.walk()})
+
+    def directories(self) -> list[Node]:
+        return [node for node in self.nodes() if node.is_directory]
+
+    def path_of(self, wanted: Node) -> tuple[bytes, ...] | None:
+        """Return the first path to a node; None when it has no name left."""
+        return next((path for path, node in self.walk() if node is wanted), None)
+
+    def add(self, parent: Node, name: bytes, mode: int, uid: int, gid: int) -> Node:
+        """Make a node under a new name. A setgid directory passes its group on, and to directories the bit as well."""
+        inherits = bool(parent.mode & stat.S_ISGID)
+        if inherits and stat.S_ISDIR(mode):
+            mode |= stat.S_ISGID
+        node = Node(next(self._serials), mode, uid, parent.gid if inherits else gid)
+        self.link(parent, name, node)
+        return node
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def may_find(self, parent: Node, name: bytes) -> Refusals:
+        if not parent.is_directory:
+            return {errno.ENOTDIR}
+        return set() if name in parent.children else {errno.ENOENT}
+
+    def may_add(self, parent: Node, name: bytes) -> Refusals:
+        if not parent.is_directory:
+            return {errno.ENOTDIR}
+        if parent.links == 0:
+            return {errno.ENOENT}
+        return {errno.EEXIST} if name in parent.children else set()
+
+    def may_link(self, node: Node, parent: Node, name: bytes) -> Refusals:
+        refusals = self.may_add(parent, name)
+        if node.is_directory:
+            refusals.add(errno.EPERM)
+        elif node.links == 0:
+            refusals.add(errno.ENOENT)
+        return refusals
+
+    def link(self, parent: Node, name: bytes, node: Node) -> None:
+        assert parent.is_directory and name not in parent.children
+        parent.children[name] = node
+        node.links += 1
+        if node.is_directory:
+            node.parent = parent
+
+    def may_unlink(self, parent: Node, name: bytes) -> Refusals:
+        return self.may_find(parent, name) or ({errno.EISDIR} if parent.children[name].is_directory else set())
+
+    def may_rmdir(self, parent: Node, name: bytes) -> Refusals:
+        refusals = self.may_find(parent, name)
+        if refusals:
+            return refusals
+        node = parent.children[name]
+        if not node.is_directory:
+            return {errno.ENOTDIR}
+        return {errno.ENOTEMPTY} if node.children else set()
+
+    def remove(self, parent: Node, name: bytes) -> None:
+        node = parent.children.pop(name)
+        node.links -= 1
+        if node.is_directory:
+            node.parent = None
+
+    def may_rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int) -> Refusals:
+        refusals = self.may_find(parent, name)
+        if not new_parent.is_directory:
+            return refusals | {errno.ENOTDIR}
+        if new_parent.links == 0:
+            return refusals | {errno.ENOENT}
+        if refusals:
+            return refusals
+        node, target = parent.children[name], new_parent.children.get(new_name)
+        if target is None:
+            if flags == RENAME_EXCHANGE:
+                refusals.add(errno.ENOENT)
+        elif flags == RENAME_NOREPLACE:
+            refusals.add(errno.EEXIST)
+        elif flags == 0 and target is not node:
+            refusals |= self._may_replace(node, target)
+        if self._is_above(node, new_parent):
+            refusals.add(errno.EINVAL)
+        if target is not None and target is not node and self._is_above(target, parent):
+            refusals.add(errno.EINVAL if flags == RENAME_EXCHANGE else errno.ENOTEMPTY)
+        return refusals
+
+    def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int) -> None:
+        node, target = parent.children[name], new_parent.children.get(new_name)
+        if target is node:
+            return
+        self.remove(parent, name)
+        if target is not None:
+            self.remove(new_parent, new_name)
+        self.link(new_parent, new_name, node)
+        if flags == RENAME_EXCHANGE and target is not None:
+            self.link(parent, name, target)
+
+    def _may_replace(self, node: Node, target: Node) -> Refusals:
+        if node.is_directory and not target.is_directory:
+            return {errno.ENOTDIR}
+        if target.is_directory and not node.is_directory:
+            return {errno.EISDIR}
+        return {errno.ENOTEMPTY} if target.children else set()
+
+    def _is_above(self, node: Node, directory: Node) -> bool:
+        """Return whether `node` is the directory itself, or one above it."""
+        above: Node | None = directory
+        while above is not None and above is not node and above is not self.root:
+            above = above.parent
+        return above is node
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def write(self, node: Node, offset: int, data: bytes) -> None:
+        if not data:
+            return
+        if offset > len(node.data):
+            node.data.extend(bytes(offset - len(node.data)))
+        node.data[offset : offset + len(data)] = data
+        node.mtime_ns = None
+
+    def resize(self, node: Node, size: int) -> None:
+        del node.data[size:]
+        node.data.extend(bytes(size - len(node.data)))
+        node.mtime_ns = None
+
+
+# -- the machine -------------------------------------------------------------------------------------------------
+#
+# Random operations on a volume's kernel face, called as the mount calls it, and what must hold.
+#
+# Every rule draws its operands from the model, gets from it the errnos that are allowed, does the operation, and then
+# repeats it on the model. The machine holds every node that it has looked up or made, and forgets them from time to
+# time, parents after their children. A node without a name, a handle or a hold must be gone. Listings are read in small
+# pages, after any name.
+
 
 OPEN_FLAGS = os.O_RDWR
 
