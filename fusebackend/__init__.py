@@ -20,7 +20,7 @@ mount/ shell/               pyfuse3; the sandbox of commands
 trees/                      trees of a mount beside the main one, and their differences
 history/                    who changed what in which call, and how to take it back
 vfs/                        the mounted tree
-urls/ composite/            URLs of backends; one tree of several backends
+urls.py composite/          URLs of backends; one tree of several backends
 config.py                   the TOML file of a mount
 backends/                   one folder or file for each backend
 rules/                      what a reader may see and do

@@ -14,7 +14,7 @@ from made import ROOT, filled, formatted
 from fusebackend.base.settings import Field, Setting, keys_of, settings_of
 from fusebackend.config import MountSettings, default_text, scalars, words_of
 from fusebackend.server.api import mount
-from fusebackend.urls.registry import SCHEMES, meanings
+from fusebackend.urls import SCHEMES, meanings
 
 STUB = '''"""Made by scripts/declared.py: `mount()` as `MountSettings` declares it."""
 

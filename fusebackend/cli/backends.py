@@ -10,8 +10,7 @@ import click
 from fusebackend.backends.fsspec.opening import NEEDS_FSSPEC, installed_protocols
 from fusebackend.cli.show import Output, json_option
 from fusebackend.cli.status import cannot
-from fusebackend.urls.opening import Scheme, scheme_table
-from fusebackend.urls.registry import meanings
+from fusebackend.urls import Scheme, meanings, scheme_table
 
 
 @click.command()

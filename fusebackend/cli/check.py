@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fusebackend import urls
 from fusebackend.cli.progress import progress
 from fusebackend.cli.show import Complaints, Failed, Output, json_option
 from fusebackend.cli.target import complete_volume
-from fusebackend.urls import opening as urls
 
 if TYPE_CHECKING:
     from fusebackend.backends.sqlite.repair import Repair

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import click
 from msgspec.structs import replace
 
-from fusebackend import config
+from fusebackend import config, urls
 from fusebackend.base import xdg
 from fusebackend.base.here import absolute
 from fusebackend.base.paths import ROOT, is_below
@@ -29,8 +29,7 @@ from fusebackend.control import rendezvous
 from fusebackend.linux import mount_point as point
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
-from fusebackend.urls import opening as urls
-from fusebackend.urls.opening import UrlError
+from fusebackend.urls import UrlError
 
 LOOK = "'fusebackend doctor' looks at all that a mount needs, and 'fusebackend serve' does without one"
 

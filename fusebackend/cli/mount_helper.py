@@ -17,6 +17,7 @@ from typing import NoReturn
 import click
 from msgspec.structs import replace
 
+from fusebackend import urls
 from fusebackend.base.settings import ConfigError
 from fusebackend.base.shown import one_line
 from fusebackend.cli.mount import MountLine, announce_mounted, make_ready, plan_of, start_server
@@ -26,8 +27,7 @@ from fusebackend.config import words_known
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import FSTYPE, SUBTYPE
 from fusebackend.linux.unmount import BusyError
-from fusebackend.urls import opening as urls
-from fusebackend.urls.opening import UrlError
+from fusebackend.urls import UrlError
 
 USAGE, INTERRUPTED, FAILED = 1, 8, 32
 """Exit statuses of mount(8)."""

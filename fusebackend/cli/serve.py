@@ -36,7 +36,7 @@ from fusebackend.base.shown import one_line, shown
 from fusebackend.config import MountPlan
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
-from fusebackend.urls.opening import mask, open_backend
+from fusebackend.urls import mask, open_backend
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend

@@ -346,7 +346,7 @@ def complete_mountpoint(context: click.Context, parameter: click.Parameter, inco
 
 def complete_url(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the scheme of a URL, or the file of a scheme that takes a path."""
-    from fusebackend.urls.registry import SCHEMES
+    from fusebackend.urls import SCHEMES
 
     name, colon, rest = incomplete.partition(":")
     if not colon:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 import click
 
+from fusebackend import urls
 from fusebackend.backends.threads.backend import database_of
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.prune import Keep, media_in, prune, weighed, with_media
@@ -17,7 +18,6 @@ from fusebackend.cli.show import Complaints, Failed, Output, aligned, confirm_lo
 from fusebackend.cli.space import size_text
 from fusebackend.protocol import PrunedThread
 from fusebackend.trees.refs import time_ns
-from fusebackend.urls import opening as urls
 
 
 @click.group()

@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from fusebackend import urls
 from fusebackend.config import MountPlan
 from fusebackend.databases.urls import conninfo_of, require_modules
 from fusebackend.doctor import machine
 from fusebackend.doctor.machine import Check, Finding, error, found_by, ok, warning, writable
 from fusebackend.protocol.scheme import Url, UrlError
-from fusebackend.urls import opening as urls
-from fusebackend.urls.opening import open_backend
+from fusebackend.urls import open_backend
 
 CONNECT_S = 5
 """How long a database may take to accept a connection."""

@@ -93,7 +93,7 @@ from fusebackend.trees.refs import Refs
 from fusebackend.trees.restore import Restores
 from fusebackend.trees.snapshots import Snapshots
 from fusebackend.trees.states import States
-from fusebackend.urls.registry import SCHEMES
+from fusebackend.urls import SCHEMES
 from fusebackend.vfs.watch.async_watch import AsyncWatch
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import version_of

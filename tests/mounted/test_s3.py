@@ -16,7 +16,7 @@ from test_real_work import test_vim_edits_a_file  # noqa: F401 - over the fixtur
 
 from fusebackend.testing.each import each
 from fusebackend.testing.posix import Limits, PosixCases
-from fusebackend.urls.registry import SCHEMES
+from fusebackend.urls import SCHEMES
 
 OPTIONS = ("allow_other",) if os.geteuid() == 0 else ()
 

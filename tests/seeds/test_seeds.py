@@ -30,7 +30,7 @@ from fusebackend.backends import (
 )
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.protocol.scheme import UrlError
-from fusebackend.urls.opening import open_backend
+from fusebackend.urls import open_backend
 
 
 @pytest.fixture

@@ -171,7 +171,7 @@ def test_q2_4_one_file_may_hold_checkpoints_and_a_store(tmp_path):
     program = (
         "import sys\n"
         "from fusebackend.backends import CompositeBackend, InMemoryBackend\n"
-        "from fusebackend.urls.opening import open_backend\n"
+        "from fusebackend.urls import open_backend\n"
         "path = sys.argv[1]\n"
         "routes = {'/memories/': open_backend(f'store+sqlite:{path}?ns=memories'),\n"
         "          '/threads/': open_backend(f'threads+sqlite:{path}')}\n"

@@ -20,7 +20,7 @@ EVERY = amount("FUSEBACKEND_MERGE_KILLS_EVERY", day=16, night=1)
 pytestmark = pytest.mark.timeout(2400)
 
 
-MODULES = ("langgraph.store.sqlite", "merging", "fusebackend.urls.opening", "fusebackend.backends.object_store")
+MODULES = ("langgraph.store.sqlite", "merging", "fusebackend.urls", "fusebackend.backends.object_store")
 """What the process imports that the merges are forked from (`warm.python`)."""
 
 

@@ -60,7 +60,7 @@ def door(address: str) -> Iterator[OfVerbs | OverMcp]:
     kind, _, place = address.partition(":")
     with contextlib.ExitStack() as opened:
         if kind not in ("socket", "mcp"):
-            from fusebackend.urls.opening import open_backend
+            from fusebackend.urls import open_backend
 
             yield OfVerbs(opened.enter_context(contextlib.closing(open_backend(address))))
             return

@@ -21,7 +21,7 @@ from fusebackend.base import budget
 from fusebackend.linux.command import Command
 from fusebackend.shell import bubblewrap, seccomp
 from fusebackend.shell.options import ShellOptions
-from fusebackend.urls.opening import open_backend
+from fusebackend.urls import open_backend
 
 
 class Server:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from fusebackend.base import stamps
-from fusebackend.urls.opening import open_backend
+from fusebackend.urls import open_backend
 
 CLOCKS = (time.CLOCK_REALTIME, stamps.CLOCK_REALTIME_COARSE)
 

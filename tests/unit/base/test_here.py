@@ -10,7 +10,7 @@ import pytest
 from fusebackend.base.here import absolute, from_here
 from fusebackend.control import rendezvous
 from fusebackend.linux import mount_table
-from fusebackend.urls.opening import parse
+from fusebackend.urls import parse
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from fusebackend.backends import (
 from fusebackend.integrations import exported
 from fusebackend.integrations.deepagents import adopt, export
 from fusebackend.testing.conformance import BackendConformance
-from fusebackend.urls.opening import open_backend
+from fusebackend.urls import open_backend
 
 TREE = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2] / "support")]
 PATH = {"PATH": "/usr/bin:/bin"}

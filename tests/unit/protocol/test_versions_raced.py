@@ -15,7 +15,7 @@ from counting_up import FILE, OfVerbs, count, door, others
 from live import live
 from profiles import amount
 
-from fusebackend.urls.opening import open_backend
+from fusebackend.urls import open_backend
 
 PROCESSES = amount("FUSEBACKEND_PROCESSES", day=1, night=7)
 """Besides this one."""

@@ -11,13 +11,11 @@ import pytest
 from for_each import for_each
 from raising import raising
 
+from fusebackend import urls
 from fusebackend.protocol import SandboxBackendProtocol, SnapshotVolume
 from fusebackend.protocol.scheme import Parameter
 from fusebackend.remote.volume import volume_of
-from fusebackend.urls import opening as urls
-from fusebackend.urls import parse
-from fusebackend.urls.opening import SCHEMES, Scheme, Url, UrlError, mask, open_backend
-from fusebackend.urls.registry import meanings
+from fusebackend.urls import SCHEMES, Scheme, Url, UrlError, mask, meanings, open_backend, parse
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -16,7 +16,7 @@ pytest.importorskip("fsspec")
 
 from fusebackend.backends.fsspec import opening
 from fusebackend.cli.backends import backends
-from fusebackend.urls.opening import UrlError, open_backend
+from fusebackend.urls import UrlError, open_backend
 
 
 def test_a_protocol_is_installed_or_missing():

@@ -20,7 +20,7 @@ from replacing import REPLACED, behind_a_link
 
 from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import refused
-from fusebackend.urls.opening import open_backend
+from fusebackend.urls import open_backend
 
 
 def make_zip(path: Path, files: dict[str, str]) -> None:

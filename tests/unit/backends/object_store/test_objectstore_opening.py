@@ -10,7 +10,7 @@ from for_each import for_each
 
 from fusebackend.backends import S3Backend
 from fusebackend.backends.object_store import opening
-from fusebackend.urls.opening import UrlError, open_backend
+from fusebackend.urls import UrlError, open_backend
 
 
 def test_a_url_opens_a_bucket(bucket):

@@ -16,7 +16,7 @@ from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import schema
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.testing.each import each
-from fusebackend.urls.opening import UrlError, open_backend
+from fusebackend.urls import UrlError, open_backend
 
 
 def refusal(url: str) -> str:

@@ -20,7 +20,7 @@ from eventually import eventually
 from fusebackend.backends import DockerBackend
 from fusebackend.backends.sandbox import docker_container as owner
 from fusebackend.backends.sandbox.docker_container import remove_left
-from fusebackend.urls.opening import UrlError, open_backend
+from fusebackend.urls import UrlError, open_backend
 
 QUIET = {"network_mode": "none"}
 

@@ -27,8 +27,7 @@ from fusebackend.backends import StoreBackend
 from fusebackend.backends.store import source
 from fusebackend.databases import sqlite as sqlite_module
 from fusebackend.protocol.versions import digest_of
-from fusebackend.urls import parse
-from fusebackend.urls.opening import UrlError, open_backend
+from fusebackend.urls import UrlError, open_backend, parse
 
 
 def put(store, key, content="text", **more):
@@ -777,7 +776,7 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocked())
 from fusebackend.backends import StoreBackend
-from fusebackend.urls.opening import UrlError, open_backend
+from fusebackend.urls import UrlError, open_backend
 for url in ("store+sqlite:/tmp/x.db?ns=a", "store+postgres:dbname=x?ns=a"):
     try:
         open_backend(url)

@@ -14,7 +14,7 @@ from together import together
 
 from fusebackend.backends import StoreBackend, volume_of
 from fusebackend.backends.store.feed import CHANNEL
-from fusebackend.urls.opening import open_backend
+from fusebackend.urls import open_backend
 
 FILE = {"content": "x", "encoding": "utf-8"}
 

@@ -22,7 +22,7 @@ from fusebackend.protocol.scheme import UrlError
 from fusebackend.remote.volume import ForeignVolume
 from fusebackend.testing.posix.case import refused
 from fusebackend.text import encode_file_data
-from fusebackend.urls.opening import open_backend
+from fusebackend.urls import open_backend
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from fusebackend.backends import ForeignVolume, StoreBackend
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.each import each
 from fusebackend.testing.posix.case import refused
-from fusebackend.urls.opening import open_backend
+from fusebackend.urls import open_backend
 
 
 def made(path: Path, **files: str) -> Path:

@@ -32,7 +32,7 @@ from fusebackend.backends.threads.database import values
 from fusebackend.backends.threads.database.postgres import PostgresDatabase
 from fusebackend.backends.threads.database.rows import NULL_TASK
 from fusebackend.testing.each import each
-from fusebackend.urls.opening import UrlError, open_backend
+from fusebackend.urls import UrlError, open_backend
 
 
 @pytest.fixture(scope="module")

@@ -174,7 +174,7 @@ def test_langgraph_is_not_needed_to_read(tmp_path: Path) -> None:
         threadcases.a_subagent(saver)
     program = (
         "import sys\n"
-        "from fusebackend.urls.opening import open_backend\n"
+        "from fusebackend.urls import open_backend\n"
         f"backend = open_backend('threads+sqlite:{path}')\n"
         "matches = backend.glob('**/*').matches + backend.glob('*/history/**/*').matches\n"
         "assert len(matches) > 20\n"
@@ -194,7 +194,7 @@ def test_without_the_extra_the_command_line_says_what_is_missing(tmp_path: Path)
         "import sys\n"
         "sys.modules['ormsgpack'] = None\n"
         "sys.modules['psycopg'] = None\n"
-        "from fusebackend.urls.opening import UrlError, open_backend\n"
+        "from fusebackend.urls import UrlError, open_backend\n"
         "for url in sys.argv[1:]:\n"
         "    try:\n"
         "        open_backend(url)\n"

@@ -25,7 +25,7 @@ from fusebackend.base import durable
 from fusebackend.protocol import Volume
 from fusebackend.remote.volume import volume_of
 from fusebackend.trees.merge.run import Journal
-from fusebackend.urls.opening import open_backend
+from fusebackend.urls import open_backend
 
 PREFIXES = ["", "src/", "store/", "s3/"]
 
