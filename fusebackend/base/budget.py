@@ -194,6 +194,11 @@ def limited(
     return during(_current, _current.get().within(seconds, cancelled, host))
 
 
+def ending_with(other: Budget) -> contextlib.AbstractContextManager[Budget]:
+    """Have what is done inside end when another call is cancelled. Its memory and time are not that call's."""
+    return during(_current, Budget(cancelled=other._cancelled))
+
+
 def granted(seconds: float = SEARCH_S) -> contextlib.AbstractContextManager[Budget]:
     """The budget of the caller; so many seconds where it says nothing about time."""
     return limited(None if _current.get().timed else seconds)

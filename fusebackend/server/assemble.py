@@ -382,7 +382,7 @@ class LiveMount:
             "pid": os.getpid(),
             "started_at": self._started_at,
             "read_only": plan.settings.read_only,
-            "log": plan.log,
+            **({} if plan.log is None else {"log": plan.log}),
             "routes": self.filesystem.describe_routes({prefix: mask(url) for prefix, url in plan.urls.items()}),
             "trees": trees,
             "history": history,

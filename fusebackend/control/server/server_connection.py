@@ -343,13 +343,16 @@ class ServedConnection:
     def _refused(self, error: WireError) -> bool:
         """Send an error; False when it is the last message."""
         is_busy = error.error.code == wire.BUSY
+        goes_on = not is_busy or error.call is not None  # the rest of a message that can't be held is no message
         if is_busy:
             self.server.refused()
+        if goes_on:
+            self._hold(len(self._lines.held))  # while the client does not read the error, nothing of its message
         try:
             self.send(wire.encode(Failure(error.call, error.error)))
         except Closed:
             return False
-        return not is_busy or error.call is not None  # the rest of a message that can't be held is no message
+        return goes_on
 
     def _understood(self, line: bytes) -> RunningCall:
         """The call that a message asks for, which has begun if it is long. Raises `WireError`, and `Closed` for a

@@ -207,6 +207,20 @@ class TestLimits:
         assert raw.ask("ping", payload=1)["result"] == 1, "what follows the long line is understood"
         assert server.counts()["held_bytes"] == 0
 
+    def test_what_is_refused_is_not_held_while_its_error_waits_to_be_read(self, server, raw, monkeypatch):
+        held = []
+        send = serving_module.ServedConnection.send
+        monkeypatch.setattr(
+            serving_module.ServedConnection,
+            "send",
+            lambda self, line: held.append((server.memory.used, self.client.has[limiter.ARRIVING])) or send(self, line),
+        )
+        for message in (b"x" * 900_000 + b"\n", b"x" * (limits.MAX_MESSAGE_BYTES + 1000) + b"\n"):
+            raw.send(message)
+            assert raw.line()["error"]["code"] == wire.PARSE_ERROR
+            assert raw.ask("ping", payload=1)["result"] == 1
+        assert held == [(0, 0)] * 4
+
     def test_unfinished_messages_are_bounded_together(self, server):
         begun = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"payload":"' + b"x" * 900_000
         clients = [Raw(server.address) for _ in range(limits.MAX_ARRIVING + 40)]

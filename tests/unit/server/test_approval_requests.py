@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +19,11 @@ from together import beside, together
 from fusebackend.base import budget
 from fusebackend.base.paths import AgentPath
 from fusebackend.history.history_file import HistoryFile
-from fusebackend.history.requests import ApprovalOptions, Asked, Request
-from fusebackend.protocol import Actor
+from fusebackend.history.requests import ApprovalOptions, Asked, Request, packed, unpacked
+from fusebackend.linux.command import Command
+from fusebackend.protocol import Actor, ExecuteResponse
 from fusebackend.server import approvals
-from fusebackend.server.approvals import Approvals, CanNotAsk, CanNotBeMade
+from fusebackend.server.approvals import Approvals, CanNotAsk, CanNotBeMade, Change, InterruptedVerbs, change_of
 
 BY = Actor(uid=0, pid=1)
 DAY_NS = 24 * 3600 * 10**9
@@ -105,6 +107,54 @@ def test_what_can_not_be_made_says_why(make: Callable[..., Any], reason: str) ->
     found.ask(asking(), {})
     found.approve(1, BY, make)
     assert [(each.state, each.reason) for each in found.list()] == [("failed", reason)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "change"),
+    [
+        ({"content": "x", "if_version": [None], "if_absent": [True]}, Change(content="x", if_absent=True)),
+        (
+            {"old_string": "a", "new_string": "b", "if_version": ["v1"], "if_absent": [False]},
+            Change(old_string="a", new_string="b", if_version="v1"),
+        ),
+        (
+            {"contents": ["YQ==", "Yg=="], "if_version": [None, "v1"], "if_absent": [True, False]},
+            Change(
+                contents=[b"a", b"b"],
+                conditions=[{"if_version": None, "if_absent": True}, {"if_version": "v1", "if_absent": False}],
+            ),
+        ),
+        ({"content": "x"}, Change(content="x")),
+    ],
+)
+def test_conditions_of_earlier_programs_are_read(kept: dict[str, Any], change: Change) -> None:
+    found = Request(1, asking(), b"", packed(kept))
+    assert InterruptedVerbs(Approvals(), SimpleNamespace(), SimpleNamespace()).arguments(found) == change  # type: ignore[arg-type]
+    assert change_of(packed(change)) == change
+
+
+def test_a_command_that_begins_by_an_approval_is_cancelled_with_its_caller_and_takes_none_of_its_memory() -> None:
+    held: list[int] = []
+    host: Any = SimpleNamespace(hold=held.append, rest=lambda: None)
+    seen = SimpleNamespace(shown=SimpleNamespace(decide=lambda operation, path: "interrupt"))
+    found = Approvals(None, ApprovalOptions(wait_s=60.0))
+    verbs = InterruptedVerbs(found, SimpleNamespace(seen=lambda view: seen), SimpleNamespace())  # type: ignore[arg-type]
+    cancelled = threading.Event()
+
+    def run() -> ExecuteResponse:
+        budget.current().hold(1 << 20)
+        before = budget.current().cancelled
+        cancelled.set()
+        return ExecuteResponse(f"{before} {budget.current().cancelled}", 0)
+
+    def approve() -> None:
+        eventually(lambda: states(found) == ["pending"])
+        found.approve(1, BY, lambda request, begin: (begin and begin(), None))
+
+    with beside(approve), budget.limited(None, cancelled, host):
+        verbs.before_command("agent", Command("true"), run)
+    assert unpacked(ExecuteResponse, found.find(1).became.answer).output == "False True"
+    assert held == []
 
 
 def test_an_error_of_the_server_leaves_no_request_half_made() -> None:

@@ -1,9 +1,11 @@
 """The call of `mount()`: its keywords are the settings of a mount, and calls of every release go on working."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
+from live import live
 
 import fusebackend
 from fusebackend.backends import InMemoryBackend
@@ -62,3 +64,8 @@ def test_editors_and_help_know_every_setting() -> None:
     for name in MountSettings.__struct_fields__:
         assert parameters[name].annotation is not inspect.Parameter.empty
         assert f"\n    {name}: " in (fusebackend.mount.__doc__ or "")
+
+
+def test_a_mount_whose_server_has_no_log_file_names_none(tmp_path: Path) -> None:
+    with live(tmp_path, InMemoryBackend()) as server:
+        assert "log" not in server.mount.status()
