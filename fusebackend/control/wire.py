@@ -14,7 +14,6 @@ import json
 import math
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -146,31 +145,30 @@ _making = threading.Lock()
 before it is complete: a second thread that made a decoder meanwhile ended the process with SIGSEGV."""
 
 
-class Decoder:
-    """Reads one type of message. Messages of clients are bounded (`MAX_VALUES`), answers are not."""
+@functools.cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    with _making:
+        return msgspec.json.Decoder(kind)
 
-    def __init__(self, kind: Any) -> None:
-        self._kind = kind
-        self._is_trusted = not (kind is Request or (isinstance(kind, type) and issubclass(kind, Params)))
-        with _making:
-            self._decoder = msgspec.json.Decoder(kind)
 
-    def __call__(self, line: bytes | msgspec.Raw) -> Any:
-        """Raises `msgspec.DecodeError` for malformed JSON, and `msgspec.ValidationError` for another shape."""
-        try:
-            return self._decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeError) as error:
-            if isinstance(error, msgspec.ValidationError) or b"\\ud" not in bytes(line).lower():
-                raise
-        if not self._is_trusted and values(line) > MAX_VALUES:
-            raise msgspec.DecodeError(f"escaped bytes of file names in a message of more than {MAX_VALUES} values")
-        try:
-            found = json.loads(bytes(line), parse_float=_finite, parse_constant=_finite)
-        except (ValueError, RecursionError) as error:
-            raise msgspec.DecodeError(str(error)) from None
-        if self._kind in (Request, Incoming) and isinstance(found, dict):
-            _raw_again(found)
-        return msgspec.convert(found, self._kind)
+def decode(line: bytes | msgspec.Raw, kind: Any) -> Any:
+    """Read a message, or a part of one. Those of clients are bounded (`MAX_VALUES`), answers are not. Raises
+    `msgspec.DecodeError` for malformed JSON, and `msgspec.ValidationError` for another shape."""
+    try:
+        return _decoder(kind).decode(line)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        if isinstance(error, msgspec.ValidationError) or b"\\ud" not in bytes(line).lower():
+            raise
+    is_of_client = kind is Request or (isinstance(kind, type) and issubclass(kind, Params))
+    if is_of_client and values(line) > MAX_VALUES:
+        raise msgspec.DecodeError(f"escaped bytes of file names in a message of more than {MAX_VALUES} values")
+    try:
+        found = json.loads(bytes(line), parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
+    if kind in (Request, Incoming) and isinstance(found, dict):
+        _raw_again(found)
+    return msgspec.convert(found, kind)
 
 
 def _finite(text: str) -> float:
@@ -190,18 +188,14 @@ def _raw_again(message: dict[str, Any]) -> None:
 
 def convert(found: Any, kind: type[T]) -> T:
     """A part of a message that has been decoded as anything. Raises `msgspec.ValidationError` for another shape."""
-    decoder(kind)
+    _decoder(kind)  # type: ignore[arg-type]  # any class has a hash
     return msgspec.convert(found, kind)
-
-
-decoder: Callable[[Any], Decoder] = functools.cache(Decoder)
-"""The decoder of a type."""
 
 
 def parse_request(line: bytes) -> Request:
     """Raises `WireError` for a line that is no call."""
     try:
-        request: Request = decoder(Request)(line)
+        request: Request = decode(line, Request)
     except msgspec.ValidationError as error:
         if line.lstrip().startswith(b"["):
             raise WireError(INVALID_REQUEST, "batches are not taken: send one message a line") from None
@@ -243,7 +237,7 @@ def parse_params(request: Request, kind: type[Params]) -> Params:
     """Raises `WireError` for parameters that are not the verb's."""
     call = None if request.id is msgspec.UNSET else request.id
     try:
-        found: Params = decoder(kind)(request.params)
+        found: Params = decode(request.params, kind)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         message = f"{request.method}: {error}".replace("`", "'")
         if bytes(request.params).lstrip().startswith(b"["):

@@ -327,9 +327,8 @@ class Client(FollowedMount):
         return self._done(list[PrunedThread], "prune_threads", params, take)
 
     def begin_call(self, title: str, *, pid: int | None = None, id: str = "", agent: str = "", thread: str = "") -> str:
-        known = current_actor(self.actor)
-        by = {"id": id or known.call, "agent": agent or known.agent, "thread": thread or known.thread}
-        return self._done(str, "begin_call", {"title": title, "pid": pid or os.getpid(), **by})
+        params = {"title": title, "pid": pid or os.getpid(), "id": id, "agent": agent, "thread": thread}
+        return self._done(str, "begin_call", params)
 
     def has_ended(self) -> bool:
         if self.is_mounted:

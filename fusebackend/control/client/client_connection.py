@@ -176,7 +176,7 @@ class Connection:
                 message = self.next()
                 if message.method is not None:
                     if take is not None and message.params is not msgspec.UNSET:
-                        take(wire.decoder(Any)(message.params))
+                        take(wire.decode(message.params, Any))
                     continue
                 if message.id == number or (message.id is None and message.error is not None):
                     return self._result(kind, message)
@@ -247,7 +247,7 @@ class Connection:
                 raise ServerLost(f"the server of '{self.mountpoint}' {GONE}: {error}") from None
         self.answering = True
         try:
-            message: Incoming = wire.decoder(Incoming)(line)
+            message: Incoming = wire.decode(line, Incoming)
         except msgspec.DecodeError as error:
             raise self._strange(error) from None
         return message
@@ -263,7 +263,7 @@ class Connection:
         if message.result is msgspec.UNSET:
             raise self._strange("no result")
         try:
-            result: T = wire.decoder(kind)(message.result)
+            result: T = wire.decode(message.result, kind)
         except msgspec.DecodeError as error:
             raise self._strange(error) from None
         return result
@@ -307,7 +307,7 @@ class RemoteWatch(EventSequence):
                     f"the server of '{self._connection.mountpoint}' tells of no more changes: {message.error.message}"
                 )
             if message.method == "change" and message.params is not msgspec.UNSET:
-                params: dict[str, Any] = wire.decoder(Any)(message.params)
+                params: dict[str, Any] = wire.decode(message.params, Any)
                 return wire.convert(params["event"], FileEvent)
         return None
 

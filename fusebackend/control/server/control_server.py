@@ -27,7 +27,7 @@ from fusebackend.control.limits import (
     NEWCOMER_S,
     NEWCOMERS,
 )
-from fusebackend.control.server.limiter import COMMANDS, HeldMemory, Limiter
+from fusebackend.control.server.limiter import COMMANDS, Limiter
 from fusebackend.control.server.server_connection import ServedConnection, peer
 from fusebackend.control.verbs import VERBS, ServedMount, SocketVerb
 from fusebackend.control.wire import ErrorObject, Failure
@@ -79,7 +79,6 @@ class ControlServer:
         self._connections: dict[ServedConnection, None] = {}  # the oldest first
         self._acceptor = threading.Thread(target=self._accept, name="fusebackend-control", daemon=True)
         self._selector = selectors.DefaultSelector()  # of the sockets, and of connections over which nothing has come
-        self.memory = HeldMemory()
         self.limiter = Limiter()
         self._guard = threading.Lock()
         self._numbers = itertools.count(1)
@@ -154,7 +153,7 @@ class ControlServer:
         """For `status`."""
         return {
             "connections": len(self._connections),
-            "held_bytes": self.memory.used,
+            "held_bytes": self.limiter.memory.used,
             "waiting": sum(map(len, self.limiter.queues.values())),
             "refused": self._refused,
         }

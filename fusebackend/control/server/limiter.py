@@ -108,10 +108,12 @@ class LimitedClient:
 
 
 class Place:
-    """A place, which a call has until the end of `Limiter.at_work`, or from `take` to `leave`.
+    """A place, which a call has until the end of `Limiter.at_work`, or from `take` to `leave`; and the memory that the
+    call, or the message that arrives, holds. The first `FREE_BYTES` are free, and `hold` is for one thread.
 
     Attributes:
         next: the kind that it is of in the block of `at_work`.
+        held: so many bytes.
 
     Args:
         stands_still: called while others wait. It returns True when this has ended, to make room.
@@ -123,6 +125,7 @@ class Place:
         self.client = client
         self.kind = self.next = kind
         self.stands_still = stands_still
+        self.held = 0
         self.given: threading.Event | None = None
         self.counted = False
         self.long = False
@@ -140,6 +143,13 @@ class Place:
             self._limiter.leave(self)
             self._limiter.take(self)
 
+    def hold(self, size: int, patience_s: float = 0.0) -> None:
+        """So much more, less if negative. Raises `NoRoom`, and then nothing has changed."""
+        more = max(0, self.held + size - FREE_BYTES) - max(0, self.held - FREE_BYTES)
+        if more:
+            self._limiter.memory.take(self.client, more, patience_s)
+        self.held += size
+
     def worked_s(self) -> float:
         """Processor time of the call's thread since this was last asked."""
         before_s = self._worked_s
@@ -154,12 +164,14 @@ class Limiter:
     """See the module's docstring.
 
     Attributes:
+        memory: that all calls hold.
         left: places that are free, by kind.
         queues: those that wait, by kind.
         taken: those that are given, by kind, in this order.
     """
 
     def __init__(self) -> None:
+        self.memory = HeldMemory()
         self.left = {kind: kind.in_all for kind in KINDS}
         self.queues: dict[Kind, list[Place]] = {kind: [] for kind in KINDS}
         self.taken: dict[Kind, dict[Place, None]] = {kind: {} for kind in KINDS}
@@ -288,24 +300,3 @@ class HeldMemory:
             self.used += more
             if more < 0:
                 self._changed.notify_all()
-
-
-class Share:
-    """The memory that one call, or one message that arrives, holds. The first `FREE_BYTES` are free. For one thread."""
-
-    def __init__(self, memory: HeldMemory, client: LimitedClient) -> None:
-        self._memory = memory
-        self._client = client
-        self._counted = 0
-        self.held = 0
-
-    def hold(self, size: int, patience_s: float = 0.0) -> None:
-        """So much more, less if negative. Raises `NoRoom`, and then nothing has changed."""
-        more = max(0, self.held + size - FREE_BYTES) - self._counted
-        if more:
-            self._memory.take(self._client, more, patience_s)
-        self._counted += more
-        self.held += size
-
-    def close(self) -> None:
-        self.hold(-self.held)

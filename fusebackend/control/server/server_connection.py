@@ -53,7 +53,6 @@ from fusebackend.control.server.limiter import (
     WORK,
     LimitedClient,
     Place,
-    Share,
 )
 from fusebackend.control.verbs import OfPing, ServedMount, SocketVerb
 from fusebackend.control.wire import (
@@ -175,7 +174,6 @@ class ServedConnection:
         self.stream = stream
         self._lines = MessageLines(stream)
         self._arriving = Place(server.limiter, self.client, ARRIVING, self._stands_still)
-        self._share = Share(server.memory, self.client)  # of the message that arrives
         self._sending = threading.Lock()
         self._sending_since: float | None = None
         self._guard = threading.Condition()  # notified when a call has ended
@@ -292,19 +290,20 @@ class ServedConnection:
     def _hold(self, size: int) -> None:
         """So much is held of messages that are not complete, or not understood yet."""
         self.active_at = time.monotonic()
-        if max(size, self._share.held) <= FREE_BYTES:
+        arriving = self._arriving
+        if max(size, arriving.held) <= FREE_BYTES:
             return
         self._busy, was_busy = True, self._busy  # while it waits here, it does not stand still
         try:
-            if size > FREE_BYTES >= self._share.held:
-                self.server.limiter.take(self._arriving)
-            self._share.hold(size - self._share.held, PATIENCE_S)
+            if size > FREE_BYTES >= arriving.held:
+                self.server.limiter.take(arriving)
+            arriving.hold(size - arriving.held, PATIENCE_S)
         except NoRoom as error:
             raise WireError(wire.BUSY, str(error)) from None
         finally:
             self._busy = was_busy
-            if self._share.held <= FREE_BYTES:
-                self.server.limiter.leave(self._arriving)
+            if arriving.held <= FREE_BYTES:
+                self.server.limiter.leave(arriving)
 
     def _stands_still(self) -> bool:
         """Give up the message that arrives if it stands still half way; asked while others wait to arrive."""
@@ -357,26 +356,25 @@ class ServedConnection:
     def _understood(self, line: bytes) -> RunningCall:
         """The call that a message asks for, which has begun if it is long. Raises `WireError`, and `Closed` for a
         change whose client is gone."""
-        share = Share(self.server.memory, self.client)
-        brief = Place(self.server.limiter, self.client, BRIEF)
+        place = Place(self.server.limiter, self.client, BRIEF)
         try:
-            share.hold(WORK_FACTOR * len(line), PATIENCE_S)
-            self.server.limiter.take(brief)
-            call = self._parsed(line, share, brief)
+            place.hold(WORK_FACTOR * len(line), PATIENCE_S)
+            self.server.limiter.take(place)
+            call = self._parsed(line, place)
             self._hold(len(self._lines.held))
             if call.verb.long:
-                self.server.limiter.leave(brief)  # it goes on in another thread
+                self.server.limiter.leave(place)  # it goes on in another thread
                 self._begin(call)
             return call
         except BaseException as error:
-            self.server.limiter.leave(brief)
-            share.close()
+            self.server.limiter.leave(place)
+            place.hold(-place.held)
             if isinstance(error, (NoRoom, MemoryError)):
                 message = str(error) or "the server has no memory for this"
                 raise WireError(wire.BUSY, message, call=wire.id_of(line)) from None
             raise
 
-    def _parsed(self, line: bytes, share: Share, brief: Place) -> RunningCall:
+    def _parsed(self, line: bytes, place: Place) -> RunningCall:
         request = wire.parse_request(line)
         id = None if request.id is msgspec.UNSET else request.id
         verb = self.server.verbs.get(request.method)
@@ -386,9 +384,9 @@ class ServedConnection:
             wire.require_few_values(request.params, id)
         if (verb.long or verb.stays) and self.server.crowded(self):
             raise WireError(wire.BUSY, "all places are taken: only short calls are answered; try again")
-        call = RunningCall(self, request, verb, wire.parse_params(request, verb.params), share, brief)
+        call = RunningCall(self, request, verb, wire.parse_params(request, verb.params), place)
         if verb.params is not OfPing:
-            share.hold((TYPED_FACTOR - WORK_FACTOR) * len(line))
+            place.hold((TYPED_FACTOR - WORK_FACTOR) * len(line))
         if call.answered and (verb.changes or verb.command) and self._polls(GONE):
             raise Closed("the client of a change is gone, so it is not begun")
         return call
@@ -510,7 +508,7 @@ log = logging.getLogger(__name__)
 class RunningCall:
     """One call: carried out in the connection's thread, or in one of its own. Verbs see it as their `Call`.
 
-    It is the `Host` of its budget: `share` is the memory it holds.
+    It is the `Host` of its budget, by its place.
 
     Attributes:
         key: its id, or an object for a call without an id.
@@ -519,7 +517,7 @@ class RunningCall:
     """
 
     def __init__(
-        self, connection: ServedConnection, request: Request, verb: SocketVerb, params: Any, share: Share, brief: Place
+        self, connection: ServedConnection, request: Request, verb: SocketVerb, params: Any, place: Place
     ) -> None:
         self.backend = connection.backend
         self.staging = connection.staging
@@ -531,11 +529,10 @@ class RunningCall:
         self.connection = connection
         self._actor = connection.actor
         self._params = params
-        self._share = share
-        self.place = brief
+        self.place = place
         if verb.command or verb.works:
-            brief.next = ASLEEP if verb.command else WORK
-        self.hold, self.rest = share.hold, brief.rest  # for the budget
+            place.next = ASLEEP if verb.command else WORK
+        self.hold, self.rest = place.hold, place.rest  # for the budget
         self._subscribed: Subscription | None = None
 
     def carry_out(self) -> bool:
@@ -566,7 +563,7 @@ class RunningCall:
         except Closed:
             return False
         finally:
-            self._share.close()
+            self.place.hold(-self.place.held)
             if self.apart is not None:
                 self.connection.call_ended(self.apart)
         return True
@@ -578,8 +575,8 @@ class RunningCall:
             raise WireError(
                 wire.BUSY, f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB: ask for less, or with stream"
             )
-        if len(line) > self._share.held:  # the result, of which it is made, has been counted where it is large
-            self._share.hold(len(line))
+        if len(line) > self.place.held:  # the result, of which it is made, has been counted where it is large
+            self.hold(len(line))
         return line
 
     # -- for verbs ---------------------------------------------------------------------------------------------
