@@ -1,6 +1,6 @@
 """`Metrics`: what Prometheus can know of a mount, by prometheus-client.
 
-What is counted anyway, `status` has, and `_Counted` says it in Prometheus' words. Times need a clock around each
+What is counted anyway, `status` has, and `Metrics.collect` says it in Prometheus' words. Times need a clock around each
 request and verb: `measure_kernel`, `measure_verbs` and `measured_verbs` put one there, and a mount without metrics has
 none. Labels are kinds of requests, routes and errors, never paths of files, so that their number has a bound.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
+import operator
 import sys
 import threading
 import time
@@ -94,7 +95,8 @@ class Metrics:
         self._options = options
         self._server: tuple[WSGIServer, threading.Thread] | None = None
         self._registry = CollectorRegistry()
-        self._registry.register(_Counted(status))
+        self._status = status
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
         counter = partial(Counter, registry=self._registry)
         histogram = partial(Histogram, registry=self._registry)
@@ -114,6 +116,21 @@ class Metrics:
         from prometheus_client import generate_latest
 
         return generate_latest(self._registry).decode()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what `status` has of the mount, when somebody asks Prometheus' registry."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        status = self._status()
+        found: dict[str, Any] = {}
+        for name, (text, labels, *where) in FAMILIES.items():
+            kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
+            found[name] = kind(f"fusebackend_{name}", text, labels=labels)
+            if where:
+                found[name].add_metric((), functools.reduce(operator.getitem, where, status))
+        for name, value, *labels in _samples(status):
+            found[name].add_metric(labels, value)
+        yield from found.values()
 
     # -- the endpoint ------------------------------------------------------------------------------------------
 
@@ -298,15 +315,15 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-FAMILIES = {
+FAMILIES: Mapping[str, tuple[Any, ...]] = {
     "mount_info": ("The mount.", ("mountpoint", "version")),
-    "start_time_seconds": ("When the mount was made, in seconds since 1970.", ()),
-    "known_inodes": ("Files and directories that the kernel knows.", ()),
-    "open_files": ("Files that are open.", ()),
-    "control_connections": ("Clients of the control socket.", ()),
-    "control_held_bytes": ("Memory that their calls hold.", ()),
-    "control_waiting_calls": ("Their calls that wait for a turn.", ()),
-    "control_refused": ("Their calls that were refused before they began: too much at once.", ()),
+    "start_time_seconds": ("When the mount was made, in seconds since 1970.", (), "started_at"),
+    "known_inodes": ("Files and directories that the kernel knows.", (), "known_inodes"),
+    "open_files": ("Files that are open.", (), "open_files"),
+    "control_connections": ("Clients of the control socket.", (), "control", "connections"),
+    "control_held_bytes": ("Memory that their calls hold.", (), "control", "held_bytes"),
+    "control_waiting_calls": ("Their calls that wait for a turn.", (), "control", "waiting"),
+    "control_refused": ("Their calls that were refused before they began: too much at once.", (), "control", "refused"),
     "commands_running": ("Commands that run in the mount.", ()),
     "kernel_errors": ("Requests of the kernel that ended with another error than everyday ones.", ()),
     "kernel_defects": ("Requests that a defect of the server ended.", ()),
@@ -318,7 +335,7 @@ FAMILIES = {
     "route_abandoned": ("Calls whose process was killed meanwhile.", ("route",)),
     "route_refused": ("Calls that failed at once, because the route was down.", ("route",)),
 }
-"""What `status` has, as metrics: by name, its text and its labels."""
+"""What `status` has, as metrics: by name, its text and its labels, and where it is, if it is one number."""
 
 COUNTERS = frozenset(
     {"control_refused", "kernel_errors", "kernel_defects", "kernel_requests", "route_timeouts", "route_abandoned",
@@ -327,37 +344,10 @@ COUNTERS = frozenset(
 """Those of the families that only grow."""
 
 
-class _Counted:
-    """What `status` has of a mount, as metrics: collected when somebody asks."""
-
-    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
-        self._status = status
-
-    def collect(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        found: dict[str, Any] = {
-            name: (CounterMetricFamily if name in COUNTERS else GaugeMetricFamily)(
-                f"fusebackend_{name}", text, labels=labels
-            )
-            for name, (text, labels) in FAMILIES.items()
-        }
-        for name, value, *labels in _samples(self._status()):
-            found[name].add_metric(labels, value)
-        yield from found.values()
-
-
 def _samples(status: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield name and value of each sample, and its labels."""
+    """Yield name and value of each other sample, and its labels."""
     yield "mount_info", 1, name_shown(status["mountpoint"] or status["place"]), __version__
-    yield "start_time_seconds", status["started_at"]
-    yield "known_inodes", status["known_inodes"]
-    yield "open_files", status["open_files"]
-    control, counters = status["control"], dict(status["counters"])
-    yield "control_connections", control["connections"]
-    yield "control_held_bytes", control["held_bytes"]
-    yield "control_waiting_calls", control["waiting"]
-    yield "control_refused", control["refused"]
+    counters = dict(status["counters"])
     yield "commands_running", status["execute"].get("running", 0)
     yield "kernel_errors", counters.pop("errors", 0)
     yield "kernel_defects", counters.pop("defects", 0)
