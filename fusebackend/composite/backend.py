@@ -31,7 +31,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar, Unpack
 
-from fusebackend.base import budget, caller, errors, paths
+from fusebackend.base import budget, caller, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.composite import search
 from fusebackend.composite.route_table import PrefixTable
@@ -229,18 +229,11 @@ class CompositeBackend(BackendProtocol):
             besides: text of the agent's that an error may quote, see `RoutedPath.words`.
         """
         try:
-            routed = self._routed(verb, path)
+            routed = self._routing.route(path, verb)
         except (PathError, OSError) as error:
             return verb.refused(error, path)
         answer: Record = getattr(routed.face, method or verb.name)(routed.inner, *given, **options)
         return self._shown(verb, routed, answer, path, besides)
-
-    def _routed(self, verb: Verb[Any], path: str) -> RoutedPath:
-        """The backend of a path. The verb's error for the prefix of a route, and for a directory above one."""
-        routed = self._routing.route(path)
-        if self._routing.table.pinned(routed.outer):
-            raise errors.oserror(verb.pinned)
-        return routed
 
     def _shown(self, verb: Verb[Record], routed: RoutedPath, answer: Record, given: str, besides: str = "") -> Record:
         record: Any = answer
@@ -260,7 +253,7 @@ class CompositeBackend(BackendProtocol):
         self, source: str, destination: str, *, if_version: str | None = None, if_absent: bool = False
     ) -> MoveResult:
         """Rename; atomic inside a route if its backend has `move`. Across routes, or without one: `transfer.py`."""
-        old, new = self._routed(verbs.MOVE, source), self._routed(verbs.MOVE, destination)
+        old, new = (self._routing.route(path, verbs.MOVE) for path in (source, destination))
         if paths.is_below(new.outer, old.outer) and new.outer != old.outer:
             raise OSError(errno.EINVAL, "A directory can't be moved into itself")
         for face in (old.face, new.face):
@@ -381,7 +374,7 @@ class CompositeBackend(BackendProtocol):
         groups: dict[int, Group] = {}
         for index, path in enumerate(wanted):
             try:
-                routed = self._routed(verb, path)
+                routed = self._routing.route(path, verb)
             except (PathError, OSError) as error:
                 answers[index] = verb.refused(error, path)
                 continue

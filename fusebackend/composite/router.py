@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from fusebackend.base import paths
+from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.route_table import PrefixTable
 from fusebackend.dialects.agent_face import AgentFace, is_native, stumbled
@@ -22,6 +22,7 @@ from fusebackend.protocol import (
     FileInfo,
     FileUploadResponse,
     GrepMatch,
+    Verb,
 )
 from fusebackend.remote.volume import ForeignVolume, foreign_volume
 from fusebackend.volumes.walk import resolve
@@ -71,12 +72,22 @@ class Routing:
         self.table = table
         self.faces = faces
 
-    def route(self, path: str) -> RoutedPath:
-        """Raises `PathError` for a path that no backend may be asked for."""
+    def route(self, path: str, verb: Verb[Any] | None = None) -> RoutedPath:
+        """Return the backend of a path.
+
+        Args:
+            verb: that is about a file, and not about a directory above routes.
+
+        Raises:
+            PathError: no backend may be asked for the path.
+            OSError: the verb's, for the prefix of a route, and for a directory above one.
+        """
         start = self.faces[None].start
         if start != ROOT and path and not path.startswith(("/", "~")):
             path = f"{start}/{path}"
         outer = paths.normalise(path)
+        if verb is not None and self.table.pinned(outer):
+            raise errors.oserror(verb.pinned)
         prefix, inner = self.table.route(outer)
         return RoutedPath(prefix, self.faces[prefix], inner, outer)
 

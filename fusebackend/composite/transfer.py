@@ -157,7 +157,7 @@ def transfer(
             deleted = _delete(source, left, silent=left != source_path)
             if deleted.error is None:
                 return deleted.files_update or {}, stored
-            back = _Copy(source, source_path, volume, volume)
+            back = _Copy(source, source_path, volume, volume, paths.to_name(paths.parent_and_name(left)[1]))
             _put_back(back, reading, left, items, _guarded(into, target), there.path)
         except OSError as error:
             rest = "" if left == source_path else f"; what is left of it is '{paths.parent_and_name(left)[1]}'"
@@ -236,7 +236,6 @@ def _put_back(
         copied: that of the copy, in `into`.
     """
     volume.expire()
-    back.hide_as(paths.to_name(paths.parent_and_name(left)[1]))
     missing = []
     for item in items:
         copy = item._replace(node=resolve(into, _below(copied, item.names), follow=False).found.node)
@@ -359,9 +358,12 @@ class _Copy:
     Args:
         volume: of the target.
         seen: the volume with its rules.
+        hidden: the name of the top until then; None makes one up.
     """
 
-    def __init__(self, target: AgentFace, path: AgentPath, volume: Volume, seen: Volume) -> None:
+    def __init__(
+        self, target: AgentFace, path: AgentPath, volume: Volume, seen: Volume, hidden: bytes | None = None
+    ) -> None:
         self._target = target
         self._path = path
         self.nodes: dict[Names, int] = {}
@@ -373,13 +375,10 @@ class _Copy:
         self._seen = seen
         self._caller = Caller(os.geteuid(), os.getegid(), os.getpid())
         self._place = resolve(self._calls, path, follow=False)
-        self._name = self.hidden = _hidden(self._place.name) if _is_native(volume) else self._place.name
+        made_up = _hidden(self._place.name) if _is_native(volume) else self._place.name
+        self._name = self.hidden = hidden or made_up
         self._made: list[Change] = []  # directories above it
         self._parent = self._place.parent
-
-    def hide_as(self, name: bytes) -> None:
-        """Have another hidden name for the top."""
-        self._name = self.hidden = name
 
     def add(self, source: Volume, item: MovedItem) -> None:
         if not item.names and self._place.missing:
