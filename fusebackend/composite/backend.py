@@ -514,9 +514,32 @@ def resolve(backend: Any, runtime: Any = None) -> Any:
         ImportError, AttributeError: there is no such module, or nothing of that name in it.
     """
     found = made(backend, runtime)
+    _require_agent_face(found)
+    return found
+
+
+def adopted(backend: Any, advice: str) -> CompositeBackend:
+    """Return a backend as a composite, which it may be.
+
+    Args:
+        advice: what to do with a factory.
+
+    Raises:
+        TypeError: it is a factory, or no backend.
+    """
+    backend = unwrapped(backend)
+    if isinstance(backend, CompositeBackend):
+        return backend
+    if is_factory(backend):
+        name = getattr(backend, "__name__", type(backend).__name__)
+        raise TypeError(f"'{name}' makes backends and is none: {advice}")
+    _require_agent_face(backend)
+    return CompositeBackend(backend)
+
+
+def _require_agent_face(found: Any) -> None:
     if not has_agent_face(found):
         raise TypeError(f"a {type(found).__name__} is no backend: it can't list or fetch files")
-    return found
 
 
 def made(backend: Any, runtime: Any) -> Any:

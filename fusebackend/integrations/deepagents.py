@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.composite.backend import CompositeBackend, unwrapped
-from fusebackend.dialects.agent_face import has_agent_face, is_factory
+from fusebackend.composite.backend import CompositeBackend, adopted
 
 if TYPE_CHECKING:
     from deepagents.backends.protocol import BackendProtocol
@@ -65,12 +64,4 @@ def adopt(backend: Any) -> CompositeBackend:
     Raises:
         TypeError: this is no backend, but perhaps a factory of one.
     """
-    backend = unwrapped(backend)
-    if isinstance(backend, CompositeBackend):
-        return backend
-    if is_factory(backend):
-        name = getattr(backend, "__name__", type(backend).__name__)
-        raise TypeError(f"'{name}' makes backends and is none: adopt what it makes")
-    if not has_agent_face(backend):
-        raise TypeError(f"a {type(backend).__name__} is no backend: it can't list or fetch files")
-    return CompositeBackend(backend)
+    return adopted(backend, "adopt what it makes")

@@ -64,16 +64,9 @@ mount.__signature__ = _own.replace(parameters=[*_named, *map(_parameter, _SETTIN
 
 def _composite(backend: Any, runtime: Any) -> CompositeBackend:
     """The backend at the root of a tree, with every factory in it called."""
-    from fusebackend.composite.backend import CompositeBackend, resolve
-    from fusebackend.dialects.agent_face import has_agent_face, is_factory, is_named_factory
+    from fusebackend.composite.backend import adopted, resolve
+    from fusebackend.dialects.agent_face import is_named_factory
 
-    if is_named_factory(backend):
+    if runtime is not None or is_named_factory(backend):
         backend = resolve(backend, runtime)
-    if is_factory(backend):
-        if runtime is None:
-            name = getattr(backend, "__name__", type(backend).__name__)
-            raise TypeError(f"'{name}' makes backends and is none: give mount() a runtime= to call it with, or call it")
-    elif not has_agent_face(backend):
-        raise TypeError(f"a {type(backend).__name__} is no backend: it can't list or fetch files")
-    composite = backend if isinstance(backend, CompositeBackend) else CompositeBackend(backend)
-    return composite if runtime is None else composite.resolve(runtime)
+    return adopted(backend, "give mount() a runtime= to call it with, or call it")
