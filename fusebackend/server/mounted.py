@@ -549,32 +549,15 @@ class MountedBackend(ServedMount):
         try:
             name, outer = self._placed(path)
             route, volume = self._seen(name, outer)
-            attr, target, version = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
-            outer = paths.normalise(path)
+            found = route.executor.run("stat", partial(self._look, name, volume, route, outer, follow))
+            found.path = paths.normalise(path)
+            return found
         except PathError as error:
             return StatResult(error=str(error), code=errors.INVALID_PATH)
         except FileNotFoundError:
             return StatResult(error=f"File '{path}' not found", code=errors.FILE_NOT_FOUND)
         except OSError as error:
             return StatResult(error=f"File '{path}': {error.strerror}", code=errors.code_of(error))
-        prefix = route.prefix if route.prefix == ROOT else route.prefix + "/"
-        if attr is None:
-            return StatResult(path=outer, type="directory", size=0, mode=0o755, route=prefix)
-        return StatResult(
-            path=outer,
-            type=FILE_TYPES.get(stat_module.S_IFMT(attr.mode), "file"),
-            size=attr.size,
-            mode=stat_module.S_IMODE(attr.mode),
-            nlink=attr.shown_nlink,
-            uid=attr.uid,
-            gid=attr.gid,
-            atime_ns=attr.atime_ns,
-            mtime_ns=attr.mtime_ns,
-            ctime_ns=attr.ctime_ns,
-            target=target,
-            route=prefix,
-            version=version,
-        )
 
     def stats(self, path: str) -> StatsResult:
         answer = self.ls(path)
@@ -655,23 +638,32 @@ class MountedBackend(ServedMount):
         except OSError as error:
             raise errors.about(error, path) from None
 
-    def _look(
-        self, view: str | None, volume: Volume, route: Route, outer: AgentPath, follow: bool
-    ) -> tuple[Attr | None, str | None, str | None]:
-        """Return the attributes of a path in its volume, the target of a symbolic link, and the version of a regular
-        file. None for a directory that exists only for the routes."""
+    def _look(self, view: str | None, volume: Volume, route: Route, outer: AgentPath, follow: bool) -> StatResult:
+        """Return the `stat` of a path, by its volume."""
+        prefix = route.prefix if route.prefix == ROOT else route.prefix + "/"
+        attr: Attr | None = None
         try:
-            found = resolve(volume, route.inner(outer), follow=follow).found
+            attr = resolve(volume, route.inner(outer), follow=follow).found
         except (FileNotFoundError, NotADirectoryError):
-            if self._views.is_way(view, outer):
-                return None, None, None
-            raise
-        if not found.is_dir and self._views.is_way(view, outer):  # even if the backend has a file there
-            return None, None, None
-        if stat_module.S_ISREG(found.mode):
-            return found, None, version_of(volume, found)
-        is_link = stat_module.S_ISLNK(found.mode)
-        return found, os.fsdecode(volume.readlink(found.node)) if is_link else None, None
+            if not self._views.is_way(view, outer):
+                raise
+        if attr is None or (not attr.is_dir and self._views.is_way(view, outer)):
+            # It exists only for the routes, even if the backend has a file there.
+            return StatResult(type="directory", size=0, mode=0o755, route=prefix)
+        return StatResult(
+            type=FILE_TYPES.get(stat_module.S_IFMT(attr.mode), "file"),
+            size=attr.size,
+            mode=stat_module.S_IMODE(attr.mode),
+            nlink=attr.shown_nlink,
+            uid=attr.uid,
+            gid=attr.gid,
+            atime_ns=attr.atime_ns,
+            mtime_ns=attr.mtime_ns,
+            ctime_ns=attr.ctime_ns,
+            target=os.fsdecode(volume.readlink(attr.node)) if stat_module.S_ISLNK(attr.mode) else None,
+            route=prefix,
+            version=version_of(volume, attr) if stat_module.S_ISREG(attr.mode) else None,
+        )
 
     def invalidate(self, path: str = "/") -> None:
         outer = paths.normalise(path)
@@ -902,15 +894,39 @@ class MountedBackend(ServedMount):
         return self._past.end_call(id)
 
     def df(self) -> SpaceInfo:
-        usages = {
-            route.prefix if route.prefix == ROOT else route.prefix + "/": usage
+        limits = [
+            _limit(route.prefix if route.prefix == ROOT else route.prefix + "/", usage)
             for route in self.filesystem.tree.routes
             if (usage := route.volume.usage) is not None
-        }
-        return space(self._snapshots, self._past, sum(each.size_bytes for each in self.branches()), usages)
+        ]
+        # Of routes that keep snapshots: to count the others would be a walk of all their files.
+        volumes = list(self._snapshots.distinct.values())
+        kept = sum(volume.snapshot_bytes() for volume in volumes)
+        live = sum(_used_bytes(volume) for volume in volumes) - kept if volumes else None
+        automatic, named = self._snapshots_by_kind()
+        images, log_bytes = self._past.image_bytes, self._past.log_bytes
+        reclaimable = (kept if automatic and not named else 0) + images + log_bytes
+        in_branches = sum(each.size_bytes for each in self.branches())
+        return SpaceInfo(live, kept, images, in_branches, log_bytes, reclaimable, limits)
 
     def prune(self, *, dry_run: bool = False) -> PruneResult:
-        return prune(self._snapshots, self._past, dry_run=dry_run)
+        automatic, _ = self._snapshots_by_kind()
+        calls = self._past.forgettable()
+        going = PruneResult(automatic, len(calls), self._past.image_bytes)
+        if dry_run:
+            return going
+        self._past.forget(calls)
+        going.bytes -= self._past.image_bytes
+        if automatic:
+            with contextlib.suppress(FileNotFoundError):  # the policy has deleted one just now
+                self._snapshots.delete(automatic)
+        return going
+
+    def _snapshots_by_kind(self) -> tuple[list[str], list[str]]:
+        """Return the names of automatic snapshots, and those of others."""
+        found = [each.name for each in self._snapshots.all()]
+        automatic = [name for name in found if time_of(name) is not None]
+        return automatic, [name for name in found if time_of(name) is None]
 
     def weigh_threads(self, *paths: str, by: Literal["channel", "step", "namespace"] | None = None) -> list[ThreadSize]:
         from fusebackend.server import threads
@@ -1024,26 +1040,6 @@ def _has_worked(answer: Any) -> bool:
     return any(each is None or each.error is None for each in answers)
 
 
-# -- space -------------------------------------------------------------------------------------------------------
-
-
-def space(snapshots: Snapshots, past: MountHistory, branch_bytes: int, usages: Mapping[str, Usage]) -> SpaceInfo:
-    """Return what a mount takes of the disk. Files are those of routes that keep snapshots; others are not counted:
-    that would be a walk of all their files.
-
-    Args:
-        usages: of the routes with limits.
-    """
-    volumes: list[SnapshotVolume] = list(snapshots.distinct.values())
-    kept = sum(volume.snapshot_bytes() for volume in volumes)
-    live = sum(_used_bytes(volume) for volume in volumes) - kept if volumes else None
-    automatic, named = _by_kind(snapshots)
-    goes = kept if automatic and not named else 0
-    limits = [_limit(route, usage) for route, usage in usages.items()]
-    reclaimable = goes + past.image_bytes + past.log_bytes
-    return SpaceInfo(live, kept, past.image_bytes, branch_bytes, past.log_bytes, reclaimable, limits)
-
-
 def _limit(route: str, usage: Usage) -> LimitInfo:
     used_bytes, limit_bytes, used_files, limit_files = usage
     left_bytes = None if limit_bytes is None else max(0, limit_bytes - used_bytes)
@@ -1051,28 +1047,6 @@ def _limit(route: str, usage: Usage) -> LimitInfo:
     return LimitInfo(route, used_bytes, limit_bytes, left_bytes, used_files, limit_files, left_files)
 
 
-def prune(snapshots: Snapshots, past: MountHistory, *, dry_run: bool) -> PruneResult:
-    """Delete the automatic snapshots and the calls that have ended, with the bytes that they replaced."""
-    automatic, _ = _by_kind(snapshots)
-    calls = past.forgettable()
-    going = PruneResult(automatic, len(calls), past.image_bytes)
-    if dry_run:
-        return going
-    past.forget(calls)
-    going.bytes -= past.image_bytes
-    if automatic:
-        with contextlib.suppress(FileNotFoundError):  # the policy has deleted one just now
-            snapshots.delete(automatic)
-    return going
-
-
 def _used_bytes(volume: SnapshotVolume) -> int:
     disk = volume.statfs()
     return (disk.blocks - disk.blocks_free) * disk.block_bytes
-
-
-def _by_kind(snapshots: Snapshots) -> tuple[list[str], list[str]]:
-    """Return the names of automatic snapshots, and those of others."""
-    found = [each.name for each in snapshots.all()]
-    automatic = [name for name in found if time_of(name) is not None]
-    return automatic, [name for name in found if time_of(name) is None]
