@@ -119,7 +119,7 @@ class Carrying:
         self._begun = False
         self._lock = threading.Lock()
         self._never = {prefix: OWN_DIRECTORY for prefix in self._routes if is_systems(default.path_of(prefix))}
-        tops = [prefix for prefix in self._routes if self._holder(paths.parent_and_name(prefix)[0]) is None]
+        tops = [prefix for prefix in self._routes if self._prefix(paths.parent_and_name(prefix)[0]) == ROOT]
         self._tops = [top for top in tops if top not in self._never]
         self.unseen: dict[AgentPath, str] = dict(self._never)
 
@@ -141,9 +141,9 @@ class Carrying:
             with contextlib.suppress(OSError):  # it may be gone
                 self._default.ask(Script().call("rm -rf", self._mark), 5.0)
 
-    def _holder(self, path: AgentPath) -> AgentPath | None:
+    def _prefix(self, path: AgentPath) -> AgentPath:
         """The prefix of the route that a path belongs to."""
-        return self._tree.table.route(path)[0]
+        return self._tree.route_of(path).prefix
 
     # -- one round ---------------------------------------------------------------------------------------------
 
@@ -190,8 +190,8 @@ class Carrying:
         for prefix, entries in found.items():
             if prefix not in round_.left_out:
                 round_.sandbox |= entries
-        self._withdraw(round_, {path for path in self._base if self._holder(path) in withdrawn}, found)
-        round_.paused = {path for path in self._base if self._holder(path) in round_.left_out}
+        self._withdraw(round_, {path for path in self._base if self._prefix(path) in withdrawn}, found)
+        round_.paused = {path for path in self._base if self._prefix(path) in round_.left_out}
         for path in [*round_.routes, *round_.sandbox]:
             size = max(files[path].size for files in (round_.routes, round_.sandbox) if path in files)
             if size > MAX_FILE_BYTES and path not in round_.passed_over:
@@ -205,7 +205,7 @@ class Carrying:
             walk = FileWalk(route.volume, ROOT_NODE, is_brief=False)
             for relative, attr in walk:
                 path = AgentPath(f"{route.prefix}/{relative}")
-                if self._holder(path) != route.prefix:
+                if self._prefix(path) != route.prefix:
                     continue  # a nested route covers it
                 found[path] = _file_of(attr)
                 size += attr.size if attr.size <= MAX_FILE_BYTES else 0
@@ -242,7 +242,7 @@ class Carrying:
             for entry in files.entries:
                 path = paths.join(top, paths.to_text(entry.path))
                 version = (entry.size, entry.mtime_ns)
-                found[self._holder(path) or top][path] = _File(version, entry.size, bool(entry.mode & 0o100))
+                found[self._prefix(path)][path] = _File(version, entry.size, bool(entry.mode & 0o100))
         for prefix, files_of_route in found.items():
             try:
                 size = sum(file.size for file in files_of_route.values() if file.size <= MAX_FILE_BYTES)
@@ -257,8 +257,7 @@ class Carrying:
         """A route is left out that was carried before: remove its copies, or a command would read stale ones."""
         gone = []
         for path in known:
-            prefix = self._holder(path)
-            file = found.get(prefix, {}).get(path) if prefix is not None else None
+            file = found[self._prefix(path)].get(path)
             if file is not None and file.version == self._base[path].sandbox:
                 gone.append(path)
             elif file is not None:
@@ -326,8 +325,10 @@ class Carrying:
                 continue
             round_.sent.add(path)
             self._base[path] = _Base(round_.routes[path].version, None, digest_of(data))
+        sent = [(path, round_.routes[path].executable) for path, _ in wanted if path in round_.sent]
         for executable, word in ((True, "chmod +x"), (False, "chmod -x")):
-            self._run_there(word, [path for path in round_.other_mode(executable) if path in files])
+            others = (path for path, runs in sent if runs == executable != round_.was_executable(path))
+            self._run_there(word, list(others))
 
     def _run_there(self, words: str, wanted: list[AgentPath]) -> None:
         # In pieces that a command line can hold.
@@ -371,13 +372,13 @@ class Carrying:
 
     def _look(self, path: AgentPath) -> Attr | None:
         """What a route has at a path now."""
-        route = self._route_of(path)
+        route = self._tree.route_of(path)
         with contextlib.suppress(NotADirectoryError):
             return route.executor.run("carry", lambda: resolve(route.volume, route.inner(path), follow=False).attr)
         return None
 
     def _set_executable(self, path: AgentPath, executable: bool) -> None:
-        route = self._route_of(path)
+        route = self._tree.route_of(path)
         if not route.volume.features.persistent_modes:
             return
 
@@ -412,7 +413,7 @@ class Carrying:
         there = self._default.statuses(script)
         for directory, status in zip(above, there, strict=True):
             if status != "ok":
-                route = self._route_of(directory)
+                route = self._tree.route_of(directory)
                 with contextlib.suppress(OSError):  # it is gone, or not empty
                     face = VolumeBackend(cast("NativeVolume", route.volume))
                     route.executor.run("carry", partial(face.remove_directory, route.inner(directory)))
@@ -426,11 +427,6 @@ class Carrying:
                 found.add(directory)
                 directory = paths.parent_and_name(directory)[0]
         return sorted(found, key=len, reverse=True)
-
-    def _route_of(self, path: AgentPath) -> Route:
-        prefix = self._holder(path)
-        assert prefix is not None, "what is carried belongs to a route"
-        return self._routes[prefix]
 
 
 class _Round:
@@ -475,12 +471,9 @@ class _Round:
                 self.notes.append(f"{path} is not carried: {words_of(response.error or 'no content')}")
         return found
 
-    def other_mode(self, executable: bool) -> Iterator[AgentPath]:
-        """Return the sent files whose execute permission differs in the sandbox."""
-        for path in self.sent:
-            there = self.sandbox.get(path)
-            if self.routes[path].executable == executable != (there is not None and there.executable):
-                yield path
+    def was_executable(self, path: AgentPath) -> bool:
+        """Return True if there was a file in the sandbox that can be executed."""
+        return path in self.sandbox and self.sandbox[path].executable
 
     def batches(self) -> Iterator[list[AgentPath]]:
         """Yield files that look changed on either side, in pieces that fit into memory. Ends early when the caller is
