@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.base.paths import AgentPath, join
 from fusebackend.history.history_file import FILE_NAME, HistoryFile
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 KEPT_S: Final = 24 * 3600
 """Calls, their records and bytes are kept for so long after the call's end."""

@@ -19,7 +19,6 @@ from fusebackend.backends.threads.prune import Keep, largest_first, prune, weigh
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath, normalise
-from fusebackend.history.calls import OpenCall
 from fusebackend.history.recorder import Recorder
 from fusebackend.history.records import Image, Kept, State
 from fusebackend.protocol import PrunedThread, ThreadSize, Volume
@@ -63,30 +62,22 @@ def prune_threads(
     with contextlib.ExitStack() as stack:
         title = f"prune_threads {' '.join(given)}"
         call = None if recorder is None else stack.enter_context(recorder.calls.inside("verb", title))
+
+        def tell(prefix: AgentPath, name: bytes, thread: str, done: int, total: int) -> None:
+            if recorder is not None and call is not None and not done:  # before anything of the thread goes
+                path = b"/".join((b"", name, CHECKPOINTS))
+                recorder.history.add(recorder.calls.number(call), prefix, "content", path, PRUNED)
+            on_progress(thread, done, total)
+
         for prefix, volume, names in _chosen(volumes, given):
             with contextlib.closing(volume.tables()) as tables:
                 for thread, name in volume.threads_named(names).items():
-                    note = None
-                    if recorder is not None and call is not None:
-                        path = b"/".join((b"", name, CHECKPOINTS))
-                        note = partial(_note, recorder, call, prefix, path)
-                    tell = partial(_tell, on_progress, note, thread)
-                    found.append(prune(tables, thread, chosen, dry_run=dry_run, on_progress=tell))
+                    progress = partial(tell, prefix, name, thread)
+                    found.append(prune(tables, thread, chosen, dry_run=dry_run, on_progress=progress))
                 if vacuum and not dry_run:
                     tables.vacuum()
             volume.pruned()
     return found
-
-
-def _note(recorder: Recorder, call: OpenCall, prefix: AgentPath, path: bytes) -> None:
-    recorder.history.add(recorder.calls.number(call), prefix, "content", path, PRUNED)
-
-
-def _tell(on_progress: OnProgress, note: Callable[[], object] | None, thread: str, done: int, total: int) -> None:
-    """Report the progress of a thread; `note` records its change, before that is made."""
-    if note is not None and not done:
-        note()
-    on_progress(thread, done, total)
 
 
 def _chosen(
