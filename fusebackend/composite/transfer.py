@@ -144,8 +144,9 @@ def transfer(
                 copy.add(reading, item._replace(node=known(reading, item.node, _below(source_path, item.names)).node))
             copy.finish(items)
             if aside is not None:
+                left = aside
                 try:
-                    left = source.guarded("move", partial(_set_aside, volume, place, items, ruled, aside), len(items))
+                    source.guarded("move", partial(_set_aside, volume, place, items, ruled, aside), len(items))
                 except GivenUp as error:  # it may be set aside later
                     undoing.pop_all()
                     raise OSError(errno.EIO, f"It was copied, but the source may not be removed: {error}") from error
@@ -525,9 +526,8 @@ def remove_hidden(face: AgentFace, path: AgentPath) -> str | None:
 # -- the source ------------------------------------------------------------------------------------------------
 
 
-def _set_aside(volume: Volume, place: Place, items: list[MovedItem], ruled: Volume, aside: AgentPath) -> AgentPath:
-    """Check that the source has not changed since it was copied, and give it its hidden path, in one step; returns
-    that.
+def _set_aside(volume: Volume, place: Place, items: list[MovedItem], ruled: Volume, aside: AgentPath) -> None:
+    """Check that the source has not changed since it was copied, and give it its hidden path, in one step.
 
     Args:
         ruled: the volume with its rules.
@@ -542,7 +542,6 @@ def _set_aside(volume: Volume, place: Place, items: list[MovedItem], ruled: Volu
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
         path = place.path + "/" if top.attr.is_dir else place.path
         changes += [Change(node=place.parent), Change(top.node, place.parent, place.name, "deleted", path)]
-    return aside
 
 
 def _require_unchanged(volume: Volume, place: Place, items: list[MovedItem], digests: dict[Names, bytes]) -> None:

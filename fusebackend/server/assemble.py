@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.config import MountPlan, MountSettings, branches_directory
+from fusebackend.config import MountPlan, branches_directory
 from fusebackend.control.server.control_server import ControlServer
 from fusebackend.control.verbs import VERBS
 from fusebackend.dialects.agent_face import AgentFace
@@ -124,7 +124,14 @@ def assemble(backend: CompositeBackend, plan: MountPlan) -> LiveMount:
     settings, shown = plan.settings, {prefix: mask(url) for prefix, url in plan.urls.items()}
     kind = _session(plan)
     backend = with_route_rules(backend, settings.route_rules)
-    filesystem = _filesystem(backend, settings)
+    filesystem = FileSystem.of(
+        backend,
+        ttl_s=settings.ttl_s,
+        deadline_s=settings.deadline_s,
+        limits=settings.limits,
+        switches=switches.from_environment(),
+        trees=settings.shown_trees,
+    )
 
     def status() -> dict[str, Any]:
         return live.status()
@@ -185,17 +192,6 @@ def _session(plan: MountPlan) -> type[Session] | type[Unmounted]:
     from fusebackend.mount.session import Session
 
     return Session
-
-
-def _filesystem(backend: CompositeBackend, settings: MountSettings) -> FileSystem:
-    return FileSystem.of(
-        backend,
-        ttl_s=settings.ttl_s,
-        deadline_s=settings.deadline_s,
-        limits=settings.limits,
-        switches=switches.from_environment(),
-        trees=settings.shown_trees,
-    )
 
 
 def _recording(

@@ -32,7 +32,6 @@ from fusebackend.protocol import (
     CallInfo,
     ChangeInfo,
     UndoResult,
-    VerifyResult,
     Volume,
     current_actor,
 )
@@ -249,10 +248,6 @@ class MountHistory:
         except OSError:
             return None
         return None if data is None else split_lines(data, with_ends=True)
-
-    def verify(self) -> VerifyResult:
-        """Check that the history is as it was written."""
-        return self._file.verify()
 
     def _source(self, record: Record) -> Source:
         """Return the bytes of a record's image. Raises OSError."""

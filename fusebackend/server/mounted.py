@@ -813,7 +813,7 @@ class MountedBackend(ServedMount):
         return [paths.join(branch, normalise(path).strip("/")) for path in inner or ("/",)]
 
     def verify_log(self) -> VerifyResult:
-        return self._past.verify()
+        return self._recording.history.verify()
 
     def blame(self, path: str, *, branch: str | None = None) -> BlameResult:
         past = self._past
