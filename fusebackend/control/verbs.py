@@ -242,8 +242,8 @@ def _text(call: RunningCall, token: str) -> str:
 
 def _staged(call: RunningCall, token: str, factor: int = 1) -> bytes:
     """Take staged content, which will be held so many times."""
-    call.hold(factor * call.staging.size(token))
-    file = call.staging.take_file(token)
+    call.hold(factor * call.connection.staging.size(token))
+    file = call.connection.staging.take_file(token)
     if file is None:
         raise OSError(errno.EINVAL, f"nothing is staged under '{token}'")
     with file:
@@ -268,7 +268,7 @@ def _upload_files(call: RunningCall, asked: Any) -> Any:
 
 
 def _upload_staged(call: RunningCall, item: UploadItem) -> FileUploadResponse:
-    file = call.staging.take_file(item.staged)
+    file = call.connection.staging.take_file(item.staged)
     if file is None:
         return FileUploadResponse(item.path, "neither content nor anything staged under this token")
     with file:
@@ -305,7 +305,7 @@ def _append(call: RunningCall, asked: Any) -> None:
     if asked.content is not None:
         with io.BytesIO(asked.content) as content:
             return call.backend.append_from(asked.path, content)
-    file = call.staging.take_file(asked.staged)
+    file = call.connection.staging.take_file(asked.staged)
     if file is None:
         raise ValueError("neither content nor anything staged under this token")
     with file:
@@ -346,7 +346,7 @@ def _send_file(call: RunningCall, index: int, file: tempfile.SpooledTemporaryFil
     stream=(bool, False),
 )
 def _execute(call: RunningCall, asked: Any) -> ExecuteResponse:
-    if asked.staged is not None and call.staging.size(asked.staged) > MAX_INPUT_BYTES:
+    if asked.staged is not None and call.connection.staging.size(asked.staged) > MAX_INPUT_BYTES:
         raise NoRoom(f"a command reads at most {MAX_INPUT_BYTES >> 20} MiB: upload it, and have it read there")
 
     def on_output(stream: str, data: bytes) -> None:
@@ -438,12 +438,13 @@ def _hello(call: RunningCall, asked: Any) -> Any:
 
 @_socket_verb(works=False, data=(bytes,), token=(str | None, None))
 def _stage(call: RunningCall, asked: Any) -> str:
-    return call.staging.add(asked.data, asked.token)
+    return call.connection.staging.add(asked.data, asked.token)
 
 
 @_socket_verb(works=False, stays=True, path=(str, "/"))
 def _subscribe(call: RunningCall, asked: Any) -> str:
-    return call.subscribe(asked.path)
+    call.subscribed = call.connection.subscribe(asked.path)
+    return call.subscribed.name
 
 
 @_socket_verb(works=False, subscription=(str,))

@@ -185,7 +185,7 @@ class Metrics:
 
     def measured_verbs(self, verbs: Mapping[str, SocketVerb]) -> dict[str, SocketVerb]:
         """Return the verbs of the socket, measured."""
-        return {name: replace(verb, run=self._run(name, verb.run)) for name, verb in verbs.items()}
+        return {name: replace(verb, run=partial(self._run, name, verb.run)) for name, verb in verbs.items()}
 
     def measure_verbs(self, face: MountedBackend) -> None:
         """Measure the verbs of a mount in this process."""
@@ -231,11 +231,8 @@ class Metrics:
         elif operation == "open":
             self._opens.labels("hit" if answer.keep_cache else "miss", label).inc()
 
-    def _run(self, name: str, run: Callable[[RunningCall, Any], Any]) -> Callable[[RunningCall, Any], Any]:
-        def measured(call: RunningCall, asked: Any) -> Any:
-            return self.timed("socket", name, self._route(_path(asked)), lambda: run(call, asked))
-
-        return measured
+    def _run(self, name: str, run: Callable[[RunningCall, Any], Any], call: RunningCall, asked: Any) -> Any:
+        return self.timed("socket", name, self._route(_path(asked)), lambda: run(call, asked))
 
     def timed(self, face: Face, operation: str, route: str, work: Callable[[], Any]) -> Any:
         """Do the work of a verb, and observe how long it takes and how it ends."""

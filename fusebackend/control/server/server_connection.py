@@ -513,6 +513,7 @@ class RunningCall:
     Attributes:
         key: its id, or an object for a call without an id.
         place: in which its message is understood, and then among the calls that work, unless it is done in no time.
+        subscribed: a subscription, which begins when the answer, which names it, is sent.
         apart: its place among those that have a thread of their own.
     """
 
@@ -520,7 +521,6 @@ class RunningCall:
         self, connection: ServedConnection, request: Request, verb: SocketVerb, params: Any, place: Place
     ) -> None:
         self.backend = connection.backend
-        self.staging = connection.staging
         self.cancelled = Cancellation()
         self.answered = request.id is not msgspec.UNSET
         self.key: Any = request.id if self.answered else object()
@@ -533,7 +533,7 @@ class RunningCall:
         if verb.command or verb.works:
             place.next = ASLEEP if verb.command else WORK
         self.hold, self.rest = place.hold, place.rest  # for the budget
-        self._subscribed: Subscription | None = None
+        self.subscribed: Subscription | None = None
 
     def carry_out(self) -> bool:
         """Run the verb, and send the answer. Returns False when the client is gone."""
@@ -558,8 +558,8 @@ class RunningCall:
                     self.connection.call_done(self)
             if answer:
                 self.connection.send(answer)
-            if self._subscribed is not None:
-                self._subscribed.start()  # its events come after the answer that names it
+            if self.subscribed is not None:
+                self.subscribed.start()  # its events come after the answer that names it
         except Closed:
             return False
         finally:
@@ -596,10 +596,6 @@ class RunningCall:
         memory."""
         if self.answered:
             self.connection.send(lambda: wire.encode(Notification(method, {"call": self.key, **params()})))
-
-    def subscribe(self, path: str) -> str:
-        self._subscribed = self.connection.subscribe(path)
-        return self._subscribed.name
 
 
 def _told(error: Exception) -> ErrorObject:
