@@ -188,7 +188,10 @@ class Drafts:
         if not self._drafts:
             return
         with self._changed:
-            ended = [draft for node, draft in self._drafts.items() if node in files or draft.name in files]
+            ended = [draft for node in files if isinstance(node, int) and (draft := self._drafts.get(node))]
+            names = [name for name in files if isinstance(name, tuple)]
+            if names:
+                ended += [draft for draft in self._drafts.values() if draft.name in names]
         for draft in ended:
             with draft.lock:
                 if not draft.is_over:

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 import psycopg
 import pytest
@@ -229,6 +230,23 @@ def test_a_change_that_the_last_close_overtakes_is_stored_in_time(monkeypatch: p
     known.begin(StoredInode(7, 0o100600), (ROOT_NODE, b"file"), 1)
     known.change(7, 0, lambda made: made.shown, lambda made: known.forget(7))
     eventually(lambda: len(stored) == 1 and not known.pending())
+    known.close()
+
+
+def test_a_draft_is_found_by_its_node_among_any_number() -> None:
+    class Unread(dict[int, drafts.Draft]):
+        def items(self) -> NoReturn:
+            raise AssertionError("all drafts are gone through for one")
+
+    stored: list[drafts.Draft] = []
+    known = drafts.Drafts(stored.append)
+    known._drafts = Unread()
+    for node in range(2, 5):
+        known.begin(StoredInode(node, 0o100600), (ROOT_NODE, b"%d" % node), 1)
+        known.change(node, 0, lambda made: made.shown, lambda made: None)
+    known.end(2)
+    known.settle_all()
+    assert [made.shown.node for made in stored] == [2, 3, 4]
     known.close()
 
 
