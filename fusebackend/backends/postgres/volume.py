@@ -139,10 +139,10 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         self._closed = False
 
     def _each_period(self) -> None:
-        if self._accesses:
-            self._store_accesses()
         if self._unsynced.is_pending:
             self.connections.run(self._unsynced.sync)
+        if self._accesses:
+            self._store_accesses()
         if self._log is not None:
             if self._log.is_due:
                 self.connections.run(self._log.sweep)

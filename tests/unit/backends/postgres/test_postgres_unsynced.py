@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import psycopg
@@ -231,6 +231,21 @@ def test_many_unsynced_nodes_are_synced_before_the_next_and_few_in_time(
         b"a",
         *(b"%d" % number for number in range(12)),
     }  # the server may have written b by itself
+
+
+def test_changes_are_synced_in_time_though_access_times_can_not_be_stored(
+    volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(times: Mapping[int, int]) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    node = make(volume, b"file", b"data")
+    volume._accesses.note(node, 1)
+    assert volume._unsynced.is_pending
+    monkeypatch.setattr(volume._accesses, "stored", refuse)
+    refused(errno.EROFS, volume._each_period)
+    assert not volume._unsynced.is_pending
+    monkeypatch.undo()
 
 
 def test_nothing_that_was_fsynced_is_lost_and_every_loss_is_told(
