@@ -321,7 +321,7 @@ class HostSession:
     def _free(self) -> None:
         """Remove dead sessions and free unused nodes, unless another session does."""
         self.run(self._look_round)
-        while self.run(self._free_some):
+        while self._connections.run(self._free_some):
             pass
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ from postgres_hosts import ME, Host, sql
 from together import together
 
 from fusebackend.backends.postgres import host_session as session
-from fusebackend.backends.postgres import schema, transaction
+from fusebackend.backends.postgres import schema, statements, transaction
 from fusebackend.databases import listener
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
 from fusebackend.testing.posix.case import refused
@@ -183,6 +184,26 @@ def test_closing_frees_what_was_left_open(shared_dsn: str) -> None:
     assert volume.content(node) == b"hello"
     volume.close()
     assert rows_of(volume, node) == [0, 0, 0]
+
+
+def test_closing_frees_it_though_the_server_rolls_that_back_at_first(
+    one: Host, two: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = one.make(b"file", b"hello")
+    one.open(node, os.O_RDWR)
+    one.unlink(ROOT_NODE, b"file")
+    two.close()
+    locks, failures = statements.lock_changes, iter([psycopg.errors.DeadlockDetected("rolled back")])
+
+    def overtaken(*arguments: Any, **options: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return locks(*arguments, **options)
+
+    monkeypatch.setattr(statements, "lock_changes", overtaken)
+    one.close()
+    assert list(failures) == []
+    assert rows_of(one, node) == [0, 0, 0]
 
 
 # -- what is told --------------------------------------------------------------------------------------------------
