@@ -167,8 +167,7 @@ FROM (VALUES (%s::int, %s::int)) asked (own, for_ms), LATERAL (
 long is not sent."""
 _SERVER: Final = """
 SELECT k.incarnation || ' ' || pg_postmaster_start_time(),
-    count(s.id), count(*) FILTER (WHERE s.id < %s::int AND s.missing_since IS NULL),
-    EXISTS (SELECT FROM fusebackend.nameless n WHERE n.volume = k.volume)
+    count(s.id), count(*) FILTER (WHERE s.id < %s::int AND s.missing_since IS NULL)
 FROM fusebackend.change_kept k LEFT JOIN fusebackend.session s ON s.volume = k.volume AND s.id <> %s::int
 WHERE k.volume = %s::int
 GROUP BY k.volume, k.incarnation
@@ -241,7 +240,6 @@ class VolumeFeed:
         on_delay: is called for each change of another session, after it was told of here, with the seconds since its
             transaction began, by the server's clock.
         leads: whether this session is among the first `WATCHERS`, which do what one of all has to do.
-        has_duties: whether it looks after dead ones, and after nodes without a name.
         lease: held while there is no other session.
     """
 
@@ -269,7 +267,7 @@ class VolumeFeed:
         self._called = False  # a wake-up has come
         self._overflown = False  # changes were dropped, and a `Change()` follows
         self._is_back = False  # the connection is new, and the position of an earlier one
-        self.leads = self.has_duties = True
+        self.leads = True
         self._others = 1  # other sessions, as far as is known
         self._watches = True
         self._position = NOTHING
@@ -454,7 +452,7 @@ class VolumeFeed:
 
     def _survey(self, ask: Ask) -> str:
         """Count the sessions of this volume. Returns the name of the server."""
-        ((server, self._others, before, is_nameless),) = ask((_SERVER, (self.session, self.session, self._volume)))
+        ((server, self._others, before),) = ask((_SERVER, (self.session, self.session, self._volume)))
         self._surveyed_at = time.monotonic()
         if self._others:  # that has not said hello yet: the lock must not be given back before the lease has ended
             self.lease.end()
@@ -462,7 +460,6 @@ class VolumeFeed:
             self.lease.is_alone = True
         self.leads = before < WATCHERS
         self._watches = bool(self._others) and self.leads
-        self.has_duties = self._watches or is_nameless
         return str(server)
 
     def _return(self, ask: Ask) -> None:

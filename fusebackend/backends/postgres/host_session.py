@@ -14,7 +14,8 @@ connection takes the lock again before.
 
 The session's thread does what one of all hosts has to do, in portions with pauses between (`Worker`): it frees nodes
 without a name and what deleted snapshots had (`old_rows.Pruner`), deletes old rows of the change feed, and brings the
-search index up to date (`search/index.py`). What there is to do is asked for every `PERIOD_S`.
+search index up to date (`search/index.py`). The first sessions ask every `PERIOD_S` what there is to do, and all others
+every `UNLED_S`: the first may have been killed, or stopped with all their locks.
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ REJOIN_S: Final = 20.0
 PERIOD_S = 10.0
 """How often the thread frees nodes, and checks its connection."""
 
+UNLED_S = 120.0
+"""How often a session looks after the volume, and does what it finds, though others are to."""
+
 GATHER_S = 0.5
 """How long a registration waits for more, to be written together."""
 
@@ -144,7 +148,7 @@ def require_own_process(conninfo: str) -> None:
 
 
 class Worker(NamedTuple):
-    """Work in the background of a volume, which one of the first hosts does (`VolumeFeed.leads`)."""
+    """Work in the background of a volume, which one of the first hosts does (`VolumeFeed.leads`), or else another."""
 
     failure: str
     """What the log says when it fails."""
@@ -197,6 +201,7 @@ class HostSession:
         self._busy: list[Worker] = []  # those that have something to do
         self._failing: set[Worker] = set()
         self._due_at = 0.0  # when the thread looks for something to do
+        self._looked_at = 0.0  # when it last looked for what one of all has to do
         self._stop = threading.Event()
         self._wake = threading.Event()
         feed.register = self._register
@@ -263,9 +268,10 @@ class HostSession:
                 if time.monotonic() >= self._due_at:
                     self._due_at = time.monotonic() + PERIOD_S
                     self.each_period()
-                    if self.feed.has_duties:
-                        self.run(self._look_round)
-                    if self.feed.leads:
+                    if self.feed.leads or time.monotonic() >= self._looked_at + UNLED_S:
+                        self._looked_at = time.monotonic()
+                        if not self.feed.lease.is_alone:
+                            self.run(self._look_round)
                         self._busy = self.run(self._find_work)
             except OSError as error:
                 log.warning("session %d of the volume has no connection: %s", self.id, error)

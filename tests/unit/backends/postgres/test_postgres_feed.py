@@ -26,7 +26,7 @@ from profiles import amount, examples
 from services.stall import Stall
 from together import together
 
-from fusebackend.backends.postgres import feed
+from fusebackend.backends.postgres import feed, host_session, schema
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.databases import listener
 from fusebackend.protocol import ROOT_NODE, Change, Link
@@ -273,6 +273,41 @@ def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
     late.end()
     here.wait(Change(1003))
     assert rows_of(here) == 2
+
+
+@for_each("silent", ("killed", "stopped"))
+def test_what_the_first_two_hosts_leave_is_done_by_another(
+    here: Host, shared_dsn: str, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    """Killed hosts are found only by one that looks, and stopped ones keep their locks: nobody is to wait for them."""
+    monkeypatch.setattr(host_session, "GRACE_S", 1.0)
+    monkeypatch.setattr(host_session, "PERIOD_S", 0.1)
+    monkeypatch.setattr(host_session, "UNLED_S", 0.3)
+    monkeypatch.setattr(feed, "SURVEY_S", 0.1)
+    monkeypatch.setattr(feed, "IDLE_S", 0.1)
+    sessions = (-here.id * 2, -here.id * 2 - 1)
+    with psycopg.connect(shared_dsn, autocommit=True) as first_two:
+        for number in sessions:
+            if silent == "stopped":
+                first_two.execute("SELECT pg_advisory_lock(%s::int, %s::int)", [schema.SESSION_LOCK, number])
+            add = "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, 'elsewhere', 1)"
+            sql(shared_dsn, add, here.id, number)
+        here._feed.wake()
+        eventually(lambda: not here._feed.leads, LIMIT_S)
+        old = (
+            "INSERT INTO fusebackend.change (volume, session, payload, at) SELECT %s, -1, '[]', now() - interval '1 h'"
+        )
+        sql(shared_dsn, old, here.id)
+        here.read_rows()
+        here._feed._past.clear()
+        here._feed._past.append((time.monotonic() - feed.KEEP_S - 1, here._feed._position))
+        sql(shared_dsn, "UPDATE fusebackend.change_kept SET at = at - interval '1 h' WHERE volume = %s", here.id)
+        sql(shared_dsn, "INSERT INTO fusebackend.pruning VALUES (%s, 1, 1)", here.id)
+        here._session.work_soon()
+        left = "SELECT FROM fusebackend.pruning WHERE volume = %s"
+        eventually(lambda: rows_of(here) == 0 and not sql(shared_dsn, left, here.id), LIMIT_S)
+        if silent == "killed":
+            eventually(lambda: here._feed._others == 0, LIMIT_S)
 
 
 def test_rows_of_another_server_are_passed_over(here: Host, there: Host, shared_dsn: str) -> None:
