@@ -10,8 +10,8 @@ it stored first. Otherwise it is stored at `close` and `fsync`, `DRAFT_S` after 
 another host changes the file. An error of storing is that of each `close` and `fsync` until the file is closed: the
 first `close` may be that of a forked child that executes another program, which nobody hears of.
 
-The changes are made on the inode as `create` has left it. If its row has another version by the time they are stored,
-they are repeated, on that row.
+The changes are those of a `Transaction` that has no connection yet, made on the inode as `create` has left it. If its
+row has another version by the time they are stored, they are repeated, on that row.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.base import waiting
-from fusebackend.protocol import LogRow
-from fusebackend.volumes.storage import Chunk
 
 if TYPE_CHECKING:
-    from fusebackend.backends.postgres.transaction import Wanted
+    from fusebackend.backends.postgres.transaction import Transaction, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -57,26 +55,23 @@ class Step(NamedTuple):
 
 
 class Draft:
-    """One file. It answers what a `Transaction` does about it, from memory. All but `is_doubtful` under its lock.
+    """One file. All but `is_doubtful` under its lock.
 
     Args:
         inode: as it has been created.
         name: the directory and the name in it.
-        version: that the row gets when it is stored.
+        transaction: gathers the changes, and is begun when they are stored.
     """
 
-    def __init__(self, inode: StoredInode, name: tuple[int, bytes], version: int) -> None:
+    def __init__(self, inode: StoredInode, name: tuple[int, bytes], transaction: Transaction) -> None:
         self.lock = waiting.Lock()
         self.shown = copy.copy(inode)
         self.created = copy.copy(inode)
         self.name = name
-        self.version = version
-        self.chunks: dict[tuple[int, int], Chunk] = {}
+        self.transaction = transaction
+        transaction.add(self.shown)
         self.steps: list[Step] = []
-        self.written: list[tuple[int, int, int | None]] = []  # as in the scope of a transaction
         self.size_bytes = 0  # of what was written
-        self.grown_bytes = self.grown_files = self.counts = 0  # for the volume's limits
-        self.logged: list[LogRow] = []  # of its changes
         self.due_at = 0.0  # when it is stored, once there is a change
         self.is_over = False
         self.is_doubtful = False  # another host has changed the file
@@ -85,23 +80,8 @@ class Draft:
     def attr(self) -> StoredInode:
         """The attributes, as they will be stored."""
         attr = copy.copy(self.shown)
-        attr.version = self.version
+        attr.version = self.transaction.version
         return attr
-
-    # -- storage, as of a transaction --------------------------------------------------------------------------
-
-    def inode(self, node: int) -> StoredInode:
-        assert node == self.shown.node
-        return self.shown
-
-    def changed(self, inode: StoredInode) -> None:
-        inode.settle_times()
-
-    def chunk(self, node: int, index: int) -> Chunk | None:
-        return self.chunks.get((node, index))
-
-    def set_chunk(self, node: int, index: int, chunk: Chunk) -> None:
-        self.chunks[node, index] = chunk
 
 
 class Drafts:
@@ -124,11 +104,11 @@ class Drafts:
     def __contains__(self, node: int) -> bool:
         return node in self._drafts
 
-    def begin(self, inode: StoredInode, name: tuple[int, bytes], version: int) -> None:
+    def begin(self, inode: StoredInode, name: tuple[int, bytes], transaction: Transaction) -> None:
         """This host has created a file and has it open."""
         with self._changed:
             if len(self._drafts) < MAX_DRAFTS and not self._closed:
-                self._drafts[inode.node] = Draft(inode, name, version)
+                self._drafts[inode.node] = Draft(inode, name, transaction)
 
     def pending(self) -> Collection[int]:
         """The nodes of files with changes that are not stored."""

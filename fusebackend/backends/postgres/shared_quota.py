@@ -14,13 +14,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from fusebackend.protocol import Usage
 from fusebackend.volumes.quota import Limits, Quota
 
 if TYPE_CHECKING:
-    from fusebackend.backends.postgres.drafts import Draft
     from fusebackend.backends.postgres.feed import VolumeFeed
     from fusebackend.backends.postgres.stored_tree import Scope
     from fusebackend.backends.postgres.transaction import Transaction
@@ -31,10 +30,6 @@ SHARE: Final = 20
 
 RECOUNT_SHARE: Final = 5
 """Before a change is refused, the count may be this many times as old as it took."""
-
-
-Growing: TypeAlias = "Transaction | Draft"
-"""It has what it has added and not committed, and how many counts there had been when it began to commit."""
 
 
 class SharedQuota(Quota):
@@ -118,7 +113,7 @@ class SharedQuota(Quota):
         super().require(more_bytes, more_files)
 
     def add(self, more_bytes: int, more_files: int = 0) -> None:
-        growing = self._scope.draft or self._scope.transaction
+        growing = self._scope.transaction
         assert growing is not None, "a rule runs in a transaction"
         growing.grown_bytes += more_bytes
         growing.grown_files += more_files
@@ -126,11 +121,11 @@ class SharedQuota(Quota):
             self._pending_bytes += more_bytes
             self._pending_files += more_files
 
-    def commits(self, growing: Growing) -> None:
+    def commits(self, growing: Transaction) -> None:
         """A transaction begins to commit: a count that ends from now on may have what it adds."""
         growing.counts = self._ended
 
-    def settle(self, growing: Growing, *, committed: bool) -> None:
+    def settle(self, growing: Transaction, *, committed: bool) -> None:
         """A transaction or draft has ended."""
         more_bytes, more_files = growing.grown_bytes, growing.grown_files
         growing.grown_bytes = growing.grown_files = 0

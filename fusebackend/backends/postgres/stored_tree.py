@@ -56,15 +56,12 @@ class Scope(threading.local):
 
     def __init__(self) -> None:
         self.transaction: Transaction | None = None
-        self.draft: Draft | None = None
         self.view: Any = None  # a connection in the middle of a transaction that only reads
         self.is_repeating = False  # what is stored has been accepted before, whatever the limits
         self.links: Sequence[Link] = ()  # to be compared together with the next question
         self.links_above: Sequence[Link] = ()  # the same, if a name that is looked up is absent
         self.way: dict[tuple[int, bytes], Sequence[Any]] = {}  # names that are about to be looked up
         self.changes: Changes = []  # of a change of several operations
-        self.lost_names: list[int] = []
-        self.written: list[tuple[int, int, int | None]] = []  # nodes, and their `contents` and `emptied` before
 
 
 class PostgresTree(TreeVolume):
@@ -132,7 +129,8 @@ class PostgresTree(TreeVolume):
             guess = guess._replace(links=self._scope.links)
 
         def once(connection: Connection[Any], guessed: Guess | None) -> T:
-            with self._transaction(self._begun(connection, version)) as transaction:
+            begun = self._begun(connection, Transaction(self.id, version, self._newest))
+            with self._transaction(begun) as transaction:
                 if guessed is not None and transaction.guess(guessed):
                     return self._noted(transaction, _as_guessed(rule, *arguments))
                 self._compare_links(connection)
@@ -161,11 +159,11 @@ class PostgresTree(TreeVolume):
 
         return self.connections.run(attempt)
 
-    def _noted(self, gathering: Transaction | Draft, result: T) -> T:
+    def _noted(self, transaction: Transaction, result: T) -> T:
         """Have a change add to the log what its thread has noted. Its locks are held, or its guess will be compared: so
         the rows of changes that depend on each other get their numbers in the order of the commits."""
         if self._log is not None and (note := NOTE.get()) is not None:
-            gathering.logged += note.rows(result)
+            transaction.logged += note.rows(result)
         return result
 
     def _change_file(self, wanted: Wanted, size: int, rule: Callable[..., T], node: int, *arguments: Any) -> T:
@@ -175,12 +173,13 @@ class PostgresTree(TreeVolume):
 
             def make(draft: Draft) -> T:
                 CLOCK.saw_all()
-                self._scope.draft, self._scope.written = draft, draft.written
+                self._scope.transaction = draft.transaction
                 try:
                     result = rule(node, *arguments)
                 finally:
-                    self._scope.draft = None
-                self._noted(draft, result)
+                    self._scope.transaction = None
+                draft.shown.settle_times()
+                self._noted(draft.transaction, result)
                 if self._log is not None:
                     NOTE.set(None)
                 return cast("T", draft.attr) if result is draft.shown else result
@@ -196,15 +195,13 @@ class PostgresTree(TreeVolume):
         attempts = itertools.count(1)
 
         def attempt(connection: Connection[Any]) -> None:
-            is_first = next(attempts) == 1
-            # The kernel takes its pages for those of `draft.version`.
-            version = draft.version if is_first else self._session.new_version()
-            with self._transaction(self._begun(connection, version)) as transaction:
-                transaction.logged = draft.logged
-                if is_first:
-                    self._scope.written = draft.written
-                    transaction.adopt(draft)
-                    return
+            if next(attempts) == 1:  # the kernel takes its pages for those of this version
+                with self._transaction(self._begun(connection, draft.transaction)) as transaction:
+                    transaction.begin_draft(draft.created)
+                return
+            again = Transaction(self.id, self._session.new_version(), self._newest)
+            with self._transaction(self._begun(connection, again)) as transaction:
+                transaction.logged = draft.transaction.logged
                 self._scope.is_repeating = True
                 for step in draft.steps:
                     transaction.fetch(step.wanted)
@@ -214,7 +211,7 @@ class PostgresTree(TreeVolume):
             self.connections.run(attempt)
         finally:
             self._scope.is_repeating = False
-            self._shared_quota.settle(draft, committed=False)
+            self._shared_quota.settle(draft.transaction, committed=False)
 
     def settle(self) -> None:
         """Store what this host has changed and other hosts do not see yet. OSError if that fails.
@@ -226,23 +223,22 @@ class PostgresTree(TreeVolume):
                 self._store_accesses()
             self._drafts.settle_all()
 
-    def _begun(self, connection: Connection[Any], version: int, **options: bool) -> Transaction:
-        """A transaction on a connection; see `Transaction` for the options."""
+    def _begun(self, connection: Connection[Any], transaction: Transaction) -> Transaction:
+        """A transaction, which is about to begin on a connection."""
         self._session.rejoin(connection)
         if self._unsynced.is_due:
             self._unsynced.sync(connection)
-        incarnation = self._unsynced.incarnation(connection)
-        return Transaction(connection, self.id, version, incarnation, snapshots=self._newest, **options)
+        transaction.connection, transaction.incarnation = connection, self._unsynced.incarnation(connection)
+        return transaction
 
     @contextlib.contextmanager
     def _transaction(self, transaction: Transaction) -> Iterator[Transaction]:
         """The calls of this thread in the block are one transaction, committed at the end."""
         scope = self._scope
         scope.transaction = transaction
-        scope.lost_names, scope.written = [], []
         try:
             yield transaction
-            for node, contents, emptied in scope.written:
+            for node, contents, emptied in transaction.written:
                 self._uses.wrote(node, transaction.version, contents, emptied)
             xid = feed.NO_XID
             moment = self._known.moment
@@ -273,10 +269,10 @@ class PostgresTree(TreeVolume):
         finally:
             scope.transaction = None
             self._shared_quota.settle(transaction, committed=False)
-        for node in scope.lost_names:
+        for node in transaction.lost_names:
             if node in self._uses:
                 self._uses.note_nameless(node)
-        if scope.lost_names:
+        if transaction.lost_names:
             self._shared_quota.doubt()  # of their extended attributes: they were not read
 
     def _notices(self, changes: Sequence[Change], logged: Sequence[LogRow]) -> list[Statement]:
@@ -306,8 +302,9 @@ class PostgresTree(TreeVolume):
         """
 
         def begin(connection: Connection[Any]) -> Transaction:
-            transaction = self._begun(connection, self._session.new_version(), exclusive=True, durable=durable)
-            transaction.fetch(Wanted())
+            version = self._session.new_version()
+            transaction = Transaction(self.id, version, self._newest, exclusive=True, durable=durable)
+            self._begun(connection, transaction).fetch(Wanted())
             return transaction
 
         with translate_errors(), self.connections.leased(begin) as begun, self._step(begun):
@@ -345,7 +342,10 @@ class PostgresTree(TreeVolume):
             nonlocal renames
             alone = next(attempts) >= SHARED_ATTEMPTS
             version = self._session.new_version()
-            begun = self._begun(connection, version, durable=True, exclusive=alone, several=True, renames=renames)
+            begun = Transaction(
+                self.id, version, self._newest, durable=True, exclusive=alone, several=True, renames=renames
+            )
+            self._begun(connection, begun)
             try:
                 with self._step(begun):
                     if guessed is not None and begun.guess(guessed):
@@ -470,7 +470,10 @@ class PostgresTree(TreeVolume):
     def _count(self) -> tuple[int, int]:
         statement = statements.totals(self.id, self._uses.opened())
         transaction = self._scope.transaction
-        rows = self._query(statement) if transaction is None else transaction.ask(statement)
+        if transaction is not None and transaction.has_begun:
+            rows = transaction.ask(statement)
+        else:
+            rows = self._query(statement)
         ((blocks, files, xattr_bytes),) = rows
         return bytes_of_blocks(int(blocks)) + int(xattr_bytes), files
 
@@ -480,17 +483,12 @@ class PostgresTree(TreeVolume):
         assert transaction is not None, "a rule runs in a transaction"
         return transaction
 
-    @property
-    def _file(self) -> Transaction | Draft:
-        """Where a rule about one file runs."""
-        return self._scope.draft or self._here
-
     # -- storage -----------------------------------------------------------------------------------------------
 
     def _inode(self, node: int) -> Inode:
-        if self._scope.transaction is None and self._scope.draft is None:  # extended attributes are read
+        if self._scope.transaction is None:  # extended attributes are read
             return cast("Inode", self.getattr(node))
-        inode = self._file.inode(node)
+        inode = self._here.inode(node)
         if inode.nlink == 0 and not inode.is_new and node not in self._uses:
             raise gone()
         return inode
@@ -508,14 +506,14 @@ class PostgresTree(TreeVolume):
 
     def _changed(self, inode: Inode) -> None:
         assert isinstance(inode, StoredInode)
-        self._file.changed(inode)
+        self._here.changed(inode)
 
     def _reap(self, inode: Inode) -> None:
         """`HostSession` frees a node without a name when no host uses it any more."""
         if inode.nlink == 0:
             used = inode.node in self._uses
             self._here.set_nameless(inode.node, self._session.id if used else 0)
-            self._scope.lost_names.append(inode.node)
+            self._here.lost_names.append(inode.node)
             if not self._uses.is_open(inode.node):
                 self._shared_quota.add(-bytes_of_blocks(inode.blocks), -1)
 
@@ -542,10 +540,10 @@ class PostgresTree(TreeVolume):
         return self._here.children(parent, after, limit)
 
     def _chunk(self, node: int, index: int) -> Chunk | None:
-        return self._file.chunk(node, index)
+        return self._here.chunk(node, index)
 
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
-        self._file.set_chunk(node, index, chunk)
+        self._here.set_chunk(node, index, chunk)
 
     def _drop_chunks(self, node: int, first: int) -> int:
         return self._here.cut(node, first)
@@ -576,12 +574,12 @@ class PostgresTree(TreeVolume):
         was emptied here to be written anew, and another host has done the same since.
         """
         assert isinstance(inode, StoredInode)
-        uses, version = self._uses, self._file.version
+        uses, version = self._uses, self._here.version
         if not self._last_writer_wins:
             may = uses.may_empty if empties else uses.may_write
             if not may(inode, version):
                 raise gone()
-        self._scope.written.append((inode.node, inode.contents, inode.emptied if empties else None))
+        self._here.written.append((inode.node, inode.contents, inode.emptied if empties else None))
         inode.contents = version
         if empties:
             inode.emptied = version

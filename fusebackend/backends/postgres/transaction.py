@@ -46,8 +46,6 @@ from fusebackend.volumes.storage import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocat
 if TYPE_CHECKING:
     from psycopg import Connection
 
-    from fusebackend.backends.postgres.drafts import Draft
-
 MAX_PENDING_BYTES = 8 << 20
 """More than this is written before the commit: a change of several operations may be of any size."""
 
@@ -115,34 +113,36 @@ class Wanted:
 class Transaction:
     """See the module's docstring. Used by one thread, between `begin` and `commit` or `rollback`.
 
+    One without a connection yet gathers the changes of one file, of which all is known (`drafts.py`).
+
     Args:
         durable: it is on the server's disk when `commit` returns.
         exclusive: it has the volume for itself.
         several: it is a change of several operations, which is repeated as a whole after an error of `REPEATABLE`.
         renames: it may rename directories; one of several operations may not otherwise.
         snapshots: which one is the newest.
-        incarnation: the server's (`unsynced.py`).
 
     Attributes:
+        connection, incarnation: are set before it begins; the server's incarnation is that of `unsynced.py`.
         wants_renames: it was refused, since it is about to rename a directory.
         newest: the number of the newest snapshot, 0 for none, of a transaction that has fetched something.
         way: the nodes along the path that it walked last, each with the directory and the name that lead to it.
     """
 
+    connection: Connection[Any]
+    incarnation: str
+
     def __init__(
         self,
-        connection: Connection[Any],
         volume: int,
         version: int,
-        incarnation: str = "",
-        *,
         snapshots: Newest,
+        *,
         durable: bool = False,
         exclusive: bool = False,
         several: bool = False,
         renames: bool = False,
     ) -> None:
-        self.connection = connection
         self._volume = volume
         self._exclusive = exclusive
         self.several = several
@@ -151,10 +151,11 @@ class Transaction:
         self._count: int | None = None  # with which the lock has come
         self.newest = 0
         self.durable = durable
-        self.incarnation = incarnation
         self.wants_renames = False
         self.way: Rows = []
         self.grown_bytes = self.grown_files = self.counts = 0  # for the volume's limits
+        self.lost_names: list[int] = []  # nodes
+        self.written: list[tuple[int, int, int | None]] = []  # nodes, and their `contents` and `emptied` before
         self.logged: list[LogRow] = []  # added with the commit
         self.before: dict[int, int] = {}  # the versions of what it changes
         self.unnamed: set[int] = set()  # … of which these have no name any more
@@ -167,7 +168,7 @@ class Transaction:
         self._parents: dict[int, int] = {}
         self._empty: set[int] = set()  # directories that have no names in the table
         self._freed: dict[tuple[int, int], int] = {}
-        self._begun = False
+        self.has_begun = False
         self._failure: BaseException | None = None  # the server would answer a commit with a rollback
         self._is_draft = False
         self._is_flushed = False  # some of it was written before the end
@@ -209,12 +210,12 @@ class Transaction:
     def fetch(self, wanted: Wanted) -> None:
         """Lock and fetch all of it in one round trip."""
         volume, lock = self._volume, wanted.locks and not self._exclusive
-        if self._begun and self._has(wanted, lock):
+        if self.has_begun and self._has(wanted, lock):
             return
         turns: set[int] = set()
         if lock and not wanted.rename:  # `RENAME_LOCK` comes first: a change that walks has it when it takes its turn
             turns = {*wanted.nodes, *(parent for parent, _ in wanted.entries)}
-        begins = not self._begun
+        begins = not self.has_begun
         batch = self._beginning(wanted.walks, sorted(turns))
         if wanted.rename and lock and not self.several:
             batch.append((statements.lock_renames(volume, wanted.entries), self._take_renames))
@@ -278,8 +279,8 @@ class Transaction:
         """What a transaction begins with, if it has not begun. `turns` are the nodes that it locks first."""
         batch: list[tuple[Statement, Callable[[Rows], None] | None]] = []
         volume = self._volume
-        if not self._begun:
-            self._begun = True
+        if not self.has_begun:
+            self.has_begun = True
             batch.append((BEGIN, None))
             renames = self._renames if self.several and not self._exclusive else None
             batch.append((statements.lock_changes(volume, self._exclusive, turns, renames), self._take_lock))
@@ -444,19 +445,16 @@ class Transaction:
     def _take_freed(self, node: int, first: int, rows: Rows) -> None:
         ((self._freed[node, first],),) = rows
 
-    def adopt(self, draft: Draft) -> None:
-        """Take over the changes of a draft. `commit` is an error of `REPEATABLE` if its row has another version.
+    def begin_draft(self, created: StoredInode) -> None:
+        """Begin with the changes of a draft. `commit` is an error of `REPEATABLE` if its row has another version.
 
         It is the error of the connection if that is lost before the answer: the changes may be made twice.
         """
         self._is_draft = True
-        self.grown_bytes, draft.grown_bytes = draft.grown_bytes, 0
-        inode = draft.shown
-        self._inodes[inode.node] = inode
-        if not self.guess(Guess({inode.node: draft.created}, {})):
-            self.fetch(Wanted(nodes=(inode.node,)))
-        self._inodes[inode.node] = self._changed[inode.node] = inode
-        self._set_chunks.update(draft.chunks)
+        self._locked.clear()
+        if not self.guess(Guess({created.node: created}, {})):
+            self.fetch(Wanted(nodes=(created.node,)))
+        self._inodes.update(self._changed)
 
     def guess(self, guess: Guess) -> bool:
         """Take the tables to have these rows and names; locks are left to the commit, which compares them.
@@ -470,7 +468,7 @@ class Transaction:
         if newest is None or (guess.dated and guess.rows[guess.dated].made < newest[1]):
             return False
         count, self.newest = newest
-        self._begun = True
+        self.has_begun = True
         self._guess = [(BEGIN, None)]
         if guess.dated:
             self._dated = copy.copy(guess.rows[guess.dated])
@@ -560,7 +558,7 @@ class Transaction:
     def chunk(self, node: int, index: int) -> Chunk | None:
         key = (node, index)
         if key not in self._chunks:
-            if index >= self._cuts.get(node, index + 1):
+            if not self.has_begun or index >= self._cuts.get(node, index + 1):
                 return None
             self._chunks[key] = None
             self._send([(statements.chunks(self._volume, node, index, index, []), self._take_chunks)])

@@ -37,7 +37,7 @@ from fusebackend.backends.postgres.known_inodes import UNKNOWN
 from fusebackend.backends.postgres.snapshots import PostgresSnapshots
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.stored_tree import PostgresTree, missing
-from fusebackend.backends.postgres.transaction import Wanted, gone
+from fusebackend.backends.postgres.transaction import Transaction, Wanted, gone
 from fusebackend.backends.postgres.uses import MAX_ACCESSES
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
@@ -405,12 +405,13 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         attr = self.mknod(parent, name, stat.S_IFREG | stat.S_IMODE(mode), 0, caller)
         self._uses.open(attr.node, flags, 0)
         if self._scope.transaction is None and self._feed.live and isinstance(attr, StoredInode):
-            self._drafts.begin(attr, (parent, name), self._session.new_version())
+            draft = Transaction(self.id, self._session.new_version(), self._newest)
+            self._drafts.begin(attr, (parent, name), draft)
         return attr
 
     def open(self, node: int, flags: int) -> Attr:
         if self._scope.transaction is not None:
-            inode = self._change(Wanted(nodes=(node,)), lambda: self._file.inode(node))
+            inode = self._change(Wanted(nodes=(node,)), lambda: self._here.inode(node))
         else:
             self._drafts.settle(node)
             is_read = flags & os.O_ACCMODE == os.O_RDONLY

@@ -19,7 +19,9 @@ from together import together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import drafts
+from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.backends.postgres.transaction import Transaction
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.base import acl
 from fusebackend.databases import pipeline
@@ -227,7 +229,7 @@ def test_a_change_that_the_last_close_overtakes_is_stored_in_time(monkeypatch: p
     monkeypatch.setattr(drafts, "DRAFT_S", 0.01)
     stored: list[drafts.Draft] = []
     known = drafts.Drafts(stored.append)
-    known.begin(StoredInode(7, 0o100600), (ROOT_NODE, b"file"), 1)
+    known.begin(StoredInode(7, 0o100600), (ROOT_NODE, b"file"), Transaction(1, 1, Newest(1)))
     known.change(7, 0, lambda made: made.shown, lambda made: known.forget(7))
     eventually(lambda: len(stored) == 1 and not known.pending())
     known.close()
@@ -242,7 +244,7 @@ def test_a_draft_is_found_by_its_node_among_any_number() -> None:
     known = drafts.Drafts(stored.append)
     known._drafts = Unread()
     for node in range(2, 5):
-        known.begin(StoredInode(node, 0o100600), (ROOT_NODE, b"%d" % node), 1)
+        known.begin(StoredInode(node, 0o100600), (ROOT_NODE, b"%d" % node), Transaction(1, 1, Newest(1)))
         known.change(node, 0, lambda made: made.shown, lambda made: None)
     known.end(2)
     known.settle_all()
