@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.base import waiting
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Step: TypeAlias = "tuple[Wanted, Callable[[], object]]"
+"""A change, to be repeated on a row that another host has changed."""
+
 DRAFT_S = 0.02
 """After its first change a draft is stored at the latest: most files are closed sooner."""
 
@@ -44,14 +47,6 @@ MAX_BYTES: Final = 16 << 20
 """Of all drafts together."""
 
 MAX_DRAFTS: Final = 1_000
-
-
-class Step(NamedTuple):
-    """One change of a draft, to be repeated on a row that another host has changed."""
-
-    wanted: Wanted
-    rule: Callable[..., Any]
-    arguments: tuple[Any, ...]
 
 
 class Draft:

@@ -13,11 +13,12 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.commit_log import KeptLog
-from fusebackend.backends.postgres.drafts import Draft, Drafts, Step
+from fusebackend.backends.postgres.drafts import Draft, Drafts
 from fusebackend.backends.postgres.guesses import Guesses
 from fusebackend.backends.postgres.host_session import HostSession
 from fusebackend.backends.postgres.known_inodes import KnownInodes
@@ -170,12 +171,13 @@ class PostgresTree(TreeVolume):
         """Run a rule that writes so many bytes of a file, or sets attributes: on its draft, if there is one."""
         if self._scope.transaction is None and node in self._drafts:
             self._compare_links()
+            run = partial(rule, node, *arguments)
 
             def make(draft: Draft) -> T:
                 CLOCK.saw_all()
                 self._scope.transaction = draft.transaction
                 try:
-                    result = rule(node, *arguments)
+                    result = run()
                 finally:
                     self._scope.transaction = None
                 draft.shown.settle_times()
@@ -185,7 +187,7 @@ class PostgresTree(TreeVolume):
                 return cast("T", draft.attr) if result is draft.shown else result
 
             self._unsnapped_here = True
-            made = self._drafts.change(node, size, Step(wanted, rule, (node, *arguments)), make)
+            made = self._drafts.change(node, size, (wanted, run), make)
             if made is not None:
                 return made[0]
         return self._change(wanted, rule, node, *arguments)
@@ -203,9 +205,9 @@ class PostgresTree(TreeVolume):
             with self._transaction(self._begun(connection, again)) as transaction:
                 transaction.logged = draft.transaction.logged
                 self._scope.is_repeating = True
-                for step in draft.steps:
-                    transaction.fetch(step.wanted)
-                    step.rule(*step.arguments)
+                for wanted, run in draft.steps:
+                    transaction.fetch(wanted)
+                    run()
 
         try:
             self.connections.run(attempt)
@@ -541,6 +543,13 @@ class PostgresTree(TreeVolume):
 
     def _chunk(self, node: int, index: int) -> Chunk | None:
         return self._here.chunk(node, index)
+
+    def _next_chunk(self, node: int, index: int) -> int | None:
+        if self._scope.transaction is not None:  # which may have others than the table
+            return index
+        self._drafts.settle(node)
+        rows = self._query(statements.next_chunk(self.id, node, index))
+        return rows[0][0] if rows else None
 
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
         self._here.set_chunk(node, index, chunk)
