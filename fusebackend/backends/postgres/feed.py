@@ -269,7 +269,6 @@ class VolumeFeed:
         self._is_back = False  # the connection is new, and the position of an earlier one
         self.leads = True
         self._others = 1  # other sessions, as far as is known
-        self._watches = True
         self._position = NOTHING
         self._floor = ""
         self._server = ""  # another one after each start
@@ -394,7 +393,7 @@ class VolumeFeed:
             return self._looked_at + self._pause_s
         if self._looked_at < self._reads_until:
             return self._looked_at + max(self._pause_s, self._reads_each_s)
-        return self._looked_at + (LOOK_S if self._watches else IDLE_S)
+        return self._looked_at + (LOOK_S if self.leads and self._others else IDLE_S)
 
     def _tell(self, ask: Ask) -> None:
         with self._guard:
@@ -447,7 +446,7 @@ class VolumeFeed:
             self._publish(decode(payloads))
         if payloads and self.on_delay is not None:
             self._put(partial(_tell_ages, self.on_delay, self._looked_at, [age_s for _, age_s in found]))
-        if payloads and not called and self._watches:
+        if payloads and not called and self.leads:
             self.announce()
 
     def _survey(self, ask: Ask) -> str:
@@ -459,7 +458,6 @@ class VolumeFeed:
         else:
             self.lease.is_alone = True
         self.leads = before < WATCHERS
-        self._watches = bool(self._others) and self.leads
         return str(server)
 
     def _return(self, ask: Ask) -> None:
