@@ -229,10 +229,7 @@ class IndexWalk(FileWalk):
 
     def _find(self) -> list[tuple[str, int]] | None:
         """Relative paths and nodes, sorted. None when the index is of no use here."""
-        try:
-            needle = self._pattern.encode("utf-8")
-        except UnicodeEncodeError:
-            return None
+        needle = self._pattern.encode("utf-8", "surrogatepass")  # no text holds a lone surrogate
         try:
             self._volume.write_back()
         except OSError:  # the disk is full: the index does not cover the dirty buffer

@@ -256,7 +256,7 @@ class EntryWalk(TreeWalk):
     def __init__(
         self,
         queries: SearchQueries,
-        pattern: str,
+        needle: bytes,
         volume: Volume,
         directory: int,
         *,
@@ -264,7 +264,7 @@ class EntryWalk(TreeWalk):
         depth: int | None = None,
     ) -> None:
         super().__init__(queries, volume, directory, below=below, depth=depth)
-        self._pattern = pattern
+        self._needle = needle
 
     def __iter__(self) -> Iterator[tuple[str, Attr]]:
         """Paths relative to the directory, some of them outside of `below` and `depth`."""
@@ -273,10 +273,7 @@ class EntryWalk(TreeWalk):
 
     def _find(self) -> list[tuple[str, Attr]] | None:
         """Relative paths with attributes, sorted. None when the directory is to be walked."""
-        try:
-            needle = self._pattern.encode("utf-8")
-        except UnicodeEncodeError:
-            return None
+        needle = self._needle
         rows = self._indexed(needle) if self._queries.indexed else None
         if rows is None and self._directory == ROOT_NODE:
             rows = self._queries.rows(_NAMES.format(files=_ALL, count="0"), needle=needle)
@@ -310,7 +307,9 @@ class EntryWalk(TreeWalk):
 
 def telling(needle: bytes) -> list[str]:
     """The longest parts of a pattern that entries hold: within one word each, and long enough for the index."""
-    return [text for part in trigram.fragments(needle) if len(text := part.decode("utf-8")) >= trigram.TRIGRAM]
+    return [
+        text for part in trigram.fragments(needle) if len(text := part.decode("utf-8", "ignore")) >= trigram.TRIGRAM
+    ]
 
 
 def like(part: str) -> str:

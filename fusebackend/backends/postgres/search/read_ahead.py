@@ -51,13 +51,10 @@ class ReadAhead(FileSearch):
     def __init__(
         self, queries: SearchQueries, pattern: str, volume: Volume, path: str, matcher: Matcher | None, max_bytes: int
     ) -> None:
-        super().__init__(volume, path, matcher, max_bytes, functools.partial(EntryWalk, queries, pattern), self.read)
+        self._needle = needle = pattern.encode("utf-8", "surrogatepass")  # no text holds a lone surrogate
+        super().__init__(volume, path, matcher, max_bytes, functools.partial(EntryWalk, queries, needle), self.read)
         self._queries = queries
         self._limit = min(max_bytes, LOCKED_BYTES)
-        try:
-            self._needle: bytes | None = pattern.encode("utf-8")
-        except UnicodeEncodeError:
-            self._needle = None  # a lone surrogate, which no file holds
         self._ahead: dict[int, bytes | None] = {}
 
     def __iter__(self) -> Iterator[tuple[str, Attr]]:
