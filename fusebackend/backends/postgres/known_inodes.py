@@ -21,6 +21,7 @@ import itertools
 import stat
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fusebackend.backends.postgres.statements import FIELDS, StoredInode
@@ -49,16 +50,17 @@ UNKNOWN: Final = 0
 _VERSION: Final = FIELDS.index("version")
 
 
+@dataclass(slots=True)
 class _Names:
     """Names in a directory, with their nodes; None for one that is not there."""
 
-    __slots__ = ("is_whole", "listed", "names", "version")
-
-    def __init__(self, version: int, *, is_whole: bool = False) -> None:
-        self.version = version  # of the directory's row
-        self.names: dict[bytes, int | None] = {}
-        self.listed = b""  # a listing has come to this name
-        self.is_whole = is_whole  # all are known
+    version: int
+    """Of the directory's row."""
+    is_whole: bool = False
+    """All are known."""
+    names: dict[bytes, int | None] = field(default_factory=dict)
+    listed: bytes = b""
+    """A listing has come to this name."""
 
 
 class KnownInodes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from fusebackend.backends.postgres.statements import StoredInode
 
@@ -47,8 +48,7 @@ class Accesses:
         return inode
 
     def times(self) -> dict[int, int]:
-        with self._lock:
-            return dict(self._times)
+        return dict(self._times)
 
     def stored(self, times: Mapping[int, int]) -> None:
         """These are in the tables, or another change has come before them."""
@@ -58,20 +58,20 @@ class Accesses:
                     del self._times[node]
 
 
+@dataclass(slots=True)
 class OpenNode:
     """A node that is open here."""
 
-    __slots__ = ("contents", "contents_before", "count", "emptied", "emptied_before", "is_changed_elsewhere", "writers")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.writers = 0
-        self.contents = 0  # the version of the bytes that this host has opened, or made
-        self.emptied: int | None = None  # the version that made it 0 bytes long, where that was done here
-        # The row's values before it was last written here. It still has them if that failed, and else never again.
-        self.contents_before = 0
-        self.emptied_before = 0
-        self.is_changed_elsewhere = False
+    count: int = 0
+    writers: int = 0
+    contents: int = 0
+    """The version of the bytes that this host has opened, or made."""
+    emptied: int | None = None
+    """The version that made it 0 bytes long, where that was done here."""
+    # The row's values before it was last written here. It still has them if that failed, and else never again.
+    contents_before: int = 0
+    emptied_before: int = 0
+    is_changed_elsewhere: bool = False
 
 
 class Uses:
@@ -137,8 +137,7 @@ class Uses:
 
     def unused(self) -> list[int]:
         """Nodes that this session is registered for, and uses no more."""
-        with self._lock:
-            return list(self._unused)
+        return list(self._unused)
 
     def forget_unused(self, nodes: Iterable[int]) -> None:
         """These have been unregistered."""
@@ -150,12 +149,10 @@ class Uses:
         return node in self._nameless
 
     def nameless(self) -> list[int]:
-        with self._lock:
-            return list(self._nameless)
+        return list(self._nameless)
 
     def opened(self) -> list[int]:
-        with self._lock:
-            return list(self._opened)
+        return list(self._opened)
 
     # -- conflicts between hosts -------------------------------------------------------------------------------
 
