@@ -251,13 +251,14 @@ class PostgresTree(TreeVolume):
             finally:  # it may have happened without an answer
                 if transaction.changes:
                     self._feed.announce(xid)
-            self._known.committed(moment, transaction.inodes(), transaction.before, transaction.names())
+            changed = transaction.inodes()
+            self._known.committed(moment, changed, transaction.before, transaction.names())
             self._unsnapped_here = self._unsnapped_here or bool(transaction.before)
             self._unsynced.committed(
                 transaction.incarnation,
                 transaction.before,
                 transaction.version,
-                unnamed=transaction.unnamed,
+                unnamed={inode.node for inode in changed if inode.nlink == 0},
                 durable=transaction.durable,
             )
             self._shared_quota.settle(transaction, committed=True)

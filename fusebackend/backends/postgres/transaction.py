@@ -148,7 +148,7 @@ class Transaction:
         self.several = several
         self._renames = renames
         self._snapshots = snapshots
-        self._count: int | None = None  # with which the lock has come
+        self._lock: Rows = []  # the answer of the statement that took it
         self.newest = 0
         self.durable = durable
         self.wants_renames = False
@@ -158,7 +158,6 @@ class Transaction:
         self.written: list[tuple[int, int, int | None]] = []  # nodes, and their `contents` and `emptied` before
         self.logged: list[LogRow] = []  # added with the commit
         self.before: dict[int, int] = {}  # the versions of what it changes
-        self.unnamed: set[int] = set()  # … of which these have no name any more
         self.version = version  # of all that this changes
         self._inodes: dict[int, StoredInode] = {}
         self._locked: set[int] = set()  # inodes whose rows are locked
@@ -188,7 +187,7 @@ class Transaction:
         self._replaced: set[tuple[int, bytes]] = set()  # names that led somewhere else
         self._made: dict[tuple[int, int], int] = {}  # `made` of chunks
         self.changes: list[Change] = []  # other hosts are told of them with the commit
-        self._walked: set[int] = set()  # nodes of paths whose rows have been locked
+        self._walked: Rows = []  # nodes of paths whose rows have been locked
         self._target: int | None = None  # the end of the path that was walked last
 
     def ask(self, statement: Statement) -> Rows:
@@ -212,13 +211,14 @@ class Transaction:
         volume, lock = self._volume, wanted.locks and not self._exclusive
         if self.has_begun and self._has(wanted, lock):
             return
+        renames: Rows = []
         turns: set[int] = set()
         if lock and not wanted.rename:  # `RENAME_LOCK` comes first: a change that walks has it when it takes its turn
             turns = {*wanted.nodes, *(parent for parent, _ in wanted.entries)}
         begins = not self.has_begun
         batch = self._beginning(wanted.walks, sorted(turns))
         if wanted.rename and lock and not self.several:
-            batch.append((statements.lock_renames(volume, wanted.entries), self._take_renames))
+            batch.append((statements.lock_renames(volume, wanted.entries), renames.extend))
             batch.append((statements.take_turns(volume, sorted({parent for parent, _ in wanted.entries})), None))
         self._names.update({entry: None for entry in wanted.entries if entry[0] in self._empty})
         entries = [entry for entry in wanted.entries if entry not in self._names or (lock and entry in self._unsure)]
@@ -247,7 +247,7 @@ class Transaction:
                 batch.append((statements.freed(volume, node, first), lambda rows: self._take_freed(node, first, rows)))
         self._send(batch)
         if begins:
-            self.newest = self._snapshots.of(self.connection, self._count, self.ask)
+            self.newest = self._snapshots.of(self.connection, self._lock[0][1], self.ask)
         self._note_names(entries, sure=lock)
         if before != [self._names[entry] for entry in guessed]:
             self._fail(overtaken())
@@ -255,7 +255,7 @@ class Transaction:
             self._fail(overtaken())  # the row is gone
         if taken and not all(map(self._is_locked, wanted.entries)):
             self._fail(overtaken())  # a name led elsewhere when its directory was locked; to lock that now may deadlock
-        if wanted.rename and lock and not self._renames and self._moves_directory(wanted.entries):
+        if wanted.rename and lock and not (self._renames or renames) and self._moves_directory(wanted.entries):
             self.wants_renames = True
             self._fail(overtaken())
 
@@ -283,10 +283,10 @@ class Transaction:
             self.has_begun = True
             batch.append((BEGIN, None))
             renames = self._renames if self.several and not self._exclusive else None
-            batch.append((statements.lock_changes(volume, self._exclusive, turns, renames), self._take_lock))
+            batch.append((statements.lock_changes(volume, self._exclusive, turns, renames), self._lock.extend))
         if walks and not self._exclusive:
             ways = [(walk.names, 2 if walk.removes else 1) for walk in walks]
-            batch.append((statements.lock_walks(volume, ROOT_NODE, ways), self._take_walked))
+            batch.append((statements.lock_walks(volume, ROOT_NODE, ways), self._walked.extend))
         for walk in walks:
             take = partial(self._take_walk, walk)
             batch.append((statements.walk(volume, ROOT_NODE, walk.names), take))
@@ -377,9 +377,6 @@ class Transaction:
             if take is not None:
                 take(rows)
 
-    def _take_lock(self, rows: Rows) -> None:
-        self._count = rows[0][1]
-
     def _take_inodes(self, rows: Rows) -> None:
         for row in rows:
             if row[0] not in self._inodes:
@@ -406,16 +403,10 @@ class Transaction:
             if row[0] not in self._inodes:
                 self._inodes[row[0]] = StoredInode.of(row)
 
-    def _take_renames(self, rows: Rows) -> None:
-        self._renames = bool(rows)
-
-    def _take_walked(self, rows: Rows) -> None:
-        self._walked = {node for (node,) in rows}
-
     def _take_walk(self, walk: Walk, rows: Rows) -> None:
         """Rows in `_walked` are locked, so nobody changes them any more."""
         self.way = rows
-        self._take_locked([row[2:] for row in rows if row[2] in self._walked])
+        self._take_locked([row[2:] for row in rows if (row[2],) in self._walked])
         self._take_inodes([row[2:] for row in rows])
         entries = {(parent, name): row[0] for parent, name, *row in rows[1:]}
         self._target, depth = (rows[-1][2], len(rows) - 1) if rows else (None, 0)
@@ -674,8 +665,6 @@ class Transaction:
             batch.append(self._date(dated, self._dated))
         for inode in self._changed.values():
             self.before.setdefault(inode.node, inode.version)
-            if inode.nlink == 0:
-                self.unnamed.add(inode.node)
             inode.version = self.version
             inode.settle_times()
             inode.made = max(inode.made, self.newest)
