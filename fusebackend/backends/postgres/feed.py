@@ -119,22 +119,20 @@ NO_XID: Final = 1 << 63
 """Of a transaction whose number is not known: no snapshot sees it."""
 
 _KEPT: Final = """
-SELECT floor::text, done::text FROM fusebackend.change_kept
+SELECT floor::text FROM fusebackend.change_kept
 WHERE volume = %s::int AND at <= now() - interval '5 s' FOR UPDATE SKIP LOCKED
 """
 _DELETE: Final = f"""
 WITH gone AS (
     DELETE FROM fusebackend.change WHERE ctid = ANY(ARRAY(
-        SELECT ctid FROM fusebackend.change WHERE volume = %s::int
-        AND (xid >= %s::text::xid8 AND xid < %s::text::xid8 OR xid = ANY(%s::text[]::xid8[]))
+        SELECT ctid FROM fusebackend.change WHERE volume = %s::int AND xid < %s::text::xid8
         AND pg_visible_in_snapshot(xid, %s::text::pg_snapshot) LIMIT {SWEPT_AT_ONCE}
     )) RETURNING 1
 ), counted AS (SELECT count(*) = {SWEPT_AT_ONCE} AS more FROM gone)
-UPDATE fusebackend.change_kept SET floor = %s::text::pg_snapshot,
-    done = CASE WHEN more THEN done ELSE %s::text::pg_snapshot END, at = CASE WHEN more THEN at ELSE now() END
+UPDATE fusebackend.change_kept SET floor = %s::text::pg_snapshot, at = CASE WHEN more THEN at ELSE now() END
 FROM counted WHERE volume = %s::int RETURNING more
 """
-"""While `floor` is ahead of `done`, rows may be left that it says are gone."""
+"""Rows may be left that `floor` says are gone."""
 IS_OLD: Final = f"""
 (SELECT at < now() - interval '{KEEP_S} s' FROM fusebackend.change WHERE volume = %s ORDER BY xid LIMIT 1)
 """
@@ -508,16 +506,10 @@ class VolumeFeed:
             self._past.popleft()
         if not self._past or self._past[0][0] > now - KEEP_S:
             return False
+        old = self._past[0][1]
         with transaction(connection):
-            return self._delete(connection, self._past[0][1])
-
-    def _delete(self, connection: Connection[Any], old: PgSnapshot) -> bool:
-        rows = rows_of(connection, _KEPT, (self._volume,))
-        if not rows:  # another host does it, or has just done so
-            return False
-        floor, done = map(PgSnapshot.parse, rows[0])
-        if not old.covers(floor) or done.covers(old):
-            return False
-        words = (self._volume, str(done.xmax), str(old.xmax), [str(xid) for xid in done.running], str(old))
-        ((more,),) = rows_of(connection, _DELETE, (*words, str(old), str(old), self._volume))
-        return bool(more)
+            rows = rows_of(connection, _KEPT, (self._volume,))
+            if not rows or not old.covers(PgSnapshot.parse(rows[0][0])):  # another host does it, or has just done so
+                return False
+            ((more,),) = rows_of(connection, _DELETE, (self._volume, str(old.xmax), str(old), str(old), self._volume))
+            return bool(more)

@@ -41,7 +41,7 @@ no row.
 | `change`         | a transaction that has     | volume, xid (the transaction), session, payload (`feed.encode`),  |
 |                  | changed a volume           | at                                                                |
 | `change_kept`    | a volume                   | volume, incarnation (another one after a crash), floor (changes   |
-|                  |                            | that a snapshot sees may be deleted), done (and are), at          |
+|                  |                            | that a snapshot sees may be deleted), done (unused), at           |
 |                  |                            | volume 0: at is the start of the server (`SKIP_NUMBERS`)          |
 
 What a host's history (`commit_log.py`) may not have yet is logged, for a row is there if its change is:
