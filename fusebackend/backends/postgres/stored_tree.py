@@ -471,12 +471,9 @@ class PostgresTree(TreeVolume):
         self._scope.links = ()
 
     def _count(self) -> tuple[int, int]:
-        statement = statements.totals(self.id, self._uses.opened())
+        totals = statements.totals(self.id, self._uses.opened())
         transaction = self._scope.transaction
-        if transaction is not None and transaction.has_begun:
-            rows = transaction.ask(statement)
-        else:
-            rows = self._query(statement)
+        rows = self._query(totals) if transaction is None or not transaction.has_begun else transaction.ask(totals)
         ((blocks, files, xattr_bytes),) = rows
         return bytes_of_blocks(int(blocks)) + int(xattr_bytes), files
 

@@ -82,7 +82,6 @@ class Uses:
         self._opened: dict[int, OpenNode] = {}
         self._held: set[int] = set()
         self._nameless: set[int] = set()  # registered in the table as used by this session, for they have no name
-        self._unused: set[int] = set()  # nodes to be unregistered
 
     def __contains__(self, node: int) -> bool:
         return node in self._opened or node in self._held
@@ -112,37 +111,28 @@ class Uses:
             opened.writers -= bool(flags & WRITING)
             if opened.count == 0:
                 del self._opened[node]
-                self._note_unused(node)
 
     def hold(self, node: int) -> None:
         self._held.add(node)
 
     def forget(self, nodes: Iterable[int]) -> None:
-        with self._lock:
-            for node in nodes:
-                self._held.discard(node)
-                self._note_unused(node)
+        self._held.difference_update(nodes)
 
     # -- without a name ----------------------------------------------------------------------------------------
 
     def note_nameless(self, node: int) -> None:
         with self._lock:
             self._nameless.add(node)
-            self._note_unused(node)  # its last user may have gone meanwhile
-
-    def _note_unused(self, node: int) -> None:
-        if node in self._nameless and node not in self:
-            self._nameless.discard(node)
-            self._unused.add(node)
 
     def unused(self) -> list[int]:
         """Nodes that this session is registered for, and uses no more."""
-        return list(self._unused)
+        with self._lock:
+            return [node for node in self._nameless if node not in self]
 
     def forget_unused(self, nodes: Iterable[int]) -> None:
         """These have been unregistered."""
         with self._lock:
-            self._unused.difference_update(nodes)
+            self._nameless.difference_update(nodes)
 
     def is_noted(self, node: int) -> bool:
         """Whether this session is registered as a user of a node without a name."""
