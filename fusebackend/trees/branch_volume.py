@@ -23,7 +23,7 @@ import errno
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -55,7 +55,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.versions import COARSE_NS
 from fusebackend.trees.lower_tree import BASE, FIRST_OWN, LowerTree
-from fusebackend.volumes.contents import ATTEMPTS, data_pieces
+from fusebackend.volumes.contents import ATTEMPTS, PIECE_BYTES
 from fusebackend.volumes.placing import without_zeros
 from fusebackend.volumes.storage import CHUNK_BYTES, CHUNK_SHIFT, Chunk, Inode, allocated_blocks
 from fusebackend.volumes.walk import paged
@@ -629,17 +629,17 @@ class BranchVolume(SqliteVolume):
 
     def _fill_base(self, node: int, base: Inode) -> Attr:
         """Copy the bytes of a live file into a new one; returns its attributes at that moment."""
-        volume, below = self.lower.view_of(node)
-        for attempt in range(ATTEMPTS):
-            before = self.lower.attr_of(node)
-            for offset, piece in without_zeros(data_pieces(volume, below)):
-                self._admit(len(piece))
-                super()._put(base, offset, piece)
-                base.size = offset + len(piece)
-            after = self.lower.attr_of(node)
-            if after.fingerprint == before.fingerprint or attempt == ATTEMPTS - 1:
-                break
-            super()._resize(base, 0)
+        with self.lower.reading(node) as (volume, handle):
+            for attempt in range(ATTEMPTS):
+                before = self.lower.attr_of(node)
+                for offset, piece in without_zeros(_pieces(volume, handle)):
+                    self._admit(len(piece))
+                    super()._put(base, offset, piece)
+                    base.size = offset + len(piece)
+                after = self.lower.attr_of(node)
+                if after.fingerprint == before.fingerprint or attempt == ATTEMPTS - 1:
+                    break
+                super()._resize(base, 0)
         super()._resize(base, after.size)
         return after
 
@@ -909,13 +909,25 @@ class BranchVolume(SqliteVolume):
         super()._put(inode, offset, data)
 
     def _resize(self, inode: Inode, size: int) -> None:
-        super()._resize(inode, size)
-        # The blocks that are given back are those of the branch alone, and the file below may count in another way.
-        inode.blocks = min(max(inode.blocks, 0), allocated_blocks(size))
         origin = self._of(inode.node)
-        if origin.limit is not None and size < origin.limit:
+        is_cut = origin.limit is not None and size < origin.limit
+        below = self._blocks_below(origin, -(-size >> CHUNK_SHIFT)) if is_cut and size else 0
+        super()._resize(inode, size)
+        # The blocks that are given back there are those of the branch alone. The file below may count in another way.
+        inode.blocks = min(max(inode.blocks - below, 0), allocated_blocks(size))
+        if is_cut:
             origin.limit = size
             self._origin_changed(origin)
+
+    def _blocks_below(self, origin: BranchOrigin, first: int) -> int:
+        """Return the allocated blocks of chunks that shine through, from an index on."""
+        assert origin.limit is not None
+        blocks, index = 0, self._next_chunk_below(origin.node, first)
+        while index is not None:
+            if super()._chunk(origin.node, index) is None:
+                blocks += allocated_blocks(min(CHUNK_BYTES, origin.limit - (index << CHUNK_SHIFT)))
+            index = self._next_chunk_below(origin.node, index + 1)
+        return blocks
 
     # -- storage: extended attributes --------------------------------------------------------------------------
 
@@ -964,6 +976,15 @@ def _unfinished(path: str) -> str:
 def _copy_attributes(source: Attr, target: Inode) -> None:
     target.take(source)
     target.nlink = max(source.nlink, 2 if source.is_dir else 1)
+
+
+def _pieces(volume: Volume, handle: int) -> Iterator[tuple[int, bytes]]:
+    """Read an open file without its holes: offset and bytes. To the end, also when the caller's time is up: the change
+    that needs them has begun (`data_pieces` stops)."""
+    offset = volume.next_data(handle, 0)
+    while offset is not None and (piece := volume.read(handle, offset, PIECE_BYTES)):
+        yield offset, piece
+        offset = volume.next_data(handle, offset + len(piece))
 
 
 def read_routes(path: str) -> list[BranchRoute]:

@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from nodes import node_at, put
+from nodes import node_at, overwrite, put
 from profiles import examples
 
 from fusebackend.backends.directory.volume import DirectoryVolume
@@ -24,8 +24,9 @@ from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher, stored_tree
 from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.base import budget
 from fusebackend.base.paths import ROOT
-from fusebackend.protocol import Volume
+from fusebackend.protocol import AttrChanges, Volume
 from fusebackend.testing.branches import BranchCases, BranchMachine, branch_over
 from fusebackend.trees import branch_volume
 from fusebackend.trees.branch_volume import BranchVolume
@@ -186,3 +187,37 @@ def test_what_was_copied_up_is_stored_whole_after_a_failed_flush(
     branch.close()
     with contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})) as again:
         assert again.read(node_at(again, "file"), 0, 200) == b"above " + b"below " * 19
+
+
+@pytest.mark.parametrize("size", [0, 100, 200_000, 3 << 20, 4_500_000, 5 << 20])
+def test_a_file_with_holes_that_is_cut_off_in_a_branch_counts_what_is_stored(tmp_path: Path, size: int) -> None:
+    (tmp_path / "files").mkdir()
+    with contextlib.ExitStack() as opened:
+        model = opened.enter_context(contextlib.closing(InMemoryVolume()))
+        lowers = [InMemoryVolume(), SqliteVolume(tmp_path / "volume.db"), DirectoryVolume(tmp_path / "files")]
+        branches = []
+        for number, volume in enumerate([model, *lowers]):
+            node = put(volume, b"sparse", b"data" * 65_536)
+            overwrite(volume, node, 4 << 20, b"data" * 163_840)
+            overwrite(volume, node, 9 << 20, b"end")
+            if volume is not model:
+                opened.enter_context(contextlib.closing(volume))
+                branch = branch_over(tmp_path / f"{number}.db", {ROOT: volume})
+                branches.append(opened.enter_context(contextlib.closing(branch)))
+        changes = AttrChanges(size=size)
+        expected = model.setattr(node_at(model, "sparse"), changes).blocks
+        assert [each.setattr(node_at(each, "sparse"), changes).blocks for each in branches] == [expected] * 3
+
+
+def test_a_write_that_has_begun_completes_though_its_caller_cancels(tmp_path: Path) -> None:
+    """The first change of a live file copies its bytes up, and is as good as any other when it has begun."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "file").write_bytes(b"below " * 20)
+    cancelled = budget.Cancellation()
+    cancelled.set()
+    with contextlib.closing(DirectoryVolume(tmp_path / "files")) as below:
+        with contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})) as branch:
+            node = node_at(branch, "file")
+            with budget.limited(None, cancelled):
+                branch.write(node, 0, b"above")
+            assert branch.read(node, 0, 200) == b"above " + b"below " * 19
