@@ -471,7 +471,7 @@ class _RouteSteps:
     """Steps in one route.
 
     Args:
-        outcome: gets those that were made, and what could not be kept.
+        outcome: gets those that were made, and what could not be kept of them.
     """
 
     replacing = 0
@@ -492,6 +492,7 @@ class _RouteSteps:
         """What the present step makes a file of, read with the lock free."""
         self.set_aside: Counter[int] = Counter()
         """Nodes in the staging directory under names that they have lost: how many of each."""
+        self._partly: list[str] = []  # of steps that are not made yet: the plan may be dropped
 
     def prepare(self) -> None:
         """Write the new contents, which nobody sees yet."""
@@ -522,7 +523,13 @@ class _RouteSteps:
         return step.word in ("make", "replace") and step.state is not None and not stat.S_ISDIR(step.state.mode)
 
     def lost(self, step: Step, placed: placing.Placed) -> None:
-        self.outcome.partly += [f"{shown(step.path)}: {words}" for words in placed.lost]
+        self._partly += [f"{shown(step.path)}: {words}" for words in placed.lost]
+
+    def made(self, steps: Sequence[Step]) -> None:
+        """Note that steps were made."""
+        self.outcome.steps += steps
+        self.outcome.partly += self._partly
+        self._partly.clear()
 
     def stage(self, step: Step, name: bytes) -> None:
         """Make the file of a step in the staging directory."""
@@ -649,7 +656,7 @@ class _OneByOne(_RouteSteps):
                     line["final"] = os.fsdecode(next(each.to_path for each in self.steps if each.path == new))
                 self.journal.note(line)
             self._run(step, b"%d" % index)
-            self.outcome.steps.append(step)
+            self.made([step])
         self.route.clear()
 
     def _run(self, step: Step, name: bytes) -> None:
@@ -695,7 +702,7 @@ class _AtOnce(_RouteSteps):
             self.volume.sync()  # the names below go into one transaction, with nothing else
         self.volume.change_at_once(self._commit)
         self.route.clear()
-        self.outcome.steps += self.steps
+        self.made(self.steps)
 
     def _commit(self, changes: Changes) -> None:
         self._back = []

@@ -19,6 +19,7 @@ from fusebackend.base.paths import ROOT
 from fusebackend.protocol import AttrChanges, Volume
 from fusebackend.trees.merge.plan import MergePlan, Side, plan
 from fusebackend.trees.merge.run import Merge, Outcome
+from fusebackend.volumes import placing
 
 LINES = b"".join(b"line %d\n" % number for number in range(20))
 
@@ -452,6 +453,27 @@ def test_main_that_changes_meanwhile_is_planned_again(trees: Three, tmp_path: Pa
     assert conflicts(outcome.plan) == {"/a": "changed in both"}
     assert data(trees.main, b"a") == b"main\n"
     assert not (tmp_path / "b.merge").exists()
+
+
+def test_what_was_not_kept_is_that_of_the_steps_that_were_made(
+    trees: Three, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step was staged, and dropped with its plan: nothing is lost of a file that main has made itself meanwhile."""
+    monkeypatch.setattr(placing, "_lost", lambda volume, state: ("owner",))
+    write(trees.branch, b"new", b"same")
+    left = [b"same"]
+
+    def changing_plan() -> MergePlan:
+        found = planned(trees)
+        if left:
+            write(trees.main, b"new", left.pop())
+        return found
+
+    merge = Merge("b", {ROOT: trees.main}, changing_plan, str(tmp_path / "b.merge"))
+    outcome = merge.run()
+    assert (outcome.steps, outcome.partly) == ([], [])
+    write(trees.branch, b"other", b"")
+    assert merge.run().partly == ["/other: owner"]
 
 
 def test_an_error_leaves_a_route_that_changes_at_once_as_it_was(
