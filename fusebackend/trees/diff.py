@@ -1,10 +1,8 @@
 """The differences of two trees: names, types, bytes and attributes of `before` and `after`.
 
-Two regular files with the same size, mtime and ctime are taken for equal without a read: trees of one volume keep the
-ctime, and every change of a file moves it. That holds for a ctime that is `RACY_NS` older than the older tree: a file
-written both before and after a snapshot in one tick of the clock (1 to 10 ms) has one ctime in both, as git's index
-knows it ("racily clean"). All others are compared byte by byte. A deleted and a
-created file are a rename if their bytes are equal, as `git diff -M100%` has it. Empty files are never renamed.
+A file with the same times in both is taken for equal without a read (`is_untouched`). All others are compared byte by
+byte. A deleted and a created file are a rename if their bytes are equal, as `git diff -M100%` has it. Empty files are
+never renamed.
 
 Times are no difference, as in git: a file that was only touched is the same. Type, bytes, the target of
 a link, the number of a device, permission bits, owner and group, and extended attributes are compared.
@@ -25,7 +23,7 @@ from typing import Literal, TypeAlias
 
 from fusebackend.base.relative_paths import join, split
 from fusebackend.protocol.records import FILE_TYPES
-from fusebackend.trees.merge.tree import RACY_NS, Item, MergeTree, same_contents
+from fusebackend.trees.merge.tree import Item, MergeTree, is_untouched, same_contents
 from fusebackend.volumes.contents import filled
 
 Change: TypeAlias = Literal["created", "deleted", "modified", "renamed", "retyped"]
@@ -86,25 +84,17 @@ def type_of(item: Item) -> str:
     return FILE_TYPES.get(item.type, "file")
 
 
-def differences(
-    before: MergeTree,
-    after: MergeTree,
-    paths: Iterable[bytes] = (b"",),
-    *,
-    older_ns: int | None = None,
-) -> Differences:
+def differences(before: MergeTree, after: MergeTree, paths: Iterable[bytes] = (b"",)) -> Differences:
     """Compare two trees, in the routes that both hold. Of directories on the way to routes the own attributes are not
     compared: some are synthesised.
 
     Args:
         paths: the paths that are compared, with all below them.
-        older_ns: when the older one of two trees of one mount was taken. Without it every file is read.
 
     Raises:
         FileNotFoundError: a path is in neither tree.
         OSError: of a directory on the way to a path. Errors below it become `skipped`.
     """
-    trusted_ns = 0 if older_ns is None else older_ns - RACY_NS
     result = Differences()
     for path in sorted(set(paths)):
         left = [(path, before.find(path), after.find(path))]
@@ -113,7 +103,7 @@ def differences(
         while left:
             here, old, new = left.pop()
             try:
-                left += _compared(result, here, old, new, trusted_ns)
+                left += _compared(result, here, old, new)
             except OSError as error:
                 result.skipped.append((here, error.strerror or str(error)))
     unique = {(each.path, each.change): each for each in result.found}
@@ -124,7 +114,7 @@ def differences(
 
 
 def _compared(
-    result: Differences, path: bytes, before: Item | None, after: Item | None, trusted_ns: int
+    result: Differences, path: bytes, before: Item | None, after: Item | None
 ) -> list[tuple[bytes, Item | None, Item | None]]:
     """Compare a path, and return the names below it that are to be compared next."""
     ours = before.names() if before is not None else {}
@@ -138,37 +128,27 @@ def _compared(
     elif before is None or after is None or before.type != after.type:
         change: Change = "created" if before is None else "deleted" if after is None else "retyped"
         result.found.append(Difference(change, path, before, after))
-    elif differing := tuple(fields(before, after, trusted_ns)):
+    elif differing := tuple(_fields(before, after)):
         result.found.append(Difference("modified", path, before, after, fields=differing))
     if ours and after is not None and after.is_dir and not theirs:
         result.emptied.append(path)
     return [(join(path, name), ours.get(name), theirs.get(name)) for name in ours.keys() | theirs.keys()]
 
 
-def fields(before: Item, after: Item, trusted_ns: int = 0) -> Iterator[Field]:
-    """Compare two files of the same type, and return the fields in which they differ.
-
-    Args:
-        trusted_ns: a ctime before this is in both trees only if the file is the same.
-    """
-    same_ctime = before.ctime_ns == after.ctime_ns < trusted_ns
-    same_times = same_ctime and (before.mtime_ns, before.size) == (after.mtime_ns, after.size)
-    if not same_times and not same_contents(before, after):
+def _fields(before: Item, after: Item) -> Iterator[Field]:
+    """The fields in which two files of the same type differ."""
+    if not same_contents(before, after):
         yield "bytes"
-    yield from _attributes(before, after, same_xattrs=same_ctime)
+    yield from _attributes(before, after)
 
 
-def _attributes(before: Item, after: Item, *, same_xattrs: bool = False) -> Iterator[Field]:
-    """The attributes in which two files of the same type differ.
-
-    Args:
-        same_xattrs: it is known that the extended ones do not.
-    """
+def _attributes(before: Item, after: Item) -> Iterator[Field]:
+    """The attributes in which two files of the same type differ."""
     if stat.S_IMODE(before.mode) != stat.S_IMODE(after.mode) and not stat.S_ISLNK(after.mode):
         yield "mode"
     if (before.uid, before.gid) != (after.uid, after.gid):
         yield "owner"
-    if not same_xattrs and before.xattrs != after.xattrs:
+    if not is_untouched(before, after) and before.xattrs != after.xattrs:
         yield "xattrs"
 
 

@@ -16,7 +16,7 @@ from fusebackend.protocol import SnapshotVolume, Volume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.earlier import EarlierVolume
-from fusebackend.trees.merge.tree import RACY_NS, Item, MergeTree, by_node
+from fusebackend.trees.merge.tree import Item, MergeTree, by_node
 from fusebackend.trees.refs import Ref
 from fusebackend.trees.snapshots import Snapshots
 
@@ -107,7 +107,10 @@ class States:
                 return MountState(MergeTree(earlier, self._volumes), self._volumes, earlier)
             return MountState(MergeTree(earlier, self._volumes, by_node, _ALWAYS_NS), self._volumes, earlier)
         if ref.is_branch and self._branches is not None:
-            return MountState(MergeTree({ROOT: self._branches.volume(ref.name)}, self._volumes), self._volumes, {})
+            branch = self._branches.volume(ref.name)
+            time_ns = min(route.time_ns for route in branch.routes)
+            tree = MergeTree({ROOT: branch}, self._volumes, lambda _, node: branch.main_file(node), time_ns)
+            return MountState(tree, self._volumes, {})
         parts = None if self._snapshots is None else self._snapshots.find(ref.name)
         if parts is None:
             raise OSError(errno.ENOENT, f"there is no snapshot '{ref.name}'")
@@ -138,16 +141,12 @@ class States:
             if one.tree.find(path) is None and other.tree.find(path) is None:
                 text = f"'/{to_text(path)}' is neither in '{before.name}' nor in '{after.name}'"
                 raise OSError(errno.ENOENT, text)
-        older_ns = min((ref.time_ns for ref in (before, after) if ref.time_ns is not None), default=None)
         trees, chosen = (one.tree, other.tree), list(paths)
         branches = {self.branch_of(before), self.branch_of(after)}
         if len(branches) == 1 and all(ref.is_main or ref.is_call or ref.is_branch for ref in (before, after)):
-            older_ns = _ALWAYS_NS + RACY_NS if None in branches else None
             touched = [*_touched(one.earlier), *_touched(other.earlier)]
             chosen = [path for path in _chosen(touched, chosen) if any(tree.find(path) is not None for tree in trees)]
-        elif branches != {None} and (before.is_call or after.is_call):
-            older_ns = None  # the state before a call of a branch gives files numbers and times of its own
-        result = differences(*trees, chosen, older_ns=older_ns)
+        result = differences(*trees, chosen)
         asked = {f"/{to_text(path)}/" for path in paths if path}  # of these the routes in them are compared
         result.missing = sorted({*one.lacking(paths), *other.lacking(paths)} - asked)
         return result

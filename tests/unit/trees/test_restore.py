@@ -25,8 +25,9 @@ from whole_tree import whole_tree
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite.backend import SqliteVolume
-from fusebackend.base.paths import AgentPath
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import AttrChanges, Caller, RestoreResult, Volume
+from fusebackend.trees.branch_volume import BranchRoute
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.merge.run import STAGING, Journal, MainTree
 from fusebackend.trees.refs import MAIN_REF, Ref
@@ -37,6 +38,15 @@ from fusebackend.volumes import placing
 from fusebackend.volumes.contents import opened
 
 ME = Caller(os.geteuid(), os.getegid())
+
+
+class AnyBranch(InMemoryVolume):
+    """A volume in place of a branch that has no file of the mount."""
+
+    routes = (BranchRoute(ROOT, None, 0),)
+
+    def main_file(self, node: int) -> None:
+        return None
 
 
 class Source(Branches):
@@ -312,7 +322,7 @@ def test_errors_change_nothing(scene: Scene) -> None:
 def test_a_symbolic_link_on_the_way_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
     main = DirectoryVolume(tmp_path / "main")
-    before = InMemoryVolume()
+    before = AnyBranch()
     mkdir(before, b"d")
     write(before, b"d/f", b"1")
     symlink(before, b"link", b"d")
@@ -465,7 +475,7 @@ def run_until(count: int, make: Callable[[], Scene]) -> int:
 def test_killed_at_each_change(tmp_path: Path, kind: str) -> None:
     """A route that keeps snapshots has all of it or nothing; others have each file as it was, or as it will be. The
     same restore does the rest, and removes what was left over."""
-    state = InMemoryVolume()
+    state = AnyBranch()
     old(state)
 
     def make(directory: Path) -> Scene:

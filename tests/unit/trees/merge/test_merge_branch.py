@@ -44,6 +44,7 @@ from together import together
 from fusebackend.backends.directory import nodes
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Volume
 from fusebackend.trees.merge import run as run_module
+from fusebackend.trees.merge import tree as tree_module
 from fusebackend.volumes import placing
 
 KINDS = ["memory", "dir"]
@@ -170,6 +171,21 @@ def test_the_branch_says_what_it_has_changed(
         trees.merge("branch")
         again = trees.plan("branch")
         assert not again.steps
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_what_main_has_not_changed_is_not_read(branched: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it is old enough: of a younger file the times may be those of another version."""
+    trees = branched(kind)
+    write(trees.branch, b"a", b"changed\n")
+    pieces, read = tree_module.Item.pieces, list[tuple[bytes, object]]()
+    monkeypatch.setattr(tree_module.Item, "pieces", lambda item: read.append((item.path, item.volume)) or pieces(item))
+    trees.plan()
+    assert (b"a", trees.main) in read
+    read.clear()
+    monkeypatch.setattr(tree_module, "RACY_NS", -(10**18))
+    assert [step.path for step in trees.plan().steps] == [b"a"]
+    assert (b"a", trees.main) not in read
 
 
 def test_names_that_come_and_go_meanwhile_are_no_changes_of_the_branch(
