@@ -148,7 +148,7 @@ def _attributes(before: Item, after: Item) -> Iterator[Field]:
         yield "mode"
     if (before.uid, before.gid) != (after.uid, after.gid):
         yield "owner"
-    if not is_untouched(before, after) and before.xattrs != after.xattrs:
+    if not is_untouched(before, after) and before.state.xattrs != after.state.xattrs:
         yield "xattrs"
 
 
@@ -169,19 +169,15 @@ def _with_renames(found: list[Difference]) -> list[Difference]:
     for each in gone:
         if each.item.size in sizes and (digest := _digest(each.item)):
             sources[digest].append(each)
+    wanted = [(each, sources.get(_digest(each.item) or b"", [])) for each in new if each.item.size in sizes]
     pairs: dict[bytes, Difference] = {}
-    left: list[tuple[Difference, list[Difference]]] = []
-    for each in (each for each in new if each.item.size in sizes):
-        candidates = sources.get(_digest(each.item) or b"", [])
-        source = next((other for other in candidates if split(other.path)[1] == split(each.path)[1]), None)
-        if source is None:
-            left.append((each, candidates))
-        else:
-            candidates.remove(source)
-            pairs[each.path] = source
-    for each, candidates in left:
-        if candidates:
-            pairs[each.path] = candidates.pop(0)
+    for by_name in (True, False):
+        for each, candidates in wanted:
+            same = (other for other in candidates if not by_name or split(other.path)[1] == split(each.path)[1])
+            source = next(same, None) if each.path not in pairs else None
+            if source is not None:
+                candidates.remove(source)
+                pairs[each.path] = source
     renamed = {source.path for source in pairs.values()}
     kept = [each for each in found if each.change != "deleted" or each.path not in renamed]
     return [_renamed(pairs[each.path], each) if each.path in pairs else each for each in kept]

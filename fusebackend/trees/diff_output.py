@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.git_patch import EXECUTABLE_MODE, FILE_MODE, LINK_MODE, Side, edited_lines, file_patch, quoted
 from fusebackend.base.relative_paths import above, is_below
 from fusebackend.trees.diff import Difference, Differences, type_of
@@ -275,16 +276,14 @@ def side(entry: Item | None) -> Side | None:
     if entry is None:
         return None
     if stat.S_ISLNK(entry.mode):
-        return Side(entry.target, LINK_MODE)
+        return Side(entry.state.target, LINK_MODE)
     return Side(b"".join(filled(entry.pieces())), git_mode(entry))
 
 
 def _xattrs(entry: Item) -> dict[str, bytes]:
     """The extended attributes of a file, by their quoted names; none if it is gone by now."""
-    try:
-        return {quoted(name): value for name, value in entry.xattrs.items()}
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+    state = unless(VANISHED, lambda: entry.state)
+    return {} if state is None else {quoted(name): value for name, value in state.xattrs.items()}
 
 
 def _is_special(entry: Item | None) -> bool:
@@ -316,11 +315,10 @@ _LETTERS = {"created": "A", "deleted": "D", "modified": "M", "renamed": "R100", 
 def listed(result: Differences) -> list[Difference]:
     """Return the differences without new and deleted directories that have further differences in them."""
     paths = sorted({path for each in result.found for path in (each.path, each.path_before)})
-    return [each for each in result.found if not _is_implied(each, paths)]
-
-
-def _is_implied(each: Difference, paths: list[bytes]) -> bool:
-    return each.change in ("created", "deleted") and each.item.is_dir and _has_below(paths, each.path)
+    return [
+        each for each in result.found
+        if not (each.change in ("created", "deleted") and each.item.is_dir and _has_below(paths, each.path))
+    ]  # fmt: skip
 
 
 def name_status(result: Differences) -> Iterator[str]:

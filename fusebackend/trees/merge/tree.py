@@ -9,7 +9,6 @@ nothing is known but the path. A tree belongs to one thread; its calls wait for 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import errno
 import os
@@ -29,8 +28,8 @@ KeyOf: TypeAlias = Callable[[AgentPath, int], Hashable]
 """The key of a node of the volume under a prefix."""
 
 RACY_NS = 2 * 10**9
-"""A file that changed so shortly before a snapshot may have the same ctime as after it (`is_untouched`). Above a tick of
-the clock, and above the difference between the clocks of two hosts of a volume."""
+"""A file that changed so shortly before a snapshot may have the same ctime as after it (`is_untouched`). Above a tick
+of the clock, and above the difference between the clocks of two hosts of a volume."""
 
 
 def by_node(prefix: AgentPath, node: int) -> Hashable:
@@ -157,29 +156,16 @@ class Item(Attr):
                 self._state = State(self.mode, os.geteuid(), os.getegid(), 0, 0, 2, 0, 0, {}, b"")
         return self._state
 
-    @property
-    def target(self) -> bytes:
-        """Of a symbolic link. ENOENT if it has gone since its directory was listed."""
-        with _found(self):
-            return self.state.target
-
-    @property
-    def xattrs(self) -> dict[bytes, bytes]:
-        """Its extended attributes. ENOENT if it has gone since its directory was listed."""
-        with _found(self):
-            return self.state.xattrs
-
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Read a regular file: each piece with its offset, holes left out. ENOENT as above."""
-        with _found(self):
-            yield from self.source().pieces()
+        """Read a regular file: each piece with its offset, holes left out."""
+        return self.source().pieces()
 
     def source(self, state: State | None = None) -> NodeSource:
         """Its bytes, with its own attributes or others."""
         return NodeSource(self.volume, self.present, self.state if state is None else state)
 
     def read(self) -> bytes:
-        """Return the bytes of a regular file. ENOENT as above."""
+        """Return the bytes of a regular file."""
         return b"".join(filled(self.pieces()))
 
     def names(self) -> dict[bytes, Item]:
@@ -301,23 +287,12 @@ class MergeTree:
         return self._places.prefixes[self._places.route_of(path)[0]]
 
 
-@contextlib.contextmanager
-def _found(item: Item) -> Iterator[None]:
-    """A file that has gone since its directory was listed is not there: ENOENT, not ESTALE."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), to_text(item.path)) from None
-
-
 def same_contents(one: Item, other: Item) -> bool:
     """Compare the bytes of two files of the same type, the targets of links, the numbers of devices."""
     if is_untouched(one, other):
         return True
     if stat.S_ISLNK(one.mode):
-        return one.target == other.target
+        return one.state.target == other.state.target
     if stat.S_ISCHR(one.mode) or stat.S_ISBLK(one.mode):
         return one.rdev == other.rdev
     return not one.is_file or _same_bytes(one, other)
