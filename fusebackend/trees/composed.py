@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import abc
 import errno
+import heapq
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple
 
 from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import ROOT, AgentPath, in_route, split, to_name, to_text
 from fusebackend.protocol import ROOT_NODE, Attr, UncountedAttr, Volume
 from fusebackend.vfs.pseudo_files import own_attr
+from fusebackend.volumes.walk import paged
 
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 """Errors of a name that leads to nothing."""
@@ -158,45 +162,26 @@ class ComposedTree(abc.ABC):
             version=attr.version,
         )
 
-    def child(self, at: Spot, name: bytes) -> Spot | None:
-        """Return the place that a name leads to, if it does."""
-        place = at.place.children.get(name) if at.place is not None else None
-        return None if place is None else Spot(place, self.under(place))
-
     def lookup(self, at: Spot, name: bytes) -> Attr:
         """As `Volume.lookup`."""
-        child = self.child(at, name)
-        if child is not None:
-            return self.attr(child)
+        place = None if at.place is None else at.place.children.get(name)
+        if place is not None:
+            return self.attr(Spot(place, self.under(place)))
         if at.under is None:
             raise oserror(errno.ENOENT, name)
         route, node = at.under
         return self.shown(route, self.views[route].lookup(node, name))
 
     def readdir(self, at: Spot, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
-        """As `Volume.readdir`."""
-        found = self._page(at, after, limit)
-        # A page that is not full ends a listing that the kernel keeps (`vfs/listing.py`).
-        while at.place is not None and 0 < len(found) < limit:
-            more = self._page(at, found[-1][0], limit - len(found))
-            if not more:
-                break
-            found += more
-        return found
-
-    def _page(self, at: Spot, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
-        """Return some entries after a name: those of the route, and the ways to other routes among them."""
-        places = at.place.children if at.place is not None else {}
-        found: list[tuple[bytes, Attr]] = []
-        last = None
-        if at.under is not None:
-            route, inner = at.under
-            page = self.views[route].readdir(inner, after, limit)
-            found = [(name, self.shown(route, attr)) for name, attr in page if name not in places]
-            last = page[-1][0] if page else None  # the route may have more names behind it
-        for name in places:
-            if name > after and (last is None or name <= last):
-                child = self.child(at, name)
-                assert child is not None
-                found.append((name, self.attr(child)))
-        return sorted(found, key=lambda entry: entry[0])[:limit]
+        """As `Volume.readdir`: the entries of the route, and the ways to other routes among them. A page that is not
+        full ends a listing that the kernel keeps (`vfs/listing.py`)."""
+        places = {} if at.place is None else at.place.children
+        ways = [name for name in sorted(places) if name > after]
+        shown = ((name, self.lookup(at, name)) for name in ways)
+        if at.under is None:
+            return list(islice(shown, limit))
+        route, inner = at.under
+        read = self.views[route].readdir
+        listed = paged(read, inner, limit, after) if ways else read(inner, after, limit)
+        own = ((name, self.shown(route, attr)) for name, attr in listed if name not in places)
+        return list(islice(heapq.merge(own, shown, key=itemgetter(0)), limit))

@@ -65,7 +65,12 @@ class _Tree(ComposedTree):
         self._trees = trees
 
     def number(self, route: int, node: int) -> int:
-        return self._trees.number(self, route, node)
+        high = node >> LOW_BITS
+        with self._trees.lock:
+            block = self.blocks.get((route, high))
+            if block is None:
+                block = self.blocks[route, high] = self._trees.new_block(self, route, high)
+        return block << LOW_BITS | node & (1 << LOW_BITS) - 1
 
 
 class SnapshotTrees(NativeVolume):
@@ -143,25 +148,15 @@ class SnapshotTrees(NativeVolume):
 
     # -- nodes -------------------------------------------------------------------------------------------------
 
-    def number(self, tree: _Tree, route: int, node: int) -> int:
-        """Return the number of a node of a route's snapshot, or of a way (`ComposedTree.number`)."""
-        high = node >> LOW_BITS
-        with self.lock:
-            block = tree.blocks.get((route, high))
-            if block is None:
-                block = tree.blocks[route, high] = self._free_block(tree, route, high)
-                self._blocks[block] = tree, (route, high)
-        return block << LOW_BITS | node & (1 << LOW_BITS) - 1
-
-    def _free_block(self, tree: _Tree, route: int, high: int) -> int:
-        """Return a block that was never used in this session."""
+    def new_block(self, tree: _Tree, route: int, high: int) -> int:
+        """Give a tree a block that was never used in this session. ENFILE if none is left."""
         best = next(number for number in tree.numbers if number) * ROUTES + route + 1
-        if high == 0 and route + 1 < ROUTES and best < BLOCKS and best not in self._blocks:
-            return best
-        found = next((block for block in self._others if block not in self._blocks), None)
-        if found is None:
+        is_free = not high and route + 1 < ROUTES and best < BLOCKS and best not in self._blocks
+        block = best if is_free else next((each for each in self._others if each not in self._blocks), None)
+        if block is None:
             raise oserror(errno.ENFILE)
-        return found
+        self._blocks[block] = tree, (route, high)
+        return block
 
     def _decoded(self, number: int) -> tuple[_Tree, int, int]:
         """Return the tree, route and node of a number."""

@@ -193,11 +193,13 @@ def entries(volume: Volume, directory: int, is_brief: bool = False) -> Iterator[
 
 
 def paged(
-    read: Callable[[int, bytes, int], Sequence[tuple[bytes, T]]], directory: int, limit: int | None = None
+    read: Callable[[int, bytes, int], Sequence[tuple[bytes, T]]],
+    directory: int,
+    limit: int | None = None,
+    after: bytes = b"",
 ) -> Iterator[tuple[bytes, T]]:
-    """Yield what is under all names of a directory, in their order, by calls for a page after a name; of `limit` names
-    if it is given."""
-    after = b""
+    """Yield what is under all names of a directory, or those after one, in their order, by calls for a page after a
+    name; of `limit` names if it is given."""
     while page := read(directory, after, limit or PAGE_ENTRIES):
         yield from page
         after = page[-1][0]
