@@ -94,6 +94,9 @@ _ORIGIN_COLUMNS: Final = 12
 Stamp = tuple[int, int, int, int]
 """`Attr.fingerprint`: mtime_ns, ctime_ns, size and version."""
 
+ANOTHER_SESSION: Final = -1
+"""In place of the version in the stamp of an earlier session, which says nothing in this one."""
+
 
 class BranchRoute(NamedTuple):
     """A route below a branch."""
@@ -232,7 +235,6 @@ class BranchVolume(SqliteVolume):
         self._origins: dict[int, BranchOrigin] = {}
         self.decided: dict[bytes, int] = {}
         """See `note_decided`."""
-        self._seen: dict[int, Stamp] = {}  # of live files, in this session
         self._fresh = _LookedAt()
         self._gone: set[int] = set()  # nodes of the lower tree that were deleted in this session
         self._handles: dict[int, tuple[Volume, int]] = {}  # files of the lower tree that are open, see `open`
@@ -277,8 +279,8 @@ class BranchVolume(SqliteVolume):
             rows, columns = found.fetchall(), len(found.description)
         if columns != _ORIGIN_COLUMNS:
             raise OSError(errno.EINVAL, "it has tables of another version; open it with the fusebackend that made it")
-        for node, path, own, names, limit, base, mtime_ns, ctime_ns, size, version, below, identity in rows:
-            stamp = (mtime_ns, ctime_ns, size, version)
+        for node, path, own, names, limit, base, mtime_ns, ctime_ns, size, _, below, identity in rows:
+            stamp = (mtime_ns, ctime_ns, size, ANOTHER_SESSION)
             first = None if below is None else msgspec.msgpack.decode(below, type=Below)
             self._origins[node] = BranchOrigin(node, path, bool(own), bool(names), limit, base, stamp, first, identity)
             self.lower.keep(node, path)
@@ -557,7 +559,6 @@ class BranchVolume(SqliteVolume):
         if self.lower.is_live(node) and not origin.base:  # else those of its bytes
             origin.below = Below(inode.mode, inode.uid, inode.gid, dict(inode.xattrs))
         origin.own, origin.stamp = True, below.fingerprint
-        self._seen[node] = below.fingerprint
         self._origin_changed(origin)
         self._unstored.add(node)
         self._inodes[node] = inode
@@ -692,11 +693,8 @@ class BranchVolume(SqliteVolume):
         if attr is None:
             return
         self._fresh.add(node)
-        # Versions are those of a session.
-        if node not in self._seen and attr.fingerprint[:3] == origin.stamp[:3]:
-            self._seen[node] = attr.fingerprint
-        if attr.fingerprint != self._seen.get(node):
-            origin.stamp = self._seen[node] = attr.fingerprint
+        before, origin.stamp = origin.stamp, attr.fingerprint
+        if origin.stamp[:3] != before[:3] or before[3] not in (ANOTHER_SESSION, attr.version):
             self._origin_changed(origin)
             inode.size, inode.blocks, inode.mtime_ns = attr.size, attr.blocks, attr.mtime_ns
             self._renewed(inode)
@@ -762,15 +760,15 @@ class BranchVolume(SqliteVolume):
         return True
 
     def _sound_entry(self, parent: int, name: bytes, node: int) -> int:
-        self._note_entry(parent, name, node)
-        return super()._sound_entry(parent, name, node) if self._is_there(parent, name, node) else node
+        return super()._sound_entry(parent, name, node) if self._note_entry(parent, name, node) else node
 
-    def _note_entry(self, parent: int, name: bytes, node: int) -> None:
-        """A name of a directory's own entries leads to a file that has nothing of its own: it is where it was."""
-        if self.is_own(node) or self.lower.found_in(node) is not None:
-            return
-        if self._is_there(parent, name, node):
+    def _note_entry(self, parent: int, name: bytes, node: int) -> bool:
+        """Return what `_is_there` does. A file with nothing of its own, to which a name of a directory's own entries
+        leads, is where it was."""
+        is_there = self._is_there(parent, name, node)
+        if is_there and not self.is_own(node) and self.lower.found_in(node) is None:
             self.lower.note(node, parent, name, self.lower.attr_of(node).is_dir)
+        return is_there
 
     def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
         if not self.has_own_names(parent):
@@ -784,9 +782,7 @@ class BranchVolume(SqliteVolume):
                 after = listed[-1][0]
             return []
         while page := super()._children(parent, after, limit):
-            for name, node in page:
-                self._note_entry(parent, name, node)
-            found = [(name, node) for name, node in page if self._is_there(parent, name, node)]
+            found = [(name, node) for name, node in page if self._note_entry(parent, name, node)]
             if found:
                 return found
             after = page[-1][0]

@@ -215,9 +215,10 @@ def test_a_write_that_has_begun_completes_though_its_caller_cancels(tmp_path: Pa
     (tmp_path / "files" / "file").write_bytes(b"below " * 20)
     cancelled = budget.Cancellation()
     cancelled.set()
-    with contextlib.closing(DirectoryVolume(tmp_path / "files")) as below:
-        with contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})) as branch:
-            node = node_at(branch, "file")
-            with budget.limited(None, cancelled):
-                branch.write(node, 0, b"above")
-            assert branch.read(node, 0, 200) == b"above " + b"below " * 19
+    with contextlib.ExitStack() as opened:
+        below = opened.enter_context(contextlib.closing(DirectoryVolume(tmp_path / "files")))
+        branch = opened.enter_context(contextlib.closing(branch_over(tmp_path / "branch.db", {ROOT: below})))
+        node = node_at(branch, "file")
+        with budget.limited(None, cancelled):
+            branch.write(node, 0, b"above")
+        assert branch.read(node, 0, 200) == b"above " + b"below " * 19
