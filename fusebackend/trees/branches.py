@@ -213,25 +213,22 @@ class Branches:
         """
         check_name(name, "branch", NAME_BYTES)
         with self._guard:
-            self._create(name, ref)
+            if name in self.names:
+                raise OSError(errno.EEXIST, f"there is a branch '{name}' already; choose another name, or delete it")
+            if self._snapshots.find(name) is not None:
+                raise OSError(errno.EEXIST, f"there is a snapshot '{name}' already; choose another name")
+            if len(self.names) >= MAX_BRANCHES:
+                raise OSError(errno.ENOSPC, f"there are {MAX_BRANCHES} branches already, and no more fit; delete some")
+            os.makedirs(self._directory, 0o700, exist_ok=True)
+            try:
+                self._attach(name, self._made(name, ref))
+            except BaseException:
+                self._remove_files(name)
+                self._needs.pop(name, None)
+                raise
+            finally:
+                self._clean()
         return self.find(name)
-
-    def _create(self, name: str, ref: str | None) -> None:
-        if name in self.names:
-            raise OSError(errno.EEXIST, f"there is a branch '{name}' already; choose another name, or delete it")
-        if self._snapshots.find(name) is not None:
-            raise OSError(errno.EEXIST, f"there is a snapshot '{name}' already; choose another name")
-        if len(self.names) >= MAX_BRANCHES:
-            raise OSError(errno.ENOSPC, f"there are {MAX_BRANCHES} branches already, and no more fit; delete some")
-        os.makedirs(self._directory, 0o700, exist_ok=True)
-        try:
-            self._attach(name, self._made(name, ref))
-        except BaseException:
-            self._remove_files(name)
-            self._needs.pop(name, None)
-            raise
-        finally:
-            self._clean()
 
     def _made(self, name: str, ref: str | None) -> BranchVolume:
         if ref is not None and ref in self.names:
@@ -243,7 +240,9 @@ class Branches:
             frozen = self._taken(name)
         routes = self._routes(frozen)
         if past is not None:
-            self._make_base(name, routes, past)
+            # Routes that a snapshot has stay as they are, if that is of the same moment.
+            chosen = {route.prefix for route in routes if past.is_call or route.snapshot is None}
+            self._put_back(self._opened(name, routes, self._path(name, BASE)), past, chosen)
         return self._opened(name, routes)
 
     def _taken(self, name: str) -> str:
@@ -282,11 +281,6 @@ class Branches:
         source.copy_to(path)
         self._put_back(self._opened(name, source.routes, path=path), past, {ROOT})
         put_in_place(path, self._path(name))
-
-    def _make_base(self, name: str, routes: Sequence[BranchRoute], past: Ref) -> None:
-        """Make the base of a branch: routes that a snapshot has stay as they are, if that is of the same moment."""
-        chosen = {route.prefix for route in routes if past.is_call or route.snapshot is None}
-        self._put_back(self._opened(name, routes, self._path(name, BASE)), past, chosen)
 
     def _put_back(self, volume: BranchVolume, past: Ref, prefixes: Collection[AgentPath]) -> None:
         """Make a branch's file what some routes were in a state before the present, and close it."""

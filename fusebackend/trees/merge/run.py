@@ -138,10 +138,6 @@ class Outcome:
         return bool(self.plan.conflicts)
 
 
-def _unrecorded() -> AbstractContextManager[MergeRecords]:
-    return contextlib.nullcontext(MergeRecords())
-
-
 @dataclass
 class MainTree:
     """The main tree of a mount, for what changes many files of it: by any thread but the mount's loop. Each such change
@@ -192,7 +188,7 @@ class Merge:
         plan: Callable[[], MergePlan],
         journal: str,
         written: Callable[[], Collection[tuple[AgentPath, int]]] = tuple,
-        recording: Callable[[], AbstractContextManager[MergeRecords]] = _unrecorded,
+        recording: Callable[[], AbstractContextManager[MergeRecords]] = lambda: contextlib.nullcontext(MergeRecords()),
         follow: Callable[[int, Sequence[tuple[bytes, bytes]]], None] = lambda number, moves: None,
         before: Callable[[MergePlan], None] = lambda plan: None,
     ) -> None:
@@ -545,10 +541,6 @@ class _RouteSteps:
             gone = self.set_aside[attr.node]
             self.record("remove", step.path, attr.node, attr, gone=gone)
 
-    def come(self, step: Step, node: int) -> None:
-        """Record what is at the path of a step now."""
-        self.record("create", step.path, node, linked=step.word == "link")
-
     def record(self, kind: RecordKind, path: bytes, node: int, before: Attr | None = None, **fields: Any) -> None:
         """Record a change, see `MergeRecords.add`."""
         self.records.add(kind, self.route.prefix, self.volume, self.route.recorded(path), node, before, **fields)
@@ -582,7 +574,7 @@ class _RouteSteps:
         node = self.staged[name]
         self.going(step, attr)
         self.rename((self.route.staging(), name), (parent, final), RENAME_NOREPLACE if attr is None else self.replacing)
-        self.come(step, node)
+        self.record("create", step.path, node, linked=step.word == "link")
         kind: EventKind = "created" if attr is None else "modified"
         changes += [Change(node=parent), Change(node, parent, final, kind, self.route.inner(step.path))]
 
@@ -594,7 +586,7 @@ class _RouteSteps:
         parent, name = self.route.place(step.path)
         source = self.source(step)
         placed = placing.make(self.volume, parent, name, source, changes, self.route.inner(step.path))
-        self.come(step, placed.attr.node)
+        self.record("create", step.path, placed.attr.node)
         self.lost(step, placed)
 
     def overwrite(self, step: Step, attr: Attr, changes: Changes) -> None:
