@@ -18,7 +18,6 @@ directories above these: their difference is what the call did, and nothing of w
 from __future__ import annotations
 
 import errno
-import itertools
 import stat
 import time
 from collections import defaultdict
@@ -47,8 +46,6 @@ _UNKNOWN: Final = "a call that had begun before has changed it since, or a progr
 
 _DIRECTORY: Final = State(stat.S_IFDIR | 0o755, 0, 0, 0, 0, 2, 0, 0, {}, b"")
 """The state of a directory that was there, and of which nothing else is known."""
-
-_ctimes = itertools.count(1)
 
 
 class PastMoment(NamedTuple):
@@ -94,7 +91,6 @@ class RecordedVolume(GivesPieces):
         self._numbers: dict[PlannedFile, int] = {}  # of those that no live file is
         self._gone: dict[int | bytes, PlannedFile] = {}  # files that have no name, by what they had: node or identity
         self._identities: Mapping[int, bytes] = {}  # of the records' files
-        self._ctimes: dict[int, int] = {}
         self._counted: Collection[int] = ()  # files of which another name was changed
 
     # -- taking back -----------------------------------------------------------------------------------------------
@@ -262,10 +258,9 @@ class RecordedVolume(GivesPieces):
         state = self._state(node)
         if state is None:
             return self._live.getattr(node)
-        # No two files have this ctime, so that nothing is taken for unchanged by its times.
-        ctime_ns = self._ctimes.setdefault(node, -next(_ctimes))
+        # Without a ctime: nothing is taken for untouched by its times.
         return Attr(node, state.mode, nlink=state.nlink, uid=state.uid, gid=state.gid, rdev=state.rdev,
-                    size=state.size, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns, ctime_ns=ctime_ns)  # fmt: skip
+                    size=state.size, atime_ns=state.atime_ns, mtime_ns=state.mtime_ns)  # fmt: skip
 
     def readlink(self, node: int) -> bytes:
         state = self._state(node)
@@ -354,10 +349,9 @@ class EarlierVolume(RecordedVolume):
     @property
     def is_touched_again(self) -> bool:
         """True if something has changed at the paths that are not the live files since this was made."""
-        changed = (
+        return any(
             self._history.since(self._last, prefix, path or b"/") for prefix in self._prefixes for path in self.touched
         )
-        return any(changed)
 
     def _is_newer(self, file: PlannedFile, mode: int, time_ns: int) -> bool:
         moment = self._moment

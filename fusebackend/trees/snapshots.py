@@ -32,37 +32,27 @@ _GIVEN_NAME = "%Y%m%dT%H%M%SZ"
 """The name that is given by default: the time in UTC. A second one of that time has a number at its end."""
 
 
-def check_name(name: str, of: str = "snapshot", max_bytes: int = NAME_MAX_BYTES) -> bytes:
-    """Return the name of a snapshot, or of a branch, as that of a directory.
+def check_name(name: str, of: str = "snapshot", max_bytes: int = NAME_MAX_BYTES) -> None:
+    """Refuse what can't be the name of a snapshot, or of a branch, as that of a directory.
 
     Raises:
         ValueError: it can't be one, or means something else where a state is named: a time, a call, a range.
     """
-    why = _why_no_name(name, max_bytes)
+    why = why_no_name(name)
+    if why is None:
+        size, refs = len(to_name(name)), Refs({})
+        reasons = {
+            f"has {size} bytes, and at most {max_bytes} fit": size > max_bytes,
+            "begins with '-', as an option does": name.startswith("-"),
+            f"begins with '{AUTOMATIC}', as those that the mount takes by itself do": name.startswith(AUTOMATIC),
+            "holds '..', as a range does": ".." in name,
+            "means a call": is_call_name(name),
+            "means the present state": refs.is_present(name),
+            "means a time": refs.is_ref(name),
+        }
+        why = next((reason for reason, applies in reasons.items() if applies), None)
     if why is not None:
         raise ValueError(f"{of} name {name!r} {why}; give another one, such as 'before-upgrade'")
-    return to_name(name)
-
-
-def _why_no_name(name: str, max_bytes: int) -> str | None:
-    why = why_no_name(name)
-    if why is not None:
-        return why
-    size = len(to_name(name))
-    if size > max_bytes:
-        return f"has {size} bytes, and at most {max_bytes} fit"
-    if name.startswith("-"):
-        return "begins with '-', as an option does"
-    if name.startswith(AUTOMATIC):
-        return f"begins with '{AUTOMATIC}', as those that the mount takes by itself do"
-    if ".." in name:
-        return "holds '..', as a range does"
-    if is_call_name(name):
-        return "means a call"
-    refs = Refs({})
-    if refs.is_ref(name):
-        return "means the present state" if refs.is_present(name) else "means a time"
-    return None
 
 
 def require_there(of: str, names: Iterable[str], there: Collection[str]) -> None:

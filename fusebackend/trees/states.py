@@ -39,7 +39,7 @@ class MountState(NamedTuple):
 
     def touched(self, prefixes: Collection[AgentPath]) -> list[bytes]:
         """Return the paths of main that it may differ at, in some routes, as few as have all of them."""
-        return tops(set(_touched(self.earlier, prefixes)))
+        return tops(set(_touched({prefix: self.earlier[prefix] for prefix in prefixes})))
 
     def is_touched_again(self, prefixes: Collection[AgentPath]) -> bool:
         """True if main has changed meanwhile at one of these paths."""
@@ -160,13 +160,9 @@ def _inner(prefix: AgentPath) -> bytes:
     return to_name(prefix).strip(b"/")
 
 
-def _touched(
-    earlier: Mapping[AgentPath, EarlierVolume], prefixes: Collection[AgentPath] | None = None
-) -> Iterator[bytes]:
-    """The paths of main that a state before a call may differ at, in all routes or in some."""
+def _touched(earlier: Mapping[AgentPath, EarlierVolume]) -> Iterator[bytes]:
+    """The paths of main that a state before a call may differ at, in its routes."""
     for prefix, volume in earlier.items():
-        if prefixes is not None and prefix not in prefixes:
-            continue
         yield from (join(_inner(prefix), path.strip(b"/")) if path else _inner(prefix) for path in volume.touched)
 
 
