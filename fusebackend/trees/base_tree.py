@@ -30,23 +30,18 @@ class BaseTree(LowerTree):
         super().__init__(Places([ROOT]), {0: base}, {0} if is_frozen else set(), base.created_ns)
         self.base = base
 
-    def _below(self, number: int) -> int | None:
-        """Return the node in the lower tree of the base; None for a file that the base itself has, or that is gone."""
-        under = self.under_of(number)
-        return None if under is None or under[1] >= FIRST_OWN else under[1]
-
     def main_file(self, number: int) -> tuple[Hashable, int] | None:
         under = self.under_of(number)
         if under is None:
             return None
-        return ("base", under[1]) if under[1] >= FIRST_OWN else self.base.main_file(under[1])
+        return ("base", under[1]) if under[1] >= FIRST_OWN else self.base.key_of(ROOT, under[1])
 
     def is_live(self, number: int) -> bool:
         return not self.frozen  # all of it or nothing, also before a number is looked up
 
     def has_place(self, number: int, name: bytes) -> bool:
-        below = self._below(number) if number < FIRST_OWN else None
-        return below is not None and self.base.lower.has_place(below, name)
+        under = self.under_of(number) if number < FIRST_OWN else None
+        return under is not None and under[1] < FIRST_OWN and self.base.lower.has_place(under[1], name)
 
     def follow(self, number: int, moves: Sequence[tuple[bytes, bytes]]) -> None:
         self.base.follow(number, moves)

@@ -484,9 +484,9 @@ class BranchVolume(SqliteVolume):
             self._note(len(new), 0)
         self.sync()
 
-    def main_file(self, node: int) -> tuple[Hashable, int] | None:
-        """Return the prefix and the node in the mount that a file is of; ("new", node) for one that only the branch
-        has; None for a live file that is gone."""
+    def key_of(self, prefix: AgentPath, node: int) -> tuple[Hashable, int] | None:
+        """As `MergeTree.key_of`, for a tree with the branch at its root: the prefix and the node in the mount that a
+        file is of; ("new", node) for one that only the branch has; None for a live file that is gone."""
         if node >= FIRST_OWN:
             return "new", node
         with self.lock:

@@ -352,11 +352,8 @@ class LowerTree(ComposedTree):
 
     def xattrs(self, number: int) -> dict[bytes, bytes]:
         """Return the extended attributes."""
-        at = self.at(*self._decoded(number))
-        if at.under is None:
-            return {}
-        volume, node = self.view_of(number)
-        return xattrs_of(volume, node)
+        found = unless((errno.ENOENT,), self.view_of, number)
+        return {} if found is None else xattrs_of(*found)
 
     def open(self, number: int) -> tuple[Volume, int]:
         """Open a file for reading; returns its volume, and the node to read and to release."""

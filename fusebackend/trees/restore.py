@@ -137,7 +137,7 @@ class Restores:
         def plan() -> tuple[MountState, MergePlan, bool]:
             state = self._states.at(ref, [to_name(prefix).strip(b"/") for prefix in prefixes])
             pairs = [(path, path) for path in state.touched(prefixes)]
-            there = MergeTree(volumes, volumes, lambda _, node: base.main_file(node))
+            there = MergeTree(volumes, volumes, base.key_of)
             found = _plan(state.tree, there, ref.name, pairs, True, (), removes=True)
             return state, found, state.is_touched_again(prefixes)
 

@@ -222,10 +222,7 @@ class SnapshotTrees(NativeVolume):
 
     def _xattr_view(self, node: int) -> tuple[Volume, int] | None:
         """Return the route's snapshot that has a node, and the node in it; None for a directory that none has."""
-        if node == ROOT_NODE:
-            return None
-        tree, at = self._at(node)
-        return None if at.under is None else tree.view(at)
+        return None if node == ROOT_NODE else unless((errno.ENOENT,), self._view, node)
 
     def open(self, node: int, flags: int) -> Attr | None:
         tree, route, inner = self._decoded(node)

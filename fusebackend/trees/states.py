@@ -109,7 +109,7 @@ class States:
         if ref.is_branch and self._branches is not None:
             branch = self._branches.volume(ref.name)
             time_ns = min(route.time_ns for route in branch.routes)
-            tree = MergeTree({ROOT: branch}, self._volumes, lambda _, node: branch.main_file(node), time_ns)
+            tree = MergeTree({ROOT: branch}, self._volumes, branch.key_of, time_ns)
             return MountState(tree, self._volumes, {})
         parts = None if self._snapshots is None else self._snapshots.find(ref.name)
         if parts is None:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from fusebackend.base.durable import replace_file, sync_directory
@@ -83,11 +84,7 @@ class Journal:
 
     def read(self) -> list[dict[str, Any]]:
         """Return its lines; none if no merge is under way. A line that a crash has cut off counts for nothing."""
-        try:
-            with open(self.path, "rb") as file:
-                data = file.read()
-        except FileNotFoundError:
-            return []
+        data = unless((errno.ENOENT,), Path(self.path).read_bytes) or b""
         found = []
         for line in data.split(b"\n")[:-1]:
             try:

@@ -9,7 +9,7 @@ deleted, counts as changed.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from fusebackend.base.errors import oserror, unless
@@ -79,11 +79,10 @@ class BranchBase(GivesPieces):
     # -- the kernel face ---------------------------------------------------------------------------------------
 
     def lookup(self, parent: int, name: bytes) -> Attr:
-        with self.lock:
-            for found, attr in self.readdir(parent, b"", 1 << 30):
-                if found == name:
-                    return attr
-        raise oserror(errno.ENOENT, name)
+        found = dict(self.readdir(parent, b"", 1 << 30)).get(name)
+        if found is None:
+            raise oserror(errno.ENOENT, name)
+        return found
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self.lock:
@@ -146,13 +145,12 @@ def trees_of(
         volumes: prefix → volume, of the routes of the mount: those that the branch was made over.
     """
 
-    def key(prefix: AgentPath, node: int) -> Hashable:
-        return branch.main_file(node)
-
     view = BranchBase(branch)
     frozen_ns = min((route.time_ns for route in branch.routes if route.snapshot is not None), default=0)
-    base = MergeTree({ROOT: view}, volumes, key, frozen_ns, view.is_unknown)
-    theirs = MergeTree({ROOT: branch}, volumes, key, has_own_names=branch.has_own_names, has_lost=branch.has_lost)
+    base = MergeTree({ROOT: view}, volumes, branch.key_of, frozen_ns, view.is_unknown)
+    theirs = MergeTree(
+        {ROOT: branch}, volumes, branch.key_of, has_own_names=branch.has_own_names, has_lost=branch.has_lost
+    )
     main = MergeTree(volumes, volumes, by_node)
     return base, theirs, main, _may_differ(branch, base)
 

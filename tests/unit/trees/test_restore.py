@@ -45,7 +45,7 @@ class AnyBranch(InMemoryVolume):
 
     routes = (BranchRoute(ROOT, None, 0),)
 
-    def main_file(self, node: int) -> None:
+    def key_of(self, prefix: AgentPath, node: int) -> None:
         return None
 
 
