@@ -7,6 +7,7 @@ compares them with, is as in any branch. A branch with a live route below takes 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -47,11 +48,10 @@ class BaseTree(LowerTree):
         self.base.follow(number, moves)
 
     def has_still(self, path: bytes) -> bool:
-        try:
+        with contextlib.suppress(OSError):
             self._walked(path)
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
     def close(self) -> None:
         """Close the base."""

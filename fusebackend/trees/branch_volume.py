@@ -302,10 +302,8 @@ class BranchVolume(SqliteVolume):
             self._origin_changed(origin)
 
     def close(self) -> None:
-        try:
+        with contextlib.closing(self.lower):
             super().close()
-        finally:
-            self.lower.close()
 
     def copy_to(self, path: str) -> None:
         """Make a file of the branch as it is now, for another branch over the same lower tree. One at a time in a

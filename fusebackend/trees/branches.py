@@ -285,11 +285,9 @@ class Branches:
     def _put_back(self, volume: BranchVolume, past: Ref, prefixes: Collection[AgentPath]) -> None:
         """Make a branch's file what some routes were in a state before the present, and close it."""
         assert self.past is not None, "it knows the state"
-        try:
+        with contextlib.closing(volume):
             self.past.put_back(past, prefixes, volume)
             volume.sync()
-        finally:
-            volume.close()
 
     def _state(self, ref: str | None) -> tuple[str | None, Ref | None]:
         """Return the snapshot that a REF means, None for the present; and the state that those routes are put back to

@@ -153,13 +153,10 @@ class Checkouts:
             synced_ns: what changed later where it would be overwritten is a conflict; nothing is when None.
         """
         branch = self._branches.volume(name)
-        there = DirectoryVolume(path)
-        try:
+        with contextlib.closing(DirectoryVolume(path)) as there:
             branch.sync()
             source, destination = (there, branch) if into_branch else (branch, there)
             changed = mirror(source, destination, self._branches.journal(JOURNAL), changed_after_ns=synced_ns)
-        finally:
-            there.close()
         if changed is not None:
             if into_branch:
                 why = f"'{changed}' was changed in the branch's own tree since: put the branch into '{path}' again"

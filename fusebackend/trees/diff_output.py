@@ -129,12 +129,11 @@ class _PatchParts:
 
         git deletes the link, but looks for the new files behind it before that: ELOOP ends it.
         """
-        if each.before is None or each.after is None:
-            return False
-        if not stat.S_ISLNK(each.before.mode) or not each.after.is_dir:
+        before, after = each.before, each.after
+        if before is None or after is None or not stat.S_ISLNK(before.mode) or not after.is_dir:
             return False
         try:
-            resolve(each.before.volume, each.before.inner)
+            resolve(before.volume, before.inner)
         except OSError as error:
             return error.errno == errno.ELOOP
         return False
@@ -189,22 +188,21 @@ class _PatchParts:
             yield f"{quoted(path + b'/')}: {text}"
 
     def _texts(self, each: Difference) -> Iterator[str]:
+        before, after = each.before, each.item
         if each.change == "deleted":
             if self._is_stuck(each):
-                yield f"{self._named(each.before)} deleted{self._why(each, each.before)}"
-            return
-        if each.before is None or each.change == "retyped":
-            if each.change == "retyped" and not self._makes(each):
-                became = f"{self._named(each.before)} became {self._named(each.after)}"
-                yield f"{became}{self._why(each, each.after) or self._why(each, each.before)}"
-            elif not self._makes(each):
-                yield f"{self._named(each.after)} created{self._why(each, each.after)}"
-            yield from self._given(each)
-            return
-        if "bytes" in each.fields and not self._modifies(each):
-            sizes = f"{each.before.size} -> {_size(each.after)} bytes" if not _is_special(each.after) else "the device"
-            yield f"modified, {sizes}{self._why(each, each.after) or self._why(each, each.before)}"
-        yield from self._changed(each)
+                yield f"{self._named(after)} deleted{self._why(each, after)}"
+        elif before is None or each.change == "retyped":
+            if not self._makes(each):
+                did = "created" if before is None else f"became {self._named(after)}"
+                why = self._why(each, after) or self._why(each, before)
+                yield f"{self._named(before or after)} {did}{why}"
+            yield from self._given(after)
+        else:
+            if "bytes" in each.fields and not self._modifies(each):
+                sizes = "the device" if _is_special(after) else f"{before.size} -> {after.size} bytes"
+                yield f"modified, {sizes}{self._why(each, after) or self._why(each, before)}"
+            yield from self._changed(each, before, after)
 
     def _makes(self, each: Difference) -> bool:
         """Return True if the patch makes what is there afterwards: a file, or a directory with a file."""
@@ -212,11 +210,8 @@ class _PatchParts:
             return _has_below(self._created, each.path)
         return self._creates(each)
 
-    def _given(self, each: Difference) -> Iterator[str]:
+    def _given(self, after: Item) -> Iterator[str]:
         """The attributes of a new file that `git apply` doesn't give it."""
-        after = each.after
-        if after is None:
-            return
         if not stat.S_ISLNK(after.mode):
             usual = (0o755,) if after.is_dir else GIT_MODES
             if stat.S_IMODE(after.mode) not in usual:
@@ -227,11 +222,8 @@ class _PatchParts:
         if names:
             yield f"xattrs {' '.join(names)}"
 
-    def _changed(self, each: Difference) -> Iterator[str]:
+    def _changed(self, each: Difference, before: Item, after: Item) -> Iterator[str]:
         """The attributes of a file that changed, without the x bit of files in the patch."""
-        before, after = each.before, each.after
-        if before is None or after is None:
-            return
         if "mode" in each.fields:
             old, new = stat.S_IMODE(before.mode), stat.S_IMODE(after.mode)
             in_patch = (each.change == "renamed" or self._modifies(each)) and git_mode(before) != git_mode(after)
@@ -245,9 +237,7 @@ class _PatchParts:
             yield f"xattrs {' '.join(names)}"
 
     @staticmethod
-    def _named(entry: Item | None) -> str:
-        if entry is None:
-            return "nothing"
+    def _named(entry: Item) -> str:
         if stat.S_ISCHR(entry.mode) or stat.S_ISBLK(entry.mode):
             return f"{type_of(entry)} {os.major(entry.rdev)}:{os.minor(entry.rdev)}"
         return type_of(entry)
