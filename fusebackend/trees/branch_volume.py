@@ -270,8 +270,7 @@ class BranchVolume(SqliteVolume):
         with sqlite_errors():
             with transaction(self._db):
                 # Files that were open without a name when the last server ended.
-                gone = "DELETE FROM origin WHERE own AND node NOT IN (SELECT node FROM inode)"
-                self._db.execute(gone)
+                self._db.execute("DELETE FROM origin WHERE own AND node NOT IN (SELECT node FROM inode)")
                 self._db.execute("INSERT OR IGNORE INTO meta VALUES ('created_ns', ?)", (self.created_ns,))
             self.created_ns = self._scalar("SELECT value FROM meta WHERE key = 'created_ns'")
             self.decided |= dict(self._db.execute("SELECT digest, call FROM decisions"))
@@ -992,10 +991,13 @@ def read_routes(path: str) -> list[BranchRoute]:
             rows = db.execute("SELECT prefix, snapshot, number, time_ns FROM branch_route").fetchall()
     except sqlite3.Error as error:
         raise OSError(errno.ESTALE, f"its file '{path}' is no branch, or damaged: {error}") from None
-    routes = []
-    for prefix, snapshot, number, time_ns in rows:
-        taken = None if snapshot is None else Snapshot(to_text(snapshot), number, time_ns)
-        routes.append(BranchRoute(AgentPath(to_text(prefix)), taken, time_ns))
-    if not routes:
+    if not rows:
         raise OSError(errno.ESTALE, f"its file '{path}' was not made completely; delete the branch")
-    return routes
+    return [
+        BranchRoute(
+            AgentPath(to_text(prefix)),
+            None if snapshot is None else Snapshot(to_text(snapshot), number, time_ns),
+            time_ns,
+        )
+        for prefix, snapshot, number, time_ns in rows
+    ]

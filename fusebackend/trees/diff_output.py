@@ -337,12 +337,12 @@ def stat_rows(result: Differences) -> Iterator[Row]:
             yield Row(name, None, " -> ".join(type_of(entry) for entry in entries))
         else:
             try:
-                yield _counted(result, each, name)
+                yield _counted(each, name)
             except OSError as error:  # the main tree goes on changing
                 yield Row(name, None, f"could not be read: {error.strerror}")
 
 
-def _counted(result: Differences, each: Difference, name: str) -> Row:
+def _counted(each: Difference, name: str) -> Row:
     counts = (0, 0) if each.change == "renamed" else None
     if counts is None and max(_size(each.before), _size(each.after)) <= MAX_PATCHED_BYTES:
         counts = edited_lines(side(each.before), side(each.after))

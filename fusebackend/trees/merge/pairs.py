@@ -160,9 +160,7 @@ class Pairs:
         return parent
 
     def _renamed(self, base: Item) -> Item | None:
-        if base.key is None or not any(self._main.key_of(prefix, 1) is not None for prefix in self._main.volumes):
-            return None
-        return next(self._new_names(base), None)
+        return None if base.key is None else next(self._new_names(base), None)
 
     def _new_names(self, base: Item) -> Iterator[Item]:
         owner = self._main.owner(base.path)

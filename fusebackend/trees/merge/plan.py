@@ -610,8 +610,6 @@ class Planner:
         )
 
     def _is_same(self, one: Item, other: Item, features: Features | None = None) -> bool:
-        if one.is_way or other.is_way:
-            return True
         known = features or self._features(other)
         if self._fields(one, known) != self._fields(other, known):
             return False
