@@ -188,8 +188,8 @@ class MountedBackend(ServedMount):
         volumes = filesystem.tree.volume_at
         self._states = States(
             volumes,
-            parts.branches,
-            parts.snapshots,
+            self._snapshots,
+            self._branches,
             lambda ref, paths: self._past.before(ref, paths),
             lambda call: self._past.branch_of(call),
         )

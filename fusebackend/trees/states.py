@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fusebackend.base.paths import ROOT, AgentPath, to_name, to_text
 from fusebackend.base.relative_paths import is_below, join, tops
-from fusebackend.protocol import SnapshotVolume, Volume
+from fusebackend.protocol import Volume
 from fusebackend.trees.branches import Branches
 from fusebackend.trees.diff import Differences, differences
 from fusebackend.trees.earlier import EarlierVolume
@@ -66,7 +66,7 @@ class States:
     """See the module's docstring.
 
     Args:
-        volumes, branches, snapshots: of the mount; None if it keeps none.
+        volumes, snapshots, branches: of the mount.
         before: returns the routes as they were before a call or at a time, by prefix, for some paths of the mount;
             see `MountHistory.before`.
         branch_of: returns the branch whose state the one before a call is; None for that of the mount.
@@ -75,8 +75,8 @@ class States:
     def __init__(
         self,
         volumes: Mapping[AgentPath, Volume],
-        branches: Branches | None = None,
-        snapshots: Snapshots | None = None,
+        snapshots: Snapshots,
+        branches: Branches,
         before: Callable[[Ref, Sequence[bytes]], Mapping[AgentPath, EarlierVolume]] = lambda ref, paths: {},
         branch_of: Callable[[str], str | None] = lambda call: None,
     ) -> None:
@@ -106,21 +106,16 @@ class States:
             if self.branch_of(ref) is not None:  # its nodes are none of the mount
                 return MountState(MergeTree(earlier, self._volumes), self._volumes, earlier)
             return MountState(MergeTree(earlier, self._volumes, by_node, _ALWAYS_NS), self._volumes, earlier)
-        if ref.is_branch and self._branches is not None:
+        if ref.is_branch:
             branch = self._branches.volume(ref.name)
             time_ns = min(route.time_ns for route in branch.routes)
             tree = MergeTree({ROOT: branch}, self._volumes, branch.key_of, time_ns)
             return MountState(tree, self._volumes, {})
-        parts = None if self._snapshots is None else self._snapshots.find(ref.name)
+        parts = self._snapshots.find(ref.name)
         if parts is None:
             raise OSError(errno.ENOENT, f"there is no snapshot '{ref.name}'")
-        views: dict[AgentPath, Volume] = {}
-        for prefix in parts.parts:
-            volume = self._volumes[prefix]
-            assert isinstance(volume, SnapshotVolume), "it has a snapshot"
-            views[prefix] = volume.snapshot(ref.name)
-        time_ns = min(part.time_ns for part in parts.parts.values())
-        return MountState(MergeTree(views, self._volumes, by_node, time_ns), parts.parts, {})
+        views = {prefix: self._snapshots.volumes[prefix].snapshot(ref.name) for prefix in parts.parts}
+        return MountState(MergeTree(views, self._volumes, by_node, parts.info.time_ns), parts.parts, {})
 
     def differences(self, before: Ref, after: Ref, paths: Sequence[bytes] = (b"",)) -> Differences:
         """Compare two states, in the routes of which both hold something.

@@ -150,8 +150,7 @@ class Pairs:
         item = base
         while item not in self._to_main:
             below.append(item)
-            assert item.parent is not None, "the roots are the same"
-            item = item.parent
+            item = item.directory  # the roots are the same
         parent = self._to_main[item]
         for item in reversed(below):
             parent = self._to_main[item] = _child(parent, item) or self._renamed(item)

@@ -292,8 +292,7 @@ class Planner:
 
     def _decide_retyped_in_main(self, base: Item) -> None:
         """Look for a file of another type that main has in place of one that the branch has deleted."""
-        assert base.parent is not None
-        branch, main = self._pairs.branch_of(base.parent), self._pairs.main_of(base.parent)
+        branch, main = self._pairs.branch_of(base.directory), self._pairs.main_of(base.directory)
         there = main.child(base.name) if main is not None else None
         if branch is None or branch.child(base.name) is not None or there is None or there.is_fixed:
             return  # the place itself is merged elsewhere
@@ -302,8 +301,7 @@ class Planner:
 
     def _is_retyped(self, branch: Item) -> bool:
         """Return True for a file of the branch in place of one of another type, which main has deleted."""
-        assert branch.parent is not None
-        above = self._pairs.base_of(branch.parent)
+        above = self._pairs.base_of(branch.directory)
         old = above.child(branch.name) if above is not None else None
         return old is not None and self._pairs.main_of(old) is None and self._pairs.branch_of(old) is None
 
@@ -351,8 +349,7 @@ class Planner:
         """Make a file that main has deleted, and the directories above it that main has deleted as well."""
         below = [branch]
         while self._home(branch) is None:
-            assert branch.parent is not None, "main has its root"
-            branch = branch.parent
+            branch = branch.directory
             below.append(branch)
         for item in reversed(below):
             if item not in self._made:
@@ -481,16 +478,15 @@ class Planner:
             self._moving.add(main)
 
     def _decide_created(self, branch: Item, *, is_decided: bool = False) -> None:
-        assert branch.parent is not None
-        if branch.parent in self._dropped:
+        if branch.directory in self._dropped:
             self._dropped.add(branch)
             return
         if self._home(branch) is None:
-            words = f"in '{branch.parent.shown}', which main deleted"
+            words = f"in '{branch.directory.shown}', which main deleted"
             if not is_decided and self._conflict(branch, words, whole=True) != "branch":
                 self._dropped.add(branch)
                 return
-            self._recreate(branch.parent)
+            self._recreate(branch.directory)
         there = self._occupant(branch)
         if there is not None and there.type == branch.type and not there.is_fixed and self._stays(there):
             self._made[branch] = there
@@ -585,11 +581,10 @@ class Planner:
 
     def _home(self, branch: Item) -> Item | None:
         """Return the directory of main that a file of the branch belongs in; None if main has deleted it."""
-        assert branch.parent is not None
-        made = self._made.get(branch.parent)
+        made = self._made.get(branch.directory)
         if made is not None:
             return made
-        base = self._pairs.base_of(branch.parent)
+        base = self._pairs.base_of(branch.directory)
         main = None if base is None else self._pairs.main_of(base)
         return main if main is None or main.is_dir else None
 

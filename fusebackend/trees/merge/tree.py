@@ -109,6 +109,12 @@ class Item(Attr):
         return self.node if is_known else self.now.node
 
     @property
+    def directory(self) -> Item:
+        """The directory that it is in. Only of what is in one, and so is no root."""
+        assert self.parent is not None, "a root has no directory"
+        return self.parent
+
+    @property
     def type(self) -> int:
         return stat.S_IFMT(self.mode)
 
@@ -195,9 +201,9 @@ class Item(Attr):
 
     def detach(self) -> None:
         """Take it out of its directory, in memory."""
-        assert self.parent is not None, "a root has no directory"
-        if self.parent.names().get(self.name) is self:
-            del self.parent.names()[self.name]
+        names = self.directory.names()
+        if names.get(self.name) is self:
+            del names[self.name]
 
     def attach(self, parent: Item, name: bytes) -> None:
         """Put it into a directory, in memory."""

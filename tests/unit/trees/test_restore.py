@@ -79,7 +79,7 @@ class Scene:
         self.journal = directory / f"{JOURNAL}.merge"
         self._snapshots = Snapshots(self.volumes)
         source = Source(directory, before)
-        states = States(self.volumes, source, self._snapshots)
+        states = States(self.volumes, self._snapshots, source)
         self._restores = Restores(MainTree(source, self.volumes, tuple, None, lambda: covered), states, len)
 
     def take(self) -> None:
