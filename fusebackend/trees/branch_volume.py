@@ -137,7 +137,7 @@ class BranchOrigin:
     stamp: Stamp = (0, 0, 0, 0)
     """Of the lower file, when it was copied up; of a live file with bytes of below, as it was seen last."""
     below: Below | None = None
-    """Of a live file with attributes of the branch's."""
+    """The attributes that a live file had when the branch got its own."""
     identity: bytes | None = None
     """Of a live file: what `LowerTree.lasting` says."""
 
@@ -333,16 +333,6 @@ class BranchVolume(SqliteVolume):
         with self.lock:
             return [origin for origin in self._origins.values() if origin.own]
 
-    def kept_bytes(self, node: int) -> BranchOrigin | None:
-        """Return the origin of a live file whose bytes were kept, also of one that the branch has deleted since."""
-        origin = self._origins.get(node)
-        return origin if origin is not None and origin.base else None
-
-    def below(self, node: int) -> Below | None:
-        """Return the attributes that a live file had when the branch got its own; None if it has none."""
-        with self.lock:
-            return self._of(node).below if self.lower.is_live(node) else None
-
     def kept_below(self, node: int) -> str | None:
         with self.lock:
             if not BASE <= node < FIRST_OWN or self.has_own_bytes(node):  # other numbers may be those of a session
@@ -407,7 +397,7 @@ class BranchVolume(SqliteVolume):
 
     def has_own_names(self, node: int) -> bool:
         """Return True for a directory whose entries are not those of below."""
-        return node >= FIRST_OWN or self._of(node).names
+        return node >= FIRST_OWN or self.origin_of(node).names
 
     def has_lost(self, node: int, name: bytes) -> bool:
         """Return True for a name that a directory has among its own entries, and that nothing is found by: the mount
@@ -418,13 +408,13 @@ class BranchVolume(SqliteVolume):
 
     def has_own_bytes(self, node: int) -> bool:
         """Return True for a regular file with bytes that were changed."""
-        return node >= FIRST_OWN or self._of(node).limit is not None
+        return node >= FIRST_OWN or self.origin_of(node).limit is not None
 
     def lower_entries(self, node: int) -> dict[bytes, Attr]:
         """Return the entries that a directory of the lower tree had: a live one when they were copied up, with no more
         than node, mode and fingerprint; another one as it is."""
         with self.lock:
-            if self._of(node).names and self.lower.is_live(node):
+            if self.origin_of(node).names and self.lower.is_live(node):
                 self.write_back()
                 with sqlite_errors():
                     rows = self._db.execute("SELECT * FROM lower_dentry WHERE parent = ?", (node,)).fetchall()
@@ -512,9 +502,9 @@ class BranchVolume(SqliteVolume):
 
     def is_own(self, node: int) -> bool:
         """Return True if the branch has an inode of this node: of a new file, or of one with attributes of its own."""
-        return node >= FIRST_OWN or self._of(node).own
+        return node >= FIRST_OWN or self.origin_of(node).own
 
-    def _of(self, node: int) -> BranchOrigin:
+    def origin_of(self, node: int) -> BranchOrigin:
         """Return what the branch has of a node of the lower tree. Not to be changed; `_known` is."""
         return self._origins.get(node, _AS_BELOW)
 
@@ -599,7 +589,7 @@ class BranchVolume(SqliteVolume):
         """A byte of a file is about to be changed, or its size."""
         if inode.node >= FIRST_OWN:
             return
-        copies = self._of(inode.node).limit is None and self.lower.is_live(inode.node)
+        copies = self.origin_of(inode.node).limit is None and self.lower.is_live(inode.node)
         if copies and inode.size > COPY_BYTES:
             will_wait()
         origin = self._copy_attributes(inode)
@@ -843,7 +833,7 @@ class BranchVolume(SqliteVolume):
         """Return True for a regular file of which bytes may be read from the lower tree."""
         if inode.node >= FIRST_OWN or not stat.S_ISREG(inode.mode):
             return False
-        origin = self._of(inode.node)
+        origin = self.origin_of(inode.node)
         return origin.limit is None or (origin.limit > 0 and not origin.base)
 
     def _reading_below(self, node: int) -> AbstractContextManager[tuple[Volume, int]]:
@@ -867,7 +857,7 @@ class BranchVolume(SqliteVolume):
 
     def _chunk(self, node: int, index: int) -> Chunk | None:
         chunk = super()._chunk(node, index)
-        origin = self._of(node)
+        origin = self.origin_of(node)
         if chunk is not None or origin.limit is None:
             return chunk
         start = index << CHUNK_SHIFT
@@ -888,7 +878,7 @@ class BranchVolume(SqliteVolume):
 
     def _next_chunk_below(self, node: int, index: int) -> int | None:
         """Return the first chunk from an index on that the file below has, own or not."""
-        origin = self._of(node)
+        origin = self.origin_of(node)
         if origin.base:
             found = super()._next_chunk(origin.base, index)
         else:
@@ -902,7 +892,7 @@ class BranchVolume(SqliteVolume):
         super()._put(inode, offset, data)
 
     def _resize(self, inode: Inode, size: int) -> None:
-        origin = self._of(inode.node)
+        origin = self.origin_of(inode.node)
         is_cut = origin.limit is not None and size < origin.limit
         below = self._blocks_below(origin, -(-size >> CHUNK_SHIFT)) if is_cut and size else 0
         super()._resize(inode, size)

@@ -39,7 +39,7 @@ class BranchBase(GivesPieces):
         """Return True for a live file that was changed since the branch has last looked at it, if its bytes were not
         kept."""
         with self.lock:
-            if node >= FIRST_OWN or not self._lower.is_live(node) or self._kept_bytes(node):
+            if node >= FIRST_OWN or not self._lower.is_live(node) or self._branch.origin_of(node).base:
                 return False
             now = unless(_GONE, self._lower.attr_of, node)
             if now is None:
@@ -49,19 +49,14 @@ class BranchBase(GivesPieces):
                 return now.mtime_ns > self._branch.created_ns
             return now.fingerprint[:3] != noted.fingerprint[:3]
 
-    def _kept_bytes(self, node: int) -> int:
-        """Return the node of the branch that has the bytes of a live file as they were; 0 for none."""
-        origin = self._branch.kept_bytes(node)
-        return 0 if origin is None else origin.base
-
     def _as_it_was(self, attr: Attr) -> Attr:
         node = attr.node
         if node in self._noted:
             return self._noted[node]
-        origin = self._branch.kept_bytes(node)
-        if origin is None and not self._branch.is_own(node):
+        origin = self._branch.origin_of(node)
+        if not origin.base and not origin.own:
             return attr
-        return self._with_kept(attr, attr.mode, attr.fingerprint if origin is None else origin.stamp)
+        return self._with_kept(attr, attr.mode, origin.stamp if origin.base else attr.fingerprint)
 
     def _with_kept(self, now: Attr, mode: int, stamp: Stamp) -> Attr:
         """Return the attributes of a live file with this stamp, and with those that were kept.
@@ -70,7 +65,7 @@ class BranchBase(GivesPieces):
             mode: if none were.
         """
         mtime_ns, ctime_ns, size, version = stamp
-        below = self._branch.below(now.node)
+        below = self._branch.origin_of(now.node).below
         uid, gid = (now.uid, now.gid) if below is None else (below.uid, below.gid)
         return Attr(now.node, mode if below is None else below.mode, nlink=now.nlink, uid=uid, gid=gid, rdev=now.rdev,
                     size=size, version=version, atime_ns=now.atime_ns, mtime_ns=mtime_ns,
@@ -97,9 +92,9 @@ class BranchBase(GivesPieces):
     def _entry(self, noted: Attr) -> Attr:
         """Return the attributes of an entry that was noted: what a listing does not have is as it is now."""
         node, mode = noted.node, noted.mode
-        origin = self._branch.kept_bytes(node)
+        origin = self._branch.origin_of(node)
         now = unless(_GONE, self._lower.attr_of, node) or Attr(node, mode)
-        stamp = noted.fingerprint if origin is None else origin.stamp
+        stamp = origin.stamp if origin.base else noted.fingerprint
         attr = self._noted[node] = self._with_kept(now, mode, stamp)
         return attr
 
@@ -114,7 +109,7 @@ class BranchBase(GivesPieces):
 
     def xattrs(self, node: int) -> Mapping[bytes, bytes]:
         with self.lock:
-            below = self._branch.below(node)
+            below = self._branch.origin_of(node).below
             if below is not None:
                 return below.xattrs
             return unless(_GONE if node in self._noted else (), self._lower.xattrs, node) or {}
@@ -132,7 +127,7 @@ class BranchBase(GivesPieces):
 
     def _reading(self, node: int) -> AbstractContextManager[tuple[Volume, int]]:
         """Look where the bytes are, for each piece: they may be kept while a file is read."""
-        kept = self._kept_bytes(node)
+        kept = self._branch.origin_of(node).base
         return nullcontext((self._branch, kept)) if kept else self._lower.reading(node)
 
 
