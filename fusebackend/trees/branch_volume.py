@@ -344,9 +344,8 @@ class BranchVolume(SqliteVolume):
 
     def nodes_of(self, prefix: AgentPath, nodes: Collection[int]) -> set[int]:
         """Return the nodes of files of which `kept_below` gives the bytes, of those with these nodes in a route."""
-        prefixes = self.lower.places.prefixes
-        index = next((each for each in self.lower.frozen if prefixes[each] == prefix), None)
-        return set() if index is None else {self.lower.number(index, node) for node in nodes}
+        routes = [index for index in self.lower.frozen if self.lower.places.prefixes[index] == prefix]
+        return {self.lower.number(index, node) for index in routes for node in nodes}
 
     def node_in(self, name: str, node: int) -> int:
         under = self.lower.under_of(node)
@@ -389,11 +388,11 @@ class BranchVolume(SqliteVolume):
 
     def _kept_of(self, path: str) -> list[BranchOrigin]:
         at = to_name(path).strip(b"/")
-        known = [
+        return [
             each for each in self._origins.values()
-            if each.path is not None and (each.base or (each.below is not None and each.below.xattrs))
+            if each.path is not None and (each.path == at or is_below(each.path, at))
+            and (each.base or (each.below is not None and each.below.xattrs))
         ]  # fmt: skip
-        return [each for each in known if each.path == at or is_below(each.path or b"", at)]
 
     def has_own_names(self, node: int) -> bool:
         """Return True for a directory whose entries are not those of below."""

@@ -119,12 +119,9 @@ class ComposedTree(abc.ABC):
             place = place.parent
         found = (place.route, ROOT_NODE) if place.route in self.views else None
         for name in reversed(way):
-            found = None if found is None else self._inside(*found, name)
+            attr = None if found is None else unless(NOT_THERE, self.views[found[0]].lookup, found[1], name)
+            found = (place.route, attr.node) if attr is not None and attr.is_dir else None
         return found
-
-    def _inside(self, route: int, node: int, name: bytes) -> Under | None:
-        attr = unless(NOT_THERE, self.views[route].lookup, node, name)
-        return (route, attr.node) if attr is not None and attr.is_dir else None
 
     def view(self, at: Spot) -> tuple[Volume, int]:
         """Return the volume that has a file, and its node there. ENOENT if none has."""

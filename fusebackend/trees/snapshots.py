@@ -96,7 +96,7 @@ class Snapshots:
         self.on_change: Callable[[str], None] = lambda name: None
         """Called with the name of each snapshot that was taken or deleted, with no lock held."""
         for volume in self.distinct.values():
-            volume.on_snapshot = self._tell
+            volume.on_snapshot = lambda name: self.on_change(name)
         self.holder: Callable[[str], str | None] = lambda name: None
         """Says what needs a snapshot, such as a branch; None for nothing. Such a snapshot is not deleted."""
 
@@ -148,7 +148,7 @@ class Snapshots:
             if durably:
                 self._sync(name)
             taken = self.find(name)
-        self._tell(name)
+        self.on_change(name)
         assert taken is not None, "it has just been taken"
         return taken.info
 
@@ -213,7 +213,7 @@ class Snapshots:
                     self._delete(name, there[name])
         finally:
             for name in touched:
-                self._tell(name)
+                self.on_change(name)
 
     def _delete(self, name: str, parts: Mapping[AgentPath, Snapshot]) -> None:
         for prefix, volume in self.distinct.items():
@@ -225,9 +225,6 @@ class Snapshots:
                 pass  # somebody else has deleted it just now
             except OSError as error:
                 raise OSError(error.errno, f"{_words(prefix)} still has '{name}': {error.strerror}") from error
-
-    def _tell(self, name: str) -> None:
-        self.on_change(name)
 
 
 def _take_back(name: str, volumes: Iterable[SnapshotVolume]) -> None:

@@ -671,8 +671,6 @@ class _AtOnce(_RouteSteps):
 
     replacing = RENAME_EXCHANGE
 
-    _back: list[Callable[[Changes], object]]
-
     def prepare(self) -> None:
         staged = [(index, step) for index, step in enumerate(self.steps) if self.has_new_file(step)]
         for index, step in staged:
@@ -694,7 +692,7 @@ class _AtOnce(_RouteSteps):
         self.made(self.steps)
 
     def _commit(self, changes: Changes) -> None:
-        self._back = []
+        self._back: list[Callable[[Changes], object]] = []
         self.set_aside.clear()
         self.route.directories.forget()
         mark = self.records.mark()
