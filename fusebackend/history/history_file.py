@@ -124,7 +124,7 @@ _ENDED: Final = (
 
 _RECORDS: Final = (
     "SELECT records.number, records.call, time_ns, route, kind, path, to_path, node, linked, payload, place, name, "
-    "image_node, secret, stamp"
+    "image_node, secret, stamp, identity"
 )
 
 _CHANGED: Final = "EXISTS (SELECT 1 FROM records WHERE records.call = calls.number AND {0})"  # not after `drop`
@@ -860,11 +860,6 @@ class HistoryFile:
         """Return a record."""
         return next(iter(self._records("WHERE number = ?", (number,))), None)
 
-    def identities(self, calls: Sequence[int]) -> dict[int, bytes]:
-        """Return the identities of the files of calls' records, by number; see `add`."""
-        found = f"SELECT number, identity FROM records WHERE call IN {AMONG} AND identity NOTNULL"
-        return dict(self._read(found, (json.dumps([*calls]),)))
-
     def note_return(self, number: int, before: bytes, now: bytes) -> None:
         """Note that the file which the record of an undo has made is an earlier one, with other names for both."""
         with self._guard:
@@ -1288,7 +1283,7 @@ def _word(payload: bytes, place: int) -> Any:
 
 
 def _record_of(row: Sequence[Any]) -> Record:
-    number, call, time_ns, route, kind, path, to_path, node, linked, payload, *image, secret, stamp = row
+    number, call, time_ns, route, kind, path, to_path, node, linked, payload, *image, secret, stamp, identity = row
     before = None
     if payload is not None:
         *words, target = decode(payload)
@@ -1297,7 +1292,7 @@ def _record_of(row: Sequence[Any]) -> Record:
     after = None if stamp is None else Stamp(*decode(stamp))
     return Record(
         number, call, time_ns, AgentPath(os.fsdecode(route)), kind, path, to_path or b"", node, bool(linked), before,
-        kept, after,
+        kept, after, identity or b"",
     )  # fmt: skip
 
 

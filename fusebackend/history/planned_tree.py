@@ -11,7 +11,6 @@ import contextlib
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from fusebackend.base.errors import VANISHED, unless
 from fusebackend.base.paths import AgentPath
@@ -21,23 +20,15 @@ from fusebackend.volumes.placing import Source, State
 from fusebackend.volumes.walk import below, entries
 
 
-class Seen(NamedTuple):
-    """A file as it was found."""
-
-    node: int
-    nlink: int
-    stamp: Stamp
-
-    @classmethod
-    def of(cls, attr: Attr) -> Seen:
-        return cls(attr.node, attr.nlink, stamp_of(attr))
-
-
 class PlannedFile:
     """A file in a `PlannedTree`; several places have it if it has hard links.
 
+    Args:
+        attr: of the file in the volume; None if a step makes it.
+
     Attributes:
-        seen: the file in the volume, None if a step has made it.
+        node: in the volume; 0 if a step has made it.
+        nlink: the number of its names in the volume.
         state: what it is when the steps are made; None for what it is in the volume.
         source, why_lost: its bytes then, of a state before a call. Both empty: those in the volume.
         checked: it was compared with what its call has left.
@@ -47,15 +38,16 @@ class PlannedFile:
             end. It may have left them.
     """
 
-    __slots__ = ("checked", "links", "names", "places", "seen", "source", "state", "why_lost")
+    __slots__ = ("_found", "checked", "links", "names", "nlink", "node", "places", "source", "state", "why_lost")
 
-    def __init__(self, seen: Seen | None, state: State | None = None) -> None:
-        self.seen = seen
+    def __init__(self, attr: Attr | None, state: State | None = None) -> None:
+        self.node, self.nlink = (0, 0) if attr is None else (attr.node, attr.nlink)
+        self._found = None if attr is None else stamp_of(attr)
         self.state = state
         self.source: Source | None = None
         self.why_lost = ""
         self.checked = False
-        self.links = 0 if seen is None else seen.nlink
+        self.links = self.nlink
         self.names: dict[bytes, PlannedName] = {}
         self.places: tuple[PlannedName, ...] = ()
 
@@ -64,8 +56,8 @@ class PlannedFile:
         """What it is when the steps are made."""
         if self.state is not None:
             return stamp_of(self.state)
-        assert self.seen is not None, "a file that is made has a state"
-        return self.seen.stamp
+        assert self._found is not None, "a file that is made has a state"
+        return self._found
 
     @property
     def place(self) -> PlannedName | None:
@@ -164,9 +156,9 @@ class PlannedTree:
         return directory.names[name]
 
     def _look(self, directory: PlannedFile, name: bytes) -> PlannedFile | None:
-        if directory.seen is None:
+        if not directory.node:
             return None
-        attr = unless(VANISHED, self.volume.lookup, directory.seen.node, name)
+        attr = unless(VANISHED, self.volume.lookup, directory.node, name)
         return None if attr is None else self.file(attr)
 
     def now(self, key: bytes) -> bytes:
@@ -217,12 +209,12 @@ class PlannedTree:
         """Return a file of the volume; the same one for each of its names."""
         found = self.files.get(attr.node)
         if found is None:
-            found = self.files[attr.node] = PlannedFile(Seen.of(attr))
+            found = self.files[attr.node] = PlannedFile(attr)
         return found
 
     def names(self, directory: PlannedFile) -> Iterator[bytes]:
         """Return the names in a directory."""
         yield from (name for name, below in directory.names.items() if below.file is not None)
-        if directory.seen is not None:
-            listed = entries(self.volume, directory.seen.node)
+        if directory.node:
+            listed = entries(self.volume, directory.node)
             yield from (name for name, _ in listed if name not in directory.names)

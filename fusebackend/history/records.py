@@ -148,6 +148,9 @@ class Record(NamedTuple):
     after: Stamp | None = None
     """Of the file at the end of the call, under `to_path` for a rename; None where it removed the name, and for a
     directory's size and time, which follow from its names."""
+    identity: bytes = b""
+    """As in `Kept`; of a file that an undo has made, that of the earlier one before it, see `HistoryFile.note_return`.
+    Empty if nothing is known."""
 
     @property
     def earlier_node(self) -> int:

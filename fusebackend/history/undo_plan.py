@@ -114,7 +114,6 @@ class UndoPlan:
         self._history = history
         self._merge = merge
         self._leave = leave
-        self._identities: Mapping[int, bytes] = {}  # of the records' files
         self._trees: dict[AgentPath, PlannedTree] = {}
         self._made: dict[tuple[AgentPath, bytes], PlannedFile] = {}  # by `_key`
         self._closing: dict[PlannedFile, AgentPath] = {}  # directories that get their attributes when all is in them
@@ -122,9 +121,7 @@ class UndoPlan:
 
     def add(self, calls: Sequence[int]) -> None:
         """Plan for calls, by their numbers."""
-        records = [record for number in calls for record in self._history.records(number)]
-        records.sort(key=lambda record: record.number)
-        self._identities = self._history.identities(calls)
+        records = sorted(record for number in calls for record in self._history.records(number))
         theirs = self._history.overlaps(calls)
         for count, record in enumerate(reversed(records)):
             if count % LOOKED_AT_ONCE == 0:
@@ -264,7 +261,7 @@ class UndoPlan:
         key = self._key(tree, record)
         if (twin := self._twin(tree, record)) is not None:
             # A name of it, if one is known: the node may go with a name that a step before removes.
-            by_node = Step("link", tree.prefix, path, node=0 if twin.seen is None else twin.seen.node)
+            by_node = Step("link", tree.prefix, path, node=twin.node)
             self.steps.append(by_node if twin.place is None else by_node._replace(to_path=twin.place.path, node=0))
             place.put(twin)
             return
@@ -297,7 +294,7 @@ class UndoPlan:
         return tree.now(self._first_key(tree, record))
 
     def _first_key(self, tree: PlannedTree, record: Record) -> bytes:
-        key = self._identities.get(record.number, b"")
+        key = record.identity
         if key and not key.isdigit():
             return key
         node = record.earlier_node or int(key or 0)
@@ -330,17 +327,16 @@ class UndoPlan:
     def _is_it(self, tree: PlannedTree, record: Record, file: PlannedFile) -> bool:
         """Return True if a record of its path has changed this file. A file that had several names, or was open, may
         have been changed when it had lost that name."""
-        node, names = (0, 0) if file.seen is None else (file.seen.node, file.seen.nlink)
-        if file.is_dir or (node == record.node and self._lasts(tree, record)):
+        if file.is_dir or (file.node == record.node and self._lasts(tree, record)):
             return True
         key = self._key(tree, record)
         made = self._made.get((tree.prefix, key))
         if made is not None:
             return made is file
-        if node and key and key == tree.identity(node):
+        if file.node and key and key == tree.identity(file.node):
             return True
         assert record.before is not None, "its state is known"
-        return max(record.before.nlink, names) < 2 and not record.linked and self._by_node(tree, record) is None
+        return max(record.before.nlink, file.nlink) < 2 and not record.linked and self._by_node(tree, record) is None
 
     def _by_node(self, tree: PlannedTree, record: Record) -> PlannedFile | None:
         """Return the file of a record by its node."""
@@ -364,7 +360,7 @@ class UndoPlan:
             raise _NotTakenBack("was renamed in a directory that is not there any more", path=path)
         if old is not None and old.file is not None:
             is_known = record.node and self._lasts(tree, record)
-            if is_known and (old.file.seen is None or old.file.seen.node != record.node):
+            if is_known and old.file.node != record.node:
                 words = f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'"
                 raise _NotTakenBack(words, path=record.path)
             return  # as in `_make`: it was not renamed
@@ -387,7 +383,7 @@ class UndoPlan:
             raise _NotTakenBack("is not there any more")
         if other is None or other.file is None:
             raise _NotTakenBack("is not there any more", path=record.to_path)
-        if self._lasts(tree, record) and one.file.seen is not None and one.file.seen.node == record.node:
+        if self._lasts(tree, record) and record.node and one.file.node == record.node:
             return
         self._require_left(other, other.file, record)
         self.steps.append(Step("exchange", tree.prefix, record.path, record.to_path, seen=one.file.expected))
@@ -460,7 +456,7 @@ class UndoPlan:
         if at_path != path or first.kind not in ("content", "rename"):
             return False
         file = None if place is None else place.file
-        if file is None or file.seen is None or file.expected is None or not file.is_regular:
+        if file is None or file.expected is None or not file.is_regular:
             return False
         if max(file.expected.size, record.before.size, first.before.size) > MERGED_BYTES:
             return False
@@ -468,7 +464,7 @@ class UndoPlan:
         theirs = self._images.source(self._history, tree.volume, record)
         if base is None or theirs is None:
             return False
-        ours = NodeSource(tree.volume, file.seen.node)
+        ours = NodeSource(tree.volume, file.node)
         merged, is_clean = merge_lines(*(whole(source) for source in (base, ours, theirs)))
         if not is_clean:
             return False

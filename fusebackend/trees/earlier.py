@@ -31,7 +31,7 @@ from fusebackend.base.paths import AgentPath, mount_path
 from fusebackend.base.relative_paths import above, is_below, split
 from fusebackend.base.stamps import TICK_NS
 from fusebackend.history.history_file import HistoryFile
-from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree, Seen
+from fusebackend.history.planned_tree import PlannedFile, PlannedName, PlannedTree
 from fusebackend.history.records import Record
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, Features, SnapshotVolume, Volume
 from fusebackend.trees.merge.tree import MergeTree
@@ -68,7 +68,6 @@ class RecordedVolume(GivesPieces):
     Args:
         tree: of the live route.
         source: returns the bytes of a record's image.
-        lasts: returns True if the nodes of a record are still those of the volume's files.
         with_ways: make directories that a record's path needs and that are not there.
     """
 
@@ -78,19 +77,16 @@ class RecordedVolume(GivesPieces):
         self,
         tree: PlannedTree,
         source: Callable[[Record], Source],
-        lasts: Callable[[Record], bool],
         with_ways: bool,
     ) -> None:
         self.lock = tree.volume.lock
         self._tree = tree
         self._live = tree.volume
         self._source = source
-        self._lasts = lasts
         self._with_ways = with_ways
         self._known = {ROOT_NODE: tree.root}  # directories, and files that are not the live ones, by their numbers
         self._numbers: dict[PlannedFile, int] = {}  # of those that no live file is
         self._gone: dict[int | bytes, PlannedFile] = {}  # files that have no name, by what they had: node or identity
-        self._identities: Mapping[int, bytes] = {}  # of the records' files
         self._counted: Collection[int] = ()  # files of which another name was changed
 
     # -- taking back -----------------------------------------------------------------------------------------------
@@ -149,20 +145,7 @@ class RecordedVolume(GivesPieces):
         Args:
             has_others: it has had other names when it lost this one.
         """
-        node, identity = record.earlier_node if self._lasts(record) else 0, self._identities.get(record.number, b"")
-        key = node or (b"" if identity.isdigit() else identity)
-        if not key:
-            return None
-        found = self._gone.get(key)
-        if found is None and has_others:  # else the number may be that of another file by now
-            found = self._tree.files.get(node) if node else self._tree.by_identity(identity)
-        if found is None:
-            found = PlannedFile(None, record.before)
-            if node and has_others:
-                self._tree.files[node] = found
-            else:
-                self._gone[key] = found
-        return found
+        return None
 
     def _give(self, file: PlannedFile, record: Record) -> None:
         assert record.before is not None, "a change has the state before it"
@@ -170,7 +153,7 @@ class RecordedVolume(GivesPieces):
         if not stat.S_ISREG(file.state.mode):
             return
         if record.kind == "attributes":
-            file.why_lost = file.why_lost or ("" if file.source or file.seen else _UNKNOWN)
+            file.why_lost = file.why_lost or ("" if file.source or file.node else _UNKNOWN)
             return
         file.source, file.why_lost = None, "the history has no bytes of it"
         if image is not None and image.place == "lost":
@@ -200,23 +183,19 @@ class RecordedVolume(GivesPieces):
         assert directory.file is not None, "it is a directory"
         place = directory.file.names.get(name)
         if place is None and live is not None:
-            file = self._tree.files.get(live.node) or PlannedFile(Seen.of(live))
+            file = self._tree.files.get(live.node) or PlannedFile(live)
             place = PlannedName(directory, name, file)
         if place is None or place.file is None:
             return None
         file = place.file
         if file.state is None and not file.is_dir:
-            assert file.seen is not None, "a file that is made has a state"
-            attr = live if live is not None and live.node == file.seen.node else self._live.getattr(file.seen.node)
+            attr = live if live is not None and live.node == file.node else self._live.getattr(file.node)
             # A change of names moves the ctime, too.
             is_counted = place.is_moved or attr.node in self._counted
             if not self._is_newer(file, attr.mode, attr.mtime_ns if is_counted else attr.ctime_ns):
                 return attr
             file.state, file.why_lost = state_of(self._live, attr), _UNKNOWN
-        if file.seen is not None:
-            number = file.seen.node
-        else:
-            number = self._numbers.setdefault(file, _FIRST_OWN + len(self._numbers))
+        number = file.node or self._numbers.setdefault(file, _FIRST_OWN + len(self._numbers))
         self._known.setdefault(number, place)
         return self.getattr(number)
 
@@ -233,8 +212,8 @@ class RecordedVolume(GivesPieces):
     def lookup(self, parent: int, name: bytes) -> Attr:
         directory = self._known[parent]
         live = None
-        if directory.file is not None and directory.file.seen is not None and name not in directory.file.names:
-            live = unless((errno.ENOENT,), self._live.lookup, directory.file.seen.node, name)
+        if directory.file is not None and directory.file.node and name not in directory.file.names:
+            live = unless((errno.ENOENT,), self._live.lookup, directory.file.node, name)
         found = self._entry(directory, name, live)
         if found is None:
             raise oserror(errno.ENOENT, name)
@@ -250,8 +229,8 @@ class RecordedVolume(GivesPieces):
         """Return the names that may be in a directory, with what a live one has there."""
         assert directory.file is not None, "it is a directory"
         there: dict[bytes, Attr | None] = dict.fromkeys(directory.file.names)
-        if directory.file.seen is not None:
-            there.update(entries(self._live, directory.file.seen.node))
+        if directory.file.node:
+            there.update(entries(self._live, directory.file.node))
         return there
 
     def getattr(self, node: int) -> Attr:
@@ -316,9 +295,7 @@ class EarlierVolume(RecordedVolume):
         paths: Sequence[bytes],
         source: Callable[[Record], Source],
     ) -> None:
-        frozen = isinstance(live, SnapshotVolume)
-        tree = PlannedTree(prefixes[0], live, {})
-        super().__init__(tree, source, lambda each: frozen or each.number > history.earlier, False)
+        super().__init__(PlannedTree(prefixes[0], live, {}), source, False)
         self._history, self._prefixes = history, prefixes
         self._moment = moment
         is_whole = bool(paths) and any(history.has_links(moment.begin, prefix) for prefix in prefixes)
@@ -326,7 +303,6 @@ class EarlierVolume(RecordedVolume):
         self._now_ns = time.time_ns()
         records = self._records()
         self._last = max(records, default=moment.begin)
-        self._identities = history.identities([*{each.call for each in records.values()}])
         for number in sorted(records, reverse=True):
             self.take_back(records[number])
         self._counted = {each.node for each in records.values() if each.linked or each.to_path}
@@ -353,6 +329,24 @@ class EarlierVolume(RecordedVolume):
             self._history.since(self._last, prefix, path or b"/") for prefix in self._prefixes for path in self.touched
         )
 
+    def _known_file(self, record: Record, has_others: bool) -> PlannedFile | None:
+        # Do the nodes of the record still name the volume's files?
+        lasts = isinstance(self._live, SnapshotVolume) or record.number > self._history.earlier
+        node, identity = record.earlier_node if lasts else 0, record.identity
+        key = node or (b"" if identity.isdigit() else identity)
+        if not key:
+            return None
+        found = self._gone.get(key)
+        if found is None and has_others:  # else the number may be that of another file by now
+            found = self._tree.files.get(node) if node else self._tree.by_identity(identity)
+        if found is None:
+            found = PlannedFile(None, record.before)
+            if node and has_others:
+                self._tree.files[node] = found
+            else:
+                self._gone[key] = found
+        return found
+
     def _is_newer(self, file: PlannedFile, mode: int, time_ns: int) -> bool:
         moment = self._moment
         if not stat.S_ISREG(mode) or not moment.time_ns - TICK_NS < time_ns <= self._now_ns:
@@ -360,8 +354,8 @@ class EarlierVolume(RecordedVolume):
         return time_ns > moment.time_ns or self._may_go_on(file)
 
     def _may_go_on(self, file: PlannedFile) -> bool:
-        node, moment = 0 if file.seen is None else file.seen.node, self._moment
-        return any(self._history.was_changing(each, node, moment.begin, moment.time_ns) for each in self._prefixes)
+        moment = self._moment
+        return any(self._history.was_changing(each, file.node, moment.begin, moment.time_ns) for each in self._prefixes)
 
     def _unknown(self, path: bytes, why: str) -> OSError:
         shown = mount_path(self._prefixes[0], path)
@@ -384,7 +378,7 @@ class _SideOfCall(RecordedVolume):
         records: Iterable[Record],
         shown: Iterable[Record],
     ) -> None:
-        super().__init__(tree, source, lambda record: False, True)
+        super().__init__(tree, source, True)
         self._below: dict[bytes, set[bytes]] = defaultdict(set)
         self._whole: set[bytes] = set()
         for record in shown:

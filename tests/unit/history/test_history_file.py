@@ -52,14 +52,14 @@ def made(history, *paths, prefix=ROOT, kind="content", who=NOBODY):
 def test_a_record_comes_back_as_it_was(history, path):
     call = history.open_call("command", "sed \udcff", WHO)
     image = Image("snapshot", "@20261123\udcff", 9)
-    kept = Kept(7, BEFORE, image)
+    kept = Kept(7, BEFORE, image, identity=b"inode 9")
     number = history.add(call, MEMORIES, "rename", b"/a\xff", kept, to_path=b"/b", node=7, linked=True, after=AFTER)
     history.close()
     again = HistoryFile(path)
     (found,) = again.records(call)
     assert found == again.record(number)
     assert found._replace(time_ns=0) == (
-        number, call, 0, MEMORIES, "rename", b"/a\xff", b"/b", 7, True, BEFORE, image, AFTER,
+        number, call, 0, MEMORIES, "rename", b"/a\xff", b"/b", 7, True, BEFORE, image, AFTER, b"inode 9",
     )  # fmt: skip
     kept = again.call(call)
     assert (kept.ref, kept.kind, kept.title, kept.actor, kept.changes) == ("c1", "command", "sed \udcff", WHO, 1)
