@@ -49,27 +49,19 @@ class Process(NamedTuple):
     """Its command line; the name of its program if it has several threads."""
 
 
-class _Kept:
-    """A process with the descriptor of the thread that was asked for, which it closes when it goes. `end.poll(0)` is
-    true once the thread has ended."""
+class _Kept(NamedTuple):
+    """A process with the descriptor of the thread that was asked for. `end.poll(0)` is true once that has ended."""
 
-    __slots__ = ("_descriptor", "end", "process")
-
-    def __init__(self, process: Process, descriptor: int) -> None:
-        self.process = process
-        self._descriptor = descriptor
-        self.end = select.poll()
-        self.end.register(descriptor, select.POLLIN)
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+    process: Process
+    descriptor: int
+    end: select.poll
 
 
 class Processes:
     """See the module's docstring."""
 
     def __init__(self) -> None:
-        self._kept: Recent[int, _Kept] = Recent(MOST_KEPT)
+        self._kept: Recent[int, _Kept] = Recent(MOST_KEPT, _close)
         self._guard = threading.Lock()
         self.namespace = _namespace(os.getpid())
         """The inode of the server's pid namespace."""
@@ -83,23 +75,27 @@ class Processes:
             if kept is not None:
                 if not kept.end.poll(0):
                     return kept.process
-                del self._kept[thread]
+                _close(self._kept.pop(thread))
             descriptor = _open(thread)
             process = read(thread)
             if descriptor is None:
                 return process
-            if process is None:
+            end = select.poll()
+            end.register(descriptor, select.POLLIN)
+            if process is None or end.poll(0):  # /proc may have shown another thread
                 os.close(descriptor)
                 return None
-            kept = _Kept(process, descriptor)
-            if kept.end.poll(0):  # /proc may have shown another thread
-                return None
-            self._kept[thread] = kept
+            self._kept[thread] = _Kept(process, descriptor, end)
             return process
 
     def close(self) -> None:
         with self._guard:
-            self._kept.clear()
+            while self._kept:
+                _close(self._kept.popitem()[1])
+
+
+def _close(kept: _Kept) -> None:
+    os.close(kept.descriptor)
 
 
 def read(thread: int) -> Process | None:
