@@ -19,7 +19,7 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from fusebackend.base import budget
@@ -34,7 +34,6 @@ from fusebackend.history.undo_plan import Step, UndoPlan
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
-    Actor,
     Attr,
     Changes,
     SnapshotVolume,
@@ -70,7 +69,7 @@ _IN_PLACE: Final = ("overwrite", "merge")
 """Steps that give a file other bytes: they wait for processes that have just opened it."""
 
 _Kind: TypeAlias = Literal["alone", "together", "any", "names", "others"]
-"""See `_Making._kind`."""
+"""See `_Making._route_and_kind`."""
 
 _WORDS: Final = {
     "make": "create", "link": "create", "remove": "remove", "rename": "rename", "exchange": "rename",
@@ -104,7 +103,6 @@ class Undo:
         keep_newer: bool = False,
         merge_lines: bool = False,
         dry_run: bool = False,
-        actor: Actor | None = None,
     ) -> UndoResult:
         """Take calls back.
 
@@ -115,7 +113,6 @@ class Undo:
             keep_newer: leave what was changed since as it is, and take back the rest.
             merge_lines: take the lines of the calls out of text files that were changed since.
             dry_run: only say what would be done.
-            actor: on whose behalf.
 
         Raises:
             OSError: ENOENT, there is no such call; EALREADY, it was taken back; EBUSY, its command goes on; the error
@@ -138,7 +135,7 @@ class Undo:
             result.kept = plan.conflicts
             result.changes = [_shown(step) for step in plan.steps if not step.closes]
             if not dry_run:
-                self._make(plan, chosen, halves, result, actor)
+                self._make(plan, chosen, halves, result)
             return result
 
     # -- the calls -------------------------------------------------------------------------------------------------
@@ -169,17 +166,14 @@ class Undo:
         there = (call for call in found.values() if call.undone_by is None or call.undone_by in found)
         return sorted((call for call in there if call.number not in over), key=lambda call: call.number)
 
-    def _end(self, numbers: Sequence[int]) -> None:
-        """End the calls that go on, so that what they have left is known. EBUSY for a command."""
+    def _plan(self, numbers: Sequence[int], *, merge: bool = False, leave: bool = False) -> UndoPlan:
+        """Plan for calls. Those that go on end first, so that what they have left is known: EBUSY for a command."""
         for call in self._recorder.calls.open():
             if call.number in numbers:
                 if call.kind == "command":
                     text = f"c{call.number} ({call.title}) is still going on; take it back when it has ended"
                     raise OSError(errno.EBUSY, text)
                 self._recorder.calls.end(call)
-
-    def _plan(self, numbers: Sequence[int], *, merge: bool = False, leave: bool = False) -> UndoPlan:
-        self._end(numbers)
         self._history.require()  # else records are missing that would be taken back
         plan = UndoPlan(self._recorder.volumes, self._recorder.images, self._history, merge=merge, leave=leave)
         self.read = plan.snapshots
@@ -188,12 +182,10 @@ class Undo:
 
     # -- the steps -------------------------------------------------------------------------------------------------
 
-    def _make(
-        self, plan: UndoPlan, chosen: Sequence[Call], halves: Sequence[int], result: UndoResult, actor: Actor | None
-    ) -> None:
+    def _make(self, plan: UndoPlan, chosen: Sequence[Call], halves: Sequence[int], result: UndoResult) -> None:
         numbers = [call.number for call in chosen]
         title = "undo " + " ".join(call.ref for call in chosen)
-        with self._recorder.calls.inside("undo", title, actor, numbers) as call:
+        with self._recorder.calls.inside("undo", title, undoes=numbers) as call:
             making = _Making(self._recorder, call)
             try:
                 result.partly += making.make(plan.steps)
@@ -231,7 +223,7 @@ class Undo:
             plan = self._plan([number], leave=True)
             if plan.conflicts:
                 raise OSError(errno.EBUSY, f"'{plan.conflicts[0].path}' {plan.conflicts[0].reason}")
-            with self._recorder.calls.inside("undo", f"undo c{number}, which failed", None, [number]) as call:
+            with self._recorder.calls.inside("undo", f"undo c{number}, which failed", undoes=[number]) as call:
                 _Making(self._recorder, call).make(plan.steps, to_the_end=True)
                 self._history.mark_undone([number], by=self._recorder.calls.number(call))
         except OSError:
@@ -268,13 +260,15 @@ class _Making:
         """
         left = budget.current()
         try:
-            for kind, portion in self._portions(steps):
-                self._prepare(portion)
-                while portion:
-                    if left.cancelled and not to_the_end:
-                        raise oserror(errno.ECANCELED)
-                    self._some(kind, portion)
-                    time.sleep(PAUSE_S)
+            for (_, kind), row in itertools.groupby(steps, self._route_and_kind):
+                for portion in by_size(row, _size_of, 1 if kind == "alone" else MADE_AT_ONCE, MADE_BYTES):
+                    self._prepare(portion)
+                    waiting = deque(portion)
+                    while waiting:
+                        if left.cancelled and not to_the_end:
+                            raise oserror(errno.ECANCELED)
+                        self._some(kind, waiting)
+                        time.sleep(PAUSE_S)
         except BaseException:
             # What others make under these names is not this call's, to be taken back with it.
             self._recorder.history.drop(self._numbers.values())
@@ -282,17 +276,8 @@ class _Making:
             raise
         return self._lost
 
-    def _portions(self, steps: Iterable[Step]) -> Iterator[tuple[_Kind, deque[Step]]]:
-        """Cut the steps into portions of one kind and route, which are prepared together."""
-        for (_, kind), row in itertools.groupby(steps, self._route_and_kind):
-            for portion in by_size(row, _size_of, 1 if kind == "alone" else MADE_AT_ONCE, MADE_BYTES):
-                yield kind, deque(portion)
-
     def _route_and_kind(self, step: Step) -> tuple[AgentPath, _Kind]:
-        return step.prefix, self._kind(step)
-
-    def _kind(self, step: Step) -> _Kind:
-        """Return what steps in a row have in common that are prepared together.
+        """Return what steps in a row have in common that are prepared together: their route, and one of these.
 
         - `alone`: it is prepared by itself, see `_some`.
         - `together`: a small file of a volume that makes many in less time.
@@ -302,12 +287,12 @@ class _Making:
         """
         volume, source = self._volumes[step.prefix], step.source
         if step.word in _IN_PLACE or (source is not None and source.state.size > placing.STAGED_BYTES):
-            return "alone"
+            return step.prefix, "alone"
         if step.word == "make" and placing.makes_together(volume) and source and placing.is_small(source):
-            return "together"
+            return step.prefix, "together"
         if not _is_recorded_first(volume):
-            return "any"
-        return "names" if step.word in _NAMES else "others"
+            return step.prefix, "any"
+        return step.prefix, "names" if step.word in _NAMES else "others"
 
     def _prepare(self, portion: Sequence[Step]) -> None:
         """Do what needs no lock: record the names that are about to be made, where a killed server would leave one

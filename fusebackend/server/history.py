@@ -33,7 +33,6 @@ from fusebackend.protocol import (
     ChangeInfo,
     UndoResult,
     Volume,
-    current_actor,
 )
 from fusebackend.protocol.records import FILE_TYPES
 from fusebackend.protocol.served import NOT_HELD, DiffForm
@@ -281,7 +280,6 @@ class MountHistory:
             wanted = wanted._replace(first=self.call(since).number)
         elif since is not None:
             wanted = wanted._replace(since_ns=begin_ns(since) if isinstance(since, str) else since)
-        actor = current_actor(Actor(uid=os.geteuid(), pid=os.getpid()))
         return self._undo.undo(
             numbers,
             wanted=wanted,
@@ -289,7 +287,6 @@ class MountHistory:
             keep_newer=keep_newer,
             merge_lines=merge_lines,
             dry_run=dry_run,
-            actor=actor,
         )
 
     # -- calls that clients name -------------------------------------------------------------------------------
