@@ -94,10 +94,6 @@ class VolumeRecords:
         files = call.files.setdefault(self, {})
         files[node] = files.get(node, 0) | how
 
-    def is_last(self, call: OpenCall, node: int) -> bool:
-        """Return True if no other call that goes on has changed the file since."""
-        return self.last.get(node) is call
-
     def how(self, call: OpenCall, node: int) -> int:
         """Return how far the changes of a file by a call are recorded."""
         return call.files.get(self, {}).get(node, 0)
@@ -108,7 +104,7 @@ class VolumeRecords:
 
     def part(self, call: OpenCall, kept: Kept) -> bool:
         """Note that a file loses a name by a call, which may have changed it before; returns whether it has others."""
-        if kept.is_linked and self.is_last(call, kept.node):
+        if kept.is_linked and self.last.get(kept.node) is call:
             self.own(call, kept.node, PARTED)
         return kept.is_linked
 

@@ -331,7 +331,7 @@ class Steps:
                     records.disown(call, kept.node)
                 recorder.history.drop([number])
                 recorder.images.remove(kept.image)
-            elif how == "put" and now is not None and not records.is_last(call, kept.node):
+            elif how == "put" and now is not None and records.last.get(kept.node) is not call:
                 # Another call has changed it meanwhile, before this one or after it.
                 image = Image("lost", "two calls changed it at the same time")
                 lost, by = kept._replace(image=image), recorder.calls.number(call)

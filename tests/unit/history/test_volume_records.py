@@ -50,7 +50,7 @@ def test_calls_in_turn_as_in_a_model(records: VolumeRecords) -> None:
                 how[call][node] = how[call].get(node, 0) | change
         for each in range(12):
             assert [records.how(one, each) for one in calls] == [how[one].get(each, 0) for one in calls]
-            assert [records.is_last(one, each) for one in calls] == [last.get(each) is one for one in calls]
+            assert records.last.get(each) is last.get(each)
 
 
 def test_nothing_is_kept_of_calls_that_have_ended(records: VolumeRecords) -> None:
