@@ -998,21 +998,18 @@ class HistoryFile:
     def newest_at(self, prefix: AgentPath, path: bytes, below: int) -> Record | None:
         """Return the last record before one of this number that made, changed, moved or removed the file at a path, or
         moved a directory above it; None if there is none. Records of attributes are none."""
-        directories = tuple(above(path.rstrip(b"/")))
-        marks = ", ".join("?" * len(directories)) or "NULL"
+        directories, marks = _directories(path, 4)
         moves = "kind IN ('rename', 'exchange')"
         chosen = " UNION ALL ".join(
-            f"SELECT max(number) AS found FROM records WHERE {condition} AND number < ? AND route = ?"
+            f"SELECT max(number) AS found FROM records WHERE {condition} AND number < ?2 AND route = ?3"
             for condition in (
-                "path = ? AND kind != 'attributes'",
-                "to_path = ?",
+                "path = ?1 AND kind != 'attributes'",
+                "to_path = ?1",
                 f"path IN ({marks}) AND {moves}",
                 f"to_path IN ({marks}) AND {moves}",
             )
         )
-        values: list[Any] = []
-        for words in ((path,), (path,), directories, directories):
-            values += [*words, below, to_name(prefix)]
+        values = (path, below, to_name(prefix), *directories)
         return next(iter(self._records(f"WHERE number = (SELECT max(found) FROM ({chosen}))", values)), None)
 
     def overlaps(self, calls: Sequence[int]) -> dict[int, tuple[Record, Record]]:
@@ -1311,26 +1308,26 @@ def _below(path: bytes) -> tuple[bytes, bytes]:
     return bare + b"/", bare + b"0"
 
 
+def _directories(path: bytes, first: int) -> tuple[list[bytes], str]:
+    """Return the directories above a path, and for a statement their parameters, from this number on."""
+    directories = list(above(path.rstrip(b"/")))
+    return directories, ", ".join(f"?{first + place}" for place in range(len(directories))) or "NULL"
+
+
 def _touching(number: int, prefix: AgentPath, path: bytes) -> tuple[str, list[Any]]:
     """Return a statement for the numbers of the records after one that touch a path of its route, see `later`."""
-    directories = tuple(above(path.rstrip(b"/")))
-    marks = ", ".join("?" * len(directories)) or "NULL"
-    low, high = _below(path)
+    directories, marks = _directories(path, 6)
     whole = "('create', 'remove', 'rename', 'exchange')"
     # Several statements in one, each of which an index answers.
     chosen = " UNION ".join(
-        f"SELECT number FROM records WHERE number > ? AND route = ? AND {condition}"
+        f"SELECT number FROM records WHERE number > ?1 AND route = ?2 AND {condition}"
         for condition in (
-            "path = ?",
-            "to_path = ?",
-            "path > ? AND path < ?",
-            "to_path > ? AND to_path < ?",
+            "path = ?3",
+            "to_path = ?3",
+            "path > ?4 AND path < ?5",
+            "to_path > ?4 AND to_path < ?5",
             f"path IN ({marks}) AND kind IN {whole}",
             f"to_path IN ({marks}) AND kind IN {whole}",
         )
     )
-    stored = to_name(prefix)
-    values: list[Any] = []
-    for words in ((path,), (path,), (low, high), (low, high), directories, directories):
-        values += [number, stored, *words]
-    return chosen, values
+    return chosen, [number, to_name(prefix), path, *_below(path), *directories]
