@@ -319,6 +319,8 @@ class Recorder:
                                 and (number not in planned or _is_as_planned(route.volume, stamp, planned[number]))
                             }
                         )
+            if len(part) < STAMPED:
+                break
 
     def _planned(self, call: int) -> list[Record]:
         """Return what an undo makes, by its records: some are there before their files. What is there instead, as after
