@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import subprocess
@@ -260,6 +261,19 @@ def test_an_id_that_is_given_again_is_another_process(processes, monkeypatch):
     other = first._replace(began=first.began + 1)
     monkeypatch.setattr(module, "read", lambda thread: other)
     assert processes.of(child.pid) is not first  # it is asked for again, not taken from what was kept
+
+
+@pytest.mark.parametrize("refusal", [PermissionError(), OSError(errno.ENOSYS, "no such system call")])
+def test_a_process_that_may_not_be_signalled_is_known_while_it_lives(processes, monkeypatch, refusal):
+    def refuse(*args):
+        raise refusal
+
+    monkeypatch.setattr("signal.pidfd_send_signal", refuse)
+    child = sleeping()
+    first = processes.of(child.pid)
+    assert processes.of(child.pid) is first
+    end(child)
+    assert processes.of(child.pid) is None
 
 
 def test_what_is_kept_costs_a_bounded_number_of_descriptors(monkeypatch):
