@@ -368,9 +368,10 @@ class HistoryFile:
             undoes: of an undo: the calls that it takes back. See `mark_undone`.
         """
         began_ns = self._time_ns()
-        is_command = kind in ("command", "tool", "session")
-        title = kept(title, self.commands if is_command or self.commands == "full" else "masked")[:TITLE_CHARACTERS]
+        how = self.commands if kind in ("command", "tool", "session") or self.commands == "full" else "masked"
         command = kept(actor.command, self.commands)
+        # The title of a session is its command: to mask one may take 90 us.
+        title = (command if title == actor.command and how == self.commands else kept(title, how))[:TITLE_CHARACTERS]
         words = (title, actor.agent, actor.thread, actor.call, command, actor.uid, actor.pid, actor.host)
         payload = encode([*map(sqlite.bound, words)])
         with self._guard:

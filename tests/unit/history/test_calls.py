@@ -16,6 +16,7 @@ from for_each import for_each
 from together import together
 
 from fusebackend.base.paths import ROOT
+from fusebackend.history import masking
 from fusebackend.history import processes as module
 from fusebackend.history.calls import QUIET_S, Calls
 from fusebackend.history.history_file import HistoryFile
@@ -336,6 +337,12 @@ def test_secrets_of_commands_are_masked(command: str) -> None:
     assert SECRET not in text
     assert "***" in text
     assert text.split()[0] == command.split()[0] or "=" in command.split()[0]
+
+
+@for_each("command", COMMANDS)
+def test_a_pattern_fits_no_text_without_what_it_needs(command: str) -> None:
+    for needed, pattern, _ in masking._RULES:
+        assert all(needed in found[0] for found in pattern.finditer(command.format(SECRET)))
 
 
 def test_a_secret_that_the_end_cuts_is_masked(tmp_path: Path) -> None:
