@@ -94,12 +94,11 @@ class Calls:
         history: HistoryFile,
         ending: Callable[[OpenCall], None] = lambda call: None,
         monotonic_s: Callable[[], float] = time.monotonic,
-        processes: Processes | None = None,
     ) -> None:
         self._history = history
         self._ending = ending
         self._now_s = monotonic_s
-        self.processes = processes or Processes()
+        self.processes = Processes()
         self._server = Actor(uid=os.geteuid(), pid=os.getpid())
         self._guard = threading.Lock()
         self._quiet: dict[Hashable, OpenCall] = {}  # those that end when they were quiet: of sessions and tools

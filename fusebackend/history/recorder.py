@@ -153,10 +153,10 @@ class Recorder:
         history, images: take records and bytes.
     """
 
-    def __init__(self, history: HistoryFile, images: Images, calls: Calls | None = None) -> None:
+    def __init__(self, history: HistoryFile, images: Images) -> None:
         self.history = history
         self.images = images
-        self.calls = calls or Calls(history, self.settle)
+        self.calls = Calls(history, self.settle)
         self.incomplete: str | None = None
         """Why something was not recorded; None if all was."""
         self.beside: dict[AgentPath, Volume] = {}
