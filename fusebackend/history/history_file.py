@@ -1086,10 +1086,9 @@ class HistoryFile:
         with self._reading, self._read_errors:
             return self._reader.execute(statement, [sqlite.bound(value) for value in values]).fetchall()
 
-    def at(self, path: AgentPath) -> list[Record]:
-        """Return the records of changes at or below a path of the mount."""
-        ((condition, values),) = self._at([path])
-        return self._records(f"WHERE {condition} ORDER BY number", values)
+    def at(self, paths: Iterable[AgentPath]) -> list[Record]:
+        """Return the records of changes at or below paths of the mount."""
+        return [each for condition, values in self._at(paths) for each in self._records(f"WHERE {condition}", values)]
 
     def forget_contents(self, paths: Iterable[AgentPath], nodes: Mapping[AgentPath, Iterable[int]]) -> None:
         """Have the records of changes at or below these paths, and of these nodes, name no image and no extended

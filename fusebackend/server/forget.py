@@ -60,7 +60,9 @@ class Forgetting:
         nodes: dict[AgentPath, set[int]] = {prefix: set() for prefix in self._volumes}
         snapshots: set[str] = set()
         for path in chosen:
-            kept = {each.number: each for part in self._kept_at(path) for each in self._recorded_at(part)}
+            recorder = self._recorder
+            changes = [] if recorder is None else recorder.history.at(_kept_at(recorder, path))
+            kept = {each.number: each for each in changes}
             records |= kept
             is_known = bool(kept)
             for prefix, inner in self._routes(path):
@@ -88,7 +90,7 @@ class Forgetting:
         if self._recorder is not None:
             images = self._recorder.images
             below = images.next_number()
-            everywhere = [part for path in chosen for part in self._kept_at(path)]
+            everywhere = [part for path in chosen for part in _kept_at(self._recorder, path)]
             all_nodes = dict(nodes)
             for prefix, branch in self._recorder.beside.items():
                 assert isinstance(branch, BranchVolume), "nothing else is recorded beside the routes"
@@ -116,14 +118,6 @@ class Forgetting:
         result.left.append(BELOW)
 
     # -- finding -----------------------------------------------------------------------------------------------
-
-    def _kept_at(self, path: AgentPath) -> list[AgentPath]:
-        """A path of the mount, and the same one in each branch whose changes are recorded."""
-        beside = () if self._recorder is None else self._recorder.beside
-        return [path, *(prefix if path == ROOT else AgentPath(prefix + path) for prefix in beside)]
-
-    def _recorded_at(self, path: AgentPath) -> list[Record]:
-        return [] if self._recorder is None else self._recorder.history.at(path)
 
     @staticmethod
     def _concerns(given: Sequence[str], prefix: AgentPath) -> bool:
@@ -196,6 +190,11 @@ class Forgetting:
     def _opened(self) -> list[tuple[str, BranchVolume]]:
         """The branches, each before its base."""
         return [*self._branches.opened.items(), *self._branches.bases.items()]
+
+
+def _kept_at(recorder: Recorder, path: AgentPath) -> list[AgentPath]:
+    """A path of the mount, and the same one in each branch whose changes are recorded."""
+    return [path, *(prefix if path == ROOT else AgentPath(prefix + path) for prefix in recorder.beside)]
 
 
 def _empty(branch: BranchVolume, attr: Attr) -> None:
