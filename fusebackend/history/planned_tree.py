@@ -126,15 +126,19 @@ class PlannedTree:
 
     Args:
         returned: as `HistoryFile.returned`.
+        earlier: nodes in records up to this number name no file of the volume any more.
 
     Attributes:
         files: those that were looked at, by node.
     """
 
-    def __init__(self, prefix: AgentPath, volume: Volume, returned: Mapping[bytes, bytes]) -> None:
+    def __init__(
+        self, prefix: AgentPath, volume: Volume, returned: Mapping[bytes, bytes] | None = None, earlier: int = 0
+    ) -> None:
         self.prefix = prefix
         self.volume = volume
-        self._returned = returned
+        self.earlier = earlier
+        self._returned = returned or {}
         self.files: dict[int, PlannedFile] = {}
         self._paths: dict[bytes, list[bytes]] | None = None  # by identity
         self.root = PlannedName(None, b"", self.file(volume.getattr(ROOT_NODE)))

@@ -212,7 +212,7 @@ class UndoPlan:
             if volume.features.read_only:
                 raise _NotTakenBack("is on a route that is read-only now")
             earlier = 0 if isinstance(volume, SnapshotVolume) else self._history.earlier
-            tree = self._trees[prefix] = PlannedTree(prefix, volume, self._history.returned(prefix, earlier))
+            tree = self._trees[prefix] = PlannedTree(prefix, volume, self._history.returned(prefix, earlier), earlier)
         return tree
 
     def _is_gone(self, tree: PlannedTree, record: Record, last: Record) -> bool:
@@ -298,7 +298,7 @@ class UndoPlan:
         if key and not key.isdigit():
             return key
         node = record.earlier_node or int(key or 0)
-        return b"%d" % node if node and self._lasts(tree, record) else b""
+        return b"%d" % node if node and record.number > tree.earlier else b""
 
     def _twin(self, tree: PlannedTree, record: Record) -> PlannedFile | None:
         """Return the file of a name that was one of several: it has others still, or has come back with another one,
@@ -327,7 +327,7 @@ class UndoPlan:
     def _is_it(self, tree: PlannedTree, record: Record, file: PlannedFile) -> bool:
         """Return True if a record of its path has changed this file. A file that had several names, or was open, may
         have been changed when it had lost that name."""
-        if file.is_dir or (file.node == record.node and self._lasts(tree, record)):
+        if file.is_dir or (file.node == record.node and record.number > tree.earlier):
             return True
         key = self._key(tree, record)
         made = self._made.get((tree.prefix, key))
@@ -341,7 +341,7 @@ class UndoPlan:
     def _by_node(self, tree: PlannedTree, record: Record) -> PlannedFile | None:
         """Return the file of a record by its node."""
         key = self._key(tree, record)
-        node = int(key) if key.isdigit() else record.earlier_node if self._lasts(tree, record) else 0
+        node = int(key) if key.isdigit() else record.earlier_node if record.number > tree.earlier else 0
         is_known = node and tree.identity(node) == key
         attr = unless(VANISHED, tree.volume.getattr, node) if is_known else None
         if attr is None:
@@ -349,17 +349,13 @@ class UndoPlan:
         file = tree.file(attr)
         return file if file.place is not None or file.links else None
 
-    def _lasts(self, tree: PlannedTree, record: Record) -> bool:
-        """Return True if the nodes of a record are still those of the volume's files."""
-        return record.number > self._history.earlier or isinstance(tree.volume, SnapshotVolume)
-
     def _rename(self, tree: PlannedTree, record: Record) -> None:
         old, new = tree.at(record.path), tree.at(record.to_path)
         if new is None or (old is None and new.file is not None):
             path = record.to_path if new is None else record.path
             raise _NotTakenBack("was renamed in a directory that is not there any more", path=path)
         if old is not None and old.file is not None:
-            is_known = record.node and self._lasts(tree, record)
+            is_known = record.node and record.number > tree.earlier
             if is_known and old.file.node != record.node:
                 words = f"has been made anew, since it was renamed to '{os.fsdecode(record.to_path)}'"
                 raise _NotTakenBack(words, path=record.path)
@@ -383,7 +379,7 @@ class UndoPlan:
             raise _NotTakenBack("is not there any more")
         if other is None or other.file is None:
             raise _NotTakenBack("is not there any more", path=record.to_path)
-        if self._lasts(tree, record) and record.node and one.file.node == record.node:
+        if record.number > tree.earlier and record.node and one.file.node == record.node:
             return
         self._require_left(other, other.file, record)
         self.steps.append(Step("exchange", tree.prefix, record.path, record.to_path, seen=one.file.expected))

@@ -295,7 +295,8 @@ class EarlierVolume(RecordedVolume):
         paths: Sequence[bytes],
         source: Callable[[Record], Source],
     ) -> None:
-        super().__init__(PlannedTree(prefixes[0], live, {}), source, False)
+        earlier = 0 if isinstance(live, SnapshotVolume) else history.earlier
+        super().__init__(PlannedTree(prefixes[0], live, earlier=earlier), source, False)
         self._history, self._prefixes = history, prefixes
         self._moment = moment
         is_whole = bool(paths) and any(history.has_links(moment.begin, prefix) for prefix in prefixes)
@@ -330,9 +331,7 @@ class EarlierVolume(RecordedVolume):
         )
 
     def _known_file(self, record: Record, has_others: bool) -> PlannedFile | None:
-        # Do the nodes of the record still name the volume's files?
-        lasts = isinstance(self._live, SnapshotVolume) or record.number > self._history.earlier
-        node, identity = record.earlier_node if lasts else 0, record.identity
+        node, identity = record.earlier_node if record.number > self._tree.earlier else 0, record.identity
         key = node or (b"" if identity.isdigit() else identity)
         if not key:
             return None
@@ -421,8 +420,8 @@ def sides(
         later = _touching(paths, partial(history.since, own[-1].number, prefix))
         since = [later[number] for number in sorted(later, reverse=True)]
         volume = volumes.get(prefix) or InMemoryVolume()
-        after[prefix] = _SideOfCall(PlannedTree(prefix, volume, {}), source, since, own)
-        before[prefix] = _SideOfCall(PlannedTree(prefix, volume, {}), source, [*since, *reversed(own)], own)
+        after[prefix] = _SideOfCall(PlannedTree(prefix, volume), source, since, own)
+        before[prefix] = _SideOfCall(PlannedTree(prefix, volume), source, [*since, *reversed(own)], own)
     return MergeTree(before), MergeTree(after)
 
 
