@@ -49,7 +49,9 @@ class IndexCache:
                     size = sum(entry.stat().st_size for entry in entries)
                 if size > MAX_BYTES:
                     shutil.rmtree(self._directory)
-            os.makedirs(self._directory, mode=0o700, exist_ok=True)
+            for end in ("", "-wal", "-shm"):  # of a program before, which had one file for all lines
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{self._directory}.db{end}")
         except OSError as error:
             self._fail(error)
 
@@ -68,6 +70,7 @@ class IndexCache:
             return
         try:
             data = zlib.compress(msgspec.json.encode(record), 1)
+            os.makedirs(self._directory, mode=0o700, exist_ok=True)  # another server may have removed it
             # Not synced: what is lost with the machine is read again.
             with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
                 try:
@@ -77,8 +80,8 @@ class IndexCache:
                 except OSError:
                     os.unlink(file.name)
                     raise
-        except UnicodeEncodeError:  # half of a surrogate pair in a name: the line is read again
-            return
+        except (UnicodeEncodeError, FileNotFoundError):
+            return  # half of a surrogate pair in a name, or the directory has just gone: the line is read again
         except OSError as error:
             self._fail(error)
 

@@ -17,7 +17,7 @@ from graphs import say, thread, use, user, write
 from test_threads_model import deltas
 from threadview import View
 
-from fusebackend.backends.threads import ThreadsBackend
+from fusebackend.backends.threads import ThreadsBackend, index_cache
 from fusebackend.backends.threads.database.rows import Place, Saved
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.testing.each import each
@@ -214,6 +214,47 @@ def test_the_head_of_a_long_thread_is_listed_without_its_history(
     with ThreadsBackend.from_sqlite(database) as backend:
         assert len(names(backend, "/t/head")) == 60
         assert reads.count <= 2
+
+
+def test_a_cache_that_another_server_removes_is_made_again(
+    database: str, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No index was written any more until the server started again."""
+    with ThreadsBackend.from_sqlite(database) as backend:
+        View(backend, "/t").tree()
+        shutil.rmtree(cache)
+        with conversations.opened("sqlite", database) as saver:
+            conversations.artist(saver, "other")
+        View(backend, "/other").tree()
+    assert cached(cache)
+    assert not caplog.records
+
+
+def test_a_cache_that_goes_while_it_is_written_to_is_no_error(
+    database: str, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = os.makedirs
+    with ThreadsBackend.from_sqlite(database) as backend, monkeypatch.context() as patched:
+        patched.setattr(index_cache.os, "makedirs", lambda path, **options: (made(path, **options), os.rmdir(path)))
+        View(backend, "/t").tree()
+        assert not cached(cache)
+        patched.undo()
+        with conversations.opened("sqlite", database) as saver:
+            agent = conversations.coder(saver, "other")
+            agent.model.script = [say("more")]
+            agent.invoke(user("more of it"), thread("t"))
+        View(backend, "/t").tree()
+    assert cached(cache)
+    assert not caplog.records
+
+
+def test_a_cache_of_the_program_before_is_removed(database: str, cache: Path) -> None:
+    files(database)
+    (directory,) = cache.glob("fusebackend/threads/*")
+    for end in (".db", ".db-wal"):
+        Path(f"{directory}{end}").write_text("rows")
+    files(database)
+    assert list(cache.glob("fusebackend/threads/*")) == [directory]
 
 
 @pytest.mark.parametrize("story", ["artist", "chat", "clearing", "forks", "old_files"])
