@@ -54,9 +54,14 @@ from fusebackend.databases.sqlite import (
 COUNTING_SHARE: Final = 1 / 20
 """Of the time, at most, that goes into counting rows."""
 
-IDS_AT_ONCE: Final = 32
-"""In one statement. Until it ends, no writer can commit to a file with a rollback journal, which SqliteSaver makes one
-with a WAL: an old thread's checkpoints hold all of its files, and 32 of a megabyte take 40 ms."""
+ROWS_AT_ONCE: Final = 50_000
+"""Counted in one statement, in some 10 ms: until it ends, no writer can commit to a file with a rollback journal."""
+
+_KEYS: Final = {
+    "checkpoints": "thread_id, checkpoint_ns, checkpoint_id",
+    "writes": "thread_id, checkpoint_ns, checkpoint_id, task_id, idx",
+}
+"""The columns of each table's index."""
 
 
 def _placeholders(statement: str) -> str:
@@ -99,9 +104,9 @@ class SqliteDatabase(SaverTables):
         order="rowid",
         row="rowid",
         is_text=" AND {} < x''",  # TEXT sorts before BLOBs and, from '' on, after numbers
-        among="checkpoint_id IN {among}",
+        among="checkpoint_id = :checkpoint",
         links="SELECT checkpoint_id, parent_checkpoint_id, type, checkpoint FROM checkpoints "
-        f"WHERE {LINE} AND checkpoint_id IN {{among}}",
+        f"WHERE {LINE} AND checkpoint_id = :checkpoint",
         document="type, checkpoint",
         placeholders=_placeholders,
         size="length({})",
@@ -202,23 +207,31 @@ class SqliteDatabase(SaverTables):
     def _count(self, seen: Mapping[str, _SeenUpTo]) -> dict[str, int]:
         """The rows up to the last one seen of each table. Others may add rows meanwhile: only a deletion changes it."""
         began = self._clock()
-        counted = {}
-        for table, (_, last, _) in seen.items():
-            # By the name of the thread the table's index has the answer; by the row alone each value would be read.
-            found = self._ask(f"SELECT count(*) FROM {table} WHERE thread_id >= '' AND rowid <= :last", last=last)
-            counted[table] = found[0][0]
+        counted = {table: self._count_rows(table, last) for table, (_, last, _) in seen.items()}
         self._counted_at = self._clock()
         self._count_s = self._counted_at - began
         return counted
+
+    def _count_rows(self, table: str, last: int) -> int:
+        """In portions, along the table's index: in the order of rows each value would be read, hence `+rowid`; and
+        without `+` SQLite compares with the first column of the index alone."""
+        keys, rows, after, values = _KEYS[table], 0, "", {"last": last}
+        bound_of = f"SELECT +{keys.replace(', ', ', +')} FROM {table} WHERE rowid = :bound"
+        while bounds := self._ask(
+            f"SELECT rowid FROM {table} WHERE +rowid <= :last{after} ORDER BY {keys} LIMIT 1 OFFSET {ROWS_AT_ONCE - 1}",
+            **values,
+        ):
+            rows += ROWS_AT_ONCE
+            after, values["bound"] = f" AND ({keys}) > ({bound_of})", bounds[0][0]
+        rows += int(self._ask(f"SELECT count(*) FROM {table} WHERE +rowid <= :last{after}", **values)[0][0])
+        return rows
 
     def _look(self, table: str, rows: int) -> _SeenUpTo:
         last = self._ask(f"SELECT max(rowid) FROM {table}")[0][0] or 0
         return _SeenUpTo(rows, last, self._key(table, last))
 
     def _key(self, table: str, rowid: int) -> object:
-        extra = ", task_id, idx" if table == "writes" else ""
-        statement = f"SELECT thread_id, checkpoint_ns, checkpoint_id{extra} FROM {table} WHERE rowid = :rowid"
-        return self._ask(statement, rowid=rowid)
+        return self._ask(f"SELECT {_KEYS[table]} FROM {table} WHERE rowid = :rowid", rowid=rowid)
 
     # -- lists -------------------------------------------------------------------------------------------------
 
@@ -296,12 +309,12 @@ class SqliteDatabase(SaverTables):
             return self._connection.execute(statement, _bound(values)).fetchall()
 
     def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
-        rows: list[Any] = []
-        for start in range(0, len(checkpoints), IDS_AT_ONCE):
-            ids = {f"id{number}": id_ for number, id_ in enumerate(checkpoints[start : start + IDS_AT_ONCE])}
-            among = f"({', '.join(f'CAST(:{name} AS TEXT)' for name in ids)})"
-            rows += self._ask(statement.replace("{among}", among), **place._asdict(), **ids, **values)
-        return rows
+        """One by one: an old thread's checkpoint holds all of its files, and 32 in one statement may take 200 ms."""
+        return [
+            row
+            for checkpoint in checkpoints
+            for row in self._ask(statement, **place._asdict(), checkpoint=checkpoint, **values)
+        ]
 
 
 def _bound(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -403,10 +403,12 @@ def test_a_count_that_takes_long_is_made_later(
     assert opened.news() is None
 
 
+@pytest.mark.parametrize("rows_at_once", [1, 3, 50_000])
 def test_rows_of_odd_threads_count_and_added_ones_are_no_deletion(
-    database: tuple[SqliteDatabase, sqlite3.Connection],
+    database: tuple[SqliteDatabase, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
     opened, other = database
+    monkeypatch.setattr(sqlite_module, "ROWS_AT_ONCE", rows_at_once)
     row = "INSERT INTO checkpoints SELECT {}, '', checkpoint_id, NULL, type, checkpoint, metadata FROM checkpoints"
     for odd in ("''", "'a'", "'p' || char(1)", "x'6f'", "CAST(x'ff' AS TEXT)", "'two '"):
         other.execute(f"{row.format(odd)} LIMIT 1")
@@ -419,6 +421,48 @@ def test_rows_of_odd_threads_count_and_added_ones_are_no_deletion(
     other.commit()
     assert opened._count(opened._seen) == counts
     assert opened.news() == News(False, frozenset({Place("later", "")}))
+
+
+def test_no_statement_keeps_a_writer_out_for_long(
+    database: tuple[SqliteDatabase, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file with a rollback journal can't be committed to meanwhile. One statement counted all rows, and one read 32
+    checkpoints with all of their files."""
+    opened, other = database
+    row = "INSERT INTO writes VALUES ('one', '', 'id', ?, '', 0, 'files', 'null', x'')"
+    other.executemany(row, [(f"task {number}",) for number in range(3000)])
+    other.commit()
+    assert opened.news() is not None
+    steps, longest = 0, 0
+    ask = opened._ask
+
+    def step() -> None:
+        nonlocal steps
+        steps += 10
+
+    def counted(statement: str, **values: object) -> list[object]:
+        nonlocal steps, longest
+        steps = 0
+        found = ask(statement, **values)
+        longest = max(longest, steps)
+        return found
+
+    monkeypatch.setattr(sqlite_module, "ROWS_AT_ONCE", 100)
+    monkeypatch.setattr(opened, "_ask", counted)
+    opened._connection.set_progress_handler(step, 10)
+    assert opened._count(opened._seen)["writes"] > 3000
+    assert 100 < longest < 4000
+    opened._connection.set_progress_handler(None, 0)
+
+    def one(statement: str, **values: object) -> list[object]:
+        found = ask(statement, **values)
+        assert len(found) <= 1
+        return found
+
+    place = Place("one", "")
+    checkpoints = sorted(opened.marks(place))
+    monkeypatch.setattr(opened, "_ask", one)
+    assert len(opened.links(place, checkpoints, "files")) == len(checkpoints) > 1
 
 
 def test_checkpoints_are_read_in_a_thread(tmp_path: Path) -> None:
