@@ -20,7 +20,6 @@ from fusebackend.backends.threads.database.rows import (
     CheckpointMark,
     Damaged,
     Database,
-    Link,
     Place,
     Saved,
     Write,
@@ -95,7 +94,7 @@ class ChannelHistory:
         """Deleted checkpoints, by the ids of those whose values were read and follow from them."""
         self._database = database
         self._place = place
-        self._links: dict[str, Link | Damaged] = {}
+        self._links: dict[str, Saved | Damaged] = {}
         self._writes: dict[str, list[Write]] = {}
         self._before: Recent[str, Mapping[str, Any]] = Recent(REMEMBERED)  # values without the writes to a checkpoint
         self._next: str | None = None  # the next one, in order …
@@ -123,9 +122,7 @@ class ChannelHistory:
         """Take a checkpoint that was read as a whole, so that it is not read again."""
         if len(self._writes) >= REMEMBERED:
             self._writes.clear()
-        stored = saved.values.get(self.channel.name, NOTHING)
-        link = Link(saved.id, saved.parent, self.channel.name in saved.versions, stored)
-        self._links = {saved.id: link}  # only this one: each may hold a megabyte
+        self._links = {saved.id: saved}  # only this one: each may hold a megabyte
         self._writes[saved.id] = [write for write in writes if write.channel == self.channel.name]
 
     def expect(self, checkpoint: str) -> None:
@@ -142,7 +139,7 @@ class ChannelHistory:
 
     def read(self, checkpoints: Sequence[str]) -> None:
         """Read these together, in place of what was read before."""
-        self._links = self._database.links(self._place, checkpoints, self.channel.name)
+        self._links = self._database.saved(self._place, checkpoints, self.channel.name)
         written = self._database.writes(self._place, checkpoints, self.channel.name)
         self._writes = {checkpoint: written.get(checkpoint, []) for checkpoint in checkpoints}
 
@@ -184,14 +181,15 @@ class ChannelHistory:
         written: list[str] = []  # of these, those to which the channel is known
         for link in self._ancestry(checkpoint):
             missing = link.parent
-            if link.stored is not NOTHING:
-                start, value = link.id, self.channel.whole(link.stored)
+            stored, is_versioned = link.values.get(self.channel.name, NOTHING), self.channel.name in link.versions
+            if stored is not NOTHING:
+                start, value = link.id, self.channel.whole(stored)
                 known[start], missing = value, None
                 break
-            if link.id == checkpoint and not link.versioned:
+            if link.id == checkpoint and not is_versioned:
                 return {}
             chain.append(link.id)
-            if link.versioned:
+            if is_versioned:
                 written.append(link.id)
             if link.parent is not None and link.parent in known:
                 start, value = link.parent, known[link.parent]
@@ -209,7 +207,7 @@ class ChannelHistory:
             start = found
         return value
 
-    def _ancestry(self, checkpoint: str) -> Iterator[Link]:
+    def _ancestry(self, checkpoint: str) -> Iterator[Saved]:
         """The checkpoint, then its parent, and so on to the root, or to one that is gone. Damaged."""
         met: set[str] = set()
         links, size = self._links, 1
@@ -219,7 +217,7 @@ class ChannelHistory:
                 order, size = self._order(), min(size * 2, MOST_AHEAD)
                 before = bisect.bisect_left(order, following)
                 wanted = [following, *order[max(0, before - size + 1) : before]]
-                links = self._database.links(self._place, wanted, self.channel.name)
+                links = self._database.saved(self._place, wanted, self.channel.name)
             link = links.get(following)
             if link is None:
                 return
@@ -384,7 +382,7 @@ class Lineage:
 
     def _moment(self, checkpoint: str, writes: list[Write], *, is_newest: bool) -> WholeCheckpoint:
         try:
-            saved = self._database.saved(self.place, checkpoint)
+            saved = self._database.one(self.place, checkpoint)
         except Damaged as error:
             return WholeCheckpoint(checkpoint, error, writes)
         self._files.know(saved, writes)
@@ -432,7 +430,7 @@ class Lineage:
 
     def moment(self, checkpoint: str) -> tuple[Saved, list[Write]]:
         """A checkpoint, and the writes to it. Damaged; ENOENT."""
-        saved = self._database.saved(self.place, checkpoint)
+        saved = self._database.one(self.place, checkpoint)
         return saved, self._database.writes(self.place, [checkpoint]).get(checkpoint, [])
 
     @property

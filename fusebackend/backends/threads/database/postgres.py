@@ -19,17 +19,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fusebackend.backends.threads.database.rows import NOTHING, Damaged, LeftOut, Link, News, Place, Raw
-from fusebackend.backends.threads.database.sql import (
-    LINE,
-    LOST,
-    Execute,
-    SaverDialect,
-    SaverTables,
-    document_of,
-    mapping,
-)
-from fusebackend.backends.threads.database.values import loads, require
+from fusebackend.backends.threads.database.rows import News, Place
+from fusebackend.backends.threads.database.sql import LINE, Execute, SaverDialect, SaverTables, mapping
+from fusebackend.backends.threads.database.values import require
 from fusebackend.base.extras import needed_by
 from fusebackend.base.waiting import will_wait
 from fusebackend.databases.postgres import Connections, connect, ping, translate_errors
@@ -51,31 +43,19 @@ def _placeholders(statement: str) -> str:
     return re.sub(r"(?<!:):(\w+)", r"%(\1)s", statement)
 
 
-_WITH_BLOB: Final = """
-LEFT JOIN checkpoint_blobs b
-ON b.thread_id = :thread AND b.checkpoint_ns = :namespace AND b.channel = :channel
-    AND b.version = c.checkpoint -> 'channel_versions' ->> :channel AND b.type <> 'empty'
+_SAVED: Final = f"""
+SELECT c.checkpoint_id, c.parent_checkpoint_id, c.metadata, 'jsonb', c.checkpoint, b.channel, b.type, b.blob
+FROM checkpoints c LEFT JOIN LATERAL (
+    SELECT b.channel, b.type, b.blob
+    FROM jsonb_each_text(
+        CASE jsonb_typeof(c.checkpoint -> 'channel_versions') WHEN 'object' THEN c.checkpoint -> 'channel_versions' END
+    ) AS v(channel, version)
+    JOIN checkpoint_blobs b ON b.thread_id = :thread AND b.checkpoint_ns = :namespace
+        AND b.channel = v.channel AND b.version = v.version AND b.type <> 'empty'
+    WHERE v.channel = coalesce(:channel, v.channel)
+) b ON true
+WHERE {LINE} AND checkpoint_id = ANY(:checkpoints)
 """
-
-_LINK: Final = """
-    c.checkpoint_id, c.parent_checkpoint_id, c.checkpoint -> 'channel_versions' ->> :channel,
-    c.checkpoint -> 'channel_values' -> :channel, c.checkpoint -> 'pruned' ? :channel, b.type, b.blob
-"""
-
-_OF_LINE: Final = "c.thread_id = :thread AND c.checkpoint_ns = :namespace"
-
-_LINKS: Final = (
-    f"SELECT {_LINK} FROM checkpoints c {_WITH_BLOB} WHERE {_OF_LINE} AND c.checkpoint_id = ANY(:checkpoints)"
-)
-
-_BLOBS: Final = _placeholders(f"""
-SELECT b.channel, b.type, b.blob
-FROM checkpoints c, jsonb_each_text(c.checkpoint -> 'channel_versions') AS v(channel, version)
-JOIN checkpoint_blobs b ON b.thread_id = :thread AND b.checkpoint_ns = :namespace
-    AND b.channel = v.channel AND b.version = v.version AND b.type <> 'empty'
-WHERE {_OF_LINE} AND c.checkpoint_id = :checkpoint
-""")
-
 
 _SIZES_OF_BLOBS: Final = _placeholders(
     "SELECT channel, version, CASE type WHEN 'empty' THEN 0 ELSE pg_column_size(blob) END "
@@ -113,8 +93,8 @@ class PostgresDatabase(SaverTables):
         row="xmin::text",
         is_text="",
         among="checkpoint_id = ANY(:checkpoints)",
-        links=_LINKS,
-        document="NULL, checkpoint",
+        saved=_SAVED,
+        document="'jsonb', checkpoint",
         placeholders=_placeholders,
         size="pg_column_size({})",
         contains="position('{0}'::bytea IN {1}) > 0",
@@ -164,22 +144,6 @@ class PostgresDatabase(SaverTables):
     def _current_snapshot(self) -> str:
         """The transactions that have ended: another snapshot after each commit."""
         return str(self._ask("SELECT pg_current_snapshot()::text")[0][0])
-
-    # -- contents ----------------------------------------------------------------------------------------------
-
-    def _link(self, row: Any, channel: str) -> Link:
-        found, parent, version, inline, is_lost, kind, blob = row
-        stored: Any = LOST if is_lost else NOTHING if inline is None else inline
-        if kind is not None:
-            stored = _value(found, channel, Raw(kind, blob))
-        return Link(found, parent or None, version is not None, stored)
-
-    def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
-        return document_of(checkpoint, data)
-
-    def _values_beside(self, place: Place, checkpoint: str) -> Mapping[str, Any]:
-        rows = self._ask(_BLOBS, **place._asdict(), checkpoint=checkpoint)
-        return {channel: _value_or_left_out(checkpoint, channel, Raw(kind, blob)) for channel, kind, blob in rows}
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -238,17 +202,3 @@ def _identity(connection: Connection[Any]) -> str:
 def _errno_of_writing(number: int) -> int:
     """EROFS where the role may not write."""
     return errno.EROFS if number == errno.EACCES else number
-
-
-def _value_or_left_out(checkpoint: str, channel: str, raw: Raw) -> Any:
-    try:
-        return _value(checkpoint, channel, raw)
-    except Damaged as error:
-        return LeftOut(str(error))
-
-
-def _value(checkpoint: str, channel: str, raw: Raw) -> Any:
-    try:
-        return loads(raw)
-    except Damaged as error:
-        raise Damaged(f"checkpoint {checkpoint}: '{channel}': {error}") from None

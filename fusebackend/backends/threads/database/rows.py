@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import datetime
+import errno
 import re
 import uuid
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -19,6 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from fusebackend.base.errors import oserror
 from fusebackend.remote.keyed import cut_name, name_of
 from fusebackend.volumes.damage import DamageLog
 
@@ -84,25 +86,16 @@ class Write(NamedTuple):
     """Grows with the time of the last change, among the writes of one checkpoint."""
 
 
-class Link(NamedTuple):
-    """A checkpoint on the way from one to the root, with one of its channels."""
-
-    id: str
-    parent: str | None
-    versioned: bool
-    """The channel has a version: it has been written to before this checkpoint."""
-    stored: Any
-    """The channel's value where this checkpoint holds it, else `NOTHING`. Extension types are not unpacked."""
-
-
 class Saved(NamedTuple):
-    """All of one checkpoint. Extension types are not unpacked."""
+    """A checkpoint."""
 
     id: str
     parent: str | None
     ts: str | None
     values: Mapping[str, Any]
+    """The values of channels that it holds, or of the one that was asked for. Extension types are not unpacked."""
     versions: Mapping[str, Any]
+    """Of the channels that were written to before it."""
     seen: Mapping[str, Mapping[str, Any]]
     metadata: Mapping[str, Any]
 
@@ -214,8 +207,18 @@ class Database(abc.ABC):
         """The id of the newest checkpoint."""
 
     @abc.abstractmethod
-    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> dict[str, Link | Damaged]:
-        """Those of these checkpoints that are there, by id; in place of an unreadable one its error."""
+    def saved(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, Saved | Damaged]:
+        """Those of these checkpoints that are there, by id, with the values of one channel or all; in place of an
+        unreadable one its error."""
+
+    def one(self, place: Place, checkpoint: str) -> Saved:
+        """A checkpoint. Damaged; ENOENT."""
+        found = self.saved(place, [checkpoint]).get(checkpoint)
+        if found is None:
+            raise oserror(errno.ENOENT)
+        if isinstance(found, Damaged):
+            raise found
+        return found
 
     @abc.abstractmethod
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
@@ -224,9 +227,6 @@ class Database(abc.ABC):
     @abc.abstractmethod
     def writes_since(self, place: Place, checkpoint: str, order: int) -> list[Write]:
         """The writes to a checkpoint of a greater order, in the order in which a step applies them."""
-
-    @abc.abstractmethod
-    def saved(self, place: Place, checkpoint: str) -> Saved: ...
 
     def weigh(self, by: str, thread: str | None = None) -> list[tuple[str, str, int]]:
         """The sizes of what is kept, as far as they are known, see `SaverTables`."""

@@ -22,13 +22,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from fusebackend.backends.threads.database.rows import (
-    NOTHING,
     Append,
     CheckpointMark,
     Damaged,
     Database,
     LeftOut,
-    Link,
     News,
     Place,
     Raw,
@@ -202,22 +200,26 @@ class SaverDatabase(Database):
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> dict[str, Link | Damaged]:
-        links: dict[str, Link | Damaged] = {}
+    def saved(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, Saved | Damaged]:
+        found: dict[str, Saved | Damaged] = {}
         for checkpoint in checkpoints:
-            try:
-                links[checkpoint] = self._link(place, checkpoint, channel)
-            except FileNotFoundError:
-                continue
-            except Damaged as error:
-                links[checkpoint] = error
-        return links
+            with contextlib.suppress(FileNotFoundError):
+                found[checkpoint] = self._saved(self._tuple(place, checkpoint), checkpoint, channel)
+        return found
 
-    def _link(self, place: Place, checkpoint: str, channel: str) -> Link:
-        item = self._tuple(place, checkpoint)
-        values = item.checkpoint.get("channel_values") or {}
-        stored = loads(self._stored(values[channel])) if channel in values else NOTHING
-        return Link(checkpoint, _parent_of(item), channel in (item.checkpoint.get("channel_versions") or {}), stored)
+    def _saved(self, item: Any, checkpoint: str, channel: str | None) -> Saved:
+        document = item.checkpoint
+        values, ts = document.get("channel_values") or {}, document.get("ts")
+        metadata = self._shown(dict(item.metadata or {}))
+        return Saved(
+            checkpoint,
+            _parent_of(item),
+            ts if isinstance(ts, str) else None,
+            {name: self._shown(value) for name, value in values.items() if channel is None or name == channel},
+            document.get("channel_versions") or {},
+            document.get("versions_seen") or {},
+            metadata if isinstance(metadata, Mapping) else {},
+        )
 
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
         answer: dict[str, list[Write]] = {}
@@ -238,20 +240,6 @@ class SaverDatabase(Database):
             for number, (task, name, value) in enumerate(item.pending_writes or ())
             if channel is None or name == channel
         ]
-
-    def saved(self, place: Place, checkpoint: str) -> Saved:
-        item = self._tuple(place, checkpoint)
-        document = item.checkpoint
-        ts, metadata = document.get("ts"), self._shown(dict(item.metadata or {}))
-        return Saved(
-            checkpoint,
-            _parent_of(item),
-            ts if isinstance(ts, str) else None,
-            {name: self._shown(value) for name, value in (document.get("channel_values") or {}).items()},
-            document.get("channel_versions") or {},
-            document.get("versions_seen") or {},
-            metadata if isinstance(metadata, Mapping) else {},
-        )
 
     def _tuple(self, place: Place, checkpoint: str) -> Any:
         """The checkpoint as the saver has it. ENOENT."""

@@ -23,7 +23,6 @@ from fusebackend.backends.threads.database.rows import (
     Damaged,
     Database,
     LeftOut,
-    Link,
     Outline,
     Place,
     Portion,
@@ -31,7 +30,7 @@ from fusebackend.backends.threads.database.rows import (
     Saved,
     Write,
 )
-from fusebackend.base.errors import oserror
+from fusebackend.backends.threads.database.values import IN_DOCUMENT, loads
 
 LINE: Final = "thread_id = :thread AND checkpoint_ns = :namespace"
 
@@ -56,8 +55,9 @@ class SaverDialect(NamedTuple):
     """A condition that leaves out rows whose column `{}` is no text."""
     among: str
     """The condition for several checkpoints."""
-    links: str
-    """The statement for the rows of `_link`, the id first, of several checkpoints and a channel."""
+    saved: str
+    """The statement for several checkpoints: id, parent, metadata, type and bytes; and channel, type and bytes of a
+    value that is kept apart. A checkpoint has a row for each of these, or one without. `:channel` is NULL for all."""
     document: str
     """The columns with the type and the bytes of a checkpoint."""
     placeholders: Callable[[str], str]
@@ -134,11 +134,10 @@ class Statements:
         self.marks_of_writes = make(
             f"SELECT checkpoint_id, count(*), max({dialect.order}) {of_writes} GROUP BY checkpoint_id"
         )
-        self.saved = make(
-            f"SELECT parent_checkpoint_id, metadata, {dialect.document} FROM checkpoints "
-            f"WHERE {LINE} AND checkpoint_id = :checkpoint"
+        self.saved = make(dialect.saved)
+        self.stored = make(
+            f"SELECT metadata, {dialect.document} FROM checkpoints WHERE {LINE} AND checkpoint_id = :checkpoint"
         )
-        self.links = make(dialect.links)
         self.writes = make(f"{write} AND {dialect.among} AND channel = coalesce(:channel, channel)")
         self.writes_since = make(f"{write} AND checkpoint_id = :checkpoint AND {dialect.order} > :order")
         row_size = " + ".join(f"coalesce({dialect.size.format(column)}, 0)" for column in ("checkpoint", "metadata"))
@@ -218,14 +217,6 @@ class SaverTables(Database):
     def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
         """All rows of these checkpoints."""
 
-    @abc.abstractmethod
-    def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
-        """A checkpoint's document."""
-
-    def _values_beside(self, place: Place, checkpoint: str) -> Mapping[str, Any]:
-        """The values of a checkpoint that are not in its document."""
-        return {}
-
     def _row(self, row: object) -> object:
         """A checkpoint's row in its mark."""
         return row
@@ -276,18 +267,35 @@ class SaverTables(Database):
 
     # -- contents ----------------------------------------------------------------------------------------------
 
-    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> dict[str, Link | Damaged]:
-        found: dict[str, Link | Damaged] = {}
-        for row in self._ask_among(self._sql.links, place, checkpoints, channel=channel):
+    def saved(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, Saved | Damaged]:
+        rows: dict[str, list[Any]] = {}
+        for row in self._ask_among(self._sql.saved, place, checkpoints, channel=channel):
+            rows.setdefault(row[0], []).append(row[1:])
+        found: dict[str, Saved | Damaged] = {}
+        for checkpoint, own in rows.items():
             try:
-                found[row[0]] = self._link(row, channel)
+                found[checkpoint] = self._saved(checkpoint, own, channel)
             except Damaged as error:
-                found[row[0]] = error
+                found[checkpoint] = error
         return found
 
-    @abc.abstractmethod
-    def _link(self, row: Any, channel: str) -> Link:
-        """The link of a row of `SaverDialect.links`. Damaged."""
+    def _saved(self, checkpoint: str, rows: Sequence[Any], channel: str | None) -> Saved:
+        """The checkpoint of these rows. Damaged."""
+        parent, metadata, kind, data, *_ = rows[0]
+        require_id(checkpoint, parent)
+        document = document_of(checkpoint, kind, data)
+        ts, values = document.get("ts"), mapping(document, "channel_values")
+        beside = {name: _value_or_left_out(Raw(kind, blob)) for *_, name, kind, blob in rows if name is not None}
+        values = {**dict.fromkeys(document.get(PRUNED, ()), LOST), **values, **beside}
+        return Saved(
+            checkpoint,
+            parent or None,
+            ts if isinstance(ts, str) else None,
+            values if channel is None else {name: value for name, value in values.items() if name == channel},
+            mapping(document, "channel_versions"),
+            mapping(document, "versions_seen"),
+            _metadata(metadata),
+        )
 
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
         return self._in_order(self._ask_among(self._sql.writes, place, checkpoints, channel=channel))
@@ -313,28 +321,6 @@ class SaverTables(Database):
             pairs.sort(key=lambda pair: pair[0])
         return {checkpoint: [write for _, write in pairs] for checkpoint, pairs in found.items()}
 
-    def saved(self, place: Place, checkpoint: str) -> Saved:
-        rows = self._ask(self._sql.saved, **place._asdict(), checkpoint=checkpoint)
-        if not rows:
-            raise oserror(errno.ENOENT)
-        parent, metadata, kind, data = rows[0]
-        require_id(checkpoint, parent)
-        document = self._document(checkpoint, kind, data)
-        ts = document.get("ts")
-        return Saved(
-            checkpoint,
-            parent or None,
-            ts if isinstance(ts, str) else None,
-            {
-                **dict.fromkeys(document.get(PRUNED, ()), LOST),
-                **mapping(document, "channel_values"),
-                **self._values_beside(place, checkpoint),
-            },
-            mapping(document, "channel_versions"),
-            mapping(document, "versions_seen"),
-            _metadata(metadata),
-        )
-
     # -- pruning -----------------------------------------------------------------------------------------------
 
     def outline(self, thread: str) -> dict[Place, list[Outline]]:
@@ -356,7 +342,7 @@ class SaverTables(Database):
                 continue  # another prune has just deleted it
             parent, metadata, kind, data, size = found[0]
             require_id(checkpoint, parent)
-            document, about = self._document(checkpoint, kind, data), _metadata(metadata)
+            document, about = document_of(checkpoint, kind, data), _metadata(metadata)
             versions = {name: str(version) for name, version in mapping(document, "channel_versions").items()}
             blobs = {key[0]: beside[key] for key in versions.items() if key in beside}
             values = mapping(document, "channel_values")
@@ -425,8 +411,8 @@ class SaverTables(Database):
     def _strip(self, execute: Execute, place: Place, portion: Portion, left: Collection[str]) -> None:
         """Take all but some channels out of a checkpoint."""
         at = {**place._asdict(), "checkpoint": portion.id}
-        for _, metadata, kind, data in execute(self._sql.saved, **at):
-            document = self._document(portion.id, kind, data)
+        for metadata, kind, data in execute(self._sql.stored, **at):
+            document = document_of(portion.id, kind, data)
             versions = mapping(document, "channel_versions")
             lost = sorted({*document.get(PRUNED, ()), *versions} - set(left))
             parts = {
@@ -435,7 +421,7 @@ class SaverTables(Database):
                 PRUNED: lost,
             }
             stripped = self._stripped(data, kind, left, parts)
-            following = next_nodes(self.saved(place, portion.id))
+            following = next_nodes(self.one(place, portion.id))
             about = json.dumps({**_metadata(metadata), PRUNED: lost, PRUNED_NEXT: following})
             execute(self._sql.strip, **at, document=stripped, metadata=about)
             for channel in portion.writes:
@@ -494,8 +480,13 @@ class SaverTables(Database):
         return {digest.decode() for digest in found}
 
 
-def document_of(checkpoint: str, found: Any) -> Mapping[str, Any]:
-    """A decoded checkpoint. Damaged where it is no mapping, and where it can't be told which channels it has."""
+def document_of(checkpoint: str, kind: str | None, data: Any) -> Mapping[str, Any]:
+    """A stored checkpoint; of `jsonb`, the driver has decoded it. Damaged where it is no mapping, and where it can't be
+    told which channels it has."""
+    try:
+        found = data if kind == "jsonb" else loads(Raw(kind, data), IN_DOCUMENT)
+    except Damaged as error:
+        raise Damaged(f"checkpoint {checkpoint}: {error}") from None
     if not isinstance(found, Mapping):
         raise Damaged(f"checkpoint {checkpoint}: no mapping but {type(found).__name__}")
     for key in ("channel_values", "channel_versions"):
@@ -513,6 +504,13 @@ def mapping(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """A mapping in a document; empty where there is none."""
     found = document.get(key)
     return found if isinstance(found, Mapping) else {}
+
+
+def _value_or_left_out(raw: Raw) -> Any:
+    try:
+        return loads(raw)
+    except Damaged as error:
+        return LeftOut(str(error))
 
 
 def _metadata(stored: Any) -> Mapping[str, Any]:

@@ -19,24 +19,17 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from fusebackend.backends.threads.database.rows import NOTHING, Damaged, Link, News, Place, Raw
+from fusebackend.backends.threads.database.rows import News, Place
 from fusebackend.backends.threads.database.sql import (
     LINE,
-    LOST,
-    PRUNED,
     Execute,
     SaverDialect,
     SaverTables,
-    document_of,
-    mapping,
-    require_id,
 )
 from fusebackend.backends.threads.database.values import (
-    IN_DOCUMENT,
     SNAPSHOT,
     Ext,
     joined,
-    loads,
     parts_of,
     require,
 )
@@ -105,8 +98,8 @@ class SqliteDatabase(SaverTables):
         row="rowid",
         is_text=" AND {} < x''",  # TEXT sorts before BLOBs and, from '' on, after numbers
         among="checkpoint_id = :checkpoint",
-        links="SELECT checkpoint_id, parent_checkpoint_id, type, checkpoint FROM checkpoints "
-        f"WHERE {LINE} AND checkpoint_id = :checkpoint",
+        saved="SELECT checkpoint_id, parent_checkpoint_id, metadata, type, checkpoint, NULL, NULL, NULL "
+        f"FROM checkpoints WHERE {LINE} AND checkpoint_id = :checkpoint",
         document="type, checkpoint",
         placeholders=_placeholders,
         size="length({})",
@@ -245,23 +238,6 @@ class SqliteDatabase(SaverTables):
     def _row(self, row: object) -> object:
         """The rows of a file that took another one's place are other ones, whatever their numbers."""
         return f"{self._file_key[1]}.{row}"
-
-    # -- contents ----------------------------------------------------------------------------------------------
-
-    def _link(self, row: Any, channel: str) -> Link:
-        checkpoint, parent, kind, blob = row
-        require_id(checkpoint, parent)
-        document = self._document(checkpoint, kind, blob)
-        versioned = channel in mapping(document, "channel_versions")
-        absent = LOST if channel in document.get(PRUNED, ()) else NOTHING
-        return Link(checkpoint, parent or None, versioned, mapping(document, "channel_values").get(channel, absent))
-
-    def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
-        try:
-            found = loads(Raw(kind, data), IN_DOCUMENT)
-        except Damaged as error:
-            raise Damaged(f"checkpoint {checkpoint}: {error}") from None
-        return document_of(checkpoint, found)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
