@@ -40,10 +40,9 @@ class Document(ChangingFile):
         size: gives the size, where that takes less than the bytes. Called once for each version.
         stored_bytes: gives the bytes in the database that it stands for.
         grows: by whole parts at its end alone: its handles share the page cache.
-        repeats: see `Node`.
     """
 
-    __slots__ = ("_fresh", "_grows", "_make", "_measured", "_size", "_stored_bytes", "repeats")
+    __slots__ = ("_fresh", "_grows", "_make", "_measured", "_size", "_stored_bytes")
 
     def __init__(
         self,
@@ -54,12 +53,10 @@ class Document(ChangingFile):
         *,
         stored_bytes: Callable[[], int] = lambda: 0,
         grows: bool = False,
-        repeats: bool = False,
     ) -> None:
         super().__init__(nodes)
         self._fresh, self._make, self._size, self._stored_bytes = fresh, make, size, stored_bytes
         self._grows = grows
-        self.repeats = repeats
         self._measured = -1  # the version with this size
 
     def settle(self) -> Document:
@@ -151,8 +148,6 @@ class ComputedDirectory(DirectoryNode):
     """
 
     __slots__ = ("_fresh", "_made", "_make", "_names", "_nodes", "_shown")
-
-    repeats = True
 
     def __init__(
         self,

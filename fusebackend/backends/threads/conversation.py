@@ -286,12 +286,9 @@ def _media(block: dict[str, Any]) -> Block | None:
             data = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             return None
-        return Block("media", "", data, _suffix(str(mime))) if data else None
+        suffix = _MIME_SUFFIXES.get(str(mime)) or mimetypes.guess_extension(str(mime)) or ".bin"
+        return Block("media", "", data, suffix) if data else None
     return Block("media", f"{block['type']}: {one_line(url, 2_000)}") if isinstance(url, str) else None
-
-
-def _suffix(mime: str) -> str:
-    return _MIME_SUFFIXES.get(mime) or mimetypes.guess_extension(mime) or ".bin"
 
 
 def _named_media(stem: str, parts: list[Block]) -> Iterator[tuple[Block, str]]:
@@ -370,18 +367,12 @@ def fenced(text: str, note: str = "", *, language: str = "") -> str:
 
 def _cut(text: str, whole: str, chars: int = MAX_RESULT_CHARS, lines: int | None = MAX_RESULT_LINES) -> tuple[str, str]:
     """The beginning of a text, and a note that says where all of it is; the text and nothing if it is short."""
-    end = len(text) if len(text) <= chars else chars
-    if lines is not None:
-        at = -1
-        for _ in range(lines):
-            at = text.find("\n", at + 1, end)
-            if at < 0:
-                break
-        else:
-            end = min(end, at + 1)
-    if end >= len(text):
+    shown = text[:chars]
+    if lines is not None and shown.count("\n") >= lines:
+        shown = "\n".join([*shown.split("\n", lines)[:lines], ""])
+    if len(shown) == len(text):
         return text, ""
-    return text[:end], f"*… {len(text) - end:,} more characters: [{whole}]({whole})*\n\n"
+    return shown, f"*… {len(text) - len(shown):,} more characters: [{whole}]({whole})*\n\n"
 
 
 def one_line(text: str, limit: int) -> str:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, Union
 
@@ -84,22 +85,25 @@ RECENT_CONVERSATION_BYTES: Final = 16 << 20
 """Decoded conversations that are cached for all lines together. A larger one is cached alone, and only for a while."""
 
 
+_versions = itertools.count()
+
+
 class Conversations:
     """The messages at checkpoints whose messages were read last."""
 
     def __init__(self) -> None:
-        self._known: Recent[tuple[object, str], tuple[list[Mapping[str, Any]], int]] = Recent(RECENT_CONVERSATIONS)
+        self._known: Recent[tuple[int, str], tuple[list[Mapping[str, Any]], int]] = Recent(RECENT_CONVERSATIONS)
 
-    def at(self, lineage: Lineage, step: Said) -> list[Mapping[str, Any]]:
+    def at(self, line: Line, step: Said) -> list[Mapping[str, Any]]:
         """The conversation at a checkpoint. Damaged; OSError."""
-        key = (lineage.place, step.id)
+        key = (line.version, step.id)
         found = self._known.use(key)
         if found is not None:
             return found[0]
         if step.messages_bytes > QUICK_BYTES:
             will_wait()
-        conversation: list[Mapping[str, Any]] = list(lineage.messages_at(step.id))
-        lineage.let_go_messages()
+        conversation: list[Mapping[str, Any]] = list(line.lineage.messages_at(step.id))
+        line.lineage.let_go_messages()
         self._known[key] = conversation, step.messages_bytes
         while len(self._known) > 1 and self.is_large:
             self._known.popitem(last=False)
@@ -113,11 +117,6 @@ class Conversations:
     def let_go(self) -> None:
         """Drop all."""
         self._known.clear()
-
-    def forget(self, lineage: Lineage) -> None:
-        """Drop those of a line that has changed."""
-        for key in [key for key in self._known if key[0] == lineage.place]:
-            del self._known[key]
 
 
 class Shared(NamedTuple):
@@ -139,8 +138,8 @@ class Line:
     def __init__(self, shared: Shared, directory: DirectoryNode, lineage: Lineage) -> None:
         self.lineage = lineage
         self.stale = False
-        self.version = 0
-        """Grows with each refresh that has found something."""
+        self.version = next(_versions)
+        """Another one after each refresh that has found something; no two lines have the same."""
         self.nodes = shared.nodes
         self.shared = shared
         self._index: LineIndex | None = None
@@ -196,8 +195,7 @@ class Line:
 
     def _refresh(self, changed: frozenset[str] | None) -> None:
         found = self.shared.found
-        self.version += 1
-        self.shared.conversations.forget(self.lineage)
+        self.version = next(_versions)
         self._date()
         self.head.refresh(found, everything=False)
         for directory in self._computed:
@@ -241,7 +239,7 @@ class Line:
 
     def _date(self) -> None:
         """Give directories the time of the newest checkpoint."""
-        newest = self.lineage.newest_id()
+        newest = self.lineage.database.newest(self.lineage.place)
         self.time_ns = (time_ns_of(newest) if newest is not None else None) or 0
         for directory in (self.directory, self.head, *self._computed):
             directory.date(self.time_ns)
@@ -250,16 +248,15 @@ class Line:
 
     def _all_documents(self) -> dict[bytes, Document]:
         document = functools.partial(Document, self.nodes, self._dated)
-        page = functools.partial(document, repeats=True)
         made: dict[bytes, Document] = {
             MESSAGES_JSONL: document(self._messages_now, self._messages_bytes, grows=True),
             STATE: document(self._state_now, self._state_bytes),
-            README: page(lambda: overview.readme(self.index(), self.lineage.place)),
-            CHECKPOINTS: page(lambda: overview.checkpoints_tsv(self.index()), grows=True),
-            TRANSCRIPT: page(self._transcript, self._transcript_bytes, grows=True),
+            README: document(lambda: overview.readme(self.index(), self.lineage.place)),
+            CHECKPOINTS: document(lambda: overview.checkpoints_tsv(self.index()), grows=True),
+            TRANSCRIPT: document(self._transcript, self._transcript_bytes, grows=True),
         }
         if not self.lineage.place.namespace:
-            made[SPACE] = page(lambda: self._space_now().tsv, stored_bytes=lambda: self._space_now().bytes)
+            made[SPACE] = document(lambda: self._space_now().tsv, stored_bytes=lambda: self._space_now().bytes)
         return made
 
     def _dated(self) -> int:
@@ -291,12 +288,13 @@ class Line:
     def _transcript_bytes(self) -> int:
         index = self._fresh_index(steps=False)
         index.measure(functools.partial(self._message, index.talk))
-        return overview.transcript_size(index.talk)
+        head = overview.transcript_head(index.talk)
+        return len(head) + sum(message.section_bytes for message in index.talk.messages)
 
     def _message(self, talk: MessageIndex, number: int) -> Mapping[str, Any]:
         """A message by its place in the index."""
         place, position = talk.last[number]
-        conversation = self.shared.conversations.at(self.lineage, talk.said[place])
+        conversation = self.shared.conversations.at(self, talk.said[place])
         if position >= len(conversation):
             raise oserror(errno.ESTALE)  # deleted or replaced just now
         return conversation[position]
@@ -424,11 +422,10 @@ class Subgraphs(ComputedDirectory):
 
     __slots__ = ()
 
-    repeats = False
-
     def __init__(self, line: Line, parent: DirectoryNode) -> None:
         def names() -> Names:
-            return {name_of(space): Place(place.thread, space) for space in line.lineage.namespaces() if space}
+            spaces = line.lineage.database.namespaces(place.thread)
+            return {name_of(space): Place(place.thread, space) for space in spaces if space}
 
         def directory(name: bytes, item: Item) -> Node:
             return line.shared.directory(self, name, item)
@@ -477,8 +474,6 @@ class FilesDirectory(ComputedDirectory):
     """
 
     __slots__ = ("_folder", "checkpoint", "line", "root")
-
-    repeats = False
 
     def __init__(
         self,

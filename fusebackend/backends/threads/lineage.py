@@ -9,7 +9,6 @@ checkpoint, once for all of its channels.
 from __future__ import annotations
 
 import bisect
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -100,13 +99,9 @@ class ChannelHistory:
         self._next: str | None = None  # the next one, in order …
         self._ahead = 1  # … and how many are read with it
 
-    def forget(self) -> None:
+    def let_go(self) -> None:
         """Drop everything."""
         self.missing.clear()
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Drop values and rows."""
         self._before.clear()
         self.changed(())
 
@@ -249,7 +244,7 @@ class Lineage:
 
     def __init__(self, database: Database, place: Place, records: Records) -> None:
         self.place = place
-        self._database = database
+        self.database = database
         self.records = records
         self._files = ChannelHistory(database, place, FilesChannel(records.of, self._tell), self._in_order)
         self._messages = ChannelHistory(database, place, MessagesChannel(), self._in_order)
@@ -258,14 +253,14 @@ class Lineage:
         self._order: list[str] | None = None
 
     def _tell(self, what: str) -> None:
-        self._database.log.tell(f"thread {self.place.thread!r}: {what}")
+        self.database.log.tell(f"thread {self.place.thread!r}: {what}")
 
     # -- checkpoints -------------------------------------------------------------------------------------------
 
     def marks(self) -> Mapping[str, CheckpointMark]:
         """The checkpoints by id. Recorded before anything is read, so that later changes show."""
         if not self._marks:
-            self._marks = self._database.marks(self.place)
+            self._marks = self.database.marks(self.place)
         return self._marks
 
     def _in_order(self) -> list[str]:
@@ -279,10 +274,9 @@ class Lineage:
 
     def forget(self) -> None:
         """Drop everything."""
-        self._newest, self._order = None, None
+        self._order = None
         self._marks.clear()
-        self._files.forget()
-        self._messages.forget()
+        self.let_go()
 
     def let_go(self) -> None:
         """Drop values. The marks stay: changes show by them."""
@@ -304,7 +298,7 @@ class Lineage:
         if not self._marks:
             self.forget()
             return None
-        before, now = self._marks, self._database.marks(self.place)
+        before, now = self._marks, self.database.marks(self.place)
         changed = {found for found in before.keys() | now.keys() if before.get(found) != now.get(found)}
         newest = max(before)
         if any(found < newest for found in changed):
@@ -324,33 +318,17 @@ class Lineage:
         if newest is None or newest.saved.id != max(now, default=None):
             return False
         mark = now[newest.saved.id]
-        return newest.grow(
-            mark, self._database.writes_since(self.place, newest.saved.id, newest.mark.last), self._files
-        )
+        return newest.grow(mark, self.database.writes_since(self.place, newest.saved.id, newest.mark.last), self._files)
 
     def sizes(self, by: str) -> list[tuple[str, int]]:
         """Names and sizes of the parts of the thread, as of `Database.weigh`, the largest first."""
-        found: Counter[str] = Counter()
-        for _, name, size in self._database.weigh(by, self.place.thread):
-            found[name] += size
-        return sorted(found.items(), key=lambda item: (-item[1], item[0]))
-
-    def namespaces(self) -> list[str]:
-        return self._database.namespaces(self.place.thread)
-
-    def newest_id(self) -> str | None:
-        return self._database.newest(self.place)
-
-    def unwritten(self) -> str | None:
-        """The newest checkpoint, if there are no writes to it: its conversation is the present one."""
-        marks = self.marks()
-        newest = max(marks, default=None)
-        return newest if newest is not None and not marks[newest].writes else None
+        sizes = self.database.weigh(by, self.place.thread)
+        return sorted(((name, size) for (_, name), size in sizes.items()), key=lambda item: (-item[1], item[0]))
 
     def newest(self) -> NewestCheckpoint | None:
         if self._newest is None:
             marks = self.marks()
-            checkpoint = self._database.newest(self.place)
+            checkpoint = self.database.newest(self.place)
             if checkpoint is not None:
                 saved, writes = self.moment(checkpoint)
                 self._newest = NewestCheckpoint(saved, marks.get(checkpoint, CheckpointMark(None)), writes)
@@ -363,7 +341,7 @@ class Lineage:
         try:
             for start in range(0, len(checkpoints), MOST_AHEAD):
                 some = checkpoints[start : start + MOST_AHEAD]
-                written = self._database.writes(self.place, some)
+                written = self.database.writes(self.place, some)
                 for checkpoint in some:
                     yield self._moment(checkpoint, written.pop(checkpoint, []), is_newest=checkpoint == newest)
         finally:
@@ -382,7 +360,7 @@ class Lineage:
 
     def _moment(self, checkpoint: str, writes: list[Write], *, is_newest: bool) -> WholeCheckpoint:
         try:
-            saved = self._database.one(self.place, checkpoint)
+            saved = self.database.one(self.place, checkpoint)
         except Damaged as error:
             return WholeCheckpoint(checkpoint, error, writes)
         self._files.know(saved, writes)
@@ -430,8 +408,8 @@ class Lineage:
 
     def moment(self, checkpoint: str) -> tuple[Saved, list[Write]]:
         """A checkpoint, and the writes to it. Damaged; ENOENT."""
-        saved = self._database.one(self.place, checkpoint)
-        return saved, self._database.writes(self.place, [checkpoint]).get(checkpoint, [])
+        saved = self.database.one(self.place, checkpoint)
+        return saved, self.database.writes(self.place, [checkpoint]).get(checkpoint, [])
 
     @property
     def keeps_files(self) -> bool:

@@ -252,9 +252,9 @@ class MessageIndex:
         """All checkpoints are known. Called while what the newest one needs is at hand."""
         self._date(len(self.said) - 1, 0)
         self._unread()
-        unwritten = self._lineage.unwritten()
-        if self.said and self.said[-1].id == unwritten and self.said[-1].error is None:
-            self.messages_bytes = self.said[-1].messages_bytes
+        newest = self.said[-1] if self.said else None
+        if newest is not None and newest.error is None and not newest.mark[1]:  # there are no writes to it
+            self.messages_bytes = newest.messages_bytes
         else:
             self.messages_bytes = len(documents.messages_now(self._lineage))
 

@@ -42,17 +42,14 @@ DIRECTORY_MODE = stat.S_IFDIR | 0o555
 
 
 class Nodes:
-    """Nodes by number: those that the kernel holds in a dict, the others by weak references, which take 190 bytes more.
-
-    A walk through 1,000 conversations has 220,000 nodes. Each is in one of the two tables, or in both for a moment.
-    """
+    """Nodes by number: all by weak references, and those that the kernel holds in a dict as well."""
 
     def __init__(self) -> None:
         self.uid, self.gid = os.geteuid(), os.getegid()
         self.prunable = 0
         """Added to the mode of directories from which directories can be removed."""
         self._numbers = itertools.count(ROOT_NODE)
-        self._loose: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
+        self._alive: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
         self._held: dict[int, Node] = {}
         self.forgotten = 0
         """By the kernel, since garbage was last collected."""
@@ -62,11 +59,11 @@ class Nodes:
         self._gate = threading.Lock()  # `hold` and `forget` come without the volume's lock
 
     def __len__(self) -> int:
-        return len(self._loose) + len(self._held)
+        return len(self._alive)
 
     def number(self, node: Node) -> int:
         number = next(self._numbers)
-        self._loose[number] = node
+        self._alive[number] = node
         return number
 
     def get(self, number: int) -> Node:
@@ -78,8 +75,7 @@ class Nodes:
 
     def known(self, number: int) -> Node | None:
         """The node with this number, if it is alive."""
-        # The third: `hold` has moved it meanwhile.
-        return self._held.get(number) or self._loose.get(number) or self._held.get(number)
+        return self._alive.get(number)
 
     def directory(self, number: int) -> DirectoryNode:
         node = self.get(number)
@@ -99,10 +95,9 @@ class Nodes:
 
     def hold(self, number: int) -> None:
         with self._gate:
-            node = self._loose.get(number)
+            node = self._alive.get(number)
             if node is not None:
                 self._held[number] = node
-                self._loose.pop(number, None)
 
     def holds(self, number: int) -> bool:
         """Whether the kernel holds a node."""
@@ -112,12 +107,8 @@ class Nodes:
         with self._gate:
             self._peak = max(self._peak, len(self._held))
             for number in numbers:
-                node = self._held.get(number)
-                if node is not None:
+                if self._held.pop(number, None) is not None:
                     self.forgotten += 1
-                    self._loose[number] = node  # it stays if anything else refers to it
-                    del self._held[number]
-                    del node
 
     @property
     def is_mostly_forgotten(self) -> bool:
@@ -128,7 +119,7 @@ class Nodes:
         with self._gate:
             self._held = dict(self._held)
             self._peak = len(self._held)
-            self._loose = weakref.WeakValueDictionary(self._loose)
+            self._alive = weakref.WeakValueDictionary(self._alive)
 
     def open(self, node: FileNode) -> None:
         _, opens = self._opened.get(node.node, (node, 0))
@@ -161,9 +152,6 @@ class Node(Attr):
     """A file or directory. `settle` updates its attributes before they are shown."""
 
     __slots__ = ("__weakref__",)
-
-    repeats = False
-    """It says what other files say, so a search passes over it unless it is named."""
 
     def __init__(self, nodes: Nodes, mode: int, mtime_ns: int = 0) -> None:
         number, uid, gid = nodes.number(self), nodes.uid, nodes.gid
@@ -405,18 +393,13 @@ def _key(source: Any) -> object | None:
     content = source.get("content")
     if isinstance(content, (list, tuple)):
         content = tuple(content)
-    # Interned: many records share these.
-    rest = (_once(source.get(name)) for name in ("encoding", "created_at", "modified_at"))
-    key = (content, *rest)
+    rest = (source.get(name) for name in ("encoding", "created_at", "modified_at"))
+    key = (content, *(sys.intern(value) if type(value) is str else value for value in rest))  # many records share these
     try:
         hash(key)
     except TypeError:
         return None
     return key
-
-
-def _once(value: Any) -> Any:
-    return sys.intern(value) if type(value) is str else value
 
 
 def _mtime_ns(source: Any) -> int:

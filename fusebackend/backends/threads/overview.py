@@ -67,11 +67,6 @@ def transcript_head(talk: MessageIndex) -> bytes:
     return encoded(f"# {_title(talk)}\n\n")
 
 
-def transcript_size(talk: MessageIndex) -> int:
-    """In bytes, of a measured index (`MessageIndex.measure`)."""
-    return len(transcript_head(talk)) + sum(message.section_bytes for message in talk.messages)
-
-
 def transcript(talk: MessageIndex, message_of: Callable[[int], Mapping[str, Any]]) -> bytes:
     """The whole of `transcript.md`. `message_of` gives a message by its place in the index."""
     parts = [transcript_head(talk)]

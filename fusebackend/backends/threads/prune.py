@@ -306,7 +306,7 @@ def largest_first(sizes: Iterable[ThreadSize]) -> list[ThreadSize]:
 def weighed(database: SaverTables, threads: Collection[str], by: str | None) -> list[ThreadSize]:
     """The sizes of threads, of all where none is given, or of the parts of each: the largest first."""
     sizes: Counter[tuple[str, str | None]] = Counter()
-    for thread, name, size in database.weigh(by or "namespace"):
+    for (thread, name), size in database.weigh(by or "namespace").items():
         if not threads or thread in threads:
             sizes[thread, name if by else None] += size
     return largest_first(ThreadSize(thread, size, name) for (thread, name), size in sizes.items())

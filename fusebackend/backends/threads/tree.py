@@ -56,24 +56,20 @@ class Tree:
         self._shared = Shared(
             self.nodes, self.found, self.cache, Conversations(), blobs, functools.partial(LineDirectory, self)
         )
-        self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
+        self.lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
         self._recent: Recent[Place, Line] = Recent(RECENT_LINES, Line.let_go)
         self.root = Root(self)
 
     def line(self, directory: LineDirectory) -> Line:
         """The line of a directory, up to date."""
         place = directory.place
-        line = self._lines.get(place)
+        line = self.lines.get(place)
         if line is None:
             line = Line(self._shared, directory, Lineage(self.database, place, self.records))
-            self._lines[place] = line
+            self.lines[place] = line
         self._recent[place] = line
         line.fresh()
         return line
-
-    def known_line(self, place: Place) -> Line | None:
-        """A line, if it is cached."""
-        return self._lines.get(place)
 
     def poll(self, *, now: bool = False) -> None:
         """Query the database for news (with `now` in any case), and mark the stale parts of the tree."""
@@ -84,7 +80,7 @@ class Tree:
             self.expire()
             return
         for place in news.places:
-            shown = self._lines.get(place)
+            shown = self.lines.get(place)
             if shown is not None:
                 shown.stale = True
             self.root.written(place, is_shown=shown is not None)
@@ -92,7 +88,7 @@ class Tree:
     def expire(self) -> None:
         """Anything may have changed."""
         self.root.all_written()
-        for line in list(self._lines.values()):
+        for line in list(self.lines.values()):
             line.stale = True
 
     def refresh(self) -> None:
@@ -100,7 +96,7 @@ class Tree:
         self.poll(now=True)
         self.root.watch()
         self.root.by_time.refresh(self.found, everything=False)
-        lines = list(self._lines.values()) if self.database.tells else list(self._recent.values())
+        lines = list(self.lines.values()) if self.database.tells else list(self._recent.values())
         for line in lines:
             line.fresh()
 
@@ -121,12 +117,12 @@ class Tree:
         """Give back the memory of tables that were once much larger."""
         self.nodes.shrink()
         self.records.shrink()
-        self._lines = weakref.WeakValueDictionary(self._lines)
+        self.lines = weakref.WeakValueDictionary(self.lines)
 
     def first_words(self, thread: str) -> tuple[int, str] | None:
         """When a thread was created, and its title, or nothing; None for a thread whose own line has no checkpoint."""
         place = Place(thread, "")
-        known = self._lines.get(place)
+        known = self.lines.get(place)
         lineage = known.lineage if known is not None else Lineage(self.database, place, self.records)
         order = sorted(lineage.marks())
         if not order:
@@ -156,31 +152,27 @@ class LineDirectory(DirectoryNode):
         self._tree = tree
         self.place = place
 
+    @property
+    def is_thread(self) -> bool:
+        return not self.place.namespace
+
     def entries(self) -> Mapping[bytes, Node]:
         return self._tree.line(self).entries() if self.nlink else {}
 
     def find(self, name: bytes) -> Node | None:
         return self._tree.line(self).find(name) if self.nlink else None
 
-    def xattrs(self) -> dict[bytes, bytes]:
-        return {b"user.fusebackend.namespace": self.place.namespace.encode("utf-8", "surrogateescape")}
-
-
-class ThreadDirectory(LineDirectory):
-    """That of a thread."""
-
-    __slots__ = ()
-
     def written(self) -> None:
-        """Something was written to one of its namespaces."""
-        line = self._tree.known_line(self.place)
+        """Something was written to one of the thread's namespaces."""
+        line = self._tree.lines.get(self.place)
         if line is not None:
             line.stale = True
         else:
             self._tree.found.forgotten(self, SUBGRAPHS)
 
     def xattrs(self) -> dict[bytes, bytes]:
-        return {b"user.fusebackend.thread": self.place.thread.encode("utf-8", "surrogateescape")}
+        kind, id_ = (b"thread", self.place.thread) if self.is_thread else (b"namespace", self.place.namespace)
+        return {b"user.fusebackend." + kind: id_.encode("utf-8", "surrogateescape")}
 
 
 LATEST: Final = b"@latest"
@@ -198,7 +190,7 @@ class Root(DirectoryNode):
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree.nodes, None, b"")
         self._tree = tree
-        self._entries: dict[bytes, ThreadDirectory] = {}
+        self._entries: dict[bytes, LineDirectory] = {}
         self._is_listed = False
         self._listed_at, self._list_s = 0.0, 0.0
         self.stale = False
@@ -221,7 +213,7 @@ class Root(DirectoryNode):
             return self.by_time
         if name == LATEST:
             latest = max(self.entries().values(), key=lambda node: (node.mtime_ns, node.node), default=None)
-            assert latest is None or isinstance(latest, ThreadDirectory)
+            assert latest is None or isinstance(latest, LineDirectory)
             return None if latest is None else Link(self._tree.nodes, latest.name, latest.mtime_ns)
         if self._is_listed:
             return self.entries().get(name)
@@ -232,7 +224,7 @@ class Root(DirectoryNode):
         known = self._entries.get(name)
         if known is not None and not self.stale:
             return known
-        if self._tree.database.has_thread(thread):
+        if self._tree.database.namespaces(thread):
             return known or self._add(name, thread, self._tree.database.newest(Place(thread, "")))
         if known is not None:
             self._remove(name)
@@ -314,9 +306,9 @@ class Root(DirectoryNode):
         thread, mtime_ns = item
         return Link(self._tree.nodes, b"../" + thread, mtime_ns)
 
-    def _add(self, name: bytes, thread: str, checkpoint: str | None) -> ThreadDirectory:
+    def _add(self, name: bytes, thread: str, checkpoint: str | None) -> LineDirectory:
         time_ns = (time_ns_of(checkpoint) if checkpoint is not None else None) or 0
-        node = self._entries[name] = ThreadDirectory(self._tree, self, name, Place(thread, ""), time_ns)
+        node = self._entries[name] = LineDirectory(self._tree, self, name, Place(thread, ""), time_ns)
         return node
 
     def _remove(self, name: bytes) -> None:

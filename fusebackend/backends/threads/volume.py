@@ -31,7 +31,7 @@ from fusebackend.backends.threads.head import HeadFiles
 from fusebackend.backends.threads.line import HEAD, FilesDirectory, Line
 from fusebackend.backends.threads.nodes import Node, Nodes, blocks_of
 from fusebackend.backends.threads.prune import remove
-from fusebackend.backends.threads.tree import LineDirectory, ThreadDirectory, Tree
+from fusebackend.backends.threads.tree import LineDirectory, Tree
 from fusebackend.base import errors, heap, paths, waiting
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
@@ -190,7 +190,8 @@ class ThreadsVolume(NativeVolume):
         if self.features.read_only or not (isinstance(node, FilesDirectory) and node.is_head):
             return node.settle()
         thread = node.line.directory
-        if not isinstance(thread, ThreadDirectory):
+        assert isinstance(thread, LineDirectory)
+        if not thread.is_thread:
             return node  # the head of a sub-graph
         head = self._head_of.get(thread)
         if head is None:
@@ -221,13 +222,15 @@ class ThreadsVolume(NativeVolume):
     def readdir_without(
         self, node: int, after: bytes, limit: int, left_out: Container[bytes]
     ) -> list[tuple[bytes, Attr | None]]:
-        """As `readdir`, with None in place of what only repeats other files and has one of these names."""
+        """As `readdir`, with None in place of what has one of these names in the directory of a line."""
         with self._asked:
             head = self._head(node)
             if head is not None:
                 return [(name, head.shown(attr)) for name, attr in head.fresh().tree.readdir(node, after, limit)]
-            page = self._tree.nodes.directory(node).page(after, limit)
-            return [(name, None if found.repeats and name in left_out else self._shown(found)) for name, found in page]
+            directory = self._tree.nodes.directory(node)
+            without = left_out if isinstance(directory, LineDirectory) else ()
+            page = directory.page(after, limit)
+            return [(name, None if name in without else self._shown(found)) for name, found in page]
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         return self._write(RemoteVolume.mknod, parent, name, mode, rdev, caller)
@@ -262,7 +265,7 @@ class ThreadsVolume(NativeVolume):
             if isinstance(node, FilesDirectory) and node.checkpoint is not None:
                 thread = node.line.directory
                 checkpoint = node.checkpoint
-            if not self.features.prunable or not isinstance(thread, ThreadDirectory):
+            if not self.features.prunable or not isinstance(thread, LineDirectory) or not thread.is_thread:
                 raise oserror(errno.EROFS, name)
         with contextlib.closing(self.tables()) as tables:
             remove(tables, thread.place.thread, checkpoint)
@@ -470,9 +473,9 @@ class ThreadsVolume(NativeVolume):
         with self._asked:
             root = self._tree.root
             nodes = {name: root.find(name) for name in names} if names else root.entries()
-            if missing := [name for name, node in nodes.items() if not isinstance(node, ThreadDirectory)]:
+            if missing := [name for name, node in nodes.items() if not isinstance(node, LineDirectory)]:
                 raise oserror(errno.ENOENT, missing[0])
-            return {node.place.thread: name for name, node in nodes.items() if isinstance(node, ThreadDirectory)}
+            return {node.place.thread: name for name, node in nodes.items() if isinstance(node, LineDirectory)}
 
     @property
     def has_listeners(self) -> bool:

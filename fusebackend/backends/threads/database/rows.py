@@ -15,6 +15,7 @@ import datetime
 import errno
 import re
 import uuid
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -40,14 +41,8 @@ class LeftOut:
     reason: str
 
 
-class Nothing:
-    """The type of `NOTHING`: there is no value. `None` is one."""
-
-    def __repr__(self) -> str:
-        return "NOTHING"
-
-
-NOTHING: Final = Nothing()
+NOTHING: Final = object()
+"""There is no value. `None` is one."""
 
 
 class Place(NamedTuple):
@@ -192,9 +187,6 @@ class Database(abc.ABC):
         """Every thread, with the id of the newest checkpoint of its own line."""
 
     @abc.abstractmethod
-    def has_thread(self, thread: str) -> bool: ...
-
-    @abc.abstractmethod
     def namespaces(self, thread: str) -> list[str]:
         """The namespaces of a thread that have checkpoints."""
 
@@ -228,9 +220,9 @@ class Database(abc.ABC):
     def writes_since(self, place: Place, checkpoint: str, order: int) -> list[Write]:
         """The writes to a checkpoint of a greater order, in the order in which a step applies them."""
 
-    def weigh(self, by: str, thread: str | None = None) -> list[tuple[str, str, int]]:
+    def weigh(self, by: str, thread: str | None = None) -> Counter[tuple[str, str]]:
         """The sizes of what is kept, as far as they are known, see `SaverTables`."""
-        return []
+        return Counter()
 
     @abc.abstractmethod
     def exclusive(self) -> AbstractContextManager[Append]:

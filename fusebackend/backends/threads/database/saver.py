@@ -62,8 +62,10 @@ def database_of_saver(saver: Any) -> Database:
     """
     require_saver(saver)
     if _is_exactly(saver, "langgraph.checkpoint.sqlite", "SqliteSaver") and _is_plain(saver):
-        path = _path_of(saver)
-        if path:
+        with translate_errors("the saver"):
+            saver.setup()
+            path = sqlite_path(saver.conn)
+        if path:  # not one in memory
             from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 
             return SqliteDatabase(path, follows=False)  # the saver goes on with the file that it has
@@ -99,13 +101,6 @@ def _is_exactly(saver: Any, module: str, name: str) -> bool:
 def _is_plain(saver: Any) -> bool:
     """Whether its values are stored as LangGraph packs them, and not encrypted."""
     return type(getattr(saver, "serde", None)).__name__ == "JsonPlusSerializer"
-
-
-def _path_of(saver: Any) -> str:
-    """The file of a SqliteSaver; empty for one in memory."""
-    with translate_errors("the saver"):
-        saver.setup()
-        return sqlite_path(saver.conn)
 
 
 class SaverDatabase(Database):
@@ -185,9 +180,6 @@ class SaverDatabase(Database):
 
     def threads(self) -> list[tuple[str, str | None]]:
         return [(thread, self.newest(Place(thread, ""))) for thread in {place.thread for place in self._found}]
-
-    def has_thread(self, thread: str) -> bool:
-        return any(place.thread == thread for place in self._found)
 
     def namespaces(self, thread: str) -> list[str]:
         return [place.namespace for place in self._found if place.thread == thread]

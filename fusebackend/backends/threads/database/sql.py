@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
@@ -128,7 +129,6 @@ class Statements:
             )
             SELECT ns FROM found WHERE ns IS NOT NULL
         """)
-        self.thread = make("SELECT 1 FROM checkpoints WHERE thread_id = :thread LIMIT 1")
         self.newest = make(f"{newest} AND {LINE}")
         self.marks = make(f"SELECT checkpoint_id, {dialect.row} FROM checkpoints WHERE {LINE}")
         self.marks_of_writes = make(
@@ -243,9 +243,6 @@ class SaverTables(Database):
 
     def threads(self) -> list[tuple[str, str | None]]:
         return self._ask(self._sql.threads)
-
-    def has_thread(self, thread: str) -> bool:
-        return bool(self._ask(self._sql.thread, thread=thread))
 
     def namespaces(self, thread: str) -> list[str]:
         return [row[0] for row in self._ask(self._sql.namespaces, thread=thread)]
@@ -460,15 +457,20 @@ class SaverTables(Database):
     def vacuum(self) -> None:
         """Give free space back to the disk. Meanwhile nobody can write, and the database is there twice."""
 
-    def weigh(self, by: str, thread: str | None = None) -> list[tuple[str, str, int]]:
-        """Thread, name and bytes of all that is kept, or of a thread; `by` is a thread's channel, step or namespace.
+    def weigh(self, by: str, thread: str | None = None) -> Counter[tuple[str, str]]:
+        """The bytes of all that is kept, or of a thread, by thread and name; `by` is a thread's channel, step or
+        namespace.
 
         In SQLite a checkpoint holds its channels' values, and is not taken apart: these are `(checkpoints)`.
         """
         where = "" if thread is None else self.dialect.placeholders("WHERE thread_id = :thread")
         given = {} if thread is None else {"thread": thread}
-        rows = [row for statement in self._sql.weigh[by] for row in self._ask(statement.format(where=where), **given)]
-        return [row for row in rows if isinstance(row[0], str) and isinstance(row[1], str)]
+        sizes: Counter[tuple[str, str]] = Counter()
+        for statement in self._sql.weigh[by]:
+            for id_, name, size in self._ask(statement.format(where=where), **given):
+                if isinstance(id_, str) and isinstance(name, str):
+                    sizes[id_, name] += size
+        return sizes
 
     def media(self, thread: str) -> set[str]:
         """The digests of the media that the messages of a thread name, without decoding them."""

@@ -62,11 +62,11 @@ def test_little_is_left_when_the_kernel_has_forgotten(path: Path) -> None:
         few = 1 + THREADS + FEW_LINES * (CHECKPOINTS + 2 * FILES + 20)
         assert len(tree.nodes) <= few
         assert len(tree.records) <= FEW_LINES * FILES
-        assert len(tree._lines) <= FEW_LINES
+        assert len(tree.lines) <= FEW_LINES
         alive = [found for found in gc.get_objects() if issubclass(type(found), Node)]  # isinstance() asks dead proxies
         assert len(alive) <= few
         assert sys.getsizeof(tree.nodes._held) < 10_000
-        assert sys.getsizeof(tree.nodes._loose.data) < 100_000
+        assert sys.getsizeof(tree.nodes._alive.data) < 100_000
         # A second walk finds the same names under other numbers, and what is held in between keeps its own.
         assert len(walk(volume)) == len(held)
 
