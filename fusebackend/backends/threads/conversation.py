@@ -25,7 +25,7 @@ import binascii
 import datetime
 import mimetypes
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads.json_text import encoded, plain, pretty
@@ -392,7 +392,7 @@ def escaped_inline(text: str) -> str:
 # -- a whole conversation ------------------------------------------------------------------------------------------
 
 
-def title(messages: Iterator[Message]) -> str:
+def title(messages: Iterable[Message]) -> str:
     """The first line of the first text that a human wrote; nothing where there is none."""
     for message in messages:
         if message.get("type") in ("human", "user"):

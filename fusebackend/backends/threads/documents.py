@@ -30,7 +30,7 @@ def messages_now(lineage: Lineage) -> bytes:
 
 def messages_at(lineage: Lineage, checkpoint: str) -> bytes:
     """The conversation at a checkpoint."""
-    return _jsonl(lambda: lineage.messages_at(checkpoint))
+    return _jsonl(lambda: lineage.conversation_at(checkpoint).values())
 
 
 def message_line(message: Mapping[str, Any]) -> bytes:

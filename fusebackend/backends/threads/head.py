@@ -22,10 +22,11 @@ from typing import Any
 
 from fusebackend import text
 from fusebackend.backends.threads.database.activity import RunWatch
-from fusebackend.backends.threads.database.rows import Damaged, Database
+from fusebackend.backends.threads.database.rows import Damaged
 from fusebackend.backends.threads.database.values import pack
 from fusebackend.backends.threads.line import Line
 from fusebackend.backends.threads.nodes import Record
+from fusebackend.backends.threads.tree import LineDirectory, Tree
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
@@ -40,23 +41,25 @@ class HeadFiles(Remote):
     """See the module's docstring. Called by the volume over it, with the lock of the threads' volume held.
 
     Args:
-        database: where the line is.
-        line: the thread's own.
-        runs: detects whether a run is active.
-        poll: queries the database for news.
+        threads: all threads.
+        directory: that of the thread.
+        quiet_s: as for `RunWatch`.
     """
 
     name = "head of a thread"
     abilities = Abilities(exact_sizes=True, blocking=False, durable=True)
 
-    def __init__(self, database: Database, line: Callable[[], Line], runs: RunWatch, poll: Callable[[], None]) -> None:
-        self._database = database
-        self._poll = poll
-        self._line = line
-        self._runs = runs
+    def __init__(self, threads: Tree, directory: LineDirectory, quiet_s: float) -> None:
+        self._threads = threads
+        self._directory = directory
+        self._runs = RunWatch(quiet_s)
         self._version = -1
         self._seen: Mapping[str, Record] = {}
         self._tree = ListedTree(())
+
+    def line(self) -> Line:
+        """The thread's own, up to date."""
+        return self._threads.line(self._directory)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -92,11 +95,9 @@ class HeadFiles(Remote):
     def is_damaged(self) -> bool:
         """Whether the files can't be read."""
         try:
-            self._look()
-        except OSError as error:
-            if isinstance(error.__cause__, Damaged):
-                return True
-            raise
+            self.line().lineage.files_now()
+        except Damaged:
+            return True
         return False
 
     # -- writing -----------------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ class HeadFiles(Remote):
 
     def require_idle(self) -> None:
         """EBUSY while a run is active, ENOTSUP where the agent keeps no files."""
-        lineage = self._line().lineage
+        lineage = self.line().lineage
         newest = lineage.newest()
         if newest is None:
             raise errors.oserror(errno.ENOENT)
@@ -172,18 +173,18 @@ class HeadFiles(Remote):
         if not update:
             return
         before = {key: self._seen.get(key) for key in update}
-        with _undamaged(), self._database.exclusive() as append:
-            self._poll()
+        with _undamaged(), self._threads.database.exclusive() as append:
+            self._threads.poll(now=True)
             self.require_idle()
-            lineage = self._line().lineage
+            lineage = self.line().lineage
             newest = lineage.newest()
             assert newest is not None, "the thread was found not to be idle"
             now = lineage.files_now()
             if any(now.get(key) is not record for key, record in before.items()):
                 raise errors.oserror(errno.ESTALE)
             append(lineage.place, newest.saved.id, "files", pack(update))
-        changes = self._line().shared.found.changes
-        self._poll()
+        changes = self._threads.found.changes
+        self._threads.poll(now=True)
         others = len(changes)
         self._look()
         # The writer reports its own paths; caches have to look again.
@@ -191,7 +192,7 @@ class HeadFiles(Remote):
 
     def _look(self) -> ListedTree:
         """The tree of the current files. EIO where it can't be read."""
-        line = self._line()
+        line = self.line()
         if line.version != self._version:
             with _undamaged():
                 self._seen = line.lineage.files_now()

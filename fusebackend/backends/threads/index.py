@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import datetime
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads import documents
@@ -21,7 +21,7 @@ from fusebackend.backends.threads.conversation import one_line
 from fusebackend.backends.threads.database.rows import Damaged, Saved, checkpoint_name, time_ns_of
 from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.json_text import compact, plain
-from fusebackend.backends.threads.lineage import Lineage, WholeCheckpoint
+from fusebackend.backends.threads.lineage import Lineage, Moment
 from fusebackend.backends.threads.message_index import MAX_NOTE_CHARS, IndexedMessage, MessageIndex, Said
 from fusebackend.backends.threads.nodes import Record
 from fusebackend.base import paths
@@ -123,12 +123,13 @@ class LineIndex:
             if not is_known:
                 self.talk.cut(known)
             self._names = {paths.to_name(step.name) for step in self.steps}
-            for place, (checkpoint, time_ns, moment) in enumerate(self._read(order[start:], whole=steps), start):
+            for place, moment in enumerate(self._lineage.moments(order[start:], whole=steps), start):
                 if place >= known:
-                    self.talk.add(checkpoint, marks[checkpoint], time_ns, sections=steps)
-                if moment is not None:
+                    ts = moment.saved.ts if isinstance(moment.saved, Saved) else None
+                    self.talk.add(moment.id, marks[moment.id], time_ns_of(moment.id, ts) or 0, sections=steps)
+                if steps:
                     self._add(moment)
-                if checkpoint == order[-1]:
+                if moment.id == order[-1]:
                     self._end()
             if start == len(order):  # the newest ones were deleted
                 self._end()
@@ -138,25 +139,17 @@ class LineIndex:
         finally:
             self._files.clear()
 
-    def _read(self, checkpoints: Sequence[str], *, whole: bool) -> Iterator[tuple[str, int, WholeCheckpoint | None]]:
-        """Read these checkpoints one by one, with the time of each; all of it, or its conversation alone."""
-        times = {checkpoint: time_ns_of(checkpoint) for checkpoint in checkpoints}
-        if whole or None in times.values():  # the time is in the checkpoint
-            for moment in self._lineage.moments(checkpoints):
-                ts = moment.saved.ts if isinstance(moment.saved, Saved) else None
-                yield moment.id, time_ns_of(moment.id, ts) or 0, moment if whole else None
-        else:
-            for checkpoint in self._lineage.conversations(checkpoints):
-                yield checkpoint, times[checkpoint] or 0, None
-
-    def _add(self, moment: WholeCheckpoint) -> None:
+    def _add(self, moment: Moment) -> None:
         said = self.talk.said[len(self.steps)]
         saved = moment.saved if isinstance(moment.saved, Saved) else None
         error = [str(moment.saved)] if saved is None else []
         if said.error is not None:
             error.append(said.error)
-        parent = self._parent(saved)
-        step, source = _of_metadata(saved)
+        parent_id = saved.parent if saved is not None else None
+        parent = next((step for step in reversed(self.steps) if step.said.id == parent_id), None)
+        metadata = saved.metadata if saved is not None else {}
+        step = found if isinstance(found := metadata.get("step"), int) else None
+        source = found if isinstance(found := metadata.get("source"), str) else None
         node = _node(saved, parent, source)
         name = checkpoint_name(moment.id, said.time_ns or None, step, node, self._names)
         files = self._files_at(moment.id, error)  # before its parent's: they may be read anew
@@ -170,7 +163,7 @@ class LineIndex:
         made = Step(
             said=said,
             name=paths.to_text(name),
-            parent=saved.parent if saved is not None else None,
+            parent=parent_id,
             step=step,
             source=source,
             node=node,
@@ -182,7 +175,9 @@ class LineIndex:
             version=len(self.steps),
             error=error[0] if error else None,
         )
-        before = self._before(parent, made)
+        before: Files | None = {} if parent_id is None else None
+        if parent is not None:
+            before = self._files_at(parent.said.id, [])
         if files is not None and before is not None:
             changed = len(_changed(before, files))
             if changed:
@@ -193,11 +188,8 @@ class LineIndex:
         self._names.add(name)
         self.steps.append(made)
 
-    def _parent(self, saved: Saved | None) -> Step | None:
-        parent = saved.parent if saved is not None else None
-        return next((step for step in reversed(self.steps) if step.said.id == parent), None)
-
     def _files_at(self, checkpoint: str, error: list[str]) -> Files | None:
+        """None where they can't be read; `error` gets the reason."""
         files = self._files.get(checkpoint)
         if files is None:
             try:
@@ -207,12 +199,6 @@ class LineIndex:
                 return None
             self._files[checkpoint] = files
         return files
-
-    def _before(self, parent: Step | None, step: Step) -> Files | None:
-        """The files of the parent, with which those of a checkpoint are compared. None where they can't be read."""
-        if parent is not None:
-            return self._files_at(parent.said.id, [])
-        return {} if step.parent is None else None
 
     def _end(self) -> None:
         """All checkpoints are known. Called while what the newest one needs is at hand."""
@@ -286,13 +272,6 @@ def _contents(files: Files, keys: set[str]) -> dict[bytes, bytes]:
             record = files[key]
             found[paths.to_name(path[1:])] = b"" if record.error is not None else record.data()
     return found
-
-
-def _of_metadata(saved: Saved | None) -> tuple[int | None, str | None]:
-    if saved is None:
-        return None, None
-    step, source = saved.metadata.get("step"), saved.metadata.get("source")
-    return step if isinstance(step, int) else None, source if isinstance(source, str) else None
 
 
 def _node(saved: Saved | None, parent: Step | None, source: str | None) -> str:

@@ -102,7 +102,7 @@ class Conversations:
             return found[0]
         if step.messages_bytes > QUICK_BYTES:
             will_wait()
-        conversation: list[Mapping[str, Any]] = list(line.lineage.messages_at(step.id))
+        conversation: list[Mapping[str, Any]] = list(line.lineage.conversation_at(step.id).values())
         line.lineage.let_go_messages()
         self._known[key] = conversation, step.messages_bytes
         while len(self._known) > 1 and self.is_large:
@@ -355,14 +355,13 @@ class History(ComputedDirectory):
     latest.
     """
 
-    __slots__ = ("_make_document", "line")
+    __slots__ = ("line",)
 
     def __init__(self, line: Line, parent: DirectoryNode) -> None:
         super().__init__(line.nodes, parent, HISTORY, line.fresh, self._list, self._entry)
         if not line.lineage.place.namespace:
             self.mode |= line.nodes.prunable
         self.line = line
-        self._make_document = self._document_bytes  # one object for all nodes
 
     def find(self, name: bytes) -> Node | None:
         node = super().find(name)
@@ -404,7 +403,7 @@ class History(ComputedDirectory):
         kind, checkpoint, _, _, time_ns = item
         if kind == "files":
             return FilesDirectory(self.line, self, name, time_ns, checkpoint=checkpoint)
-        return Fixed(self._nodes, item, self._make_document)
+        return Fixed(self._nodes, item, self._document_bytes)
 
     def _document_bytes(self, item: Item) -> bytes:
         make = documents.messages_at if item[0] == "messages" else documents.state_at

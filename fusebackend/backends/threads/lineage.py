@@ -132,11 +132,12 @@ class ChannelHistory:
                 self.read([checkpoint, *order[after : after + self._ahead - 1]])
         self._next = order[after] if after < len(order) else None
 
-    def read(self, checkpoints: Sequence[str]) -> None:
+    def read(self, checkpoints: Sequence[str]) -> Mapping[str, Saved | Damaged]:
         """Read these together, in place of what was read before."""
         self._links = self._database.saved(self._place, checkpoints, self.channel.name)
         written = self._database.writes(self._place, checkpoints, self.channel.name)
         self._writes = {checkpoint: written.get(checkpoint, []) for checkpoint in checkpoints}
+        return self._links
 
     def at(self, checkpoint: str) -> Mapping[str, Any]:
         """The value of LangGraph's `get_state` for this checkpoint. Of the writes to it only those of no task count.
@@ -231,8 +232,8 @@ class ChannelHistory:
         return found
 
 
-class WholeCheckpoint(NamedTuple):
-    """All of one checkpoint, and all writes to it. `saved` is the error where it can't be read."""
+class Moment(NamedTuple):
+    """One checkpoint, and all writes to it. `saved` is the error where it can't be read."""
 
     id: str
     saved: Saved | Damaged
@@ -334,40 +335,35 @@ class Lineage:
                 self._newest = NewestCheckpoint(saved, marks.get(checkpoint, CheckpointMark(None)), writes)
         return self._newest
 
-    def moments(self, checkpoints: Sequence[str]) -> Iterator[WholeCheckpoint]:
-        """All of these checkpoints, in this order. `files_at` and `messages_at` of one read nothing more, before the
-        next is taken."""
+    def moments(self, checkpoints: Sequence[str], *, whole: bool = True) -> Iterator[Moment]:
+        """These checkpoints, in this order: all of each, or what `conversation_at` needs. That and `files_at` of one
+        read nothing more, before the next is taken."""
         newest = max(self._marks, default=None)
         try:
             for start in range(0, len(checkpoints), MOST_AHEAD):
                 some = checkpoints[start : start + MOST_AHEAD]
-                written = self.database.writes(self.place, some)
-                for checkpoint in some:
-                    yield self._moment(checkpoint, written.pop(checkpoint, []), is_newest=checkpoint == newest)
+                if whole:
+                    written = self.database.writes(self.place, some)
+                    for checkpoint in some:
+                        yield self._moment(checkpoint, written.pop(checkpoint, []), is_newest=checkpoint == newest)
+                else:
+                    found = self._messages.read(some)
+                    for checkpoint in some:
+                        yield Moment(checkpoint, found.get(checkpoint) or Damaged("it has just been deleted"), [])
         finally:
             self._files.changed(())
             self.let_go_messages()
 
-    def conversations(self, checkpoints: Sequence[str]) -> Iterator[str]:
-        """As `moments`, for `messages_at` alone."""
-        try:
-            for start in range(0, len(checkpoints), MOST_AHEAD):
-                some = checkpoints[start : start + MOST_AHEAD]
-                self._messages.read(some)
-                yield from some
-        finally:
-            self.let_go_messages()
-
-    def _moment(self, checkpoint: str, writes: list[Write], *, is_newest: bool) -> WholeCheckpoint:
+    def _moment(self, checkpoint: str, writes: list[Write], *, is_newest: bool) -> Moment:
         try:
             saved = self.database.one(self.place, checkpoint)
         except Damaged as error:
-            return WholeCheckpoint(checkpoint, error, writes)
+            return Moment(checkpoint, error, writes)
         self._files.know(saved, writes)
         self._messages.know(saved, writes)
         if self._newest is None and is_newest:
             self._newest = NewestCheckpoint(saved, self._marks[checkpoint], writes)
-        return WholeCheckpoint(checkpoint, saved, writes)
+        return Moment(checkpoint, saved, writes)
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -392,12 +388,9 @@ class Lineage:
             newest.files = self._files.now(newest)
         return newest.files
 
-    def messages_at(self, checkpoint: str) -> list[Message]:
-        """The conversation of `get_state` for this checkpoint, as plain messages. Raises as `files_at`."""
-        return list(self.conversation_at(checkpoint).values())
-
     def conversation_at(self, checkpoint: str) -> Mapping[str, Message]:
-        """As `messages_at`, by id. One object for checkpoints that are read in order and have equal values."""
+        """The conversation of `get_state` for this checkpoint: plain messages by id. Raises as `files_at`. One object
+        for checkpoints that are read in order and have equal values."""
         return self._messages.at(checkpoint)
 
     def messages_now(self) -> list[Message]:

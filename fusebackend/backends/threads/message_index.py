@@ -226,7 +226,7 @@ class MessageIndex:
             position=position,
             section_bytes=size,
             files=[(file.name, len(file.data)) for file in files_of(number + 1, message)],
-            title=title(iter([message])),
+            title=title([message]),
             model=_model(message),
         )
         self.messages.append(made)

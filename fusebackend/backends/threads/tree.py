@@ -127,9 +127,9 @@ class Tree:
         order = sorted(lineage.marks())
         if not order:
             return None
-        for moment in lineage.moments(order[:FIRST_CHECKPOINTS]):
+        for moment in lineage.moments(order[:FIRST_CHECKPOINTS], whole=False):
             with contextlib.suppress(Damaged):
-                found = title(iter(lineage.messages_at(moment.id)))
+                found = title(lineage.conversation_at(moment.id).values())
                 if found:
                     break
         else:

@@ -19,16 +19,15 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
 from fusebackend.backends.threads.computed import Link
-from fusebackend.backends.threads.database.activity import QUIET_S, RunWatch
+from fusebackend.backends.threads.database.activity import QUIET_S
 from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.backends.threads.head import HeadFiles
-from fusebackend.backends.threads.line import HEAD, FilesDirectory, Line
+from fusebackend.backends.threads.line import HEAD, FilesDirectory
 from fusebackend.backends.threads.nodes import Node, Nodes, blocks_of
 from fusebackend.backends.threads.prune import remove
 from fusebackend.backends.threads.tree import LineDirectory, Tree
@@ -74,19 +73,14 @@ class WritableHead:
     """One thread's head, the `index`th of its volume."""
 
     def __init__(self, tree: Tree, index: int, directory: LineDirectory, quiet_s: float) -> None:
-        self._threads = tree
-        self._directory = directory
         self._version = -1
         self.root = FIRST + (index << NODE_BITS)
-        self.files = HeadFiles(tree.database, self.line, RunWatch(quiet_s), partial(tree.poll, now=True))
+        self.files = HeadFiles(tree, directory, quiet_s)
         self.tree = RemoteVolume(self.files, first_node=self.root)
-
-    def line(self) -> Line:
-        return self._threads.line(self._directory)
 
     def fresh(self) -> WritableHead:
         """Expire the tree if the database is newer."""
-        line = self.line()
+        line = self.files.line()
         if line.version != self._version:
             self._version = line.version
             self.tree.expire()

@@ -135,9 +135,6 @@ class Statements:
             f"SELECT checkpoint_id, count(*), max({dialect.order}) {of_writes} GROUP BY checkpoint_id"
         )
         self.saved = make(dialect.saved)
-        self.stored = make(
-            f"SELECT metadata, {dialect.document} FROM checkpoints WHERE {LINE} AND checkpoint_id = :checkpoint"
-        )
         self.writes = make(f"{write} AND {dialect.among} AND channel = coalesce(:channel, channel)")
         self.writes_since = make(f"{write} AND checkpoint_id = :checkpoint AND {dialect.order} > :order")
         row_size = " + ".join(f"coalesce({dialect.size.format(column)}, 0)" for column in ("checkpoint", "metadata"))
@@ -408,7 +405,7 @@ class SaverTables(Database):
     def _strip(self, execute: Execute, place: Place, portion: Portion, left: Collection[str]) -> None:
         """Take all but some channels out of a checkpoint."""
         at = {**place._asdict(), "checkpoint": portion.id}
-        for metadata, kind, data in execute(self._sql.stored, **at):
+        for _, metadata, kind, data, _ in execute(self._sql.outlined, **at):
             document = document_of(portion.id, kind, data)
             versions = mapping(document, "channel_versions")
             lost = sorted({*document.get(PRUNED, ()), *versions} - set(left))
