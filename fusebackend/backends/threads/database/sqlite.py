@@ -286,11 +286,12 @@ class SqliteDatabase(SaverTables):
 
     def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
         """One by one: an old thread's checkpoint holds all of its files, and 32 in one statement may take 200 ms."""
-        return [
-            row
-            for checkpoint in checkpoints
-            for row in self._ask(statement, **place._asdict(), checkpoint=checkpoint, **values)
-        ]
+        given, connection = _bound({**place._asdict(), **values}), self._connection
+        rows: list[Any] = []
+        with self._translated:
+            for checkpoint in checkpoints:
+                rows += connection.execute(statement, {**given, "checkpoint": bound(checkpoint)}).fetchall()
+        return rows
 
 
 def _bound(values: Mapping[str, Any]) -> dict[str, Any]:
