@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.backends.threads.database.rows import News, Place
-from fusebackend.backends.threads.database.sql import LINE, Execute, SaverDialect, SaverTables, mapping
+from fusebackend.backends.threads.database.sql import LINE, Execute, SaverDialect, SaverTables
 from fusebackend.backends.threads.database.values import require
 from fusebackend.base.extras import needed_by
 from fusebackend.base.waiting import will_wait
@@ -57,15 +56,6 @@ FROM checkpoints c LEFT JOIN LATERAL (
 WHERE {LINE} AND checkpoint_id = ANY(:checkpoints)
 """
 
-_SIZES_OF_BLOBS: Final = _placeholders(
-    "SELECT channel, version, CASE type WHEN 'empty' THEN 0 ELSE pg_column_size(blob) END "
-    f"FROM checkpoint_blobs WHERE {LINE}"
-)
-
-_REMOVE_BLOB: Final = _placeholders(
-    f"DELETE FROM checkpoint_blobs WHERE {LINE} AND channel = :channel AND version = :version"
-)
-
 
 class PostgresDatabase(SaverTables):
     """See the module's docstring.
@@ -99,6 +89,9 @@ class PostgresDatabase(SaverTables):
         size="pg_column_size({})",
         contains="position('{0}'::bytea IN {1}) > 0",
         changed="checkpoint = CAST(:document AS jsonb), metadata = CAST(:metadata AS jsonb)",
+        sizes_beside="SELECT channel, version, CASE type WHEN 'empty' THEN 0 ELSE pg_column_size(blob) END "
+        f"FROM checkpoint_blobs WHERE {LINE}",
+        remove_beside=f"DELETE FROM checkpoint_blobs WHERE {LINE} AND channel = :channel AND version = :version",
         # Savers insert into these tables, in this order when into both; no reader waits for this.
         lock_writers="LOCK TABLE checkpoints, checkpoint_writes IN SHARE ROW EXCLUSIVE MODE",
         # Two at once would lock the same rows in another order.
@@ -166,21 +159,6 @@ class PostgresDatabase(SaverTables):
         translated = translate_errors("the checkpoint database can't be compacted", _errno_of_writing)
         with translated, contextlib.closing(connect(self._dsn)) as connection:
             connection.execute(f"VACUUM FULL {', '.join(self.dialect.tables)}")
-
-    def _is_snapshot(self, value: Any, beside: bool) -> bool:
-        return value is True and beside
-
-    def _sizes_beside(self, place: Place) -> Mapping[tuple[str, str], int]:
-        rows = self._ask(_SIZES_OF_BLOBS, **place._asdict())
-        return {(channel, version): size for channel, version, size in rows}
-
-    def _remove_beside(self, execute: Execute, place: Place, blobs: Sequence[tuple[str, str]]) -> None:
-        for channel, version in blobs:
-            execute(_REMOVE_BLOB, **place._asdict(), channel=channel, version=version)
-
-    def _stripped(self, data: Any, kind: Any, left: Collection[str], parts: Mapping[str, Any]) -> str:
-        kept = {name: value for name, value in mapping(data, "channel_values").items() if name in left}
-        return json.dumps({**data, **parts, "channel_values": kept})
 
     # -- statements --------------------------------------------------------------------------------------------
 

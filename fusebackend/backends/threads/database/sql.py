@@ -31,7 +31,7 @@ from fusebackend.backends.threads.database.rows import (
     Saved,
     Write,
 )
-from fusebackend.backends.threads.database.values import IN_DOCUMENT, loads
+from fusebackend.backends.threads.database.values import IN_DOCUMENT, SNAPSHOT, Ext, joined, loads, parts_of
 
 LINE: Final = "thread_id = :thread AND checkpoint_ns = :namespace"
 
@@ -69,6 +69,10 @@ class SaverDialect(NamedTuple):
     """A condition that the bytes `{}` are in a column `{}`."""
     changed: str
     """What is set in a checkpoint's row, with `:document` and `:metadata`, so that its mark changes."""
+    sizes_beside: str = ""
+    """The statement for channel, version and size of the values of a line that are kept apart, 0 for none, where any
+    are; and the one that deletes a value."""
+    remove_beside: str = ""
     lock_writers: str = ""
     """The statement that keeps other writers out, where a transaction doesn't."""
     lock_prunes: str = ""
@@ -157,6 +161,7 @@ class Statements:
             make(f"DELETE FROM {table} WHERE {LINE} AND checkpoint_id = :checkpoint")
             for table in (dialect.writes, "checkpoints")
         ]
+        self.sizes_beside, self.remove_beside = make(dialect.sizes_beside), make(dialect.remove_beside)
         self.remove_writes = f"{self.remove[0]} AND channel = {make(':channel')}"
         self.strip = make(f"UPDATE checkpoints SET {dialect.changed} WHERE {LINE} AND checkpoint_id = :checkpoint")
         kept = [("checkpoints", row_size, "'(checkpoints)'"), (dialect.writes, write_size, "channel")]
@@ -328,7 +333,8 @@ class SaverTables(Database):
         written: dict[str, dict[str, int]] = {}
         for checkpoint, channel, size in self._ask(self._sql.sizes_of_writes, **place._asdict()):
             written.setdefault(checkpoint, {})[channel] = size
-        beside = self._sizes_beside(place)
+        sizes = self._ask(self._sql.sizes_beside, **place._asdict()) if self._sql.sizes_beside else []
+        beside = {(channel, version): size for channel, version, size in sizes}
         rows = []
         for checkpoint in sorted(self.marks(place)):
             found = self._ask(self._sql.outlined, **place._asdict(), checkpoint=checkpoint)
@@ -341,7 +347,12 @@ class SaverTables(Database):
             blobs = {key[0]: beside[key] for key in versions.items() if key in beside}
             values = mapping(document, "channel_values")
             deltas = set(mapping(about, COUNTERS))
-            deltas |= {name for name, value in values.items() if self._is_snapshot(value, bool(blobs.get(name)))}
+            # A snapshot of a delta channel is an extension type, or `true` in the document and a value beside it.
+            deltas |= {
+                name
+                for name, value in values.items()
+                if (isinstance(value, Ext) and value.code == SNAPSHOT) or (value is True and blobs.get(name))
+            }
             writes = written.get(checkpoint, {})
             if VERSIONED_WRITES in about:
                 deltas |= writes.keys()
@@ -354,7 +365,7 @@ class SaverTables(Database):
                     version if isinstance(version, int) else 1,
                     {name: id_ for name, id_ in mapping(about, "parents").items() if isinstance(id_, str)},
                     versions,
-                    self._sizes_inside(values, kind, data),
+                    _sizes_inside(values, kind, data),
                     frozenset(deltas),
                     writes,
                     size + sum(writes.values()),
@@ -363,18 +374,6 @@ class SaverTables(Database):
                 )
             )
         return rows
-
-    @abc.abstractmethod
-    def _is_snapshot(self, value: Any, beside: bool) -> bool:
-        """Whether a value in a checkpoint's document is a delta channel's; `beside`: it is kept apart."""
-
-    def _sizes_inside(self, values: Mapping[str, Any], kind: Any, data: Any) -> Mapping[str, int]:
-        """The sizes of values in a checkpoint's document."""
-        return dict.fromkeys(values, 0)
-
-    def _sizes_beside(self, place: Place) -> Mapping[tuple[str, str], int]:
-        """The sizes of values that are kept apart, by channel and version; 0 for none."""
-        return {}
 
     def remove(self, place: Place, portions: Sequence[Portion], last: str) -> bool:
         """Delete checkpoints with all that goes with them, in one transaction.
@@ -396,10 +395,11 @@ class SaverTables(Database):
                     execute(self._sql.orphan, **place._asdict(), checkpoint=orphan, parent=portion.id)
                 if portion.left is not None:
                     self._strip(execute, place, portion, portion.left)
-                    continue
-                for statement in self._sql.remove:
-                    execute(statement, **place._asdict(), checkpoint=portion.id)
-                self._remove_beside(execute, place, portion.blobs)
+                else:
+                    for statement in self._sql.remove:
+                        execute(statement, **place._asdict(), checkpoint=portion.id)
+                for channel, version in portion.blobs:
+                    execute(self._sql.remove_beside, **place._asdict(), channel=channel, version=version)
         return True
 
     def _strip(self, execute: Execute, place: Place, portion: Portion, left: Collection[str]) -> None:
@@ -414,20 +414,12 @@ class SaverTables(Database):
                 "versions_seen": {},
                 PRUNED: lost,
             }
-            stripped = self._stripped(data, kind, left, parts)
+            stripped = _stripped(data, kind, left, parts)
             following = next_nodes(self.one(place, portion.id))
             about = json.dumps({**_metadata(metadata), PRUNED: lost, PRUNED_NEXT: following})
             execute(self._sql.strip, **at, document=stripped, metadata=about)
             for channel in portion.writes:
                 execute(self._sql.remove_writes, **at, channel=channel)
-            self._remove_beside(execute, place, portion.blobs)
-
-    @abc.abstractmethod
-    def _stripped(self, data: Any, kind: Any, left: Collection[str], parts: Mapping[str, Any]) -> bytes | str:
-        """A stored document with these parts in place of its own, and with the values of some channels alone."""
-
-    def _remove_beside(self, execute: Execute, place: Place, blobs: Sequence[tuple[str, str]]) -> None:
-        """Delete values that are kept apart."""
 
     @abc.abstractmethod
     def changing(self) -> AbstractContextManager[Execute]:
@@ -503,6 +495,25 @@ def mapping(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """A mapping in a document; empty where there is none."""
     found = document.get(key)
     return found if isinstance(found, Mapping) else {}
+
+
+def _sizes_inside(values: Mapping[str, Any], kind: str, data: Any) -> Mapping[str, int]:
+    """The sizes of values in a stored checkpoint, 0 for what is next to nothing."""
+    if not values or kind == "jsonb":
+        return dict.fromkeys(values, 0)
+    return {name: len(part) for name, part in parts_of(kind, parts_of(kind, data)["channel_values"]).items()}
+
+
+def _stripped(data: Any, kind: str, left: Collection[str], parts: Mapping[str, Any]) -> bytes | str:
+    """A stored checkpoint with these parts in place of its own, and with the values of some channels alone."""
+    if kind == "jsonb":
+        kept = {name: value for name, value in mapping(data, "channel_values").items() if name in left}
+        return json.dumps({**data, **parts, "channel_values": kept})
+    document = parts_of(kind, data)
+    values = parts_of(kind, document["channel_values"]) if "channel_values" in document else {}
+    kept = {name: part for name, part in values.items() if name in left}
+    stripped = joined(kind, {**document, **parts, "channel_values": kept})
+    return stripped.decode() if isinstance(data, str) else stripped
 
 
 def _value_or_left_out(raw: Raw) -> Any:

@@ -16,7 +16,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads.database.rows import News, Place
@@ -27,10 +27,6 @@ from fusebackend.backends.threads.database.sql import (
     SaverTables,
 )
 from fusebackend.backends.threads.database.values import (
-    SNAPSHOT,
-    Ext,
-    joined,
-    parts_of,
     require,
 )
 from fusebackend.base.errors import oserror
@@ -262,21 +258,6 @@ class SqliteDatabase(SaverTables):
         with translated, contextlib.closing(open_file(self.path, "mode=rw")) as connection:
             connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def _is_snapshot(self, value: Any, beside: bool) -> bool:
-        return isinstance(value, Ext) and value.code == SNAPSHOT
-
-    def _sizes_inside(self, values: Mapping[str, Any], kind: Any, data: Any) -> Mapping[str, int]:
-        if not values:
-            return {}
-        return {name: len(part) for name, part in parts_of(kind, parts_of(kind, data)["channel_values"]).items()}
-
-    def _stripped(self, data: Any, kind: Any, left: Collection[str], parts: Mapping[str, Any]) -> bytes | str:
-        document = parts_of(kind, data)
-        values = parts_of(kind, document["channel_values"]) if "channel_values" in document else {}
-        kept = {name: part for name, part in values.items() if name in left}
-        stripped = joined(kind, {**document, **parts, "channel_values": kept})
-        return stripped.decode() if isinstance(data, str) else stripped
 
     # -- statements --------------------------------------------------------------------------------------------
 
