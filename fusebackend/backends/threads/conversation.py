@@ -201,13 +201,8 @@ def calls(message: Message) -> list[dict[str, Any]]:
 # -- content -------------------------------------------------------------------------------------------------------
 
 
-def blocks(message: Message) -> list[Block]:
-    """The content of a message, in the forms of LangChain 0.3 and 1.x, OpenAI and Anthropic."""
-    return _blocks(message, calls(message))
-
-
 def _blocks(message: Message, made: list[dict[str, Any]]) -> list[Block]:
-    """As `blocks`, of a message with these tool calls."""
+    """The content of a message with these tool calls, in the forms of LangChain 0.3 and 1.x, OpenAI and Anthropic."""
     content = message.get("content")
     extra = message.get("additional_kwargs")
     found = []
@@ -396,7 +391,7 @@ def title(messages: Iterable[Message]) -> str:
     """The first line of the first text that a human wrote; nothing where there is none."""
     for message in messages:
         if message.get("type") in ("human", "user"):
-            for block in blocks(message):
+            for block in _blocks(message, calls(message)):
                 if block.kind == "text" and block.text.strip():
                     return one_line(block.text.strip().split("\n", 1)[0], MAX_TITLE_CHARS)
     return ""

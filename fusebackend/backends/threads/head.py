@@ -183,7 +183,7 @@ class HeadFiles(Remote):
             if any(now.get(key) is not record for key, record in before.items()):
                 raise errors.oserror(errno.ESTALE)
             append(lineage.place, newest.saved.id, "files", pack(update))
-        changes = self._threads.found.changes
+        changes = self._threads.found
         self._threads.poll(now=True)
         others = len(changes)
         self._look()

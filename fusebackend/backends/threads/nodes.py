@@ -417,37 +417,31 @@ def _mtime_ns(source: Any) -> int:
 # -- changes ---------------------------------------------------------------------------------------------------------
 
 
-class TreeDifference:
+class TreeDifference(list[Change]):
     """The changes of the tree that follow from writes of others, for caches and watchers."""
-
-    def __init__(self) -> None:
-        self.changes: list[Change] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.changes)
 
     def of_name(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None:
         """A name has come or gone, or, for `modified`, leads to another node with other contents."""
         path = _path(parent, name, node)
-        self.changes.append(Change(node.node, parent.node, name, kind, path, source="elsewhere"))
-        self.changes.append(Change(node=parent.node))
+        self.append(Change(node.node, parent.node, name, kind, path, source="elsewhere"))
+        self.append(Change(node=parent.node))
 
     def modified(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
         """The bytes of a file have changed."""
         path = _path(parent, name, node)
-        self.changes.append(Change(node=node.node, kind="modified", path=path, source="elsewhere"))
+        self.append(Change(node=node.node, kind="modified", path=path, source="elsewhere"))
 
     def unknown(self, directory: DirectoryNode) -> None:
         """Anything below may have changed: it is not cached."""
-        self.changes.append(Change(path=directory.path() + "/", source="elsewhere"))
+        self.append(Change(path=directory.path() + "/", source="elsewhere"))
 
     def forgotten(self, parent: DirectoryNode, name: bytes) -> None:
         """This name may have come or gone."""
-        self.changes.append(Change(parent=parent.node, name=name))
+        self.append(Change(parent=parent.node, name=name))
 
     def attributes(self, node: Node) -> None:
         """Attributes or pages have changed."""
-        self.changes.append(Change(node=node.node))
+        self.append(Change(node=node.node))
 
 
 def _path(parent: DirectoryNode, name: bytes, node: Node) -> str:

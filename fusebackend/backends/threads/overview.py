@@ -7,12 +7,11 @@ others have written is one line where it stands in a line, and can't begin a hea
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads.conversation import escaped_inline, one_line
-from fusebackend.backends.threads.database.rows import Place
+from fusebackend.backends.threads.database.rows import Place, iso_ms
 from fusebackend.backends.threads.index import UNREADABLE, LineIndex, Step
 from fusebackend.backends.threads.json_text import encoded
 from fusebackend.backends.threads.lineage import Lineage
@@ -125,8 +124,4 @@ def _when(step: Step) -> str:
 
 
 def _iso(time_ns: int) -> str:
-    if not time_ns:
-        return ""
-    seconds, rest = divmod(time_ns, 10**9)
-    when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return f"{when:%Y-%m-%dT%H:%M:%S}.{rest // 10**6:03d}Z"
+    return iso_ms(time_ns) if time_ns else ""

@@ -138,7 +138,8 @@ class Tree:
 
     def take(self) -> list[Change]:
         """The changes that were found since the last call."""
-        changes, self.found.changes = self.found.changes, []
+        changes = list(self.found)
+        self.found.clear()
         return changes
 
 

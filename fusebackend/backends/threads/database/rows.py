@@ -283,12 +283,16 @@ def checkpoint_name(
 def _stamp(time_ns: int | None) -> str:
     if time_ns is None:
         return "undated"
-    seconds, rest = divmod(time_ns, 10**9)
     try:
-        when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+        return iso_ms(time_ns).replace("-", "").replace(":", "")
     except (OverflowError, ValueError, OSError):
         return "undated"
-    return f"{when.isoformat()[:19].replace('-', '').replace(':', '')}.{rest // 10**6:03d}Z"
+
+
+def iso_ms(time_ns: int) -> str:
+    """A time in UTC, in milliseconds. ValueError, OverflowError, OSError."""
+    seconds, rest = divmod(time_ns, 10**9)
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()[:19]}.{rest // 10**6:03d}Z"
 
 
 def _ticks_of(checkpoint: str) -> int | None:
