@@ -15,6 +15,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from obstore.store import LocalStore
+
 from fusebackend.backends.object_store import metadata
 from fusebackend.backends.object_store.bucket import object_keys
 from fusebackend.backends.object_store.bucket.object_keys import MARKER, info_of
@@ -50,6 +52,9 @@ class BucketRemote(Remote):
         extras: does what obstore can't; None where there is no other way.
         cache_bytes: so many bytes of objects that were read stay in memory.
         attributes: modes, owners, times and links are those that are stored with objects.
+
+    Raises:
+        OSError: ENOTSUP for a `LocalStore`: each put would be refused, for every object has the name of its upload.
     """
 
     name = "bucket"
@@ -67,6 +72,10 @@ class BucketRemote(Remote):
     def __init__(
         self, store: Any, extras: S3Extras | None = None, cache_bytes: int = CACHE_BYTES, attributes: bool = True
     ) -> None:
+        if isinstance(store, LocalStore):
+            raise OSError(
+                errno.ENOTSUP, "a LocalStore keeps no attributes, which every upload has; use FilesystemBackend"
+            )
         self.abilities = replace(self.abilities, keeps_attributes=attributes)
         self.bucket = Bucket(store, extras)
         self.byte_cache = BlockCache(cache_bytes, PACE)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
 import pytest
 from for_each import for_each
+from obstore.store import LocalStore
 
 from fusebackend.backends import S3Backend
 from fusebackend.backends.object_store import opening
+from fusebackend.backends.object_store.backend import ObjectStoreBackend
 from fusebackend.urls import UrlError, open_backend
 
 
@@ -54,6 +57,12 @@ def test_credentials_that_are_missing_are_said_so(monkeypatch):
     why = "no credentials are given, and the machine's metadata service gives none"
     with pytest.raises(UrlError, match=rf"the bucket can't be read: the service does not answer \({why}\)$"):
         open_backend("s3://b?endpoint=http://127.0.0.1:9")
+
+
+def test_a_store_that_could_take_no_file_is_refused_at_once(tmp_path):
+    with pytest.raises(OSError, match="a LocalStore keeps no attributes") as raised:
+        ObjectStoreBackend(LocalStore(tmp_path))
+    assert raised.value.errno == errno.ENOTSUP
 
 
 def test_a_missing_extra_is_said_in_one_line(monkeypatch):
