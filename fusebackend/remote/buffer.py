@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
@@ -72,11 +71,7 @@ class Buffer:
             if self._file is None:
                 self._memory[offset:end] = data
             else:
-                view = memoryview(data)
-                while view:
-                    done = os.pwrite(self._file.fileno(), view, offset)
-                    view = view[done:]
-                    offset += done
+                _write_all(self._file.fileno(), data, offset)
             self.size = max(self.size, end)
 
     def resize(self, size: int) -> None:
@@ -94,9 +89,7 @@ class Buffer:
         if self._file is None and size > self._spill_bytes:
             file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
             try:
-                view = memoryview(self._memory)
-                while view:  # a disk that is nearly full takes a part of it, and says so only the next time
-                    view = view[file.write(view) :]
+                _write_all(file.fileno(), self._memory, 0)
             except BaseException:
                 file.close()
                 raise
@@ -133,22 +126,20 @@ class Buffer:
                     view.release()
                     mapped.close()
                 except BufferError:  # a store in memory keeps the view itself; a request may not quite have ended
-                    self._leave_file()
-
-    def _leave_file(self) -> None:
-        """Go on with a copy of the file: it is still mapped, and so may never change."""
-        assert self._file is not None
-        copy = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
-        try:
-            self._file.seek(0)
-            shutil.copyfileobj(self._file, copy, _PIECE_BYTES)
-        except BaseException:
-            copy.close()
-            raise
-        self._file.close()
-        self._file = copy
+                    copy = Buffer.of(self.pieces())  # the file is still mapped, and so may never change
+                    self._file.close()
+                    self._file, self._memory = copy._file, copy._memory
 
     def close(self) -> None:
         with self._lock:
             if self._file is not None:
                 self._file.close()
+
+
+def _write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """A disk that is nearly full takes a part, and says so only the next time."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(descriptor, view, offset)
+        view = view[done:]
+        offset += done
