@@ -21,9 +21,9 @@ from __future__ import annotations
 import errno
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from fusebackend.protocol.remote import Bytes
 from fusebackend.remote.parallel import each
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta, PutMode
+    from obstore import GetResult, PutMode
     from obstore.store import ObjectStore
 
     from fusebackend.backends.object_store.bucket.requests import Bucket
@@ -70,7 +70,8 @@ def part_bytes(size: int) -> int:
 class Upload:
     """One upload of an object with these attributes, from its sending to the question whether it arrived.
 
-    `create`: only if there is none; `if_match`: only while it has this ETag; `name`: of the upload, which no other has.
+    `create`: only if there is none; `if_match`: only while it has this ETag; `tried`: the names of earlier ones that
+    seemed to fail, whose object is replaced whatever the condition; `name`: of the upload, which no other has.
     """
 
     bucket: Bucket
@@ -78,6 +79,7 @@ class Upload:
     attributes: Mapping[str, str]
     if_match: str | None = None
     create: bool = False
+    tried: Collection[str] = ()
     name: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def put(self, buffer: Bytes) -> str | None:
@@ -90,10 +92,14 @@ class Upload:
             try:
                 return self._send(data)
             except (BaseError, OSError) as error:
-                arrived = self._arrived(error)
-                if arrived is None:
+                there = self._there_after(error)
+                found = None if there is None else there.attributes.get(UPLOAD_ATTRIBUTE)
+                if there is not None and found == self.name:
+                    return there.meta["e_tag"]
+                if there is None or found not in self.tried or errno_of(error) != errno.ESTALE:
                     raise
-                return arrived["e_tag"]
+                over = there.meta["e_tag"]
+        return replace(self, if_match=over, create=False, tried=()).put(buffer)
 
     @property
     def _condition(self) -> dict[str, str]:
@@ -169,11 +175,11 @@ class Upload:
             if (None if there is None else there.etag) != self.if_match:
                 raise oserror(errno.ESTALE, self.key)
 
-    def _arrived(self, error: BaseException) -> ObjectMeta | None:
-        """After an error: the object if this upload has arrived all the same, or None.
+    def _there_after(self, error: BaseException) -> GetResult | None:
+        """After an error: the object that is there, if this upload may have arrived all the same.
 
-        A condition that failed may have failed because the same request, sent before, had succeeded. ESTALE instead of
-        None when the condition is lost for good: the object to be replaced is not there.
+        A condition that failed may have failed because the same request, sent before, had succeeded. ESTALE when the
+        condition is lost for good: the object to be replaced is not there.
         """
         import obstore
         from obstore.exceptions import BaseError
@@ -183,10 +189,9 @@ class Upload:
         if isinstance(error, FileNotFoundError) or errno_of(error) in _CERTAINLY_NOT:
             return None
         try:
-            there = obstore.get(self.bucket.store, self.key, options={"head": True})
+            return obstore.get(self.bucket.store, self.key, options={"head": True})
         except (BaseError, FileNotFoundError):
             return None
-        return there.meta if there.attributes.get(UPLOAD_ATTRIBUTE) == self.name else None
 
 
 _CERTAINLY_NOT = frozenset({errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG, errno.EFBIG})

@@ -22,7 +22,7 @@ from fusebackend.backends.object_store.bucket import object_keys
 from fusebackend.backends.object_store.bucket.object_keys import MARKER, info_of
 from fusebackend.backends.object_store.bucket.requests import Bucket, Object, ObjectVersion
 from fusebackend.backends.object_store.bucket.s3_extras import COPY_BYTES, S3Extras
-from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, Upload
+from fusebackend.backends.object_store.put import Upload
 from fusebackend.backends.object_store.rename import Moves
 from fusebackend.base.recent import Recent
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Remote, Stamp, begins_with
@@ -165,16 +165,8 @@ class BucketRemote(Remote):
         return self.bucket.pieces(key, _text(etag))
 
     def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
-        try:
-            return self._put(key, data, stamp, _text(over), create)
-        except OSError as error:
-            arrived = self._arrived(key) if error.errno == errno.ESTALE else None
-            if arrived is None:
-                raise
-        return self._put(key, data, stamp, arrived.etag, create=False)
-
-    def _put(self, key: str, data: Bytes, stamp: Stamp, over: str | None, create: bool) -> Etag | None:
-        upload, tried = Upload(self.bucket, key, metadata.written(stamp), over, create), self._tried.get(key, ())
+        tried = self._tried.get(key, ())
+        upload = Upload(self.bucket, key, metadata.written(stamp), _text(over), create, tried)
         try:
             etag = upload.put(data)
         except OSError as error:
@@ -185,14 +177,6 @@ class BucketRemote(Remote):
         if etag is not None and 0 < data.size <= MEMORY_BYTES:  # a file that was written is often read next
             self.byte_cache.put_whole(key, etag, data.read(0, data.size))
         return etag
-
-    def _arrived(self, key: str) -> Object | None:
-        """The object that is there, if it came by an upload that seemed to fail."""
-        tried = self._tried.get(key)
-        found = self.bucket.head(key) if tried else None
-        if found is None or not tried or found.attributes.get(UPLOAD_ATTRIBUTE) not in tried:
-            return None
-        return found
 
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
         found = self.bucket.head(key)
