@@ -65,8 +65,16 @@ class Record:
         return self.source.endswith("/")
 
 
-class RenameJournal:
-    """The renames that are under way, as objects in the bucket, so that a crash leaves none half done.
+def _host() -> str:
+    """This start of this machine, as processes that see each other's numbers see it."""
+    try:
+        return f"{proc.boot_id()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"{os.uname().nodename} ?"
+
+
+class Moves:
+    """See the module's docstring.
 
     A record is written before the first copy and deleted after the last deletion. It names the process: one of this
     start of this machine, in this pid namespace, can be seen to be dead; one elsewhere is taken for dead when its
@@ -77,26 +85,87 @@ class RenameJournal:
         self._bucket = bucket
         self._session = secrets.token_hex(8)
         _living.add(self._session)
+        self._left: dict[str, Record] = {}  # ours that have failed half-way
+        self._left_guard = threading.Lock()
 
-    def begin(self, source: str, destination: str, etag: str | None, replaced: str | None) -> tuple[str, Record]:
+    def file(self, old: str, new: str, etag: str | None, replaced: str | None, copied: Callable[[], None]) -> None:
+        """Move an object; `copied` looks at the copy, and raises an OSError for a wrong one."""
+        with self._recorded(old, new, etag, replaced) as (key, _):
+            self._bucket.copy(old, new)
+            copied()
+            self._bucket.delete(old)
+        try:
+            self._end(key)
+        except OSError as error:  # the rename is done: to carry it on does nothing
+            log.warning("the record of a rename stays: %s", error)
+
+    def directory(self, old: str, new: str, copied: Callable[[], None]) -> None:
+        """Move all objects below a prefix; `copied` as in `file`."""
+        with self._recorded(old, new, None, None) as (key, record):
+            pairs = [(source, copy) for source, copy, _, _ in self._pairs(record)]
+            failed: OSError | None = None
+            try:
+                self._in_batches(self._bucket.copy_all, pairs, key, record)
+                copied()
+            except OSError as error:
+                failed = error
+            if failed is None:
+                # The record goes with the last of them, as the last.
+                self._in_batches(self._bucket.delete_all, [*(source for source, _ in pairs), key], key, record)
+            else:
+                self._in_batches(self._bucket.delete_all, [copy for _, copy in pairs], key, record)
+                self._end(key)  # not with them: a store may delete side by side
+        if failed is not None:
+            raise failed
+
+    def _pairs(self, record: Record) -> list[tuple[str, str, int, str | None]]:
+        """Each object below a directory: its key, the one it is to have, its size and ETag."""
+        start = len(record.source)
+        return [
+            (key, record.destination + key[start:], size, etag)
+            for key, size, etag in self._bucket.keys_below(record.source)
+        ]
+
+    def _in_batches(self, request: Callable[[list[T]], None], items: list[T], key: str, record: Record) -> None:
+        renewed = time.monotonic()
+        for start in range(0, len(items), BATCH):
+            if time.monotonic() - renewed > RENEW_S:
+                self._write(key, record)
+                renewed = time.monotonic()
+            request(items[start : start + BATCH])
+
+    @contextlib.contextmanager
+    def _recorded(
+        self, source: str, destination: str, etag: str | None, replaced: str | None
+    ) -> Iterator[tuple[str, Record]]:
+        key, record = self._begin(source, destination, etag, replaced)
+        try:
+            yield key, record
+        except BaseException as error:
+            with self._left_guard:
+                self._left[key] = record
+            if isinstance(error, OSError):  # the record may have gone before what could not be deleted
+                with contextlib.suppress(OSError):
+                    self._write(key, record)
+            raise
+
+    # -- the journal -------------------------------------------------------------------------------------------
+
+    def _begin(self, source: str, destination: str, etag: str | None, replaced: str | None) -> tuple[str, Record]:
         """Write a record; its key and its content."""
         record = Record(source, destination, etag, replaced, _host(), os.getpid(), self._session)
         key = f"{JOURNAL}/{secrets.token_hex(12)}"
-        self.renew(key, record)
+        self._write(key, record)
         return key, record
 
-    def renew(self, key: str, record: Record) -> None:
+    def _write(self, key: str, record: Record) -> None:
         self._bucket.put_small(key, json.dumps(asdict(record)).encode(), {"Content-Type": "application/json"})
 
-    def end(self, key: str) -> None:
+    def _end(self, key: str) -> None:
         self._bucket.delete(key)
 
-    def abandoned(self) -> list[tuple[str, Record]]:
-        """The records of dead processes."""
-        keys = [key for page in self._bucket.keys_below(JOURNAL + "/") for key, _, _ in page]
-        return [(key, record) for key in keys if (record := self._abandoned(key)) is not None]
-
     def _abandoned(self, key: str) -> Record | None:
+        """A record, if it is that of a dead process."""
         fetched = self._bucket.fetch(key, RECORD_BYTES)
         if fetched is None:
             return None  # it has ended
@@ -129,96 +198,15 @@ class RenameJournal:
             self._bucket.delete(key)
         return head.modified_ns if head is not None else 0
 
-    def close(self) -> None:
-        _living.discard(self._session)
-
-
-def _host() -> str:
-    """This start of this machine, as processes that see each other's numbers see it."""
-    try:
-        return f"{proc.boot_id()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return f"{os.uname().nodename} ?"
-
-
-class Moves:
-    """See the module's docstring."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self._journal = RenameJournal(bucket)
-        self._left: dict[str, Record] = {}  # ours that have failed half-way
-        self._left_guard = threading.Lock()
-
-    def file(self, old: str, new: str, etag: str | None, replaced: str | None, copied: Callable[[], None]) -> None:
-        """Move an object; `copied` looks at the copy, and raises an OSError for a wrong one."""
-        with self._recorded(old, new, etag, replaced) as (key, _):
-            self._bucket.copy(old, new)
-            copied()
-            self._bucket.delete(old)
-        try:
-            self._journal.end(key)
-        except OSError as error:  # the rename is done: to carry it on does nothing
-            log.warning("the record of a rename stays: %s", error)
-
-    def directory(self, old: str, new: str, copied: Callable[[], None]) -> None:
-        """Move all objects below a prefix; `copied` as in `file`."""
-        with self._recorded(old, new, None, None) as (key, record):
-            pairs = [(source, copy) for source, copy, _, _ in self._pairs(record)]
-            failed: OSError | None = None
-            try:
-                self._in_batches(self._bucket.copy_all, pairs, key, record)
-                copied()
-            except OSError as error:
-                failed = error
-            if failed is None:
-                # The record goes with the last of them, as the last.
-                self._in_batches(self._bucket.delete_all, [*(source for source, _ in pairs), key], key, record)
-            else:
-                self._in_batches(self._bucket.delete_all, [copy for _, copy in pairs], key, record)
-                self._journal.end(key)  # not with them: a store may delete side by side
-        if failed is not None:
-            raise failed
-
-    def _pairs(self, record: Record) -> list[tuple[str, str, int, str | None]]:
-        """Each object below a directory: its key, the one it is to have, its size and ETag."""
-        start = len(record.source)
-        return [
-            (key, record.destination + key[start:], size, etag)
-            for page in self._bucket.keys_below(record.source)
-            for key, size, etag in page
-        ]
-
-    def _in_batches(self, request: Callable[[list[T]], None], items: list[T], key: str, record: Record) -> None:
-        renewed = time.monotonic()
-        for start in range(0, len(items), BATCH):
-            if time.monotonic() - renewed > RENEW_S:
-                self._journal.renew(key, record)
-                renewed = time.monotonic()
-            request(items[start : start + BATCH])
-
-    @contextlib.contextmanager
-    def _recorded(
-        self, source: str, destination: str, etag: str | None, replaced: str | None
-    ) -> Iterator[tuple[str, Record]]:
-        key, record = self._journal.begin(source, destination, etag, replaced)
-        try:
-            yield key, record
-        except BaseException as error:
-            with self._left_guard:
-                self._left[key] = record
-            if isinstance(error, OSError):  # the record may have gone before what could not be deleted
-                with contextlib.suppress(OSError):
-                    self._journal.renew(key, record)
-            raise
-
     # -- carrying on -------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
         """Carry on the renames of dead processes."""
-        for key, record in self._journal.abandoned():
-            log.warning("carrying on a rename that was cut short: %s to %s", record.source, record.destination)
-            self._carry_on(key, record)
+        for key in [key for key, _, _ in self._bucket.keys_below(JOURNAL + "/")]:
+            record = self._abandoned(key)
+            if record is not None:
+                log.warning("carrying on a rename that was cut short: %s to %s", record.source, record.destination)
+                self._carry_on(key, record)
 
     @property
     def unfinished(self) -> bool:
@@ -236,7 +224,7 @@ class Moves:
             self._carry_directory(key, record)
         else:
             self._carry_file(record)
-        self._journal.end(key)
+        self._end(key)
 
     def _carry_file(self, record: Record) -> None:
         source, there = self._bucket.head(record.source), self._bucket.head(record.destination)
@@ -248,9 +236,7 @@ class Moves:
             log.error("%s and %s have both been changed; both stay", record.source, record.destination)
 
     def _carry_directory(self, key: str, record: Record) -> None:
-        there = {
-            found: (size, etag) for page in self._bucket.keys_below(record.destination) for found, size, etag in page
-        }
+        there = {found: (size, etag) for found, size, etag in self._bucket.keys_below(record.destination)}
         missing, copied = [], []
         for source, copy, size, etag in self._pairs(record):
             if copy not in there or source.endswith(f"/{MARKER}"):
@@ -263,7 +249,7 @@ class Moves:
         self._in_batches(self._bucket.delete_all, copied + [source for source, _ in missing], key, record)
 
     def close(self) -> None:
-        self._journal.close()
+        _living.discard(self._session)
 
 
 def _same(bucket: Bucket, source: str, copy: str) -> bool:

@@ -69,8 +69,8 @@ class Bucket:
             top=not directory,
         )
 
-    def keys_below(self, directory: str) -> Iterator[list[tuple[str, int, str | None]]]:
-        """The objects below a directory, at any depth, with sizes and ETags: page by page. Its own sign is one of them.
+    def keys_below(self, directory: str) -> Iterator[tuple[str, int, str | None]]:
+        """The objects below a directory, at any depth, with sizes and ETags. Its own sign is one of them.
 
         Raises:
             OSError: EINVAL when there is a key below that is no path.
@@ -92,14 +92,14 @@ class Bucket:
 
             while (page := patiently(next_page)) is not None:
                 last = page[-1]["path"] if page else last
-                yield [
-                    (meta["path"], meta["size"], meta["e_tag"]) for meta in page if meta["path"].startswith(directory)
-                ]
+                for meta in page:
+                    if meta["path"].startswith(directory):
+                        yield meta["path"], meta["size"], meta["e_tag"]
 
     def is_empty(self, directory: str, but: frozenset[str] = frozenset()) -> bool:
         """True if no object is below a directory, except those with these keys."""
         try:
-            return all(key in but for page in self.keys_below(directory) for key, _, _ in page)
+            return all(key in but for key, _, _ in self.keys_below(directory))
         except OSError as error:
             if error.errno == errno.EINVAL:
                 return False  # a key that is no path is below

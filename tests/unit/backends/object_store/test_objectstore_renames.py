@@ -83,7 +83,7 @@ def test_a_directory_is_whole_in_one_place_after_a_crash(monkeypatch, at, after)
         # One request after the other, so that each number is one moment.
         patch.setattr(Bucket, "copy_all", lambda self, pairs: [self.copy(*pair) for pair in pairs])
         patch.setattr(Bucket, "delete_all", lambda self, keys: [self.delete(key) for key in keys])
-        patch.setattr("fusebackend.backends.object_store.rename.RenameJournal.end", killed_too(fate))
+        patch.setattr("fusebackend.backends.object_store.rename.Moves._end", killed_too(fate))
         with contextlib.suppress(Killed):
             backend.move("/from", "/to")
     abandon(backend)
@@ -103,7 +103,7 @@ def check_recovered(store, *possible):
 
 def killed_too(fate):
     """A process that was killed does not tidy up on its way out."""
-    original = rename.RenameJournal.end
+    original = rename.Moves._end
 
     def end(self, key):
         if fate.left is not None and fate.left < 0:
@@ -172,7 +172,7 @@ def test_what_others_put_in_both_places_meanwhile_stays(store, monkeypatch):
 def test_the_rename_of_a_living_process_is_left_alone(store):
     with ObjectStoreBackend(store) as one, ObjectStoreBackend(store) as other:
         one.upload_files([("/d/a", b"1")])
-        one.volume.remote._moves._journal.begin("d/", "e/", None, None)
+        one.volume.remote._moves._begin("d/", "e/", None, None)
         other.volume.remote._moves.recover()
         with ObjectStoreBackend(store) as third:
             assert contents(third) == {"/d/a": b"1"}

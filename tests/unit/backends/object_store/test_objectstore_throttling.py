@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -147,11 +146,10 @@ def test_a_listing_that_is_refused_in_the_middle_goes_on_after_its_last_key(buck
     with S3Backend(at.name, **behind) as maker, ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda name: obstore.put(maker.volume.remote.bucket.store, name, b""), names))
     with S3Backend(at.name, **at.options()) as backend:
-        pages = Bucket(backend.volume.remote.bucket.store).keys_below("d/")
-        found = next(pages)
-        assert len(found) < len(names)
+        keys = Bucket(backend.volume.remote.bucket.store).keys_below("d/")
+        found = [next(keys)]  # with the first page
         proxy.refusals = INNER + 1
-        found += itertools.chain.from_iterable(pages)
+        found += keys
         assert [key for key, _, _ in found] == names
         assert proxy.refusals == 0
 
