@@ -419,7 +419,7 @@ class KeyedTree(abc.ABC):
         assert directory.place is not None, "only directories have something below them"
         asked = list(keys if wanted is None else wanted)
         suffixes = self.suffixes(asked)
-        above, taken = _directories(keys), self._taken(directory)
+        above, taken = directories_of(keys), self._taken(directory)
         start = len(directory.place.rooted)
         found: list[tuple[AgentPath, Keyed]] = []
         others: list[str] = []
@@ -463,7 +463,7 @@ class KeyedTree(abc.ABC):
                     left.append((inner, child))
 
 
-def _directories(keys: Iterable[str]) -> set[str]:
+def directories_of(keys: Iterable[str]) -> set[str]:
     """All directories of keys, by the keys that they would have as files."""
     found: set[str] = set()
     for key in keys:
@@ -548,7 +548,7 @@ class ListedTree(KeyedTree):
         if node is None or node.place is None:
             return [] if node is None else [(path, self.key_of(node))]
         if self._moved is None:
-            directories = _directories(self._keys)
+            directories = directories_of(self._keys)
             self._moved = {key for key in self._keys if key in directories or not is_path(key)}
         keys = [key for prefix in node.place.all for key in self._keys.below(prefix)]
         above, start = "" if path == ROOT else path, len(node.place.rooted) - 1

@@ -66,7 +66,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off, one_of
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
-from fusebackend.remote.keyed import ROOT_NODE, Keyed, is_path, may_be_shown_as
+from fusebackend.remote.keyed import ROOT_NODE, Keyed, directories_of, is_path, may_be_shown_as
 from fusebackend.volumes.search import Lines, Search
 
 FileFormat: TypeAlias = Literal["v1", "v2"]
@@ -87,21 +87,6 @@ class File(NamedTuple):
     record: Record
     form: str
     data: bytes
-
-
-def depend(found: Iterable[AgentPath], count: int) -> bool:
-    """Return True if one of `count` uploads depends on another: of the same path, or of one below it."""
-    there = set(found)
-    above = {directory for path in there for directory in _above(path)}
-    return len(there) < count or not above.isdisjoint(there)
-
-
-def _above(path: AgentPath) -> Iterator[AgentPath]:
-    """The directories on the way to a path, without the root."""
-    directory, _ = paths.parent_and_name(path)
-    while directory != paths.ROOT:
-        yield directory
-        directory, _ = paths.parent_and_name(directory)
 
 
 def require_file(file: File) -> None:
@@ -455,7 +440,7 @@ class StoreBackend(FileVerbs):
                 `SpaceTree.new_keys`.
         """
         found = [path for path, _ in files]
-        if depend(found, len(files)):
+        if len(set(found)) < len(found) or not directories_of(found).isdisjoint(found):
             raise Conflict(found[0])
         tree = self._tree()
         if new:
@@ -519,18 +504,12 @@ class StoreBackend(FileVerbs):
         if_absent: Sequence[bool] | None = None,
     ) -> list[FileUploadResponse]:
         """Upload all in one transaction if possible; else one by one, so that each has its own error."""
-        if len(files) < 2 or if_version or if_absent or not self._upload_together(files):
-            return super().upload_files(files, if_version=if_version, if_absent=if_absent)
-        return [FileUploadResponse(path=path) for path, _ in files]
-
-    def _upload_together(self, files: list[tuple[str, bytes]]) -> bool:
-        """Upload all, or nothing and False."""
-        try:
-            given = [(checked(path), bytes(memoryview(content))) for path, content in files]
-            self._put_together(given, new=False)
-        except (TypeError, *Refusal):
-            return False
-        return True
+        if len(files) > 1 and not if_version and not if_absent:
+            with contextlib.suppress(TypeError, *Refusal):
+                given = [(checked(path), bytes(memoryview(content))) for path, content in files]
+                self._put_together(given, new=False)
+                return [FileUploadResponse(path=path) for path, _ in files]
+        return super().upload_files(files, if_version=if_version, if_absent=if_absent)
 
     def _moment(self) -> StoreBackend:
         view = copy.copy(self)
