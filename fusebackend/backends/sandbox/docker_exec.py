@@ -199,12 +199,6 @@ class DockerExec:
         self._left = 0  # bytes of the frame that has begun
         self._kind = STDOUT
 
-    def __enter__(self) -> DockerExec:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Let go of it. It goes on until it is done."""
         # The HTTP response first: from Python 3.13 on its finalizer flushes, an error once its socket is closed.
@@ -249,16 +243,12 @@ class DockerExec:
         return bool(piece)
 
 
-def _fed(api: Any, container: str, text: str) -> DockerExec:
+@contextlib.contextmanager
+def _fed(api: Any, container: str, text: str) -> Iterator[DockerExec]:
     """A shell that runs this text."""
-    data = text.encode("utf-8", "surrogateescape")
-    shell = DockerExec(api, container, ["sh"])
-    try:
-        shell.send(data, KILL_S)
-    except BaseException:
-        shell.close()
-        raise
-    return shell
+    with contextlib.closing(DockerExec(api, container, ["sh"])) as shell:
+        shell.send(text.encode("utf-8", "surrogateescape"), KILL_S)
+        yield shell
 
 
 def _gone() -> OSError:
@@ -426,7 +416,8 @@ def _send(api: Any, container: str, files: Sequence[tuple[str, bytes]]) -> None:
     for path, data in files[:-1]:
         words += [path, str(len(data) or 1), "1" if data else "0"]  # dd wants a size above 0
     said = b""
-    with DockerExec(api, container, ["sh", "-c", TAKE, "sh", *words, files[-1][0]]) as made:
+    words = ["sh", "-c", TAKE, "sh", *words, files[-1][0]]
+    with contextlib.closing(DockerExec(api, container, words)) as made:
         made.send(b"".join(data for _, data in files), SEND_S)
         while piece := made.receive(time.monotonic() + SEND_S)[1]:
             said += piece
@@ -443,7 +434,7 @@ def fetch_from(api: Any, container: str, path: str) -> bytes:
     """The bytes of a regular file, as commands see it: also one in what is mounted in the container, or that a link
     leads to. OSError: ENOENT for any other."""
     pieces: dict[int, list[bytes]] = {STDOUT: [], STDERR: []}
-    with DockerExec(api, container, ["sh", "-c", GIVE, "sh", path]) as made:
+    with contextlib.closing(DockerExec(api, container, ["sh", "-c", GIVE, "sh", path])) as made:
         while (received := made.receive(time.monotonic() + SEND_S))[1]:
             pieces[received[0]].append(received[1])
     status = b"".join(pieces[STDERR]).decode("utf-8", "replace").strip().partition("\n")[0]
