@@ -34,7 +34,7 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
 from fusebackend.protocol import NAME_MAX_BYTES
-from fusebackend.protocol.remote import Etag, Head, Reader, Remote
+from fusebackend.protocol.remote import Etag, Reader, Remote
 from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.entry import OWN, ContentState, Entry
 from fusebackend.remote.parallel import WIDTH, Gate, attempted, each
@@ -100,21 +100,18 @@ class RemoteFiles:
             if not entry.gone and not (self._ranges and entry.opens):
                 self._tree.detach(entry)
             raise oserror(errno.ESTALE, entry.key)
-        self._looked(entry, head)
-
-    def _look_at_file(self, entry: Entry, *, fetch: bool = False) -> None:
-        """`look`; ELOOP for a link, which a listing takes for a file."""
-        self.look(entry, fetch=fetch)
-        if stat.S_ISLNK(entry.mode):
-            raise oserror(errno.ELOOP, entry.name)
-
-    def _looked(self, entry: Entry, head: Head) -> None:
         if head.etag != entry.etag:
             entry.drop_content()
         self._tree.know(entry, head)
         if not self._ranges and entry.buffer is None:
             assert head.content is not None, "a remote without ranges brings the whole"
             entry.buffer = Buffer(head.content)
+
+    def _look_at_file(self, entry: Entry, *, fetch: bool = False) -> None:
+        """`look`; ELOOP for a link, which a listing takes for a file."""
+        self.look(entry, fetch=fetch)
+        if stat.S_ISLNK(entry.mode):
+            raise oserror(errno.ELOOP, entry.name)
 
     # -- handles -----------------------------------------------------------------------------------------------
 
