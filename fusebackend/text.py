@@ -449,6 +449,14 @@ def decode_file_data(record: Mapping[str, Any]) -> bytes:
     raise ValueError(f"File data has the unknown encoding {encoding!r}")
 
 
+def file_data_size(record: Mapping[str, Any]) -> int:
+    """Return the size of `decode_file_data` in bytes, and raise as it does. Most texts are not encoded for it."""
+    content = record.get("content") if isinstance(record, Mapping) else None
+    if isinstance(content, str) and content.isascii() and record.get("encoding") in (None, "", "utf-8"):
+        return len(content)
+    return len(decode_file_data(record))
+
+
 # --------------------------------------------------------------------------------------------------------------
 # Times
 # --------------------------------------------------------------------------------------------------------------

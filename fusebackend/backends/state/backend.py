@@ -423,17 +423,10 @@ def _is_settled(runtime: Any) -> bool:
 def _file_info(path: str, record: Any) -> FileInfo:
     info = FileInfo(path=path, is_dir=False)
     try:
-        info["size"] = _size_bytes(record)
+        info["size"] = text.file_data_size(record)
     except _MALFORMED:
         pass  # listed without a size; `read` gives the reason
     modified_at = record.get("modified_at") if isinstance(record, Mapping) else None
     if modified_at:
         info["modified_at"] = str(modified_at)
     return info
-
-
-def _size_bytes(record: Any) -> int:
-    content = record.get("content") if isinstance(record, Mapping) else None
-    if isinstance(content, str) and content.isascii() and record.get("encoding") in (None, "utf-8"):
-        return len(content)
-    return len(text.decode_file_data(record))

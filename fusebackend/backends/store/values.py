@@ -81,14 +81,11 @@ def forms_of(value: Any) -> dict[str, bytes]:
 
 def about(value: Any, updated_at: str) -> About:
     """`updated_at` stands in where the value has no time of its own."""
-    content = value.get("content") if isinstance(value, Mapping) else None
     own = value.get("modified_at") if isinstance(value, Mapping) else None
-    modified_at = own if isinstance(own, str) and own else updated_at
-    if isinstance(content, str) and content.isascii() and value.get("encoding") in (None, "", "utf-8"):
-        return About(len(content), modified_at, False)
-    forms = forms_of(value)
-    if FILE in forms:
-        return About(len(forms[FILE]), modified_at, False)
+    try:
+        return About(text.file_data_size(value), own if isinstance(own, str) and own else updated_at, False)
+    except (TypeError, ValueError):
+        forms = forms_of(value)
     return About(len(forms[JSON]), updated_at, True, len(forms[TEXT]) if TEXT in forms else None)
 
 
