@@ -124,6 +124,18 @@ class GraphState(MutableMapping[str, Any]):
 GRAPH_STATE = GraphState()
 
 
+def graph_runtime() -> Any:
+    """LangGraph's own runtime of the graph that runs here; None outside of one."""
+    if "langgraph" not in sys.modules:
+        return None
+    from langgraph.runtime import get_runtime
+
+    try:
+        return get_runtime()
+    except (RuntimeError, KeyError):  # no graph is running
+        return None
+
+
 class GraphRuntime:
     """The runtime of the node that runs here, with the attributes the seeds' factories use."""
 
@@ -147,9 +159,7 @@ class GraphRuntime:
     @staticmethod
     def _runtime() -> Any:
         GraphState._config()
-        from langgraph.runtime import get_runtime
-
-        return get_runtime()
+        return graph_runtime()
 
 
 class LateRuntime:

@@ -8,9 +8,7 @@ if it is loaded already.
 from __future__ import annotations
 
 import errno
-import importlib
 import re
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,6 +18,7 @@ from fusebackend.backends.store.items import Items, Settings
 from fusebackend.backends.store.searched_items import SearchedItems
 from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
 from fusebackend.base.recent import Recent
+from fusebackend.databases.graph_state import graph_runtime
 from fusebackend.databases.langgraph import loaded_class
 
 NamespaceLike: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
@@ -187,10 +186,7 @@ class StoreSource:
     def _found_store(self) -> Any:
         if self._store is not None:
             return self._store
-        if self._runtime is not None:
-            store = getattr(self._runtime, "store", None)
-        else:
-            store = _of_graph("langgraph.config", "get_store")
+        store = getattr(self._runtime_here(), "store", None)
         if store is None:
             raise OSError(errno.EIO, NO_STORE)
         try:
@@ -198,10 +194,13 @@ class StoreSource:
         except TypeError as error:
             raise OSError(errno.EIO, str(error)) from None
 
+    def _runtime_here(self) -> Any:
+        return self._runtime if self._runtime is not None else graph_runtime()
+
     def _found_namespace(self) -> tuple[str, ...]:
         if not callable(self._namespace):
             return self._namespace
-        runtime = self._runtime if self._runtime is not None else _of_graph("langgraph.runtime", "get_runtime")
+        runtime = self._runtime_here()
         try:
             return checked_namespace(self._namespace(runtime), computed=True)
         except (TypeError, ValueError) as error:
@@ -217,16 +216,6 @@ def _looks_like_a_store(given: Any) -> bool:
     return all(callable(getattr(given, verb, None)) for verb in ("get", "put", "search")) or any(
         cls.__name__ == "BaseStore" for cls in type(given).__mro__
     )
-
-
-def _of_graph(module: str, getter: str) -> Any:
-    """The result of a getter of LangGraph for the running graph; None without one."""
-    if "langgraph" not in sys.modules:
-        return None
-    try:
-        return getattr(importlib.import_module(module), getter)()
-    except (RuntimeError, KeyError):  # no graph is running
-        return None
 
 
 def database_of(store: Any) -> StoreDatabase | None:
