@@ -109,8 +109,8 @@ class Spaces:
     Args:
         items_of: makes the items of a namespace.
         names: lists the namespaces below the root that hold items.
+        source: has the `token` and the `trouble` of all of them; None where nothing is known (`source.database_of`).
         root: the namespace that is shown as the root; empty where all are.
-        database: that of all of them, if it is known (`source.database_of`).
         close: closes the connections.
         hub, origin: of the changes, as in `Items`.
     """
@@ -118,10 +118,10 @@ class Spaces:
     def __init__(
         self,
         items_of: Callable[[Namespace], Items],
+        source: Items | StoreDatabase | None,
         *,
         names: Callable[[], list[Namespace]] = list,
         root: Namespace = (),
-        database: StoreDatabase | None = None,
         close: Callable[[], None],
         hub: Hub | None = None,
         origin: str = "",
@@ -131,14 +131,14 @@ class Spaces:
         self.close = close
         self.hub = hub or Hub()
         self.origin = origin
-        self._database = database
+        self._source = source
         self._items_of = items_of
         self._items: dict[Namespace, Items] = {}
 
     @classmethod
     def of_one(cls, items: Items) -> Spaces:
         """One namespace."""
-        return cls(lambda space: items, root=("-",), close=items.close, hub=items.hub, origin=items.origin)
+        return cls(lambda space: items, items, root=("-",), close=items.close, hub=items.hub, origin=items.origin)
 
     @classmethod
     def of_store(cls, store: Any) -> Spaces:
@@ -148,21 +148,21 @@ class Spaces:
         shared.users.add(owner)
         names = partial(_listed, store) if shared.database is None else shared.database.namespaces
         close = partial(shared.leave, owner)
-        return cls(partial(shared.items, feed=False), names=names, database=shared.database, close=close)
+        return cls(partial(shared.items, feed=False), shared.database, names=names, close=close)
 
     @classmethod
     def of_database(cls, database: StoreDatabase) -> Spaces:
         """All namespaces of a database, which `close` closes."""
         items_of = partial(SqlItems, database, settings=Settings(feed=False))
-        return cls(items_of, names=database.namespaces, database=database, close=database.close)
+        return cls(items_of, database, names=database.namespaces, close=database.close)
 
     def for_mount(self, ttl_s: float) -> Spaces:
         """The same, with items for a mount."""
         if self.root:
             return Spaces.of_one(self.items(self.root).for_mount(ttl_s))
         return Spaces(
-            lambda space: self.items(space).for_mount(ttl_s), names=self.names, database=self._database,
-            close=self.close, hub=self.hub, origin=uuid.uuid4().hex,
+            lambda space: self.items(space).for_mount(ttl_s), self._source, names=self.names, close=self.close,
+            hub=self.hub, origin=uuid.uuid4().hex,
         )  # fmt: skip
 
     def items(self, space: Namespace) -> Items:
@@ -171,10 +171,6 @@ class Spaces:
         if items is None:
             items = self._items[space] = self._items_of(space or ("-",))
         return items
-
-    @property
-    def _source(self) -> Items | StoreDatabase | None:
-        return self.items(self.root) if self.root else self._database
 
     def token(self) -> Hashable:
         """Equal tokens mean that nothing was changed in between, but for changes that the hub counts; None when

@@ -41,44 +41,40 @@ def comparing_lock(store: Any) -> threading.RLock:
     return _comparing_others
 
 
-class PutOneByOne:
-    """Changes through a store's own `put` and `delete`."""
+def swap_one_by_one(
+    store: Any,
+    namespace: tuple[str, ...],
+    changes: Sequence[Change],
+    fetch: Callable[[Sequence[str]], dict[str, Record]],
+) -> None:
+    """`Items.swap` through a store's own `put` and `delete`, with the present versions from `fetch`. Nothing is put if
+    one is not as expected."""
+    with comparing_lock(store):
+        there = fetch([change.key for change in changes if not isinstance(change.expected, Anything)])
+        for change in changes:
+            found = there.get(change.key)
+            version = None if found is None else found.version
+            if not isinstance(change.expected, Anything) and change.expected != version:
+                raise Conflict(change.key)
+        if len(changes) > 1 and all(change.value is None for change in changes) and hasattr(store, "batch"):
+            _delete_at_once(store, namespace, [change.key for change in changes])
+            return
+        for change in changes:
+            with translate_errors("The store"):
+                if change.value is None:
+                    store.delete(namespace, change.key)
+                elif change.ttl_minutes is not None:
+                    store.put(namespace, change.key, change.value, ttl=change.ttl_minutes)
+                else:
+                    store.put(namespace, change.key, change.value)
 
-    def __init__(self, store: Any, namespace: tuple[str, ...]) -> None:
-        self._store = store
-        self._namespace = namespace
-        self._lock = comparing_lock(store)
 
-    def swap(self, changes: Sequence[Change], fetch: Callable[[Sequence[str]], dict[str, Record]]) -> None:
-        """As `Items.swap`, with the present versions from `fetch`. Nothing is put if one is not as expected."""
-        with self._lock:
-            there = fetch([change.key for change in changes if not isinstance(change.expected, Anything)])
-            for change in changes:
-                found = there.get(change.key)
-                version = None if found is None else found.version
-                if not isinstance(change.expected, Anything) and change.expected != version:
-                    raise Conflict(change.key)
-            if len(changes) > 1 and all(change.value is None for change in changes) and hasattr(self._store, "batch"):
-                self._delete_at_once([change.key for change in changes])
-                return
-            for change in changes:
-                with translate_errors("The store"):
-                    self._change(change)
+def _delete_at_once(store: Any, namespace: tuple[str, ...], keys: list[str]) -> None:
+    """Delete a directory with one call: a store that is a server would else be called once for each file."""
+    from langgraph.store.base import PutOp
 
-    def _delete_at_once(self, keys: list[str]) -> None:
-        """Delete a directory with one call: a store that is a server would else be called once for each file."""
-        from langgraph.store.base import PutOp
-
-        with translate_errors("The store"):
-            self._store.batch([PutOp(self._namespace, key, None) for key in keys])
-
-    def _change(self, change: Change) -> None:
-        if change.value is None:
-            self._store.delete(self._namespace, change.key)
-        elif change.ttl_minutes is not None:
-            self._store.put(self._namespace, change.key, change.value, ttl=change.ttl_minutes)
-        else:
-            self._store.put(self._namespace, change.key, change.value)
+    with translate_errors("The store"):
+        store.batch([PutOp(namespace, key, None) for key in keys])
 
 
 class _Pass:
@@ -121,7 +117,6 @@ class SearchedItems(Items):
         self._max_age_s = 0.0
         self._last: _Last = _Last()
         self._lock = comparing_lock(store)
-        self._puts = PutOneByOne(store, namespace)
 
     def moment(self) -> Items:
         if self._max_age_s:
@@ -167,7 +162,7 @@ class SearchedItems(Items):
 
     def swap(self, changes: Sequence[Change]) -> None:
         try:
-            self._puts.swap(changes, self.fetch)
+            swap_one_by_one(self._store, self._namespace, changes, self.fetch)
         finally:
             found = self._last.found
             if found is not None:

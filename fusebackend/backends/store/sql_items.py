@@ -27,7 +27,7 @@ from fusebackend.backends.store.items import (
     Row,
     Settings,
 )
-from fusebackend.backends.store.searched_items import PutOneByOne
+from fusebackend.backends.store.searched_items import swap_one_by_one
 from fusebackend.backends.store.values import About, UnreadableValue
 from fusebackend.remote.keyed import after, bounds
 from fusebackend.text import is_utf8
@@ -155,7 +155,6 @@ class SqlItems(Items):
         self._namespace = ".".join(namespace)
         self._settings = settings
         self._described = database.openings
-        self._by_store = PutOneByOne(settings.embedding, namespace) if settings.embedding is not None else None
         self._alive = self._sql.alive if settings.omit_expired else ""
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -284,8 +283,9 @@ class SqlItems(Items):
     # -- writing -----------------------------------------------------------------------------------------------
 
     def swap(self, changes: Sequence[Change]) -> None:
-        if self._by_store is not None:
-            self._by_store.swap(changes, self.fetch)
+        if self._settings.embedding is not None:
+            namespace = tuple(self._namespace.split("."))
+            swap_one_by_one(self._settings.embedding, namespace, changes, self.fetch)
         else:
             gone = {change.key for change in changes if change.value is None and change.expected is ANYTHING}
             with self._database.writing(self.origin) as ask:
