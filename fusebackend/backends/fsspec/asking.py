@@ -167,21 +167,19 @@ def told(path: str) -> Iterator[None]:
     """Raise what is raised inside as an `OSError` about `path`."""
     try:
         yield
-    except OSError as error:
-        if error.errno is not None and isinstance(error, type(OSError(error.errno, ""))):
-            raise
-        # smbprotocol's errors have numbers, and are no FileNotFoundError.
-        number = NT_STATUSES.get(getattr(error, "ntstatus", 0)) or error.errno or 0
-        number = number or next((number for kind, number in NUMBERS if isinstance(error, kind)), errno.EIO)
-        raise OSError(number, os.strerror(number), path) from error
-    except NotImplementedError as error:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path) from error
-    except Exception as error:  # of the library behind the file system
-        number = STATUSES.get(getattr(error, "status", 0), errno.EIO)
-        if type(error).__module__ == "ftplib":
-            number = REPLIES.get(str(error)[:3], errno.EIO)
-        if type(error).__name__ in CLOSED:
-            number = errno.ECONNRESET
-        if number == errno.EIO:
-            log.warning("%s: %s: %s", path, type(error).__name__, error)
+    except Exception as error:  # perhaps of the library behind the file system
+        number = next((number for kind, number in NUMBERS if isinstance(error, kind)), errno.EIO)
+        if isinstance(error, OSError):
+            if error.errno is not None and isinstance(error, type(OSError(error.errno, ""))):
+                raise
+            # smbprotocol's errors have numbers, and are no FileNotFoundError.
+            number = NT_STATUSES.get(getattr(error, "ntstatus", 0)) or error.errno or number
+        elif number == errno.EIO:
+            number = STATUSES.get(getattr(error, "status", 0), errno.EIO)
+            if type(error).__module__ == "ftplib":
+                number = REPLIES.get(str(error)[:3], errno.EIO)
+            if type(error).__name__ in CLOSED:
+                number = errno.ECONNRESET
+            if number == errno.EIO:
+                log.warning("%s: %s: %s", path, type(error).__name__, error)
         raise OSError(number, os.strerror(number), path) from error
