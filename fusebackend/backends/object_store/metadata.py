@@ -22,6 +22,7 @@ from fusebackend.remote.entry import DIRECTORY_MODE, FILE_MODE
 OURS = ("mode", "uid", "gid", "mtime", UPLOAD_ATTRIBUTE)
 
 _DIGITS = re.compile(r"[0-9]{1,10}")
+_MODE = re.compile(r"0[0-7]{0,9}|[1-9][0-9]{0,9}")
 _SECONDS = re.compile(r"(-?[0-9]{1,11})(?:\.([0-9]+))?")
 _BILLION = 1_000_000_000
 
@@ -50,12 +51,9 @@ def written(stamp: Stamp) -> dict[str, str]:
 
 
 def _mode(text: str, is_dir: bool) -> int:
-    if not _DIGITS.fullmatch(text):
+    if not _MODE.fullmatch(text):
         return DIRECTORY_MODE if is_dir else FILE_MODE
-    try:
-        mode = int(text, 8 if text.startswith("0") else 10)
-    except ValueError:
-        return DIRECTORY_MODE if is_dir else FILE_MODE
+    mode = int(text, 8 if text.startswith("0") else 10)
     if is_dir:
         return stat.S_IFDIR | stat.S_IMODE(mode)
     return (stat.S_IFLNK if stat.S_ISLNK(mode) else stat.S_IFREG) | stat.S_IMODE(mode)

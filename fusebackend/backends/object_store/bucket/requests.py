@@ -7,7 +7,6 @@ Thread-safe, and nothing is locked.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,10 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import obstore
 
 from fusebackend.backends.object_store.bucket.errors import object_errors, patiently
-from fusebackend.backends.object_store.bucket.object_keys import MARKER, PAGE_OBJECTS, arrange, info_of
+from fusebackend.backends.object_store.bucket.object_keys import (
+    MARKER,
+    PAGE_OBJECTS,
+    arrange,
+    info_of,
+    nanoseconds,
+)
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.base.errors import oserror
-from fusebackend.protocol.remote import Contents, Info
+from fusebackend.protocol.remote import Contents
 from fusebackend.remote.parallel import each
 
 if TYPE_CHECKING:
@@ -65,7 +70,11 @@ class Bucket:
         return arrange(
             (path[below:] for path in page["common_prefixes"]),
             # obstore lists the directory itself too, if there is an object with its key and `/`.
-            (_found(meta, below) for meta in page["objects"] if meta["path"].startswith(directory)),
+            (
+                info_of(meta["path"][below:], meta["size"], meta["e_tag"], nanoseconds(meta["last_modified"]))
+                for meta in page["objects"]
+                if meta["path"].startswith(directory)
+            ),
             top=not directory,
         )
 
@@ -164,9 +173,7 @@ class Bucket:
         each(lambda pair: self.copy(*pair), pairs)
 
     def delete_all(self, keys: Sequence[str]) -> None:
-        """Delete objects, those that are there: many with one request, where the service can."""
-        if not keys:
-            return
+        """Delete objects, at least one, those that are there: many with one request, where the service can."""
         try:
             self._ask(keys[0], obstore.delete, keys)
         except FileNotFoundError:  # of one, where each is a request; whether the others were sent is not known
@@ -201,15 +208,4 @@ class ObjectVersion(NamedTuple):
 
 def _head(answer: Any) -> Object:
     meta = answer.meta
-    return Object(meta["size"], meta["e_tag"], _nanoseconds(meta["last_modified"]), dict(answer.attributes))
-
-
-def _found(meta: Any, start: int) -> Info:
-    return info_of(meta["path"][start:], meta["size"], meta["e_tag"], _nanoseconds(meta["last_modified"]))
-
-
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-
-
-def _nanoseconds(when: datetime.datetime) -> int:
-    return (when - _EPOCH) // datetime.timedelta(microseconds=1) * 1000
+    return Object(meta["size"], meta["e_tag"], nanoseconds(meta["last_modified"]), dict(answer.attributes))

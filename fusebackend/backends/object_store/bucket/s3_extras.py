@@ -25,7 +25,7 @@ from fusebackend.backends.object_store.bucket.errors import (
     is_throttled,
     patiently,
 )
-from fusebackend.backends.object_store.bucket.object_keys import info_of
+from fusebackend.backends.object_store.bucket.object_keys import info_of, nanoseconds
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 from fusebackend.protocol.remote import Info
@@ -116,8 +116,7 @@ class S3Extras:
             page = self._ask("list_objects_v2", directory, Prefix=where, Delimiter="/", **more)
             prefixes += [item["Prefix"][len(where) :].removesuffix("/") for item in page.get("CommonPrefixes", ())]
             for item in page.get("Contents", ()):
-                modified = item["LastModified"]
-                modified_ns = int(modified.timestamp()) * 10**9 + modified.microsecond * 1000
+                modified_ns = nanoseconds(item["LastModified"])
                 objects.append(info_of(item["Key"][len(where) :], item["Size"], item["ETag"], modified_ns))
             if not page.get("NextContinuationToken"):
                 return prefixes, objects
@@ -142,14 +141,12 @@ class S3Extras:
     def begin_parts(self, key: str, attributes: Mapping[str, str]) -> str:
         """Begin an upload of an object with these attributes; its name."""
         answer = self._ask("create_multipart_upload", key, Key=self._prefix + key, **_parameters(attributes))
-        upload: str = answer["UploadId"]
-        return upload
+        return str(answer["UploadId"])
 
     def put_part(self, key: str, upload: str, number: int, data: memoryview) -> str:
         """Send a part; numbers begin with 1. Its ETag."""
         answer = self._ask("upload_part", key, Key=self._prefix + key, UploadId=upload, PartNumber=number, Body=data)
-        etag: str = answer["ETag"]
-        return etag
+        return str(answer["ETag"])
 
     def end_parts(self, key: str, upload: str, etags: Sequence[str], condition: Mapping[str, str]) -> str | None:
         """Make the object of its parts, if the condition (`IfMatch` or `IfNoneMatch`) holds; its ETag. ESTALE."""
