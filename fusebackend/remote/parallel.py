@@ -11,7 +11,7 @@ import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -85,44 +85,33 @@ class Fetchers:
         self._lock = threading.Lock()
         self._queue: deque[Callable[[], None]] = deque()
         self._threads = 0
-        self._closed = False
 
     def submit(self, work: Callable[[], None]) -> bool:
         """Run `work`, which must not raise, some time. False for never: `close` was called, or there is no thread."""
         with self._lock:
-            if self._closed:
+            if self._threads < self._limit:
+                with suppress(RuntimeError):  # the process has as many as it may
+                    threading.Thread(target=self._run, name="fusebackend-fetch", daemon=True).start()
+                    self._threads += 1
+            if not self._limit or not self._threads:
                 return False
             self._queue.append(work)
-            if self._threads < self._limit and not self._begin() and not self._threads:
-                self._queue.pop()
-                return False
             return True
-
-    def _begin(self) -> bool:
-        try:
-            threading.Thread(target=self._run, name="fusebackend-fetch", daemon=True).start()
-        except RuntimeError:  # the process has as many as it may
-            return False
-        self._threads += 1
-        return True
 
     def close(self) -> None:
         """Forget what has not begun; threads end when they are done, and are not waited for."""
         with self._lock:
-            self._closed = True
+            self._limit = 0
             self._queue.clear()
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._threads -= 1
+                    return
+                work = self._queue.popleft()
             work()
-
-    def _next(self) -> Callable[[], None] | None:
-        """The next work; None ends this thread."""
-        with self._lock:
-            if self._queue:
-                return self._queue.popleft()
-            self._threads -= 1
-            return None
 
 
 class Gate:

@@ -227,22 +227,23 @@ class Allowance:
         self._limit = limit
         self._lock = threading.Lock()
         self._held: dict[RangedReader, int] = {}  # in the order of the latest request
-        self.total = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self._held.values())
 
     def take(self, reader: RangedReader, size: int) -> bool:
         """Whether `reader` may hold `size` bytes more."""
         with self._lock:
             if self.total + size > self._limit:
                 return False
-            self.total += size
             self._held[reader] = self._held.pop(reader, 0) + size
             return True
 
     def give_back(self, reader: RangedReader, size: int) -> None:
         with self._lock:
-            self.total -= size
             left = self._held[reader] - size
-            assert left >= 0 and self.total >= 0, "more was given back than was taken"
+            assert left >= 0, "more was given back than was taken"
             if left:
                 self._held[reader] = left
             else:

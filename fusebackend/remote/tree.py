@@ -102,7 +102,7 @@ class Tree:
             return list(self._entries.values())
 
     def _new(self, parent: Entry | None, name: bytes, info: Info) -> Entry:
-        entry = self._made(parent, name, info.segment, is_dir=info.is_dir)
+        entry = Entry(next(self._numbers), parent, name, info.segment, self._abilities, is_dir=info.is_dir)
         entry.atime_ns = entry.mtime_ns = entry.ctime_ns = self._began_ns
         if entry.is_dir:
             entry.stamped = not self._abilities.keeps_attributes
@@ -114,9 +114,6 @@ class Tree:
             self._queue(entry)
         return entry
 
-    def _made(self, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool) -> Entry:
-        return Entry(next(self._numbers), parent, name, segment, self._abilities, is_dir=is_dir)
-
     def make(self, parent: Entry, name: bytes, mode: int, caller: Caller) -> Entry:
         """A new entry that only this volume has so far; it has no name yet. EEXIST, ENOENT, and as `Remote.admit`."""
         if self.child(parent, name) is not None:
@@ -125,7 +122,7 @@ class Tree:
             raise oserror(errno.ENOENT, name)
         is_dir = stat.S_ISDIR(mode)
         segment = self._remote.admit(name, parent.key, is_dir=is_dir)
-        entry = self._made(parent, name, segment, is_dir=is_dir)
+        entry = Entry(next(self._numbers), parent, name, segment, self._abilities, is_dir=is_dir)
         entry.mode, entry.uid, entry.gid = mode, caller.uid, caller.gid
         if parent.mode & stat.S_ISGID:  # it hands on its group (POSIX, open)
             entry.gid = parent.gid
