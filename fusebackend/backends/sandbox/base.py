@@ -298,12 +298,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         after = change(before)
         if after == before:
             return
-        try:
-            self._store(path, after, hashlib.sha256(before).hexdigest())
-        except OSError as error:
-            if error.errno == errno.ESTALE:
-                raise OSError(errno.ESTALE, "Somebody else has changed the file meanwhile; read it again") from None
-            raise
+        self._store(path, after, hashlib.sha256(before).hexdigest())
 
     def _remove(self, path: AgentPath) -> None:
         self.change(Script().call("fb_rm", self.path_of(path)))

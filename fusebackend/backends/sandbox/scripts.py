@@ -442,6 +442,8 @@ def status_of(answer: bytes) -> tuple[str, bytes]:
 
 def failure(status: str) -> OSError:
     """Return the error for a status other than `ok`. A tool's message ends with the system's own words for an errno."""
+    if status == "c":
+        return OSError(errno.ESTALE, "Somebody else has changed the file meanwhile; read it again")
     if status in ERRNO:
         return oserror(ERRNO[status])
     message = status.removeprefix("!").strip() or "The sandbox gave no reason"
