@@ -11,7 +11,6 @@ import datetime
 import errno
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -21,6 +20,7 @@ from fusebackend.base import budget, errors, paths
 from fusebackend.base.batches import by_size
 from fusebackend.base.errors import FILE_NOT_FOUND, oserror
 from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.base.recent import Recent
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import FileInfo
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
@@ -33,7 +33,10 @@ log = logging.getLogger(__name__)
 
 PROBE_FILES = 64
 PROBE_BYTES = 8 << 20
-"""Bounds of one batch of downloads to know sizes, and of the bytes that are kept of them for the `open` to come."""
+"""Bounds of one batch of downloads to know sizes, and of the bytes that are kept of them for the `open` to come, …"""
+
+PROBE_KEPT = 4096
+"""… and of the files that these are of."""
 
 
 class AgentRemote(Remote):
@@ -68,7 +71,7 @@ class AgentRemote(Remote):
             ttl_s=own_ttl_s,
         )
         self._clock = clock
-        self._recent: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+        self._recent: Recent[str, tuple[float, bytes]] = Recent(PROBE_KEPT)
 
     @property
     def write_once(self) -> bool:
@@ -136,13 +139,9 @@ class AgentRemote(Remote):
                 continue
             heads.append(Head(len(answer.content), digest_of(answer.content)))
             self._recent[path] = (now, answer.content)
-            self._recent.move_to_end(path)
         kept = sum(len(data) for _, data in self._recent.values())
-        while self._recent:
-            read_at, data = next(iter(self._recent.values()))
-            if kept <= PROBE_BYTES and now - read_at < self.ttl_s:
-                break
-            self._recent.popitem(last=False)
+        while kept > PROBE_BYTES:
+            _, (_, data) = self._recent.popitem(last=False)
             kept -= len(data)
         return heads
 
