@@ -2,11 +2,11 @@
 
 Plain records; `tree.py` keeps them in order. A file's content is in one of three states:
 
-    CLEAN ──write──▶ DIRTY ──stored──▶ CLEAN
-                       │ └──unlinked──▶ CLEAN          its bytes go with the last handle
-                       └──conflict, given up──▶ CONFLICTED ──last close──▶ CLEAN
+    clean ──write──▶ dirty ──stored──▶ clean
+                       │ └──unlinked──▶ clean          its bytes go with the last handle
+                       └──conflict, given up──▶ conflicted ──last close──▶ clean
 
-and its name in one of three: LINKED; UNLINKED, by this volume; GONE, by others, as a listing has shown.
+and its name in one of three: it has one; it is gone, as a listing has shown; it is gone, unlinked by this volume.
 
 Two locks guard an entry. The tree's guards names, attributes and versions, and is never held over a request. The
 entry's own (`lock`) guards the content, and is held while the file is loaded or stored. The entry's is taken first.
@@ -15,7 +15,6 @@ entry's own (`lock`) guards the content, and is held while the file is loaded or
 from __future__ import annotations
 
 import bisect
-import enum
 import errno
 import os
 import stat
@@ -40,22 +39,6 @@ OWN = object()
 
 FILE_MODE = stat.S_IFREG | 0o644
 DIRECTORY_MODE = stat.S_IFDIR | 0o755
-
-
-class ContentState(enum.Enum):
-    CLEAN = "clean"
-    DIRTY = "dirty"  # the buffer holds what the remote does not
-    CONFLICTED = "conflicted"  # handles that are open get ESTALE; each close and fsync gets the error
-
-
-class NameState(enum.Enum):
-    LINKED = "linked"
-    UNLINKED = "unlinked"
-    GONE = "gone"
-
-
-# Members of an enum are slow to find.
-_LINKED, _DIRTY, _CONFLICTED = NameState.LINKED, ContentState.DIRTY, ContentState.CONFLICTED
 
 
 class Listing:
@@ -113,9 +96,10 @@ class Entry(Attr):
     """See the module's docstring. `parent`, `name` and `segment` stay when it is gone; they say where it was."""
 
     __slots__ = (
-        "base", "buffer", "checked_at", "children", "content", "doubted", "error", "etag", "extra", "forgotten_at",
-        "held", "keeps_attributes", "kept", "link", "listing", "local", "lock", "name", "opens", "parent", "queued",
-        "read_only", "reader", "seen", "segment", "stamped", "target", "tried", "writers",
+        "base", "buffer", "checked_at", "children", "conflicted", "dirty", "doubted", "error", "etag", "extra",
+        "forgotten_at", "gone", "held", "keeps_attributes", "kept", "listing", "local", "lock", "name", "opens",
+        "parent", "queued", "read_only", "reader", "seen", "segment", "stamped", "target", "tried", "unlinked",
+        "writers",
     )  # fmt: skip
 
     def __init__(
@@ -126,8 +110,10 @@ class Entry(Attr):
         self.name = name
         self.segment = segment  # the last part of its key
         self.lock: AbstractContextManager[Any] = Lock() if abilities.concurrent else threading.RLock()
-        self.link = NameState.LINKED
-        self.content = ContentState.CLEAN
+        self.gone = False  # it has lost its name …
+        self.unlinked = False  # … through this volume
+        self.dirty = False  # the buffer holds what the remote does not
+        self.conflicted = False  # handles that are open get ESTALE; each close and fsync gets the error
 
         # In the kernel.
         self.held = False
@@ -170,34 +156,17 @@ class Entry(Attr):
         return "".join(reversed(parts))
 
     @property
-    def dirty(self) -> bool:
-        return self.content is _DIRTY
-
-    @property
-    def conflicted(self) -> bool:
-        return self.content is _CONFLICTED
-
-    @property
-    def gone(self) -> bool:
-        """True once it has lost its name."""
-        return self.link is not _LINKED
-
-    @property
-    def unlinked(self) -> bool:
-        return self.link is NameState.UNLINKED
-
-    @property
     def is_gone(self) -> bool:
         """True once it, or a directory above it, has lost its name."""
         entry: Entry | None = self
-        while entry is not None and entry.link is _LINKED:
+        while entry is not None and not entry.gone:
             entry = entry.parent
         return entry is not None
 
     @property
     def busy(self) -> bool:
         """Its content is in use: a newer version in the remote must wait."""
-        return self.opens > 0 or self.content is _DIRTY
+        return self.opens > 0 or self.dirty
 
     @property
     def is_brief(self) -> bool:

@@ -36,7 +36,7 @@ from fusebackend.base.waiting import will_wait
 from fusebackend.protocol import NAME_MAX_BYTES
 from fusebackend.protocol.remote import Etag, Reader, Remote
 from fusebackend.remote.buffer import Buffer
-from fusebackend.remote.entry import OWN, ContentState, Entry
+from fusebackend.remote.entry import OWN, Entry
 from fusebackend.remote.parallel import WIDTH, Gate, attempted, each
 from fusebackend.remote.tree import Tree
 
@@ -134,7 +134,7 @@ class RemoteFiles:
 
     def create(self, entry: Entry, flags: int) -> None:
         """Open a new file, which is in this volume alone until it is flushed."""
-        entry.buffer, entry.content, entry.opens = Buffer(), ContentState.DIRTY, 1
+        entry.buffer, entry.dirty, entry.opens = Buffer(), True, 1
         self.admit(entry, flags)
 
     def release(self, entry: Entry, flags: int) -> None:
@@ -150,8 +150,7 @@ class RemoteFiles:
                     self.upload(entry)
                 except OSError as error:
                     log.error("%s: /%s was closed unsaved: %s", self._remote.name, entry.key, error)
-                if entry.conflicted:
-                    entry.content = ContentState.CLEAN
+                entry.conflicted = False
             with self._tree.lock:
                 entry.opens -= 1
             self._let_go(entry)
@@ -229,7 +228,7 @@ class RemoteFiles:
     def _changed(self, entry: Entry, buffer: Buffer) -> None:
         """The buffer has other bytes now. Those of a file that was unlinked here go when it is closed."""
         with self._tree.lock:
-            entry.content = ContentState.CLEAN if entry.unlinked else ContentState.DIRTY
+            entry.dirty = not entry.unlinked
             entry.resize(buffer.size)
             entry.touch()
 
@@ -251,7 +250,7 @@ class RemoteFiles:
                 self.upload(entry)
             except OSError:
                 if not was_dirty and entry.dirty:
-                    entry.content = ContentState.CLEAN
+                    entry.dirty = False
                     entry.resize(before[0])
                     entry.mtime_ns = before[1]
                     entry.drop_content()
@@ -344,7 +343,7 @@ class RemoteFiles:
                     continue
                 with self._tree.lock:
                     entry.drop_content()
-                    entry.content = ContentState.CLEAN
+                    entry.dirty = False
                     entry.resize(len(data))
                     entry.ctime_ns = entry.mtime_ns
                     entry.version += 1
@@ -451,7 +450,7 @@ class RemoteFiles:
                 raise oserror(errno.ESTALE, key) from None
             etag = found
         with self._tree.lock:
-            entry.content = ContentState.CLEAN
+            entry.dirty = False
             self._is_stored(entry, etag)
         return differs
 
@@ -485,8 +484,9 @@ class RemoteFiles:
     def _is_lost(self, entry: Entry, error: int) -> None:
         """What was written will not be stored in the file: that is told to each close and fsync as long as it is open,
         for the first close may be that of a forked child that executes a program, which nobody hears of."""
-        entry.content = ContentState.CONFLICTED if entry.opens else ContentState.CLEAN
         entry.error = error
+        entry.conflicted = entry.opens > 0
+        entry.dirty = False
 
     def _append_again(self, entry: Entry, key: str) -> Etag | None:
         """Append the buffer's new end to the current file. None unless the buffer was only appended to."""

@@ -25,7 +25,7 @@ from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock, will_wait
 from fusebackend.protocol import Caller
 from fusebackend.protocol.remote import Contents, Head, Info, Remote
-from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, ContentState, Entry, Listing, NameState
+from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, Entry, Listing
 
 PAGE_TTLS = 10
 """A listing that is read page by page may grow this much older before it is read anew: a long one would never end."""
@@ -84,9 +84,6 @@ class Tree:
         self._listed_names = 0  # the sum of these
         self._listing_ahead: dict[bytes, AbstractContextManager[Any]] = {}  # paths that a thread lists for a walk
         self.root = self._new(None, b"", Info("", is_dir=True))
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     # -- entries -----------------------------------------------------------------------------------------------
 
@@ -183,8 +180,8 @@ class Tree:
             assert old is not None
             self._left(entry)
             entry.parent, entry.name, entry.segment = directory, name, segment
-            if entry.link is NameState.GONE:  # a listing has shown that its old name is gone
-                entry.link, entry.nlink = NameState.LINKED, 1
+            if entry.gone and not entry.unlinked:  # a listing has shown that its old name is gone
+                entry.gone, entry.nlink = False, 1
                 self._entries[entry.node] = entry
                 self._queue(entry)
             directory.children[name] = entry
@@ -199,11 +196,11 @@ class Tree:
     def unlinked(self, entry: Entry) -> None:
         """An entry has lost its name through this volume, and with it what was not stored."""
         with self.lock:
-            if entry.dirty:
-                entry.content = ContentState.CLEAN
-            if entry.link is NameState.LINKED:
+            entry.dirty = False
+            if not entry.gone:
                 self._left(entry)
-            entry.link, entry.nlink = NameState.UNLINKED, 0
+            entry.gone = entry.unlinked = True
+            entry.nlink = 0
             self.reap(entry)
 
     def _left(self, entry: Entry) -> None:
@@ -244,9 +241,7 @@ class Tree:
         with self.lock:
             parent = entry.parent
             assert parent is not None
-            if entry.link is NameState.LINKED:
-                entry.link = NameState.GONE
-            entry.nlink = 0
+            entry.gone, entry.nlink = True, 0
             if parent.children.get(entry.name) is entry:
                 del parent.children[entry.name]
                 parent.listing.remove(entry.name)

@@ -681,11 +681,11 @@ def test_numbers_are_stable_while_held_and_go_when_forgotten(duck, clock, believ
         volume.hold(node)
     clock.now = 10
     assert [volume.getattr(node).node for node in nodes] == nodes
-    assert len(volume._tree) == 506
+    assert len(volume._tree.entries()) == 506
     volume.forget(nodes)
     clock.now = 12
     names(volume)
-    assert len(volume._tree) == 6, "the root, and what was just listed"
+    assert len(volume._tree.entries()) == 6, "the root, and what was just listed"
     assert node_at(volume, "/d0/f0") not in nodes, "a number is never used again"
 
 
@@ -699,13 +699,13 @@ def test_what_was_listed_and_never_held_goes_too(duck, clock, believing):
     volume.readdir(directory, b"", 1000)
     clock.now = 2
     names(volume)
-    assert len(volume._tree) == 2
+    assert len(volume._tree.entries()) == 2
     volume.forget([directory])
     clock.now = 4
     names(volume)
     clock.now = 6
     refused(errno.ENOENT, volume.lookup, ROOT_NODE, b"none")
-    assert len(volume._tree) == 1
+    assert len(volume._tree.entries()) == 1
 
 
 def test_listings_are_bounded(duck, monkeypatch):
