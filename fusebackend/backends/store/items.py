@@ -44,34 +44,27 @@ class Row(NamedTuple):
     """The approximate size of the value in bytes."""
 
 
-class Record:
-    """The item of a key.
+class Record(NamedTuple):
+    """The item of a key."""
 
-    Attributes:
-        value: decoded.
-        ttl_minutes: its time to live after a put, None for ever.
-    """
-
-    __slots__ = ("_raw", "_updated_at", "ttl_minutes", "value")
-
-    def __init__(self, value: Any, raw: bytes | None, updated_at: Any, ttl_minutes: float | None = None) -> None:
-        """`raw` is the value as stored, None where that is unknown; `updated_at` a time or its text."""
-        self.value = value
-        self._raw = raw
-        self._updated_at = updated_at
-        self.ttl_minutes = ttl_minutes
+    value: Any
+    """Decoded."""
+    raw: bytes | None
+    """The value as stored, None where that is unknown."""
+    moment: Any
+    """When it was put: a time, its text, or None."""
+    ttl_minutes: float | None = None
+    """Its time to live after a put, None for ever."""
 
     @property
     def version(self) -> bytes:
         """A digest: equal for equal values."""
-        if self._raw is not None:
-            return version_of(self._raw)
-        return version_of(pretty(self.value).encode("utf-8"))
+        return version_of(pretty(self.value).encode("utf-8") if self.raw is None else self.raw)
 
     @property
     def updated_at(self) -> str:
         """ISO 8601, or empty."""
-        moment = self._updated_at
+        moment = self.moment
         return moment if isinstance(moment, str) else "" if moment is None else str(moment.isoformat())
 
 
