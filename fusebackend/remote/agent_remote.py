@@ -18,7 +18,7 @@ from typing import Any
 
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.batches import by_size
-from fusebackend.base.errors import FILE_NOT_FOUND, oserror
+from fusebackend.base.errors import FILE_NOT_FOUND, oserror, unless
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.base.recent import Recent
 from fusebackend.dialects.agent_face import AgentFace
@@ -360,10 +360,8 @@ class FilesRemote(AgentRemote):
         if path == ROOT:
             return True
         above, name = paths.parent_and_name(path)
-        try:
-            info = self.contents(above[1:]).infos.get(paths.to_name(name))
-        except FileNotFoundError:
-            return False
+        contents = unless((errno.ENOENT,), self.contents, above[1:])
+        info = None if contents is None else contents.infos.get(paths.to_name(name))
         return info is not None and info.is_dir == key.endswith("/")
 
     def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
@@ -397,11 +395,8 @@ class FilesRemote(AgentRemote):
     # -- files -------------------------------------------------------------------------------------------------
 
     def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
-        try:
-            data = self.files._load(_checked(key)).data
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            return None
-        return Head(len(data), digest_of(data), content=data)
+        found = unless((errno.ENOENT, errno.EISDIR, errno.ENOTDIR), self.files._load, _checked(key))
+        return None if found is None else Head(len(found.data), digest_of(found.data), content=found.data)
 
     def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
         content = data.read(0, data.size)

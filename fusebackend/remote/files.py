@@ -29,7 +29,7 @@ from functools import partial
 from itertools import chain
 
 from fusebackend.base import paths
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.base.paths import AgentPath
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
@@ -261,11 +261,7 @@ class RemoteFiles:
         """The file is about to be deleted: have its content here, if it is open."""
         with entry.lock:
             if entry.opens and not entry.conflicted:
-                try:
-                    self.buffer(entry)
-                except OSError as error:
-                    if error.errno != errno.ESTALE:
-                        raise  # others have replaced what was opened: its handles get ESTALE anyway
+                unless((errno.ESTALE,), self.buffer, entry)  # others have replaced it: its handles get ESTALE anyway
 
     def relocate(self, entry: Entry, key: str) -> None:
         """The file is at another key as well, and will be there alone. The entry's lock is held."""

@@ -126,7 +126,9 @@ class Part:
                 raise oserror(self._error.errno or errno.EIO, self._error.filename)
             else:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._got > offset or self._done or self._is_free())
+                    self._changed.wait_for(
+                        lambda: self._got > offset or self._done or not (self._claimed or self.queued)
+                    )
         number = bisect.bisect(self._starts, offset) - 1
         return self._pieces[number][offset - self._starts[number] : end - self._starts[number]]
 
@@ -150,9 +152,6 @@ class Part:
         with self._changed:
             self.dropped, self.queued = True, False
             self._changed.notify_all()
-
-    def _is_free(self) -> bool:
-        return not self._claimed and not self.queued
 
     def _claim(self, *, in_turn: bool = False) -> bool:
         with self._changed:

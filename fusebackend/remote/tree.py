@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import Lock, will_wait
 from fusebackend.protocol import Caller
@@ -381,13 +381,10 @@ class Tree:
             return
         with last.lock if last is not None else nullcontext():  # as `refresh`
             count, began = self._count, self.now()
-            try:
-                contents = self._remote.contents(directory.key + "".join(f"{segment}/" for segment in segments))
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
-                    raise
-                return  # no such directory, and perhaps a name that no key can have
-            if contents.infos or contents.marker is not None:
+            key = directory.key + "".join(f"{segment}/" for segment in segments)
+            # Without an answer: no such directory, and perhaps a name that no key can have.
+            contents = unless((errno.ENOENT, errno.ENOTDIR, errno.EINVAL), self._remote.contents, key)
+            if contents is not None and (contents.infos or contents.marker is not None):
                 with self.lock:
                     self._proven(directory, left, last, contents, count, began)
 

@@ -74,12 +74,11 @@ class HostedSandbox(BaseSandbox):
                 ran = self.run(command, math.ceil(seconds))
         except OSError as error:
             return ExecuteResponse(output=f"Error executing command: {error.strerror}", exit_code=1)
-        kept = []
-        for stream in (ran.stdout, ran.stderr):
-            kept.append(Kept(self.max_output_bytes))
-            kept[-1].add(stream)
+        stdout, stderr = Kept(self.max_output_bytes), Kept(self.max_output_bytes)
+        stdout.add(ran.stdout)
+        stderr.add(ran.stderr)
         end = End.TIME_OUT if ran.code is None else End.EXIT
-        return response(kept[0], kept[1], end, ran.code or 0, seconds, self.max_output_bytes)
+        return response(stdout, stderr, end, ran.code or 0, seconds, self.max_output_bytes)
 
 
 @contextlib.contextmanager

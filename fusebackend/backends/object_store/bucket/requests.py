@@ -22,7 +22,7 @@ from fusebackend.backends.object_store.bucket.object_keys import (
     nanoseconds,
 )
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import oserror, unless
 from fusebackend.protocol.remote import Contents
 from fusebackend.remote.parallel import each
 
@@ -107,12 +107,8 @@ class Bucket:
 
     def is_empty(self, directory: str, but: frozenset[str] = frozenset()) -> bool:
         """True if no object is below a directory, except those with these keys."""
-        try:
-            return all(key in but for key, _, _ in self.keys_below(directory))
-        except OSError as error:
-            if error.errno == errno.EINVAL:
-                return False  # a key that is no path is below
-            raise
+        known = (key in but for key, _, _ in self.keys_below(directory))
+        return bool(unless((errno.EINVAL,), all, known))  # EINVAL: a key that is no path is below
 
     # -- objects -----------------------------------------------------------------------------------------------
 
