@@ -116,11 +116,12 @@ class StateFiles:
     """The files of a state at one moment, below a prefix, under paths that start there.
 
     Attributes:
+        records: what is in the state, by key.
         update: the changes since, as a `files_update` in those paths.
     """
 
     def __init__(self, files: Mapping[str, Any], prefix: str, index: KeyIndex) -> None:
-        self._files = files
+        self.records = files
         self._prefix = prefix
         self.index = index
         self.update: dict[str, Any] = {}
@@ -137,9 +138,6 @@ class StateFiles:
         """The file at a path, or all below it, sorted by path, with their keys."""
         return self.index.below(path, self.find(path))
 
-    def record(self, key: str) -> Any:
-        return self._files[key]
-
     def key(self, path: AgentPath) -> str | None:
         """The key a file is kept under."""
         return None if path == ROOT else self.index.key(AgentPath(self._prefix + path))
@@ -150,7 +148,7 @@ class StateFiles:
         if key is None:
             raise errors.oserror(errno.ENOENT if self.find(path) is None else errno.EISDIR)
         try:
-            return text.decode_file_data(self._files[key])
+            return text.decode_file_data(self.records[key])
         except _MALFORMED as error:
             raise OSError(errno.EIO, str(error)) from None
 
@@ -165,7 +163,7 @@ class StateFiles:
         plain = self._prefix + path
         if key is not None and key != plain:
             self.remove(key)
-        if plain not in self._files:
+        if plain not in self.records:
             self.index.add(plain)
         self._draft[plain] = self.update[path] = record
 
@@ -176,8 +174,8 @@ class StateFiles:
 
     @property
     def _draft(self) -> dict[str, Any]:
-        assert isinstance(self._files, dict), "files are changed inside of `changing`"
-        return self._files
+        assert isinstance(self.records, dict), "files are changed inside of `changing`"
+        return self.records
 
 
 # -- the backend -----------------------------------------------------------------------------------------------
@@ -287,14 +285,14 @@ class StateBackend(FileVerbs):
         return [
             FileInfo(path=paths.join(path, name) + "/", is_dir=True, size=0)
             if child.is_dir
-            else _file_info(paths.join(path, name), files.record(files.index.key_of(child)))
+            else _file_info(paths.join(path, name), files.records[files.index.key_of(child)])
             for name, child in files.index.children(at).items()
         ]
 
     def _load(self, path: AgentPath) -> Loaded:
         files = self._view.now()
         data = files.data(path)
-        record = files.record(files.key(path) or path)
+        record = files.records[files.key(path) or path]
         created_at, modified_at = record.get("created_at"), record.get("modified_at")
         return Loaded(data, created_at and str(created_at), modified_at and str(modified_at))
 
@@ -309,7 +307,7 @@ class StateBackend(FileVerbs):
             files.require_place(path)
         elif not replace:
             raise errors.oserror(errno.EEXIST)
-        before = files.record(key) if key is not None else None
+        before = files.records[key] if key is not None else None
         now = text.now_iso()
         created_at = before.get("created_at") if isinstance(before, Mapping) else None
         record = text.encode_file_data(
@@ -339,7 +337,7 @@ class StateBackend(FileVerbs):
                 raise errors.oserror(errno.EEXIST)
             files.require_place(new)
             for found, key in moved:
-                record = files.record(key)
+                record = files.records[key]
                 files.remove(key)
                 files.put(AgentPath(new + found[len(old) :]), None, record)
         return files.update
@@ -382,7 +380,7 @@ class StateSearch(Search):
         """Files with their records."""
         for found, key in budget.current().metered(self._files.tree(self._path)):
             if self._matches(found[len(self._path) :].lstrip("/")):
-                yield found, self._files.record(key)
+                yield found, self._files.records[key]
 
     def files(self) -> Iterator[FileInfo]:
         return (_file_info(found, record) for found, record in self._records())
