@@ -496,12 +496,14 @@ class Piece(NamedTuple):
 
 def pieces_of(answer: bytes, mark: str) -> list[Piece] | None:
     """The files of an answer to `fb_cat`; None where they changed meanwhile, and so can't be separated."""
-    codes = answer.partition(b"\n")[0].decode("ascii", "replace").split()
-    _, _, rest = answer.partition(b"\n")
+    first, _, rest = answer.partition(b"\n")
+    codes = first.decode("ascii", "replace").split()
     count = codes.count("f")
-    before, rest = _lines(rest, count)
+    *before, rest = rest.split(b"\n", count)
+    if len(before) < count or any(len(line.split()) < 4 for line in before):
+        return None
     content, marked, after = rest.rpartition(f"\n{mark}\n".encode())
-    if before is None or not marked or not content.startswith(b"\n"):
+    if not marked or not content.startswith(b"\n"):
         return None
     content = content[1:]
     sizes = [int(line.split()[1]) for line in before]
@@ -510,16 +512,6 @@ def pieces_of(answer: bytes, mark: str) -> list[Piece] | None:
     elif before != split_lines(after) or sum(sizes) != len(content):
         return None
     return list(_cut(codes, sizes, before, content))
-
-
-def _lines(text: bytes, count: int) -> tuple[list[bytes] | None, bytes]:
-    lines: list[bytes] = []
-    for _ in range(count):
-        line, newline, text = text.partition(b"\n")
-        if not newline or len(line.split()) < 4:
-            return None, text
-        lines.append(line)
-    return lines, text
 
 
 def _cut(codes: list[str], sizes: list[int], stats: list[bytes], content: bytes) -> Iterator[Piece]:
