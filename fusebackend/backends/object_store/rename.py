@@ -260,6 +260,6 @@ def _same(bucket: Bucket, source: str, copy: str) -> bool:
 def _is_copy(source: Object, there: Object) -> bool:
     """A copy may have another ETag (of an object that was put in parts)."""
     mtime = source.attributes.get("mtime")
-    if source.etag is not None and source.etag == there.etag:
-        return True
-    return source.size == there.size and mtime is not None and mtime == there.attributes.get("mtime")
+    has_same_etag = source.etag is not None and source.etag == there.etag
+    has_same_time = mtime is not None and mtime == there.attributes.get("mtime")
+    return has_same_etag or (source.size == there.size and has_same_time)
