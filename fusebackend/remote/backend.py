@@ -38,6 +38,11 @@ class RemoteBackend(VolumeBackend):
     """See the module's docstring. The arguments are those of `VolumeBackend`."""
 
     volume: RemoteVolume
+    _shown: str
+    """Where its files are, for `repr`."""
+
+    def _where(self) -> str:
+        return self._shown
 
     def _put_if(self, path: str, data: bytes | FileContents, condition: Condition, *, replace: bool) -> None:
         assert isinstance(data, bytes), "an object is stored as a whole"

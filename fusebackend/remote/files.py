@@ -197,18 +197,14 @@ class RemoteFiles:
             if not self._ranges:
                 self.look(entry, fetch=True)
             elif entry.size:
-                entry.buffer = self._loaded(entry.key, entry.etag)
+                try:
+                    entry.buffer = Buffer.of(self._remote.load(entry.key, entry.etag))
+                except FileNotFoundError:
+                    raise oserror(errno.ESTALE, entry.key) from None
             else:
                 entry.buffer = Buffer()
         assert entry.buffer is not None
         return entry.buffer
-
-    def _loaded(self, key: str, etag: Etag | None) -> Buffer:
-        """All of a version of a file. ESTALE when it is another by now."""
-        try:
-            return Buffer.of(self._remote.load(key, etag))
-        except FileNotFoundError:
-            raise oserror(errno.ESTALE, key) from None
 
     # -- writing -----------------------------------------------------------------------------------------------
 

@@ -651,11 +651,8 @@ class ForeignVolume(RemoteVolume):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend  # alive as long as its id is in the table of `foreign_volume`
-        remote: AgentRemote
-        if isinstance(backend, FileVerbs):
-            remote = FilesRemote(backend, ttl_s=ttl_s, clock=clock)
-        else:
-            remote = AgentRemote(backend, ttl_s=ttl_s, clock=clock)
+        kind: type[AgentRemote] = FilesRemote if isinstance(backend, FileVerbs) else AgentRemote
+        remote = kind(backend, ttl_s=ttl_s, clock=clock)
         super().__init__(remote, ttl_s=remote.ttl_s, clock=clock)
         self.ttl_s = remote.abilities.ttl_s
         self._absent: OrderedDict[tuple[int, bytes], None] = OrderedDict()

@@ -426,6 +426,3 @@ class FsspecBackend(RemoteBackend):
         volume = RemoteVolume(remote, ttl_s=ttl, clock=clock)
         super().__init__(volume, on_exists=on_exists)
         self._shown = f"{remote.name} {root}"
-
-    def _where(self) -> str:
-        return self._shown

@@ -55,10 +55,7 @@ class ObjectStoreBackend(RemoteBackend):
         remote = BucketRemote(store, extras, cache_mb << 20, attributes == "on")
         super().__init__(RemoteVolume(remote, ttl_s=ttl, clock=clock), on_exists=on_exists)
         prefix = getattr(store, "prefix", None)
-        self._store_shown = f"{type(store).__name__} {prefix}" if prefix else type(store).__name__
-
-    def _where(self) -> str:
-        return self._store_shown
+        self._shown = f"{type(store).__name__} {prefix}" if prefix else type(store).__name__
 
 
 def connection(endpoint: str = "") -> dict[str, Any]:
@@ -122,4 +119,4 @@ class S3Backend(ObjectStoreBackend):
             url = endpoint or f"https://s3.{region}.amazonaws.com"
             extras = S3Extras(url, region, credentials, bucket, place)
         super().__init__(store, extras=extras, **options)
-        self._store_shown = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._shown = f"s3://{bucket}/{prefix}".rstrip("/")
