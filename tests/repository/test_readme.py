@@ -23,9 +23,8 @@ import pytest
 import warm
 from for_each import for_each
 
-from fusebackend import config
+from fusebackend import config, urls
 from fusebackend.backends import PostgresBackend
-from fusebackend.urls import opening as urls
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
