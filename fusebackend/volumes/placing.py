@@ -500,7 +500,8 @@ def _overwrite(volume: Volume, node: int, source: Source) -> None:
             volume.write(node, offset, piece)
             size = max(size, offset + len(piece))
         end = offset + len(piece)
-    if end < size:
+    found = volume.next_data(node, end) if end < size else None
+    if found is not None and found < size:
         volume.setattr(node, AttrChanges(size=end))  # the rest is a hole
         size = end
     if size < state.size:

@@ -25,6 +25,7 @@ from fusebackend.testing.posix.case import fails
 from fusebackend.volumes import placing
 from fusebackend.volumes.contents import data_pieces, opened
 from fusebackend.volumes.placing import BytesSource, KeptSource, Name, NodeSource, State, state_of
+from fusebackend.volumes.storage import CHUNK_BYTES
 
 STATE = State(stat.S_IFREG | 0o640, os.geteuid(), os.getegid(), 0, 5, 1, 10**18, 2 * 10**18 + 1, {}, b"")
 
@@ -288,6 +289,26 @@ def test_contents_come_back_in_place(native: Held) -> None:
         assert native.volume.read(handle, 0, 100) == b"old"
     assert get(native, "/other") == b"old"
     assert [change.kind for change in told if change.path] == ["modified"]
+
+
+@pytest.mark.parametrize("size", [0, CHUNK_BYTES])
+def test_a_hole_at_the_end_stays_while_contents_come_back(
+    native: Held, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """A kill would leave the file short, and on `postgres:` an empty one is to be written anew (ESTALE)."""
+    node = put(native, "/file", b"x" * size)
+    native.volume.setattr(node, AttrChanges(size=4 << 20))
+    sizes: list[int | None] = []
+    setattr_ = native.volume.setattr
+    monkeypatch.setattr(
+        native.volume, "setattr", lambda node, changes: sizes.append(changes.size) or setattr_(node, changes)
+    )
+    source = BytesSource(STATE, b"X" * size)
+    source.state = STATE._replace(size=4 << 20)
+    with placing.changing(native.volume) as told:
+        placing.overwrite(native.volume, node, source, told, "/file")
+    assert get(native, "/file") == (b"X" * size).ljust(4 << 20, b"\0")
+    assert set(sizes) <= {None}, "it has its size already"
 
 
 def test_an_owner_who_may_not_be_given_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
