@@ -17,6 +17,7 @@ The volume calls every method but `sync` with its lock held.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import struct
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fusebackend.base.durable import sync_directory
+from fusebackend.base.errors import oserror
 
 log = logging.getLogger(__name__)
 
@@ -90,14 +92,14 @@ class SyncLog:
                 self._make()
             except OSError as error:
                 self.fail()
-                log.warning("each fsync writes to the tables of the volume, for it has no log: %s", error)
+                log.warning("each fsync writes to the tables of the volume, which has no log %s: %s", self.path, error)
         self._offset = 0
 
     def _make(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._allocated = os.fstat(self._fd).st_size
         if not self._grow(0):
-            raise OSError(f"no room for {self.path}")
+            raise oserror(errno.ENOSPC)
         os.fsync(self._fd)
         sync_directory(os.path.dirname(self.path))
 

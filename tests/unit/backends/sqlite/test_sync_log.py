@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from for_each import for_each
 from nodes import ME, put
+from raising import raising
 
 from fusebackend.backends.sqlite import flusher, redo, sync_log
 from fusebackend.backends.sqlite.backend import SqliteVolume
@@ -192,6 +194,16 @@ def test_no_log_is_made_where_the_disk_is_nearly_full(
         assert not volume._log.is_open
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert set(files(crashed(volume, tmp_path / "crash"))) == {b"a", b"b"}
+
+
+def test_a_log_that_can_not_be_made_is_told_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sync_log, "sync_directory", raising(OSError(errno.EIO, "torn")))
+    with contextlib.closing(SqliteVolume(tmp_path / "volume.db")) as volume:
+        put(volume, b"a")
+        volume.fsync(ROOT_NODE)
+        assert log_path(volume.path) in caplog.text and "torn" in caplog.text
 
 
 def test_the_first_sync_makes_the_log_and_closing_removes_it(tmp_path: Path) -> None:
