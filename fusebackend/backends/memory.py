@@ -50,7 +50,7 @@ class MemoryNode(Inode):
         copy = MemoryNode(self.node, self.mode, parent=self.parent)
         copy.take(self)
         copy.xattrs = dict(self.xattrs or {})
-        copy.names = dict(self.names)
+        copy.names = dict(self.names) if self.names else _NO_NAMES
         for index, chunk in self.chunks.items():
             if isinstance(chunk.data, bytearray):
                 chunk.data = cast("bytes", memoryview(chunk.data))
@@ -266,8 +266,9 @@ class InMemoryVolume(InMemoryTree, SnapshotVolume):
                 if node in going or not going.isdisjoint(inode.names.values()):
                     self._earlier.keep(node)
             for kept in self._earlier:
-                kept.names = {name: node for name, node in kept.names.items() if node not in going}
-                kept.in_order = None
+                if kept.names:
+                    kept.names = {name: node for name, node in kept.names.items() if node not in going}
+                    kept.in_order = None
                 if kept.node in going:
                     kept.chunks, kept.xattrs = {}, {}
         return []

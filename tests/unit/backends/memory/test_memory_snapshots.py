@@ -74,6 +74,18 @@ def test_reading_between_snapshots_leaves_nothing_behind() -> None:
     assert volume.snapshot_bytes() == 0
 
 
+def test_kept_files_share_one_dict_of_no_names() -> None:
+    """A million empty dicts take 64 MB."""
+    volume = InMemoryVolume()
+    nodes = [file_of(volume, 0, b"%d" % number) for number in range(50)]
+    volume.take_snapshot("before")
+    for node in nodes:
+        volume.write(node, 0, b"x")
+    assert len({id(kept.names) for kept in volume._earlier}) == 1
+    volume.forget_versions(nodes[:1])
+    assert len({id(kept.names) for kept in volume._earlier if kept.node in nodes}) == 1
+
+
 def test_what_snapshots_hold_is_used() -> None:
     """Else `df` would say that the files as they are take less than nothing."""
     volume = InMemoryVolume()
