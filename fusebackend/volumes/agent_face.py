@@ -62,7 +62,7 @@ from fusebackend.volumes.contents import (
     write_pieces,
 )
 from fusebackend.volumes.native import NativeVolume
-from fusebackend.volumes.removal import Doomed, remove_tree
+from fusebackend.volumes.removal import remove_tree
 from fusebackend.volumes.search import FileSearch, Search, file_info
 from fusebackend.volumes.walk import Needs, Place, entries, resolve, resolve_from
 
@@ -468,26 +468,25 @@ class VolumeBackend(AgentVerbs):
     def delete(self, file_path: str, *, if_version: str | None = None) -> DeleteResult:
         condition = Condition.of(if_version)
 
-        def delete(changes: Changes) -> Doomed | None:
+        def delete(changes: Changes) -> Place | None:
             """Returns a directory, which is left to be deleted."""
             needs: Needs = "attributes" if file_path.endswith("/") else "name"
             place = self._resolve(file_path, follow=False, needs=needs)
-            node = place.found.node
-            if node == ROOT_NODE:
+            if place.found.node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
             # A link to a directory has a slash in listings, too; it is the link that goes, wherever it leads by now.
             if file_path.endswith("/") and not (place.found.is_dir or stat.S_ISLNK(place.found.mode)):
                 raise errors.oserror(errno.ENOTDIR)
             self._require(condition, place.found)
             if place.found.is_dir:
-                return Doomed(place.parent, place.name, node, place.path)
+                return place
             placing.remove(self._named, place.parent, place.name, place.found, changes, place.path)
             return None
 
         doomed = self._named.change_as_one(delete, file_path, removes=True)
         if doomed is not None:
             self._named.require_removable(doomed.path)
-            remove_tree(self._named, doomed)
+            remove_tree(self._named, doomed.path, doomed.found.node)
         return DeleteResult(path=self._path(file_path))
 
     @contextlib.contextmanager
