@@ -29,29 +29,20 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.deadline import GivenUp
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.agent_face import AgentFace, Guard
-from fusebackend.protocol import (
-    RENAME_NOREPLACE,
-    Attr,
-    AttrChanges,
-    Caller,
-    Change,
-    DeleteResult,
-    Volume,
-    verbs,
-)
+from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, DeleteResult, Volume, verbs
+from fusebackend.protocol.volume import silently
 from fusebackend.remote.files_update import collecting
 from fusebackend.remote.volume import ForeignVolume, volume_of
 from fusebackend.rules import met
 from fusebackend.volumes import placing
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import data_pieces
-from fusebackend.volumes.native import NativeVolume, silently
 from fusebackend.volumes.removal import REMOVED_AT_ONCE
 from fusebackend.volumes.walk import Place, below, find, known, resolve
 
@@ -125,16 +116,14 @@ def transfer(
     place = resolve(reading, source_path, follow=False)
     items = list(_tree(reading, (place if here.attr is not None else here).found))
     with met.deciding():
-        if isinstance(ruled, NativeVolume):
-            source.guarded("move", partial(ruled.require_removable, source_path), len(items))
-        if isinstance(seen, NativeVolume):
-            seen.require_new(*there.missing_paths, *(_below(there.path, item.names) for item in items), changed=True)
+        source.guarded("move", partial(ruled.require_removable, source_path), len(items))
+        seen.require_new(*there.missing_paths, *(_below(there.path, item.names) for item in items), changed=True)
         _require_able(source, target, volume, into, items)  # after the rules, for it names what it finds
         if there.attr is not None:
             raise errors.oserror(errno.EEXIST)
     copy = _Copy(target, there.path, into, seen)
-    aside = _beside(source_path, _hidden(place.name)) if _is_native(volume) else None
-    names = HiddenNames(aside, _beside(there.path, copy.hidden) if _is_native(into) else None)
+    aside = _beside(source_path, _hidden(place.name)) if _hides(volume) else None
+    names = HiddenNames(aside, _beside(there.path, copy.hidden) if _hides(into) else None)
     with _noted(note, names, reading, _guarded(into, target)):
         with contextlib.ExitStack() as undoing, collecting() as stored:
             undoing.callback(copy.undo)
@@ -170,7 +159,7 @@ def transfer(
 
 
 def _without_rules(face: AgentFace, volume: Volume) -> AgentFace:
-    if not isinstance(volume, NativeVolume) or volume.without_rules is volume:
+    if volume.without_rules is volume:
         return face
     plain = AgentFace(VolumeBackend(volume.without_rules), face.name)
     plain.guard = face.guard
@@ -251,8 +240,11 @@ def _put_back(
     back.finish(items)
 
 
-def _is_native(volume: Volume) -> TypeGuard[NativeVolume]:
-    return isinstance(volume, NativeVolume) and not isinstance(volume, ForeignVolume)
+def _hides(volume: Volume) -> bool:
+    """Return True for a volume in which a move has hidden names: it can rename, and not by the verbs of a stranger. A
+    read-only one says so when it is asked to."""
+    can_rename = type(volume).rename is not Volume.rename or volume.features.read_only
+    return can_rename and not isinstance(volume, ForeignVolume)
 
 
 def _twin(volume: Volume, item: MovedItem) -> bytes | int:
@@ -376,7 +368,7 @@ class _Copy:
         self._seen = seen
         self._caller = Caller(os.geteuid(), os.getegid(), os.getpid())
         self._place = resolve(self._calls, path, follow=False)
-        made_up = _hidden(self._place.name) if _is_native(volume) else self._place.name
+        made_up = _hidden(self._place.name) if _hides(volume) else self._place.name
         self._name = self.hidden = hidden or made_up
         self._made: list[Change] = []  # directories above it
         self._parent = self._place.parent
@@ -408,7 +400,7 @@ class _Copy:
         return known(self._calls, self.nodes[names], _below(top, names)).node
 
     def _make_parents(self) -> None:
-        with placing.changing(self._volume) as changes:
+        with self._volume.changing() as changes:
             for name, path in zip(self._place.missing, self._place.missing_paths, strict=True):
                 node = self._volume.mkdir(self._parent, name, DIRECTORY_MODE, self._caller).node
                 self._made.append(Change(node, self._parent, name, "created", path + "/"))
@@ -425,7 +417,7 @@ class _Copy:
         self._calls.sync()
 
     def _put_in_place(self, items: list[MovedItem]) -> None:
-        with placing.changing(self._volume) as changes:
+        with self._volume.changing() as changes:
             if self._seen is not self._volume and resolve(self._seen, self._path, follow=False).parent != self._parent:
                 raise OSError(errno.EBUSY, "Its new place was moved meanwhile")
             if self.hidden != self._place.name:
@@ -459,13 +451,13 @@ class _Copy:
                 if self._volume.getattr(node).is_dir:
                     self._volume.setattr(node, AttrChanges(mode=0o700))
         while left:
-            with contextlib.nullcontext() if was_seen else silently(), placing.changing(self._volume) as changes:
+            with contextlib.nullcontext() if was_seen else silently(), self._volume.changing() as changes:
                 for names in left[: -REMOVED_AT_ONCE - 1 : -1]:
                     parent, name = (self.nodes[names[:-1]], names[-1]) if names else (self._parent, self._name)
                     attr, path = self._volume.lookup(parent, name), _below(self._path, names)
                     placing.remove(self._volume, parent, name, attr, changes, path)
             del left[-REMOVED_AT_ONCE:]
-        with placing.changing(self._volume) as changes, contextlib.suppress(OSError):  # it is not empty any more
+        with self._volume.changing() as changes, contextlib.suppress(OSError):  # it is not empty any more
             for made in reversed(self._made):
                 assert made.parent is not None and made.name is not None
                 self._volume.rmdir(made.parent, made.name)
@@ -534,8 +526,8 @@ def _set_aside(volume: Volume, place: Place, items: list[MovedItem], ruled: Volu
     """
     name = paths.to_name(paths.parent_and_name(aside)[1])
     top = items[0]
-    with placing.changing(volume) as changes:
-        if ruled is not volume and isinstance(ruled, NativeVolume):
+    with volume.changing() as changes:
+        if ruled is not volume:
             ruled.require_removable(place.path)
         if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
             raise OSError(errno.EBUSY, CHANGED)

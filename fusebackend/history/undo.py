@@ -42,7 +42,6 @@ from fusebackend.protocol import (
     Volume,
 )
 from fusebackend.volumes import placing
-from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.placing import Name, Placed
 from fusebackend.volumes.walk import Directories
 
@@ -288,7 +287,7 @@ class _Making:
         volume, source = self._volumes[step.prefix], step.source
         if step.word in _IN_PLACE or (source is not None and source.state.size > placing.STAGED_BYTES):
             return step.prefix, "alone"
-        if step.word == "make" and placing.makes_together(volume) and source and placing.is_small(source):
+        if step.word == "make" and volume.places_together and source and placing.is_small(source):
             return step.prefix, "together"
         if not _is_recorded_first(volume):
             return step.prefix, "any"
@@ -316,13 +315,13 @@ class _Making:
         volume = self._volumes[step.prefix]
         self._way = self._ways.setdefault(step.prefix, Directories(volume))
         with contextlib.ExitStack() as stack:
-            if step.word in _IN_PLACE and isinstance(volume, NativeVolume):
+            if step.word in _IN_PLACE:
                 stack.enter_context(volume.rewriting(self._as_seen(step, self._way.at(step.path)[2]).node))
             elif step.word == "make" and step.source is not None and kind == "alone":
                 parent, name, _ = self._way.at(step.path)
                 ready = stack.enter_context(placing.staged(volume, parent, name, step.source))
                 waiting[0] = step._replace(source=ready)
-            changes = stack.enter_context(placing.changing(volume))
+            changes = stack.enter_context(volume.changing())
             self._way.look_again()
             if kind == "together" and len(waiting) > 1:
                 self._make_together(volume, waiting, changes)

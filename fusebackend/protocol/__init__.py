@@ -1,5 +1,5 @@
 """Both faces of a backend, and the records that cross them. The only behaviour are defaults: verbs under their older
-names, `a…` forms of verbs, and the text that `str(ReadResult)` shows.
+names, `a…` forms of verbs, the text that `str(ReadResult)` shows, and the change feed of a volume.
 
 agent.py         the agent face, `BackendProtocol`: a path in, a record out, never an exception for a bad path
 records.py       its records
@@ -9,7 +9,7 @@ versions.py      versions of files, and changes on condition of one
 served.py        the verbs of a mount, declared once, as a table for every door to them
 branch.py        a branch for the length of a block, as a backend
 awaited.py       their `a…` forms, for editors and mypy
-volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno
+volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno; its change feed
 snapshots.py     volumes that keep earlier states of themselves
 commit_log.py    what a change adds to the log, in its transaction
 remote.py        files behind an API, `Remote`: list, head, read, put, delete, copy

@@ -34,7 +34,7 @@ NOTE: ContextVar[Note | None] = ContextVar("fusebackend_note", default=None)
 
 
 class StepNote(Protocol):
-    """What the changes of several operations (`NativeVolume.changing`, `change_as_one`) add to the log, as those of a
+    """What the changes of several operations (`Volume.changing`, `change_as_one`) add to the log, as those of a
     verb. A step may take several of them."""
 
     def rows(self, volume: Any, changes: Changes) -> Sequence[LogRow]:

@@ -43,12 +43,13 @@ from fusebackend.protocol import (
     AttrChanges,
     Caller,
     Change,
+    NewFile,
     StatFs,
     Volume,
+    unsupported,
     version_of_etag,
 )
 from fusebackend.protocol.remote import Remote
-from fusebackend.protocol.volume import unsupported
 from fusebackend.remote.agent_remote import AgentRemote, FilesRemote
 from fusebackend.remote.agent_verbs import FileVerbs
 from fusebackend.remote.buffer import Buffer
@@ -56,7 +57,6 @@ from fusebackend.remote.entry import OWN, Entry
 from fusebackend.remote.files import RemoteFiles
 from fusebackend.remote.parallel import Gate
 from fusebackend.remote.tree import Tree
-from fusebackend.volumes.native import NativeVolume, NewFile
 
 MAX_FILE_BYTES = 5 << 40
 """Larger files are EFBIG: S3 takes no larger object."""
@@ -77,7 +77,7 @@ STATFS = StatFs(4096, 1 << 30, 1 << 30, 1 << 31, 1 << 31)
 """A remote doesn't tell; this says there is room."""
 
 
-class RemoteVolume(NativeVolume):
+class RemoteVolume(Volume):
     """See the module's docstring.
 
     Args:
@@ -97,7 +97,6 @@ class RemoteVolume(NativeVolume):
         clock: Callable[[], float] = time.monotonic,
         first_node: int = ROOT_NODE,
     ) -> None:
-        super().__init__()
         self.remote = remote
         self.at_once = remote.at_once
         self.byte_cache = remote.byte_cache

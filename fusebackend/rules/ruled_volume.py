@@ -58,7 +58,6 @@ from fusebackend.rules.rule import Mode, Operation
 from fusebackend.rules.view import ALLOWED, View
 from fusebackend.volumes import walk
 from fusebackend.volumes.frozen import FrozenTree, LooksAhead
-from fusebackend.volumes.native import NativeVolume
 
 _SHIFT = 44
 LINKED, NO_READ, NO_WRITE, APPEND = (1 << _SHIFT << bit for bit in range(4))
@@ -109,7 +108,7 @@ class _Walk(threading.local):
         self.paths: dict[int, AgentPath] = {}
 
 
-class RuledVolume(NativeVolume):
+class RuledVolume(Volume):
     """See the module's docstring. Any thread, as the volume below.
 
     Args:
@@ -131,7 +130,6 @@ class RuledVolume(NativeVolume):
         read_only: bool = False,
         for_all: bool = False,
     ) -> None:
-        super().__init__()
         self.below = below
         self.view = view
         self.lock: AbstractContextManager[Any] = below.lock
@@ -156,7 +154,7 @@ class RuledVolume(NativeVolume):
 
     @property
     def directory_moves(self) -> int | None:  # type: ignore[override]
-        return self.below.directory_moves if isinstance(self.below, NativeVolume) else None
+        return self.below.directory_moves
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
@@ -211,7 +209,7 @@ class RuledVolume(NativeVolume):
                     walk.paths = {}
 
     def way_to(self, directory: int) -> bytes | None:
-        return self.below.way_to(directory & NODES) if isinstance(self.below, NativeVolume) else None
+        return self.below.way_to(directory & NODES)
 
     def _place(self, node: int) -> tuple[int, bytes] | None:
         """Return the directory that a directory is in, and its name there, if the volume knows it."""
@@ -471,8 +469,7 @@ class RuledVolume(NativeVolume):
             self._require_free(top)
             for inner, _ in walk.below(self.below, place.found.node, to_name(top)) if place.found.is_dir else ():
                 self._require_free(AgentPath(to_text(inner)))
-            if isinstance(self.below, NativeVolume):
-                self.below.require_removable(path)
+            self.below.require_removable(path)
 
     def _require_free(self, path: AgentPath) -> None:
         """EACCES for what may not be read and removed. It is not said which of both, nor that it is hidden."""
@@ -487,15 +484,13 @@ class RuledVolume(NativeVolume):
         with met.deciding():
             for path in paths:
                 self._may_change(self._outer(path), None, *(() if changed else ("append",)))
-            if isinstance(self.below, NativeVolume):
-                self.below.require_new(*paths, changed=changed)
+            self.below.require_new(*paths, changed=changed)
 
     def require_rename(self, path: str, new: str) -> None:
         with self.lock:
             place = walk.resolve(self, path, follow=False)
             self._decide_rename(place.parent, place.name, self._outer(new), to_name(new))
-            if isinstance(self.below, NativeVolume):
-                self.below.require_rename(path, new)
+            self.below.require_rename(path, new)
 
     def _outer(self, path: str) -> AgentPath:
         """Return the path in the mounted tree of one in the volume."""
@@ -629,7 +624,7 @@ class RuledVolume(NativeVolume):
     def _clear_set_id(self, node: int) -> None:
         """Clear the set-ID bits of a file before a write. They are not shown, so the mount can't know of them."""
         attr = self.below.getattr(node & NODES)
-        if attr.mode & 0o6000 and stat.S_ISREG(attr.mode) and isinstance(self.below, NativeVolume):
+        if attr.mode & 0o6000 and stat.S_ISREG(attr.mode):
             with self.below.changing() as changes:  # the kernel has the mode in other trees
                 changes.append(Change(node=node & NODES))
                 mode = stat.S_IMODE(attr.mode) & ~0o6000
@@ -685,27 +680,22 @@ class RuledVolume(NativeVolume):
     def _is_shown(self, path: str) -> bool:
         return not self.view.is_hidden(join(self._prefix, path.strip("/")) if path != "/" else "/")
 
-    def _native(self) -> NativeVolume:
-        if not isinstance(self.below, NativeVolume):
-            raise TypeError(f"a {type(self.below).__name__} reports no changes")
-        return self.below
-
     def guard(self, callback: Guard) -> Callable[[], None]:
-        return self.below.guard(callback) if isinstance(self.below, NativeVolume) else lambda: None
+        return self.below.guard(callback)
 
     def rewriting(self, node: int) -> AbstractContextManager[None]:  # type: ignore[override]
-        return self._native().rewriting(node & NODES)
+        return self.below.rewriting(node & NODES)
 
     @contextmanager
     def changing(self) -> Iterator[Changes]:
-        with self._native().changing() as below, self._reported(below) as changes:
+        with self.below.changing() as below, self._reported(below) as changes:
             yield changes
 
     def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
-        return self._native().change_as_one(self._reports(work), *paths, removes=removes, reads=reads)
+        return self.below.change_as_one(self._reports(work), *paths, removes=removes, reads=reads)
 
     def change_at_once(self, work: Callable[[Changes], T]) -> T:
-        return self._native().change_at_once(self._reports(work))
+        return self.below.change_at_once(self._reports(work))
 
     def _reports(self, work: Callable[[Changes], T]) -> Callable[[Changes], T]:
         def reporting(below: Changes) -> T:
@@ -725,7 +715,7 @@ class RuledVolume(NativeVolume):
                 below[begin:] = map(_stripped, below[begin:])
 
     def publish(self, *changes: Change) -> None:
-        self._native().publish(*map(_stripped, changes))
+        self.below.publish(*map(_stripped, changes))
 
 
 def _refused_permissions(bits: int) -> int:

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusebackend.backends.sandbox.base import BaseSandbox
 from fusebackend.backends.sandbox.scripts import Script, entries_of, failure, nonce, status_of
@@ -41,14 +41,12 @@ from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownl
 from fusebackend.remote.files import conflict_path
 from fusebackend.server.binds import OWN_DIRECTORY, is_systems
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.placing import changing
 from fusebackend.volumes.walk import FileWalk, resolve
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
-    from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
@@ -383,7 +381,7 @@ class Carrying:
             return
 
         def change() -> None:
-            with changing(route.volume) as changes:
+            with route.volume.changing() as changes:
                 attr = resolve(route.volume, route.inner(path), follow=False).found
                 readable = stat.S_IMODE(attr.mode) & 0o444
                 mode = stat.S_IMODE(attr.mode) & ~0o111 | (readable >> 2 if executable else 0)
@@ -415,7 +413,7 @@ class Carrying:
             if status != "ok":
                 route = self._tree.route_of(directory)
                 with contextlib.suppress(OSError):  # it is gone, or not empty
-                    face = VolumeBackend(cast("NativeVolume", route.volume))
+                    face = VolumeBackend(route.volume)
                     route.executor.run("carry", partial(face.remove_directory, route.inner(directory)))
 
     def _above(self, gone: list[AgentPath]) -> list[AgentPath]:

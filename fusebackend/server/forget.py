@@ -180,7 +180,7 @@ class Forgetting:
             if dry_run:
                 continue
             for each in own:
-                with placing.changing(branch) as changes:
+                with branch.changing() as changes:
                     place = resolve(branch, each, follow=False, most_bytes=ANY_BYTES)
                     _empty(branch, place.found)  # the kernel may keep the node for a while
                     placing.remove(branch, place.parent, place.name, place.found, changes, each)

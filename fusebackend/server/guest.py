@@ -53,7 +53,6 @@ from fusebackend.protocol import Change, ExecuteResponse
 from fusebackend.server.binds import Binds
 from fusebackend.server.carrying import Carrying
 from fusebackend.shell.options import ShellOptions
-from fusebackend.volumes.native import NativeVolume
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
@@ -292,8 +291,7 @@ class Guest:
             route.executor.run("invalidate", partial(self._filesystem.invalidation.expire, route))
         except OSError as error:
             log.info("what a command has changed shows late: %s", error)
-        if isinstance(route.volume, NativeVolume):
-            route.volume.publish(Change(path="/"))
+        route.volume.publish(Change(path="/"))
 
     # -- life --------------------------------------------------------------------------------------------------
 

@@ -97,7 +97,6 @@ from fusebackend.urls import SCHEMES
 from fusebackend.vfs.watch.async_watch import AsyncWatch
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import version_of
-from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import resolve
 
 if TYPE_CHECKING:
@@ -632,8 +631,6 @@ class MountedBackend(ServedMount):
         try:
             name, outer = self._placed(path)
             route, volume = self._seen(name, outer)
-            if not isinstance(volume, NativeVolume):
-                raise errors.oserror(errno.ENOTSUP)
             return route.executor.run(verb, lambda: work(VolumeBackend(volume), route.inner(outer)))
         except OSError as error:
             raise errors.about(error, path) from None
@@ -991,9 +988,8 @@ class MountedBackend(ServedMount):
             self._asking.approvals.forget(map(normalise, paths), self._decider())
         found = Forgetting(tree.volume_at, self._recorder, self._branches).forget(paths, dry_run=dry_run)
         if not dry_run:
-            for route in tree.attached[len(tree.routes) :]:
-                if isinstance(route.volume, NativeVolume):  # snapshots and branches
-                    self.filesystem.invalidation.expire(route)
+            for route in tree.attached[len(tree.routes) :]:  # snapshots and branches
+                self.filesystem.invalidation.expire(route)
         return found
 
     def watch(self, path: str = "/") -> Watch:

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from fusebackend.base import paths
 from fusebackend.base.paths import to_text
@@ -30,7 +30,6 @@ from fusebackend.trees.snapshots import Snapshots
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.vfs.xattrs import SOCKET_XATTR
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +173,7 @@ class TreesFace:
         """Return the mounted files with all that is in the trees directory now."""
         routes = self._tree.beside
         if self._beside is not routes:  # any thread; two may make the same
-            beside = {str(path): VolumeBackend(cast("NativeVolume", route.volume)) for path, route in routes.items()}
+            beside = {str(path): VolumeBackend(route.volume) for path, route in routes.items()}
             self._both = CompositeBackend(self._backend, {**self._files, **beside, **self._views})
             self._beside = routes
         return self._both

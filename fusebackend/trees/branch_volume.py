@@ -26,7 +26,7 @@ import stat
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -242,6 +242,8 @@ class BranchVolume(SqliteVolume):
         waits = any(view.features.blocking for view in lower.views.values())
         # Of a live route, long copies are made in threads, and everything else on the mount's loop.
         self.all_at_once = is_live and not waits
+        if self.all_at_once:
+            self.lock = waiting.Lock()
         self.features = Features(acls=True, change_feed=not is_live, blocking=is_live or waits)
         if not os.path.exists(path):
             _make(os.path.realpath(path), lower, self.routes, self.created_ns)
@@ -256,9 +258,6 @@ class BranchVolume(SqliteVolume):
         except BaseException:
             self.close()
             raise
-
-    def _new_lock(self) -> AbstractContextManager[Any]:
-        return waiting.Lock() if self.all_at_once else super()._new_lock()
 
     def _workers(self) -> Sequence[Worker]:
         return ()  # no snapshots, and no index: most files are below

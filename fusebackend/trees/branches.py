@@ -30,7 +30,6 @@ from fusebackend.trees.composed import Places
 from fusebackend.trees.lower_tree import LowerTree
 from fusebackend.trees.refs import Ref, Refs, nanoseconds
 from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name, require_there
-from fusebackend.volumes.native import NativeVolume
 
 if TYPE_CHECKING:
     from fusebackend.trees.restore import Restores
@@ -68,7 +67,7 @@ class Shown(Protocol):
     def path(self) -> AgentPath:
         """The path of the directory, below the mount point."""
 
-    def attach(self, name: str, volume: NativeVolume) -> None:
+    def attach(self, name: str, volume: Volume) -> None:
         """Show a volume."""
 
     def detach(self, name: str) -> None:

@@ -36,7 +36,6 @@ from fusebackend.protocol import (
 from fusebackend.trees.composed import ComposedTree, Places, Spot, Under
 from fusebackend.trees.snapshots import Parts, Snapshots
 from fusebackend.vfs.pseudo_files import own_attr
-from fusebackend.volumes.native import NativeVolume
 
 LOW_BITS = 24
 """Of a node, those that stay in its number. A `postgres:` volume goes on elsewhere after each start of its server
@@ -73,7 +72,7 @@ class _Tree(ComposedTree):
         return block << LOW_BITS | node & (1 << LOW_BITS) - 1
 
 
-class SnapshotTrees(NativeVolume):
+class SnapshotTrees(Volume):
     """See the module's docstring.
 
     Args:
@@ -82,7 +81,6 @@ class SnapshotTrees(NativeVolume):
     """
 
     def __init__(self, snapshots: Snapshots, prefixes: Iterable[AgentPath]) -> None:
-        super().__init__()
         volumes = snapshots.volumes
         self.features = Features(
             acls=True, read_only=True, blocking=any(each.features.blocking for each in volumes.values())

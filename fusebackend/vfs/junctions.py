@@ -46,7 +46,6 @@ from fusebackend.vfs.door import ChangeListener, Door
 from fusebackend.vfs.inodes import NODE_BITS, SYNTHETIC_INDEX, inode_number, node_of, route_index
 from fusebackend.vfs.options import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits, TreesOptions
 from fusebackend.vfs.pseudo_files import PseudoFiles, own_attr
-from fusebackend.volumes.native import NativeVolume
 
 if TYPE_CHECKING:
     from fusebackend.vfs.watch.node_paths import NodePaths
@@ -427,9 +426,7 @@ class MountTree:
         self.servers.children = {**self.servers.children, name: made}
         return made
 
-    def add_route(
-        self, name: bytes, volume: NativeVolume, deadline_s: float, directory: Junction | None = None
-    ) -> Route:
+    def add_route(self, name: bytes, volume: Volume, deadline_s: float, directory: Junction | None = None) -> Route:
         """Attach a volume in the trees directory, until `remove_route`. In any thread, one at a time.
 
         Where listings of the main tree's root show the trees directory, its own do not show the volume: `find` would
@@ -549,7 +546,7 @@ class MountTree:
 # -- a route that has gone ---------------------------------------------------------------------------------------
 
 
-class GoneVolume(NativeVolume):
+class GoneVolume(Volume):
     """Takes the place of a volume that was detached from a running mount. Every call is ESTALE.
 
     The kernel may go on asking for inodes that it has."""

@@ -53,7 +53,6 @@ from fusebackend.vfs.switches import Switches
 from fusebackend.vfs.watch.feed import ChangeFeed
 from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.vfs.xattrs import ExtendedAttributes
-from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
@@ -519,7 +518,7 @@ class FileSystem:
 
     # -- trees -------------------------------------------------------------------------------------------------
 
-    def add_route(self, name: str, volume: NativeVolume) -> AgentPath:
+    def add_route(self, name: str, volume: Volume) -> AgentPath:
         """Attach a volume in the trees directory, until the mount ends. Before the mount, and before `add_tree`.
 
         Args:
@@ -640,9 +639,7 @@ class FileSystem:
         self.invalidation.start(kernel)
         self.feed.start(kernel)
         self._unguard = [
-            volume.guard(partial(self.write_barrier.begin, routes))
-            for volume, routes in self.tree.volumes()
-            if isinstance(volume, NativeVolume)
+            volume.guard(partial(self.write_barrier.begin, routes)) for volume, routes in self.tree.volumes()
         ]
 
     def detach(self) -> None:
@@ -733,7 +730,7 @@ class RoutesDirectory:
         """The path of the directory, below the mount point."""
         return self._directory.path
 
-    def attach(self, name: str, volume: NativeVolume) -> None:
+    def attach(self, name: str, volume: Volume) -> None:
         """Attach a volume, which reports every change to `subscribe`.
 
         Raises:

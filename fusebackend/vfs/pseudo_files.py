@@ -30,8 +30,7 @@ from typing import NamedTuple
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name
-from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, WHOLE_FILES, Attr, StatFs
-from fusebackend.volumes.native import NativeVolume
+from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, WHOLE_FILES, Attr, StatFs, Volume
 
 FIRST_OPENED = 1 << 32
 """Nodes from here on are contents of open handles; those below are the files."""
@@ -67,7 +66,7 @@ class PseudoFile:
         self.opened: dict[int, ContentSince] = {}  # by the handle's node, in the order of the opens
 
 
-class PseudoDirectory(NativeVolume):
+class PseudoDirectory(Volume):
     """A read-only directory of computed files: names, attributes but for sizes, and what no open may do."""
 
     features = replace(WHOLE_FILES, random_writes=True, durable=False, read_only=True)
@@ -76,7 +75,6 @@ class PseudoDirectory(NativeVolume):
     directory_mode = 0o555
 
     def __init__(self) -> None:
-        super().__init__()
         self.since_ns = time.time_ns()
 
     @abc.abstractmethod

@@ -1,6 +1,5 @@
 """POSIX rules and the agent face, for every native volume.
 
-native.py        `NativeVolume`: a lock and a change feed
 posix.py         `TreeVolume`: the POSIX rules
 frozen.py        `FrozenTree`: a state that never changes again
 storage.py       `Inode` and `Chunk`, as a volume has them in memory, and a cache of chunks

@@ -44,6 +44,7 @@ from fusebackend.protocol import (
     OnExists,
     ReadResult,
     Refusal,
+    Volume,
     verbs,
     version_of_bytes,
 )
@@ -61,7 +62,6 @@ from fusebackend.volumes.contents import (
     rewrite,
     write_pieces,
 )
-from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.removal import remove_tree
 from fusebackend.volumes.search import FileSearch, Search, file_info
 from fusebackend.volumes.walk import Needs, Place, entries, resolve, resolve_from
@@ -97,7 +97,7 @@ class VolumeBackend(AgentVerbs):
     max_file_bytes: int = 2 << 30
     max_search_bytes: int = 2 << 30
 
-    def __init__(self, volume: NativeVolume, *, on_exists: OnExists = "error") -> None:
+    def __init__(self, volume: Volume, *, on_exists: OnExists = "error") -> None:
         super().__init__(on_exists=on_exists)
         self.volume = self._named = volume  # the paths name nodes of another one where they are the machine's
         self._closed = False

@@ -2,16 +2,16 @@
 
 Undo, restore and merge change volumes through this module. A `Source` has the state that a file shall get: `NodeSource`
 that of a node of another volume, such as a snapshot, `KeptSource` attributes with a file on disk for the bytes.
-Each function appends the `Change`s it makes to a list, which `changing` reports to kernel caches and watchers:
+Each function appends the `Change`s it makes to a list, which `Volume.changing` reports to kernel caches and watchers:
 
-    with staged(volume, parent, name, source) as ready, changing(volume) as changes:
+    with staged(volume, parent, name, source) as ready, volume.changing() as changes:
         ...  # compare the file that is there with the expected one: the lock is held
         make(volume, parent, name, ready, changes, path)
 
 A new file gets its name when it is complete, by a rename from a temporary name beside it, so that no reader and no
 crash sees half of it. `staged` writes a large one with the lock free; without it, `make` holds the lock for as long as
 the bytes take. A volume that stores whole files needs no temporary name, nor does a small file in one of ours
-(`NativeVolume.place`).
+(`Volume.place`).
 
 A volume may keep less than the state has (an owner that this process may not give, extended attributes): `Placed.lost`
 names those attributes. A kind of file that it can't hold is EPERM. One process places one name at
@@ -41,12 +41,12 @@ from fusebackend.protocol import (
     Change,
     Changes,
     EventKind,
+    NewFile,
     Volume,
 )
+from fusebackend.protocol.volume import State as State
 from fusebackend.volumes.contents import PIECE_BYTES, data_pieces, filled, opened
 from fusebackend.volumes.frozen import GivesPieces, LooksAhead
-from fusebackend.volumes.native import NativeVolume, NewFile
-from fusebackend.volumes.native import State as State
 from fusebackend.volumes.storage import CHUNK_BYTES
 from fusebackend.volumes.walk import vanishing
 
@@ -196,17 +196,6 @@ class Placed(NamedTuple):
     """Attributes that the volume did not take: `owner`, `mode`, `times`, `extended attributes`."""
 
 
-@contextlib.contextmanager
-def changing(volume: Volume) -> Iterator[Changes]:
-    """Hold a volume's lock for a change, and report the changes in the list at the end, also after an error."""
-    if isinstance(volume, NativeVolume):
-        with volume.changing() as changes:
-            yield changes
-    else:
-        with volume.lock:
-            yield []
-
-
 def refusals(volume: Volume, gone: Collection[str], new: Iterable[str]) -> Iterator[tuple[str, OSError]]:
     """Give the paths that can't be removed, and those at which nothing can be made, as far as that is known before the
     first change; each with the reason. Those that earlier steps bring are passed over.
@@ -215,8 +204,6 @@ def refusals(volume: Volume, gone: Collection[str], new: Iterable[str]) -> Itera
         gone: what is to be removed. What lies in another one is looked at with it.
         new: what is to be made, or renamed there.
     """
-    if not isinstance(volume, NativeVolume):
-        return
     checks = [(path, partial(volume.require_new, path, changed=True)) for path in new]
     checks += [(path, partial(volume.require_removable, path)) for path in gone if path.rpartition("/")[0] not in gone]
     for path, check in checks:
@@ -300,18 +287,13 @@ def make(volume: Volume, parent: int, name: bytes, source: Source, changes: Chan
     return placed
 
 
-def makes_together(volume: Volume) -> bool:
-    """Return True for a volume where `make_together` takes much less time than `make` for each file."""
-    return isinstance(volume, NativeVolume) and volume.places_together
-
-
 def make_together(volume: Volume, new: Sequence[tuple[Name, Source]], changes: Changes) -> list[Placed | OSError]:
-    """Make small regular files (`is_small`), each under a vacant name. Their bytes are in memory at once.
+    """Make small regular files (`is_small`), each under a vacant name. Their bytes are in memory at once. Only of a
+    volume that `places_together`.
 
     Returns:
         for each its outcome, or the error of `make`: ECANCELED if it was not begun after the error of another.
     """
-    assert isinstance(volume, NativeVolume), "it makes files together"
     made: list[Placed | OSError] = []
     files = [_new_file(name.parent, name.name, source) for name, source in new]
     for (name, source), attr in zip(new, volume.place_all(files), strict=True):
@@ -350,7 +332,7 @@ def _make_file(volume: Volume, parent: int, name: bytes, source: Source) -> Plac
 def _placed(volume: Volume, parent: int, name: bytes, source: Source) -> Placed | None:
     """Make a file in a volume that makes it as one change, and so needs no temporary name; None for others. In a volume
     that stores whole files it may be large."""
-    if not isinstance(volume, NativeVolume) or volume.features.shared or not stat.S_ISREG(source.state.mode):
+    if volume.features.shared or not stat.S_ISREG(source.state.mode):
         return None
     if not is_small(source) and volume.features.random_writes:
         return None

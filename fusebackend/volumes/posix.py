@@ -28,10 +28,11 @@ from fusebackend.protocol import (
     Attr,
     AttrChanges,
     Caller,
+    NewFile,
     Usage,
+    Volume,
     version_of_attr,
 )
-from fusebackend.volumes.native import NativeVolume, NewFile
 from fusebackend.volumes.quota import Quota, bytes_of_blocks, bytes_of_xattrs
 from fusebackend.volumes.storage import (
     CHUNK_BYTES,
@@ -71,11 +72,10 @@ def _within_range(time_ns: int) -> int:
     return max(TIME_MIN_NS, min(time_ns, TIME_MAX_NS))
 
 
-class TreeVolume(NativeVolume):
+class TreeVolume(Volume):
     """The rules, and the storage that they are over. See the module's docstring."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._versions = itertools.count(1)
         self._quota: Quota | None = None  # None for a volume without limits
         self._held: set[int] = set()  # nodes the kernel knows; apart from inodes, which a storage may let go of

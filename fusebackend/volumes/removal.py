@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import Attr, Change, Changes, Volume
-from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import Directories, vanishing
 
 REMOVED_AT_ONCE = 100
@@ -41,7 +40,7 @@ class _Doomed:
         return page
 
 
-def remove_tree(volume: NativeVolume, path: AgentPath, node: int) -> None:
+def remove_tree(volume: Volume, path: AgentPath, node: int) -> None:
     """Delete a directory and all below it, but nothing that is moved away meanwhile. Not recursive."""
     left, entered, way = [_Doomed(path, node)], set[int](), Directories(volume)
     while left:
@@ -50,7 +49,7 @@ def remove_tree(volume: NativeVolume, path: AgentPath, node: int) -> None:
 
 
 def _portion(
-    volume: NativeVolume, way: Directories, left: list[_Doomed], entered: set[int], changes: Changes
+    volume: Volume, way: Directories, left: list[_Doomed], entered: set[int], changes: Changes
 ) -> tuple[list[_Doomed], set[int]]:
     """Delete a portion of the last directories: of a volume that blocks, in one of them. The volume may undo that and
     call this again, so it returns what is left then, and the directories being emptied, each below the one before."""
@@ -74,7 +73,7 @@ def _portion(
 
 
 def _empty(
-    volume: NativeVolume, way: Directories, doomed: _Doomed, entered: set[int], changes: Changes
+    volume: Volume, way: Directories, doomed: _Doomed, entered: set[int], changes: Changes
 ) -> list[_Doomed] | None:
     """Delete a portion of a directory. Returns the directories in it; None when it is gone, or not there any more: it,
     or one above it, may have been moved away and replaced."""

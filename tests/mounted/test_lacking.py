@@ -52,7 +52,7 @@ def test_a_volume_of_it(lacking: tuple[str, Path]) -> None:
             refused(errno.EPERM, volume.listxattr, attr.node)
         state = state_of(volume, attr)
         assert state.xattrs == {} and state.size == 1
-        with placing.changing(volume) as changes:
+        with volume.changing() as changes:
             placed = placing.make(volume, ROOT_NODE, b"copy", KeptSource(state._replace(size=0)), changes, "/copy")
             assert placed.lost == (), "all that the state has"
             wanted = state._replace(size=0, xattrs={b"user.a": b"1"})

@@ -10,9 +10,8 @@ import struct
 
 from fusebackend.backends.postgres import PostgresBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, SnapshotVolume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, NewFile, SnapshotVolume, State
 from fusebackend.volumes.agent_face import VolumeBackend
-from fusebackend.volumes.native import NewFile, State
 
 USUAL = (errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.EDQUOT)
 USUAL += (errno.EPERM, errno.ENODATA, errno.ESTALE, errno.EBUSY)

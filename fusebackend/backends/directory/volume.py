@@ -42,11 +42,13 @@ from fusebackend.protocol import (
     AttrChanges,
     Caller,
     Features,
+    NewFile,
+    State,
     StatFs,
+    Volume,
     version_of_attr,
 )
 from fusebackend.protocol.versions import COARSE_NS
-from fusebackend.volumes.native import NativeVolume, NewFile, State
 from fusebackend.volumes.walk import resolve
 
 PAGE_ENTRIES = 1000
@@ -86,7 +88,7 @@ class _Listing(NamedTuple):
         self.names[index : index + self.has(name)] = [name] if is_there else []
 
 
-class DirectoryVolume(NativeVolume):
+class DirectoryVolume(Volume):
     """See the module's docstring.
 
     Args:
@@ -100,7 +102,6 @@ class DirectoryVolume(NativeVolume):
     features = Features(acls=True, change_feed=False)
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        super().__init__()
         self._nodes = NodeTable(dirfd.open_root(os.fspath(root)))
         status = os.fstat(self._nodes.root_descriptor.fd)
         self._at = AtPath(os.path.abspath(root), (status.st_dev, status.st_ino), _ELSEWHERE)

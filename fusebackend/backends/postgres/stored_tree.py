@@ -285,7 +285,7 @@ class PostgresTree(TreeVolume):
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:
-        """As in `NativeVolume`: one transaction that keeps all others out. An error undoes all of it.
+        """As in `Volume`: one transaction that keeps all others out. An error undoes all of it.
 
         Observers and subscribers are called when it has been committed.
         """
@@ -327,7 +327,7 @@ class PostgresTree(TreeVolume):
             note.committed()
 
     def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
-        """As in `NativeVolume`: one transaction, which locks what it changes, and is repeated if it was overtaken.
+        """As in `Volume`: one transaction, which locks what it changes, and is repeated if it was overtaken.
 
         The last of `SHARED_ATTEMPTS` keeps all others out, so that it comes to an end.
         """

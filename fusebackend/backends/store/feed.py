@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.databases.listener import PING_S, Ask, Listener
-from fusebackend.volumes.native import listening
+from fusebackend.protocol.volume import listening
 
 if TYPE_CHECKING:
     from psycopg import Connection, Cursor

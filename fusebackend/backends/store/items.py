@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, Self
 from fusebackend.backends.store.values import About, about
 from fusebackend.base.batches import by_size
 from fusebackend.base.json_text import pretty
-from fusebackend.volumes.native import listening
+from fusebackend.protocol.volume import listening
 
 BATCH_BYTES = 8 << 20
 BATCH_ITEMS = 1000

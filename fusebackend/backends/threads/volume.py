@@ -34,9 +34,19 @@ from fusebackend.backends.threads.tree import LineDirectory, Tree
 from fusebackend.base import errors, heap, paths, waiting
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Observer, StatFs
+from fusebackend.protocol import (
+    MAX_NODE,
+    ROOT_NODE,
+    Attr,
+    AttrChanges,
+    Caller,
+    Change,
+    Features,
+    Observer,
+    StatFs,
+    Volume,
+)
 from fusebackend.remote.volume import RemoteVolume
-from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import names_of
 
 log = logging.getLogger(__name__)
@@ -95,7 +105,7 @@ class WritableHead:
         return attr
 
 
-class ThreadsVolume(NativeVolume):
+class ThreadsVolume(Volume):
     """See the module's docstring. `close` closes the database.
 
     Calls that read more than a few rows of a local database are made in threads: the others say `will_wait`.
@@ -120,7 +130,6 @@ class ThreadsVolume(NativeVolume):
         may_write: bool = False,
         quiet_s: float = QUIET_S,
     ) -> None:
-        super().__init__()
         self.features = Features(
             rename=False,
             links=False,

@@ -57,7 +57,6 @@ from fusebackend.trees.merge.plan import PARKED, MergePlan, Step
 from fusebackend.trees.merge.records import MergeRecords
 from fusebackend.trees.merge.tree import shown
 from fusebackend.volumes import placing
-from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.placing import BytesSource, KeptSource, Name, Source
 from fusebackend.volumes.walk import Directories, entries
 
@@ -379,7 +378,7 @@ class _ChangingRoute:
                 self.staging_node = self.volume.lookup(ROOT_NODE, self.staging_name).node
             except FileNotFoundError:
                 owner = Caller(os.geteuid(), os.getegid(), os.getpid())
-                with placing.changing(self.volume) as changes, self._same_time():
+                with self.volume.changing() as changes, self._same_time():
                     made = self.volume.mkdir(ROOT_NODE, self.staging_name, 0o700, owner)
                     self.staging_node = made.node
                     changes += [Change(node=ROOT_NODE), Change(made.node, ROOT_NODE, self.staging_name)]
@@ -415,7 +414,7 @@ class _ChangingRoute:
         for old, parked in moves:
             if not parked.startswith(PARKED) or any(each == parked for each, _ in moves):
                 continue
-            with recording() as records, placing.changing(self.volume) as changes:
+            with recording() as records, self.volume.changing() as changes:
                 self.directories.look_again()
                 attr = self.find(parked)
                 if attr is None:
@@ -445,7 +444,7 @@ class _ChangingRoute:
             return
         node = there.node
         self._empty(node)
-        with placing.changing(self.volume) as changes, contextlib.suppress(FileNotFoundError), self._same_time(OSError):
+        with self.volume.changing() as changes, contextlib.suppress(FileNotFoundError), self._same_time(OSError):
             self.volume.rmdir(ROOT_NODE, self.staging_name)
             changes += [Change(node=ROOT_NODE), Change(node, ROOT_NODE, self.staging_name)]
         self.staging_node = 0
@@ -455,7 +454,7 @@ class _ChangingRoute:
             node, is_dir = attr.node, attr.is_dir
             if is_dir:
                 self._empty(node)
-            with placing.changing(self.volume) as changes:
+            with self.volume.changing() as changes:
                 self.volume.rmdir(directory, name) if is_dir else self.volume.unlink(directory, name)
                 changes += [Change(node=directory), Change(node, directory, name)]
 
@@ -656,7 +655,7 @@ class _OneByOne(_RouteSteps):
         with contextlib.ExitStack() as stack:
             if is_new and not is_staged:
                 self.ready = stack.enter_context(placing.at_hand(self.source(step)))
-            changes = stack.enter_context(placing.changing(self.volume))
+            changes = stack.enter_context(self.volume.changing())
             self.route.directories.look_again()
             attr = self.check(step)
             if is_staged:  # the lock was free since: the node may have another number
@@ -676,12 +675,11 @@ class _AtOnce(_RouteSteps):
         for index, step in staged:
             self.stage(step, b"%d" % index)
         if len(self.steps) > 1 or staged:
-            with placing.changing(self.volume):
+            with self.volume.changing():
                 self.route.staging()
             self.volume.sync()
 
     def run(self) -> None:
-        assert isinstance(self.volume, NativeVolume)
         moves = [[os.fsdecode(old), os.fsdecode(new)] for old, new in map(_ends, self.steps) if new]
         if moves:
             self.journal.note({"moves": moves, "prefix": self.route.prefix})
@@ -734,7 +732,6 @@ class _AtOnce(_RouteSteps):
             if self.volume.readdir(attr.node, b"", 1):
                 raise MainChangedError(shown(step.path))
             # The staging directory, into which it goes, could not be removed with names that rules hide in it.
-            assert isinstance(self.volume, NativeVolume)
             self.volume.require_removable(self.route.inner(step.path))
         node, is_dir = attr.node, attr.is_dir
         self.going(step, attr)

@@ -27,19 +27,11 @@ from typing import Literal, NamedTuple
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath, to_text
 from fusebackend.composite.route_table import PrefixTable
-from fusebackend.protocol import (
-    RENAME_EXCHANGE,
-    Change,
-    EventKind,
-    EventSequence,
-    EventSource,
-    FileEvent,
-)
+from fusebackend.protocol import RENAME_EXCHANGE, Change, EventKind, EventSequence, EventSource, FileEvent
 from fusebackend.vfs.coherence.page_cache import NO_KERNEL, KernelCache
 from fusebackend.vfs.door import ChangeListener, DoorChange
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.vfs.watch.node_paths import NodePaths
-from fusebackend.volumes.native import NativeVolume
 
 # -- the queue of a watcher --------------------------------------------------------------------------------------
 
@@ -251,8 +243,7 @@ class ChangeFeed:
             return
         for volume, routes in self._tree.volumes():
             self._report(routes)
-            if isinstance(volume, NativeVolume):
-                volume.watched = bool(watches)
+            volume.watched = bool(watches)
 
     def follow(self) -> None:
         """Report the kernel's changes of routes that have been attached in other trees. In any thread."""

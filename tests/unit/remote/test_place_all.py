@@ -23,11 +23,10 @@ from seed_backends import DuckBackend
 from fusebackend.backends import ForeignVolume, StoreBackend
 from fusebackend.backends.fsspec.remote import FsspecRemote
 from fusebackend.backends.object_store.remote import BucketRemote
-from fusebackend.protocol import ROOT_NODE, Attr
+from fusebackend.protocol import ROOT_NODE, Attr, NewFile, State
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing.by_path import content, walk
 from fusebackend.testing.posix.case import refused
-from fusebackend.volumes.native import NewFile, State
 
 MTIME_NS = 1_500_000_000_123_456_789
 LONGEST_TTL_S = 3600.0

@@ -59,7 +59,7 @@ def on_disk(tmp_path: Path) -> Iterator[Held]:
 
 
 def make(held: Held, source: placing.Source, name: bytes = b"file") -> placing.Placed:
-    with placing.changing(held.volume) as told:
+    with held.volume.changing() as told:
         return placing.make(held.volume, ROOT_NODE, name, source, told, f"/{name.decode()}")
 
 
@@ -81,7 +81,7 @@ def test_a_file_is_made_with_its_bytes_and_attributes(native: Held) -> None:
 def test_a_store_takes_the_bytes(kept: Held) -> None:
     make(kept, BytesSource(STATE, b"hello"))
     assert get(kept, "/file") == b"hello"
-    with placing.changing(kept.volume) as told:
+    with kept.volume.changing() as told:
         placing.overwrite(kept.volume, node_at(kept, "/file"), BytesSource(STATE, b"bye"), told, "/file")
     assert get(kept, "/file") == b"bye"
 
@@ -111,7 +111,7 @@ def test_links_directories_and_special_files_are_made(native: Held) -> None:
     link = STATE._replace(mode=stat.S_IFLNK | 0o777, size=4, target=b"else")
     fifo = STATE._replace(mode=stat.S_IFIFO | 0o604, size=0)
     directory = STATE._replace(mode=stat.S_IFDIR | 0o711)
-    with placing.changing(volume) as told:
+    with volume.changing() as told:
         for name, state in ((b"link", link), (b"fifo", fifo), (b"directory", directory)):
             placing.make(volume, ROOT_NODE, name, KeptSource(state), told, f"/{name.decode()}")
     assert volume.readlink(node_at(native, "/link")) == b"else"
@@ -126,7 +126,7 @@ def test_a_volume_without_links_says_so() -> None:
 
     volume = volume_of(StoreBackend(InMemoryStore()))
     link = STATE._replace(mode=stat.S_IFLNK | 0o777, target=b"else")
-    with fails(errno.EPERM), placing.changing(volume) as told:
+    with fails(errno.EPERM), volume.changing() as told:
         placing.make(volume, ROOT_NODE, b"link", KeptSource(link), told, "/link")
     assert told == []
 
@@ -174,7 +174,7 @@ def test_what_a_crash_has_left_is_replaced(native: Held) -> None:
 
 
 def test_files_made_in_a_row_tell_of_their_directory_once(native: Held) -> None:
-    with placing.changing(native.volume) as told:
+    with native.volume.changing() as told:
         for name in (b"one", b"two"):
             placing.make(native.volume, ROOT_NODE, name, BytesSource(STATE, b"x"), told, f"/{name.decode()}")
     assert [change.name for change in told] == [None, b"one", b"two"]
@@ -189,7 +189,7 @@ def test_a_small_file_is_made_as_one_change(tmp_path: Path, size: int) -> None:
         seen = []
         flush = volume.write_back
         volume.write_back = lambda: (flush(), seen.append(names(Held(backend))))  # type: ignore[method-assign]
-        with placing.changing(volume) as told:
+        with volume.changing() as told:
             volume.setattr(ROOT_NODE, AttrChanges(mode=0o2755, gid=12345))
             placing.make(volume, ROOT_NODE, b"file", BytesSource(wanted, bytes(size)), told, "/file")
             with pytest.raises(FileExistsError):
@@ -283,7 +283,7 @@ def test_contents_come_back_in_place(native: Held) -> None:
     native.volume.link(node, ROOT_NODE, b"other")
     native.volume.setxattr(node, b"user.later", b"1")
     native.volume.setattr(node, AttrChanges(mode=0o444))
-    with opened(native.volume, node, os.O_RDONLY) as handle, placing.changing(native.volume) as told:
+    with opened(native.volume, node, os.O_RDONLY) as handle, native.volume.changing() as told:
         placing.overwrite(native.volume, node, BytesSource(STATE, b"old"), told, "/file")
         assert state_of(native.volume, attr_at(native, "/file")) == STATE._replace(size=3, nlink=2)
         assert native.volume.read(handle, 0, 100) == b"old"
@@ -305,7 +305,7 @@ def test_a_hole_at_the_end_stays_while_contents_come_back(
     )
     source = BytesSource(STATE, b"X" * size)
     source.state = STATE._replace(size=4 << 20)
-    with placing.changing(native.volume) as told:
+    with native.volume.changing() as told:
         placing.overwrite(native.volume, node, source, told, "/file")
     assert get(native, "/file") == (b"X" * size).ljust(4 << 20, b"\0")
     assert set(sizes) <= {None}, "it has its size already"
@@ -324,7 +324,7 @@ def test_an_owner_who_may_not_be_given_is_told(tmp_path: Path, monkeypatch: pyte
 def test_names_are_linked_renamed_and_removed(native: Held) -> None:
     volume = native.volume
     node = put(native, "/file", b"x")
-    with placing.changing(volume) as told:
+    with volume.changing() as told:
         placing.link(volume, node, ROOT_NODE, b"other", told, "/other")
         attr = volume.getattr(node)
         placing.rename(volume, Name(ROOT_NODE, b"file", "/file"), Name(ROOT_NODE, b"new", "/new"), attr, told)

@@ -13,7 +13,7 @@ from raising import raising
 
 from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import ROOT_NODE, AttrChanges, Change, Features
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, Features, Volume
 from fusebackend.testing.posix.case import refused
 from fusebackend.volumes import walk
 from fusebackend.volumes.agent_face import VolumeBackend
@@ -161,6 +161,43 @@ class TestOtherVolumes:
         monkeypatch.setattr(tree, "lookup", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             backend.read("/file.txt")
+
+
+class TestStrangers:
+    def test_changes_of_a_volume_of_another_package_are_refused_or_reported(self):
+        """The agent's verbs called what such a volume had not, and raised AttributeError."""
+
+        class Words(Volume):  # docs/backends.md
+            def __init__(self) -> None:
+                """Its own, which calls no other."""
+
+            def getattr(self, node):
+                kind = stat.S_IFDIR | 0o755 if node == ROOT_NODE else stat.S_IFREG | 0o644
+                return Attr(node, kind, size=len(b"world") * (node != ROOT_NODE))
+
+            def lookup(self, parent, name):
+                if name != b"hello":
+                    raise oserror(errno.ENOENT)
+                return self.getattr(2)
+
+            def readdir(self, node, after, limit):
+                return [] if after else [(b"hello", self.getattr(2))]
+
+            def read(self, node, offset, size):
+                return b"world"[offset : offset + size]
+
+            def statfs(self): ...
+
+        with VolumeBackend(Words()) as backend:
+            assert backend.read("/hello").file_data["content"] == "world"
+            refused_verbs = (
+                backend.write("/new", "x"), backend.edit("/hello", "w", "W"), backend.delete("/hello"),
+                backend.move("/hello", "/new"), *backend.upload_files([("/hello", b"x")]),
+            )  # fmt: skip
+            assert all(answer.error for answer in refused_verbs)
+            with heard(backend) as changes, backend.volume.changing() as made:
+                made.append(Change(node=2))
+            assert changes == [Change(node=2)]
 
 
 class TestTexts:

@@ -21,10 +21,9 @@ from nodes import ME, node_at, put
 from fusebackend.backends.sqlite import backend, flusher
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, NewFile, State
 from fusebackend.testing.each import each
 from fusebackend.testing.snapshots import but_atimes
-from fusebackend.volumes.native import NewFile, State
 from fusebackend.volumes.quota import Limits
 
 ACCESS, DEFAULT = b"system.posix_acl_access", b"system.posix_acl_default"
