@@ -46,7 +46,6 @@ from fusebackend.protocol import (
     Change,
     Changes,
     Features,
-    Guard,
     Observer,
     SnapshotVolume,
     StatFs,
@@ -151,10 +150,6 @@ class RuledVolume(Volume):
     def features(self) -> Features:  # type: ignore[override]  # of a shared volume it changes
         below = self.below.features
         return replace(below, read_only=True) if self._read_only else below
-
-    @property
-    def directory_moves(self) -> int | None:  # type: ignore[override]
-        return self.below.directory_moves
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
@@ -680,9 +675,6 @@ class RuledVolume(Volume):
     def _is_shown(self, path: str) -> bool:
         return not self.view.is_hidden(join(self._prefix, path.strip("/")) if path != "/" else "/")
 
-    def guard(self, callback: Guard) -> Callable[[], None]:
-        return self.below.guard(callback)
-
     def rewriting(self, node: int) -> AbstractContextManager[None]:  # type: ignore[override]
         return self.below.rewriting(node & NODES)
 
@@ -744,8 +736,8 @@ def pass_on(kind: type[RuledVolume], *names: str) -> None:
 
 pass_on(
     RuledVolume, "unpublished", "watched", "ttl_s", "at_once", "most_nodes", "byte_cache", "unstored", "trouble",
-    "usage", "viewing", "expire", "sync", "close", "access_due", "observe_delays", "subscribe", "is_guarded",
-    "without_rules",
+    "usage", "viewing", "expire", "sync", "close", "access_due", "observe_delays", "subscribe", "guard", "is_guarded",
+    "without_rules", "require_room", "directory_moves",
 )  # fmt: skip
 
 

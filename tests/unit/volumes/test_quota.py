@@ -15,6 +15,8 @@ from counting import Counting, acl_of
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Usage
+from fusebackend.rules.ruled_volume import RuledVolume
+from fusebackend.rules.view import View
 from fusebackend.testing.by_path import walk
 from fusebackend.testing.posix.case import all_refused, refused
 from fusebackend.volumes.agent_face import VolumeBackend
@@ -111,6 +113,18 @@ def test_a_write_that_does_not_fit_changes_nothing(make: Any) -> None:
     volume.setattr(node, AttrChanges(size=1 << 40))  # a hole
     volume.setattr(node, AttrChanges(size=96 * KIB))
     volume.symlink(ROOT_NODE, b"link", b"target", ME)
+
+
+def test_contents_that_do_not_fit_leave_a_file_with_holes_as_it_is_also_through_a_view(make: Any) -> None:
+    """A view did not hand the question on, and the first megabyte was written."""
+    backend = make(limit_bytes=1536 * KIB)
+    node = file(backend, data=b"begin")
+    backend.volume.setattr(node, AttrChanges(size=3 << 20))
+    view = View("v", [{"operations": ["write"], "paths": ["/x"], "mode": "deny"}])
+    for face in (backend, VolumeBackend(RuledVolume(backend.volume, view))):
+        (response,) = face.upload_files([("/file", b"x" * (3 << 20))])
+        assert response.error == os.strerror(errno.EDQUOT)
+        assert backend.volume.read(node, 0, 6) == b"begin\0"
 
 
 def test_files_are_counted_apart_from_bytes(make: Any) -> None:
