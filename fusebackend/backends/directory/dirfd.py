@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import oserror
-from fusebackend.linux.holes import next_data
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
 
 CACHED_DESCRIPTORS = 1024
@@ -312,24 +311,11 @@ class OpenFile:
         self._handles = [0, 0]  # for reading, for writing
         self.unnoted = 0
 
-    @classmethod
-    def created(cls, descriptor: Descriptor, flags: int) -> OpenFile:
-        """A file that has just been made, open for reading and writing, with its first handle."""
-        opened = cls()
-        opened.acquire(flags, lambda _: descriptor)
-        return opened
-
     @property
     def descriptor(self) -> Descriptor:
         """Any descriptor of the file."""
         assert self._descriptors, "an open file without a handle"
         return self._descriptors.get(False) or self._descriptors[True]
-
-    def next_data(self, offset: int) -> int | None:
-        """As in `Volume`."""
-        size = os.fstat(self.descriptor.fd).st_size
-        found = next_data(self.descriptor.fd, offset, size)  # every read and write gives its own offset
-        return found if found < size else None
 
     @property
     def writing(self) -> Descriptor:
@@ -372,12 +358,6 @@ class OpenFile:
             with contextlib.suppress(PermissionError):  # the server does not own the file
                 kept = fcntl.fcntl(each.fd, fcntl.F_GETFL) & ~os.O_NOATIME
                 fcntl.fcntl(each.fd, fcntl.F_SETFL, kept | noatime)
-
-    def read(self, offset: int, size: int) -> bytes:
-        return os.pread(self.descriptor.fd, size, offset)
-
-    def write(self, offset: int, data: bytes) -> int:
-        return write_all(self.writing, data, offset)
 
 
 def _open_for_writing(flags: int, open_file: Open) -> Descriptor:

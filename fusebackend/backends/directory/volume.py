@@ -35,6 +35,7 @@ from fusebackend.base.at_path import AtPath
 from fusebackend.base.errors import ABSENT, LACKING, NOT_TAKEN, UNREAD, oserror, unless
 from fusebackend.base.paths import to_text
 from fusebackend.base.recent import Recent
+from fusebackend.linux.holes import next_data
 from fusebackend.protocol import (
     DEFAULT_TTL_S,
     RENAME_EXCHANGE,
@@ -474,7 +475,8 @@ class DirectoryVolume(Volume):
                 new = Descriptor(os.open(name, how, 0o600, dir_fd=at.fd))
             status = self._give(at, name, new, os.unlink, mode, caller)
             node = self._made(directory, at, name, status)
-            node.opened = OpenFile.created(new, flags)
+            node.opened = OpenFile()
+            node.opened.acquire(flags, lambda access: new)  # which is for reading and writing
             self._nodes.settle(node)
             return attr_of(node, status)
 
@@ -519,15 +521,18 @@ class DirectoryVolume(Volume):
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         with self.lock:
-            return self._opened(node).read(offset, size)
+            return os.pread(self._opened(node).descriptor.fd, size, offset)
 
     def next_data(self, node: int, offset: int) -> int | None:
         with self.lock:
-            return self._opened(node).next_data(offset)
+            file = self._opened(node).descriptor
+            size = os.fstat(file.fd).st_size
+            found = next_data(file.fd, offset, size)  # every read and write gives its own offset
+            return found if found < size else None
 
     def write(self, node: int, offset: int, data: bytes) -> int:
         with self.lock:
-            return self._opened(node).write(offset, data)
+            return dirfd.write_all(self._opened(node).writing, data, offset)
 
     def fsync(self, node: int, datasync: bool = False) -> None:
         with self.lock:
