@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import sqlite3
 import stat
@@ -260,11 +261,9 @@ def _check(name: str, how: str) -> list[str]:
 
 def describe(connection: sqlite3.Connection) -> list[str]:
     """The problems of the file of a connection, which is in a transaction."""
-    problems: list[str] = []
-    for problem in _problems(connection):
-        if len(problems) == MAX_PROBLEMS:
-            return [*problems, f"more than {MAX_PROBLEMS} problems; the rest is not shown"]
-        problems.append(problem)
+    problems = list(itertools.islice(_problems(connection), MAX_PROBLEMS + 1))
+    if len(problems) > MAX_PROBLEMS:
+        problems[-1] = f"more than {MAX_PROBLEMS} problems; the rest is not shown"
     return problems
 
 

@@ -26,39 +26,16 @@ from fusebackend.volumes.frozen import StoredSnapshot
 from fusebackend.volumes.storage import Chunk, Inode
 
 
-class SnapshotReader:
-    """The connection that all snapshots of a volume are read on, made when it is first needed, and its lock."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-
-    def ask(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
-        """The rows of a query, which sees one state of the file."""
-        with self.lock, sqlite_errors():
-            if self._connection is None:
-                self._connection = schema.connect_again(self.path)
-                self._connection.execute("PRAGMA query_only = ON")
-            return self._connection.execute(statement, values).fetchall()
-
-    def close(self) -> None:
-        with self.lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
-
 class SqliteSnapshot(StoredSnapshot):
     """A snapshot of a volume file."""
 
-    def __init__(self, snapshot: Snapshot, reader: SnapshotReader) -> None:
-        super().__init__(snapshot, f"the volume file {reader.path}", reader.lock)
-        self.lock = reader.lock
-        self._reader = reader
+    def __init__(self, snapshot: Snapshot, snapshots: SqliteSnapshots) -> None:
+        super().__init__(snapshot, f"the volume file {snapshots.path}", snapshots.read_lock)
+        self.lock = snapshots.read_lock
+        self._snapshots = snapshots
 
     def _ask(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
-        found = self._reader.ask(statement, until=self.taken.number, **values)
+        found = self._snapshots.ask(statement, until=self.taken.number, **values)
         self._require()  # deleted meanwhile, its rows may be gone
         return found
 
@@ -123,7 +100,10 @@ class SqliteSnapshots:
 
     def __init__(self, db: sqlite3.Connection, path: str) -> None:
         self._db = db
-        self._reader = SnapshotReader(path)
+        self.path = path
+        self.read_lock = threading.RLock()
+        """Of the connection that all snapshots are read on."""
+        self._connection: sqlite3.Connection | None = None
         self._views: dict[str, SqliteSnapshot] = {}
         with sqlite_errors():
             rows = db.execute("SELECT name, number, time_ns FROM snapshot ORDER BY number").fetchall()
@@ -141,7 +121,7 @@ class SqliteSnapshots:
 
     def kept_bytes(self) -> int:
         """Bytes of chunks that no file has any more. On the snapshots' connection, so without the volume's lock."""
-        return int(self._reader.ask("SELECT coalesce(sum(bytes), 0) FROM old_place")[0][0])
+        return int(self.ask("SELECT coalesce(sum(bytes), 0) FROM old_place")[0][0])
 
     def take(self, name: str, next_node: int, next_chunk: int) -> Snapshot:
         """Make a snapshot of what is in the file.
@@ -184,12 +164,20 @@ class SqliteSnapshots:
         snapshot = self._find(name)
         view = self._views.get(name)
         if view is None:
-            view = self._views[name] = SqliteSnapshot(snapshot, self._reader)
+            view = self._views[name] = SqliteSnapshot(snapshot, self)
         return view
+
+    def ask(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query, which sees one state of the file. The volume's lock is not needed."""
+        with self.read_lock, sqlite_errors():
+            if self._connection is None:
+                self._connection = schema.connect_again(self.path)
+                self._connection.execute("PRAGMA query_only = ON")
+            return self._connection.execute(statement, values).fetchall()
 
     def forget_cached(self) -> None:
         """Rows of snapshots have changed: read them again."""
-        with self._reader.lock:
+        with self.read_lock:
             for view in self._views.values():
                 view.forget_cached()
 
@@ -202,4 +190,7 @@ class SqliteSnapshots:
     def close(self) -> None:
         for view in self._views.values():
             view.is_deleted = True
-        self._reader.close()
+        with self.read_lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None

@@ -272,7 +272,7 @@ def test_nodes_read_ahead_are_as_when_read_one_by_one(volume: SqliteVolume, monk
         view: Any = volume.snapshot(name)
         view.ahead([*nodes, 999_999], contents=True)
         with monkeypatch.context() as patched:
-            patched.setattr(view._reader, "ask", None)
+            patched.setattr(view._snapshots, "ask", None)
             assert [seen(view, node) for node in there] == alone
 
 
