@@ -1,10 +1,11 @@
-"""`Recent`: a dict that keeps the items used last. For caches that are no hot path; not thread-safe."""
+"""`Recent`: a dict that keeps the items used last, for caches that are no hot path. `RecentBytes`: those that together
+have so many bytes. Neither is thread-safe."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -36,3 +37,49 @@ class Recent(OrderedDict[K, V]):
         if key in self:
             self.move_to_end(key)
         return self.get(key)
+
+
+class RecentBytes(Generic[K, V]):
+    """Items with sizes, the least recently used of which go when together they are larger than `bound`. One stays."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.bytes = 0
+        self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._items)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._items
+
+    def get(self, key: K) -> V | None:
+        """Use an item, if it is here."""
+        item = self._items.get(key)
+        if item is None:
+            return None
+        self._items.move_to_end(key)
+        return item[0]
+
+    def put(self, key: K, value: V, size: int) -> None:
+        """Add an item, in place of one with its key. It counts as so many bytes for as long as it is here."""
+        before = self._items.pop(key, None)
+        self.bytes += size if before is None else size - before[1]
+        self._items[key] = value, size
+        while self.bytes > self.bound and len(self._items) > 1:
+            self.bytes -= self._items.popitem(last=False)[1][1]
+
+    def pop(self, key: K) -> V | None:
+        """Take one out, if it is here."""
+        item = self._items.pop(key, None)
+        if item is None:
+            return None
+        self.bytes -= item[1]
+        return item[0]
+
+    def clear(self) -> None:
+        self._items.clear()
+        self.bytes = 0

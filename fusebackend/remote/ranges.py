@@ -19,12 +19,12 @@ import errno
 import itertools
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from fusebackend.base.errors import oserror
+from fusebackend.base.recent import RecentBytes
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.parallel import Fetchers
 
@@ -266,20 +266,15 @@ class BlockCache:
         self.fetchers = Fetchers(pace.threads)
         self.allowance = Allowance()
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
-        self._bytes = 0
+        self._blocks: RecentBytes[tuple[str, str, int], bytes] = RecentBytes(max_bytes)
 
     def __len__(self) -> int:
         """How many bytes are cached."""
-        return self._bytes
+        return self._blocks.bytes
 
     def get(self, key: str, etag: str, number: int) -> bytes | None:
-        name = (key, etag, number)
         with self._lock:
-            block = self._blocks.get(name)
-            if block is not None:
-                self._blocks.move_to_end(name)
-            return block
+            return self._blocks.get((key, etag, number))
 
     def has(self, key: str, etag: str, number: int) -> bool:
         return (key, etag, number) in self._blocks
@@ -287,13 +282,8 @@ class BlockCache:
     def put(self, key: str, etag: str, number: int, data: bytes | memoryview) -> None:
         if len(data) > self.max_bytes:
             return
-        name = (key, etag, number)
         with self._lock:
-            self._bytes += len(data) - len(self._blocks.pop(name, b""))
-            self._blocks[name] = bytes(data)
-            while self._bytes > self.max_bytes:
-                _, gone = self._blocks.popitem(last=False)
-                self._bytes -= len(gone)
+            self._blocks.put((key, etag, number), bytes(data), len(data))
 
     def put_whole(self, key: str, etag: str, content: bytes | memoryview) -> None:
         """Keep all blocks of a version."""
@@ -305,14 +295,13 @@ class BlockCache:
         """Let go of the blocks of a version."""
         with self._lock:
             for name in [name for name in self._blocks if name[:2] == (key, etag)]:
-                self._bytes -= len(self._blocks.pop(name))
+                self._blocks.pop(name)
 
     def close(self) -> None:
         """End the read-ahead, and let go of the blocks."""
         self.fetchers.close()
         with self._lock:
             self._blocks.clear()
-            self._bytes = 0
 
 
 class RangedReader:

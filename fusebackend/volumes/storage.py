@@ -5,9 +5,9 @@ Files are kept in chunks: one `Chunk` knows its bytes and which of them are not 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from fusebackend.base.recent import RecentBytes
 from fusebackend.protocol import BLOCK_BYTES, Attr
 
 MAX_FILE_BYTES = (1 << 63) - 1
@@ -61,14 +61,13 @@ class Inode(Attr):
 class Chunk:
     """Up to `CHUNK_BYTES` of a file. Bytes beyond the end of `data` are zeros. `low`..`high` is not stored yet."""
 
-    __slots__ = ("cached_bytes", "counted_bytes", "data", "high", "low", "row", "stored_bytes")
+    __slots__ = ("counted_bytes", "data", "high", "low", "row", "stored_bytes")
 
     def __init__(self, data: bytes | bytearray = b"", row: int = 0) -> None:
         self.data = data  # bytes as loaded, a bytearray once written to
         self.row = row  # where the storage keeps it; 0 for nowhere yet
         self.stored_bytes = len(data) if row else -1  # of what is copied up, nothing is: a failed flush gives it a row
         self.counted_bytes = 0  # its share of the bytes that wait to be stored
-        self.cached_bytes = 0  # its share of a cache's bytes
         self.low = CHUNK_BYTES
         self.high = 0
 
@@ -95,45 +94,5 @@ class Chunk:
 CHUNK_COST_BYTES = 512
 """What a chunk takes in memory besides its bytes, roughly."""
 
-
-class ChunkCache:
-    """Chunks by file and index, the least recently used of which go when together they have more bytes than `bound`."""
-
-    def __init__(self, bound: int) -> None:
-        self.bound = bound
-        self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._chunks)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(self._chunks)
-
-    def __contains__(self, key: tuple[int, int]) -> bool:
-        return key in self._chunks
-
-    def get(self, key: tuple[int, int]) -> Chunk | None:
-        chunk = self._chunks.get(key)
-        if chunk is not None:
-            self._chunks.move_to_end(key)
-        return chunk
-
-    def put(self, key: tuple[int, int], chunk: Chunk) -> None:
-        """A chunk that is not here yet."""
-        chunk.cached_bytes = len(chunk.data) + CHUNK_COST_BYTES
-        self._bytes += chunk.cached_bytes
-        self._chunks[key] = chunk
-        while self._bytes > self.bound and len(self._chunks) > 1:
-            self._bytes -= self._chunks.popitem(last=False)[1].cached_bytes
-
-    def pop(self, key: tuple[int, int]) -> Chunk | None:
-        """Take one out, if it is here. Its bytes may have changed since."""
-        chunk = self._chunks.pop(key, None)
-        if chunk is not None:
-            self._bytes -= chunk.cached_bytes
-        return chunk
-
-    def clear(self) -> None:
-        self._chunks.clear()
-        self._bytes = 0
+ChunkCache = RecentBytes[tuple[int, int], Chunk]
+"""Chunks by file and index."""

@@ -28,7 +28,7 @@ from fusebackend.backends.postgres.statements import FIELDS, StoredInode
 from fusebackend.base.recent import Recent
 from fusebackend.databases.pipeline import Rows
 from fusebackend.volumes.damage import is_in_range
-from fusebackend.volumes.storage import CHUNK_BYTES, Chunk, ChunkCache
+from fusebackend.volumes.storage import CHUNK_BYTES, CHUNK_COST_BYTES, Chunk, ChunkCache
 
 MAX_INODES: Final = 20_000
 """Some 1 KB each. Those that were noted first are forgotten first, as of all that follows."""
@@ -280,7 +280,7 @@ class KnownInodes:
             return
         self._known[node] = copy.copy(inode)
         if data is not None:
-            self._data.put((node, 0), Chunk(data))
+            self._data.put((node, 0), Chunk(data), len(data) + CHUNK_COST_BYTES)
 
     def _drop(self, node: int) -> None:
         self._known.pop(node, None)

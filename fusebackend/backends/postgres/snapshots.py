@@ -23,7 +23,7 @@ from fusebackend.databases.pipeline import Rows
 from fusebackend.protocol import Features, Snapshot
 from fusebackend.volumes.damage import is_in_range
 from fusebackend.volumes.frozen import StoredSnapshot
-from fusebackend.volumes.storage import CHUNK_SHIFT, Chunk, Inode, cut_out
+from fusebackend.volumes.storage import CHUNK_COST_BYTES, CHUNK_SHIFT, Chunk, Inode, cut_out
 
 Query = Callable[[str, Sequence[object]], Rows]
 
@@ -104,7 +104,7 @@ class PostgresSnapshot(StoredSnapshot):
                 for index in missing:
                     chunk = found[index]
                     if chunk is not None and (node, index) not in self._chunks:
-                        self._chunks.put((node, index), chunk)
+                        self._chunks.put((node, index), chunk, len(chunk.data) + CHUNK_COST_BYTES)
         return {index: chunk for index, chunk in found.items() if chunk is not None}
 
     def _chunk(self, node: int, index: int) -> Chunk | None:

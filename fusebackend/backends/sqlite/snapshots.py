@@ -23,7 +23,7 @@ from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import Snapshot
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.frozen import StoredSnapshot
-from fusebackend.volumes.storage import Chunk, Inode
+from fusebackend.volumes.storage import CHUNK_COST_BYTES, Chunk, Inode
 
 
 class SqliteSnapshot(StoredSnapshot):
@@ -51,9 +51,10 @@ class SqliteSnapshot(StoredSnapshot):
             for row in self._ask(old_rows.inodes(missing)) if missing else ():
                 with contextlib.suppress(OSError):  # damaged: whoever reads it hears of it
                     self._inodes[row[0]] = inode_of(self._damage, row)
-            for node, chunk, data in self._ask(old_rows.first_chunks(nodes)) if contents else ():
+            for node, row, data in self._ask(old_rows.first_chunks(nodes)) if contents else ():
                 with contextlib.suppress(OSError):
-                    self._chunks.put((node, 0), chunk_of(self._damage, node, 0, (chunk, data)))
+                    chunk = chunk_of(self._damage, node, 0, (row, data))
+                    self._chunks.put((node, 0), chunk, len(data) + CHUNK_COST_BYTES)
 
     def _child(self, parent: int, name: bytes) -> int | None:
         rows = self._ask(old_rows.CHILD, node=parent, name=name)
@@ -76,7 +77,7 @@ class SqliteSnapshot(StoredSnapshot):
             if not rows:
                 return None
             chunk = chunk_of(self._damage, node, index, rows[0])
-            self._chunks.put((node, index), chunk)
+            self._chunks.put((node, index), chunk, len(chunk.data) + CHUNK_COST_BYTES)
         return chunk
 
     def _next_chunk(self, node: int, index: int) -> int | None:

@@ -24,7 +24,15 @@ from fusebackend.base.recent import Recent
 from fusebackend.databases.sqlite import errno_of
 from fusebackend.volumes.damage import Damage, is_sound
 from fusebackend.volumes.posix import TreeVolume
-from fusebackend.volumes.storage import CHUNK_BYTES, CHUNK_SHIFT, Chunk, ChunkCache, Inode, allocated_blocks
+from fusebackend.volumes.storage import (
+    CHUNK_BYTES,
+    CHUNK_COST_BYTES,
+    CHUNK_SHIFT,
+    Chunk,
+    ChunkCache,
+    Inode,
+    allocated_blocks,
+)
 
 log = logging.getLogger(__name__)
 
@@ -411,7 +419,7 @@ class SqliteTree(TreeVolume):
             if key in self._dirty.patches:
                 self._patch_whole(node, index, chunk)
             else:
-                self._chunks.put(key, chunk)
+                self._chunks.put(key, chunk, len(chunk.data) + CHUNK_COST_BYTES)
         return chunk
 
     def _is_not_stored(self, node: int, index: int) -> bool:
@@ -540,7 +548,7 @@ class SqliteTree(TreeVolume):
         dirty = self._dirty
         for key, chunk in dirty.chunks.items():
             chunk.low, chunk.high, chunk.stored_bytes = CHUNK_BYTES, 0, len(chunk.data)
-            self._chunks.put(key, chunk)
+            self._chunks.put(key, chunk, len(chunk.data) + CHUNK_COST_BYTES)
         for parent, names in dirty.names.items():
             self._names.update({(parent, name): node for name, node in names.items()})
         self._unstored.clear()
