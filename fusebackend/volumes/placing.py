@@ -222,15 +222,9 @@ def temporary(name: bytes) -> bytes:
 class _Staged(NamedTuple):
     """A source that is complete under a temporary name."""
 
-    source: Source
+    state: State
+    pieces: Callable[[], Iterator[tuple[int, bytes]]]
     placed: Placed
-
-    @property
-    def state(self) -> State:
-        return self.source.state
-
-    def pieces(self) -> Iterator[tuple[int, bytes]]:
-        return self.source.pieces()
 
 
 @contextlib.contextmanager
@@ -248,7 +242,7 @@ def staged(volume: Volume, parent: int, name: bytes, source: Source) -> Iterator
     beside = temporary(name)
     placed = _write_beside(volume, parent, beside, source)
     try:
-        yield _Staged(source, placed)
+        yield _Staged(state, source.pieces, placed)
     finally:
         with volume.lock:
             if _node_at(volume, parent, beside) == placed.attr.node:

@@ -68,7 +68,7 @@ class SyncLog:
         self._offset = 0
         self._allocated = 0
         self._fd = -1
-        self._failed = False
+        self._failed = False  # it is used no more; the file stays open, for another thread may be syncing it
 
     @property
     def number(self) -> int:
@@ -91,7 +91,7 @@ class SyncLog:
             try:
                 self._make()
             except OSError as error:
-                self.fail()
+                self._failed = True
                 log.warning("each fsync writes to the tables of the volume, which has no log %s: %s", self.path, error)
         self._offset = 0
 
@@ -117,7 +117,7 @@ class SyncLog:
         except OSError:
             whole = False
         if not whole:
-            self.fail()
+            self._failed = True
             return False
         self._offset += size
         self.written = number
@@ -131,14 +131,10 @@ class SyncLog:
         try:
             os.fdatasync(fd)
         except OSError:  # what of it is on the disk is not known, and no later sync would tell (fsyncgate)
-            self.fail()
+            self._failed = True
             return False
         self._synced = max(self._synced, written)
         return True
-
-    def fail(self) -> None:
-        """Use the log no more. The file stays open, for another thread may be syncing it."""
-        self._failed = True
 
     def erase(self) -> None:
         """Start anew, as `restart`, and leave none of the bytes that were in the file."""
@@ -146,7 +142,7 @@ class SyncLog:
             os.ftruncate(self._fd, 0)
             self._allocated = 0
             if not self._grow(0):
-                self.fail()
+                self._failed = True
             os.fsync(self._fd)
         self._offset = 0
 
