@@ -318,15 +318,9 @@ class OpenFile:
         return self._descriptors.get(False) or self._descriptors[True]
 
     @property
-    def writing(self) -> Descriptor:
-        """EBADF when no handle is for writing."""
-        if not self.has_writers:
-            raise oserror(errno.EBADF)
-        return self._descriptors[True]
-
-    @property
-    def has_writers(self) -> bool:
-        return True in self._descriptors
+    def writing(self) -> Descriptor | None:
+        """None when no handle is for writing."""
+        return self._descriptors.get(True)
 
     @property
     def idle(self) -> bool:

@@ -427,9 +427,8 @@ class DirectoryVolume(Volume):
             return attr_of(found, os.fstat(at.fd))
 
     def _writing(self, node: Node) -> Descriptor:
-        if node.opened is not None and node.opened.has_writers:
-            return node.opened.writing
-        return self._nodes.open(node, os.O_WRONLY)
+        opened = None if node.opened is None else node.opened.writing
+        return opened or self._nodes.open(node, os.O_WRONLY)
 
     def readlink(self, node: int) -> bytes:
         with self.lock:
@@ -532,7 +531,10 @@ class DirectoryVolume(Volume):
 
     def write(self, node: int, offset: int, data: bytes) -> int:
         with self.lock:
-            return dirfd.write_all(self._opened(node).writing, data, offset)
+            file = self._opened(node).writing
+            if file is None:
+                raise oserror(errno.EBADF)
+            return dirfd.write_all(file, data, offset)
 
     def fsync(self, node: int, datasync: bool = False) -> None:
         with self.lock:
