@@ -202,10 +202,11 @@ def _program() -> str:
 def install(path: Path, wanted: Mapping[str, Any]) -> bool:
     """Add hooks to a settings file, which keeps all else; False if they are in it already.
 
-    The file is replaced as a whole, and its old content kept beside it as `.before-fusebackend`.
+    The file is replaced as a whole, and its old content kept beside it as `.before-fusebackend`. It is read as it is
+    written, as UTF-8 without a byte order mark: `json.loads` takes bytes for UTF-16 where they look like that.
 
     Raises:
-        Failed: the file is no JSON object, or its `hooks` have another form than the agent's documents say.
+        Failed: the file is no JSON object in UTF-8, or its `hooks` have another form than the agent's documents say.
     """
     path = Path(os.path.realpath(path))  # the file may be a link into a repository of settings
     try:
@@ -213,9 +214,9 @@ def install(path: Path, wanted: Mapping[str, Any]) -> bool:
     except FileNotFoundError:
         text = b""
     try:
-        settings = json.loads(text) if text.strip() else {}
+        settings = json.loads(text.decode()) if text.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise Failed(f"'{path}' is no JSON, and was left as it is: {error}") from None
+        raise Failed(f"'{path}' is no JSON in UTF-8, and was left as it is: {error}") from None
     if not isinstance(settings, dict):
         raise Failed(f"'{path}' is no JSON object, and was left as it is")
     if not _add(path, settings.setdefault("hooks", {}), wanted):

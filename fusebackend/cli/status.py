@@ -91,19 +91,19 @@ def _row(route: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _commands(execute: dict[str, Any]) -> list[str]:
-    """Where commands run, how they are confined, and which routes they don't see there."""
+    """How commands are confined, where they run, and which routes they don't see there."""
     if not execute:
         return []  # the server does not answer
-    where = str(execute["where"])
+    where = confined = str(execute["where"])
     if execute["sandbox"] == "none":
-        where = "unconfined, as the server's user"
+        confined = "unconfined, as the server's user"
     elif execute["sandbox"] == "bubblewrap":
         network = f"in a bubblewrap sandbox, {'with the' if execute['network'] else 'no'} network"
-        where = "none: bubblewrap is not installed" if execute["bubblewrap"] is None else network
+        confined = "none: bubblewrap is not installed" if execute["bubblewrap"] is None else network
     routes = f", routes {execute['routes']}" if execute.get("routes") else ""
     running = f"; {execute['running']} running" if execute["running"] else ""
     unseen = [f"commands don't see {prefix}: {why}" for prefix, why in execute["unseen_routes"].items()]
-    return [f"commands: {where}{routes}{running}", *unseen]
+    return [f"commands: {confined}{running}", f"execute: {where}{routes}", *unseen]
 
 
 def _trouble(route: dict[str, Any]) -> str | None:

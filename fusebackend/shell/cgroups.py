@@ -263,6 +263,8 @@ def _removed(directory: str) -> bool:
     return not os.path.isdir(directory)
 
 
+UID_MAP = "/proc/self/uid_map"
+
 OPEN_FILES = 1024
 """The usual soft limit. The server has raised its own, and some programs close as many descriptors as they may have."""
 
@@ -338,14 +340,14 @@ class Limits:
         """How memory, processes and processors are limited, in words."""
         memory, processes, cpu = map(self._groups.version_for, CONTROLLERS)
         together = self._options.together
-        exempt = "; the machine's root is exempt" if os.geteuid() == 0 else ""
+        otherwise = "not at all (root is exempt)" if _is_exempt() else "rlimit, for each command"
         return {
             "memory_bytes": self._options.memory_bytes,
             "total_memory_bytes": together.memory_bytes if memory else None,
             "memory_limited_by": f"cgroup v{memory}" if memory else "rlimit, for each process",
             "max_processes": self._options.max_processes,
             "total_processes": together.processes if processes else None,
-            "processes_limited_by": f"cgroup v{processes}" if processes else f"rlimit, for each command{exempt}",
+            "processes_limited_by": f"cgroup v{processes}" if processes else otherwise,
             "total_cpus": together.cpus if cpu else None,
         }
 
@@ -358,3 +360,12 @@ def _tasks_of_user() -> int:
             if entry.name.isdecimal() and entry.stat().st_uid == user:
                 found += len(os.listdir(f"/proc/{entry.name}/task"))
     return found
+
+
+def _is_exempt() -> bool:
+    """Return True for root of the whole machine, which RLIMIT_NPROC does not limit."""
+    if os.geteuid() != 0:
+        return False
+    with open(UID_MAP) as file:
+        inside, outside, _ = (int(word) for word in file.readline().split())
+    return inside == outside == 0

@@ -489,6 +489,7 @@ class TestStatus:
         assert said.startswith(f"{point}  process {mine['pid']}, since ")
         assert re.search(r"\n  0 open files, \d files? known to the kernel, ", said)
         assert "\n  commands: in a bubblewrap sandbox, no network\n" in said
+        assert "\n  execute: bubblewrap sandbox\n" in said
         assert "\n  log: /" in said
         assert f"\n  history: {shell.log_dir}/" in said and "idle" not in said
         route = next(line for line in said.splitlines() if "memory:" in line)

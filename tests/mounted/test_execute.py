@@ -587,7 +587,7 @@ def test_mount_and_status_say_where(tmp_path: Path) -> None:
         assert state["execute"]["where"] == "Marked marked-1"
         assert state["execute"]["unseen_routes"] == {"/notes/": "it has files of its own only"}
         lines = [line.strip() for line in command("status", str(point)).stdout.splitlines()]
-        assert "commands: Marked marked-1" in lines
+        assert "commands: Marked marked-1" in lines and "execute: Marked marked-1" in lines
         assert "commands don't see /notes/: it has files of its own only" in lines
         ran = command("exec", "--mount", str(point), "--", "echo hello")
         assert (ran.returncode, ran.stdout) == (7, f"{MARKER}: 'echo hello' None")

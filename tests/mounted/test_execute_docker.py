@@ -235,7 +235,7 @@ def test_an_engine_that_does_not_see_the_mount_gets_the_files(engine, tmp_path: 
     echo note > "$1/memories/n"
     "$3" exec --mount "$1" -- 'cat /memories/n; echo made > /memories/made; grep -c /memories /proc/self/mountinfo || :'
     cat "$1/memories/made"
-    "$3" status "$1" | grep commands:
+    "$3" status "$1" | grep execute:
     """
     program = tmp_path / "fusebackend"
     warm.command(program, mounts.module_environment())
@@ -243,6 +243,6 @@ def test_an_engine_that_does_not_see_the_mount_gets_the_files(engine, tmp_path: 
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "note", "0", "made", f"  commands: container {engine.image} (docker), routes carried"
+        "note", "0", "made", f"  execute: container {engine.image} (docker), routes carried"
     ]  # fmt: skip
     assert "Warning" not in done.stderr

@@ -137,14 +137,23 @@ def test_install_replaces_hooks_of_another_version(home: Path) -> None:
     ],
 )
 def test_strange_settings_are_left_as_they_are(home: Path, text: str, why: str) -> None:
+    is_refused(home, text.encode(), why)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig", "latin-1"])
+def test_settings_in_another_encoding_are_left_as_they_are(home: Path, encoding: str) -> None:
+    is_refused(home, '{"theme": "größer"}'.encode(encoding), "is no JSON in UTF-8, and was left as it is")
+
+
+def is_refused(home: Path, content: bytes, why: str) -> None:
     path = home / ".claude/settings.json"
     path.parent.mkdir()
-    path.write_text(text)
+    path.write_bytes(content)
     done = CliRunner().invoke(main, ["hook", "claude-code", "--install"])
     assert done.exit_code == 1
     assert why in done.output
     assert len(done.output.splitlines()) == 1
-    assert path.read_text() == text
+    assert path.read_bytes() == content
     assert list(path.parent.iterdir()) == [path]
 
 

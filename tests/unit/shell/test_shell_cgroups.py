@@ -259,11 +259,19 @@ class TestLimits:
         assert os.listdir(kernel) == before
 
     @pytest.mark.parametrize(
-        ("uid", "words"),
-        [(0, "rlimit, for each command; the machine's root is exempt"), (1000, "rlimit, for each command")],
+        ("uid", "uid_map", "words"),
+        [
+            (0, "0 0 4294967295\n", "not at all (root is exempt)"),
+            (0, "0 100000 65536\n", "rlimit, for each command"),
+            (1000, "0 0 4294967295\n", "rlimit, for each command"),
+        ],
     )
-    def test_what_they_say_of_themselves(self, monkeypatch: pytest.MonkeyPatch, uid: int, words: str) -> None:
+    def test_what_they_say_of_themselves(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int, uid_map: str, words: str
+    ) -> None:
+        (tmp_path / "uid_map").write_text(uid_map)
         monkeypatch.setattr(cgroups.os, "geteuid", lambda: uid)
+        monkeypatch.setattr(cgroups, "UID_MAP", str(tmp_path / "uid_map"))
         described = Limits(ShellOptions(memory_bytes=1 << 30, max_processes=9), ControlGroups([])).describe()
         assert described == {
             "memory_bytes": 1 << 30,
