@@ -16,7 +16,7 @@ cli/                        the command, one file for each subcommand
 server/ integrations/       a running mount; bridges to other packages
 doctor/                     what a machine lacks for a mount
 control/                    the control socket: wire format, verbs, client, server
-mount/ shell/               pyfuse3; the sandbox of commands
+fuse/ shell/                pyfuse3; the sandbox of commands
 trees/                      trees of a mount beside the main one, and their differences
 history/                    who changed what in which call, and how to take it back
 vfs/                        the mounted tree
@@ -34,10 +34,8 @@ testing/                    published suites
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fusebackend import mount as _mounting
 from fusebackend.base.version import __version__ as __version__
 
 __all__ = [
@@ -74,16 +72,8 @@ _MODULE_OF = {
     "SandboxBackendProtocol": "fusebackend.protocol",
     "acting": "fusebackend.protocol",
     "connect": "fusebackend.control.client.client",
+    "mount": "fusebackend.server.api",
 }
-
-
-def _api_mount() -> Callable[..., Any]:
-    from fusebackend.server.api import mount
-
-    return mount
-
-
-_mounting.found_by(_api_mount)
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,7 @@ from fusebackend.linux import proc
 
 SUBTYPE = "fusebackend"
 FSTYPE = f"fuse.{SUBTYPE}"
-"""How our mounts show in the table; `mount/session.py` asks for the part after the dot."""
+"""How our mounts show in the table; `fuse/session.py` asks for the part after the dot."""
 
 STATUS_XATTR = "user.fusebackend.status"
 """Read from a mount's root, it is the JSON of `fusebackend status`."""

@@ -47,7 +47,7 @@ from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
-    from fusebackend.mount.session import Session
+    from fusebackend.fuse.session import Session
     from fusebackend.rules.rule import Operation
     from fusebackend.rules.view import View
     from fusebackend.server.guest import Guest
@@ -189,7 +189,7 @@ def _session(plan: MountPlan) -> type[Session] | type[Unmounted]:
     """Return the kind of session. Where libfuse is missing, this fails before anything is open."""
     if not plan.is_mounted:
         return Unmounted
-    from fusebackend.mount.session import Session
+    from fusebackend.fuse.session import Session
 
     return Session
 
@@ -255,7 +255,7 @@ def runs_commands(default: Any) -> bool:
 class LiveMount:
     """A backend, mounted. `run` serves it; `stop` ends it, from any thread.
 
-    The session is the kernel's (`mount/session.py`), or where nothing is mounted `unmounted.py`; all else is the same.
+    The session is the kernel's (`fuse/session.py`), or where nothing is mounted `unmounted.py`; all else is the same.
 
     Attributes:
         face: its verbs, for the clients of its socket.

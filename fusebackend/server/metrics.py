@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from fusebackend.control.server.server_connection import RunningCall
-    from fusebackend.mount.operations import Operations
+    from fusebackend.fuse.operations import Operations
     from fusebackend.server.mounted import MountedBackend
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem

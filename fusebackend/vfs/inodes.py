@@ -83,7 +83,7 @@ class InodeTable:
         """Gives an inode's record: several times for each request. Not to be kept, for the table may be replaced."""
         self.others: dict[int, list[tuple[int, bytes]]] = {}  # earlier (directory, name)s of files with several links
         self.not_instantiated: set[int] = set()
-        """Inodes that the kernel did not instantiate for long after the answer, see `mount/notifier.py`."""
+        """Inodes that the kernel did not instantiate for long after the answer, see `fuse/notifier.py`."""
         self._sets: list[set[int]] = [self.not_instantiated]
         self._dicts: list[dict[int, Any]] = [self.others]
         self._peak = 0  # the most that was known since the table last shrank

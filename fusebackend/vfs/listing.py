@@ -70,7 +70,7 @@ class CachedReaddir:
     """The kernel keeps listings of small directories, of volumes that report every change at once.
 
     With FOPEN_CACHE_DIR the kernel keeps a listing until the directory's time moves, it changes a name there itself, or
-    a notice drops it (fs/fuse/readdir.c; `mount/pyfuse3_patches/cached_opendir.py` sets the flag).
+    a notice drops it (fs/fuse/readdir.c; `fuse/pyfuse3_patches/cached_opendir.py` sets the flag).
 
     Saves: a second listing takes 2 requests instead of 4 or more. Twenty listings of 20 directories: 921 requests
     instead of 1,981, a third of the processor time; `git status` in 1,000 files: 387 instead of 642. Costs: a listing

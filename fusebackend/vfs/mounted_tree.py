@@ -2,7 +2,7 @@
 
 It has the handles, calls into the volumes, and asks its parts, none of which knows it: `InodeResolver` (inode → route
 and node; entries for the kernel), `Listing`, `ExtendedAttributes`, the features of `coherence/`, and `ChangeFeed` for
-watchers. It knows neither pyfuse3 nor sockets: `mount/operations.py` unpacks a request, awaits one method here, and
+watchers. It knows neither pyfuse3 nor sockets: `fuse/operations.py` unpacks a request, awaits one method here, and
 packs the answer. All methods run on the mount's own loop.
 """
 

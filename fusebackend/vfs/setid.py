@@ -2,7 +2,7 @@
 
 POSIX has the bits cleared by chown, and by write and truncate of a process without privileges. The kernel would ask for
 two more requests around each write to do so itself; a mount that agrees on FUSE_HANDLE_KILLPRIV_V2 does it here instead
-(`mount/pyfuse3_patches/init_flags.py`), by Linux's rules (fs/attr.c, `setattr_should_drop_suidgid`): a set-group-ID bit
+(`fuse/pyfuse3_patches/init_flags.py`), by Linux's rules (fs/attr.c, `setattr_should_drop_suidgid`): a set-group-ID bit
 without the right to execute goes only if the process is not in the file's group. CAP_FSETID is the privilege to leave
 the bits alone; root's processes mostly have it.
 

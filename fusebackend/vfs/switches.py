@@ -27,7 +27,7 @@ class Switches:
     overtaken: bool = True
     unordered_replies: bool = True
     notify_again: bool = True
-    """In `mount/notifier.py`."""
+    """In `fuse/notifier.py`."""
     hold_back: bool = True
     revalidation: bool = True
     page_versions: bool = True
@@ -55,13 +55,13 @@ class Switches:
     direct_writes: bool = True
     pruning: bool = True
     init_flags: bool = True
-    """In `mount/pyfuse3_patches/`, as the following."""
+    """In `fuse/pyfuse3_patches/`, as the following."""
     eager_loop: bool = True
     kernel_limits: bool = True
 
 
 PATCHES = ("init_flags", "eager_loop", "kernel_limits")
-"""Those in `mount/pyfuse3_patches/`. `eager_loop` installs the others: without it `init_flags` and `cached_readdir` are
+"""Those in `fuse/pyfuse3_patches/`. `eager_loop` installs the others: without it `init_flags` and `cached_readdir` are
 off, too."""
 
 OPTIMISATIONS = ("negative_dentries", "prefill", "cached_readdir", "direct_writes", "pruning", *PATCHES)

@@ -85,7 +85,7 @@ SCRIPTS = {
     """,
     "the name can be imported too, and close may be called twice": """
         from fusebackend import mount
-        import fusebackend.mount.session
+        import fusebackend.fuse.session
         with mount(InMemoryBackend(), point) as files:
             assert files.mountpoint == point
             assert os.path.ismount(point)

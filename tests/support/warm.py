@@ -257,8 +257,8 @@ def _main() -> None:
     import fusebackend.backends.sqlite
     import fusebackend.cli
     import fusebackend.control.client.client
+    import fusebackend.fuse.session
     import fusebackend.linux.service_manager
-    import fusebackend.mount.session
     import fusebackend.server.api
     import fusebackend.server.assemble
     import fusebackend.server.unmounted

@@ -186,7 +186,7 @@ class DirectIO:
     """Writes of some handles pass the kernel's page cache. No pages are kept while a handle with O_DIRECT may write.
 
     The former (FOPEN_DIRECT_IO) saves a request: before a cached write the kernel asks for `security.capability`:
-    for each, or, where `mount/pyfuse3_patches/init_flags.py` has agreed on more, for the first after it has looked at
+    for each, or, where `fuse/pyfuse3_patches/init_flags.py` has agreed on more, for the first after it has looked at
     the file's attributes. Creating and writing 1,000 small files takes 5,003 requests instead of 6,003.
 
     Costs: nothing is in the page cache afterwards, and writes of 1 MiB are two requests instead of one. A handle that

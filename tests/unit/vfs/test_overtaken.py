@@ -18,8 +18,8 @@ from together import together
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
-from fusebackend.mount import notifier as notifiers
-from fusebackend.mount.notifier import Notifier
+from fusebackend.fuse import notifier as notifiers
+from fusebackend.fuse.notifier import Notifier
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Change
 from fusebackend.testing.posix.case import refused
 from fusebackend.vfs import switches

@@ -30,10 +30,10 @@ from typing import Any
 
 import trio
 
-from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
-from fusebackend.mount.pyfuse3_patches.cpu_latency import CpuLatency
-from fusebackend.mount.pyfuse3_patches.init_flags import InitFlags
-from fusebackend.mount.pyfuse3_patches.prune_notice import PruneNotice
+from fusebackend.fuse.pyfuse3_patches.cached_opendir import CachedOpendir
+from fusebackend.fuse.pyfuse3_patches.cpu_latency import CpuLatency
+from fusebackend.fuse.pyfuse3_patches.init_flags import InitFlags
+from fusebackend.fuse.pyfuse3_patches.prune_notice import PruneNotice
 
 SPIN_S = 50e-6
 """How long to poll for the next request. Longer saves nothing more and takes the core from the caller."""

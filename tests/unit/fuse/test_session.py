@@ -9,7 +9,7 @@ import os
 import pytest
 
 from fusebackend.config import MountPlan, MountSettings
-from fusebackend.mount.session import libfuse_words  # the module has the filter of the log
+from fusebackend.fuse.session import libfuse_words  # the module has the filter of the log
 
 
 @pytest.mark.parametrize(("number", "told"), [(errno.ENOENT, False), (errno.EINVAL, True)])

@@ -9,7 +9,7 @@ import pytest
 from eventually import eventually
 from mounts import Serve
 
-from fusebackend.mount.pyfuse3_patches import kernel_limits as tuning
+from fusebackend.fuse.pyfuse3_patches import kernel_limits as tuning
 
 
 def test_what_can_not_be_raised_stays_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

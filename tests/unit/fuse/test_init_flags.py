@@ -9,7 +9,7 @@ import struct
 import pytest
 import trio
 
-from fusebackend.mount.pyfuse3_patches.init_flags import (
+from fusebackend.fuse.pyfuse3_patches.init_flags import (
     FUSE_HANDLE_KILLPRIV_V2,
     FUSE_PARALLEL_DIROPS,
     WANTED,

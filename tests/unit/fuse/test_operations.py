@@ -12,7 +12,7 @@ import pytest
 from for_each import for_each
 from pyfuse3 import FUSEError
 
-from fusebackend.mount.operations import Operations, pack
+from fusebackend.fuse.operations import Operations, pack
 from fusebackend.protocol import Attr
 from fusebackend.vfs.inodes import Entry
 

@@ -26,15 +26,15 @@ import pyfuse3
 import trio
 
 from fusebackend.config import MountPlan
+from fusebackend.fuse.notifier import Notifier
+from fusebackend.fuse.operations import Operations
+from fusebackend.fuse.pyfuse3_patches import kernel_limits
+from fusebackend.fuse.pyfuse3_patches.cached_opendir import CachedOpendir
+from fusebackend.fuse.pyfuse3_patches.cpu_latency import CpuLatency
+from fusebackend.fuse.pyfuse3_patches.eager_loop import EagerTrio
+from fusebackend.fuse.pyfuse3_patches.init_flags import FUSE_POSIX_ACL, InitFlags
+from fusebackend.fuse.pyfuse3_patches.prune_notice import PruneNotice
 from fusebackend.linux.mount_table import SUBTYPE, MountError
-from fusebackend.mount.notifier import Notifier
-from fusebackend.mount.operations import Operations
-from fusebackend.mount.pyfuse3_patches import kernel_limits
-from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
-from fusebackend.mount.pyfuse3_patches.cpu_latency import CpuLatency
-from fusebackend.mount.pyfuse3_patches.eager_loop import EagerTrio
-from fusebackend.mount.pyfuse3_patches.init_flags import FUSE_POSIX_ACL, InitFlags
-from fusebackend.mount.pyfuse3_patches.prune_notice import PruneNotice
 from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ import trio.testing
 from clocks import Clock
 from mounts import Serve
 
-from fusebackend.mount.pyfuse3_patches import cpu_latency
-from fusebackend.mount.pyfuse3_patches.cpu_latency import BURST_REQUESTS, WINDOW_S, CpuLatency
+from fusebackend.fuse.pyfuse3_patches import cpu_latency
+from fusebackend.fuse.pyfuse3_patches.cpu_latency import BURST_REQUESTS, WINDOW_S, CpuLatency
 
 
 class Device:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusebackend.mount.pyfuse3_patches.cached_opendir import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, CachedOpendir
+from fusebackend.fuse.pyfuse3_patches.cached_opendir import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, CachedOpendir
 
 UNIQUE, HANDLE = 5, 77
 

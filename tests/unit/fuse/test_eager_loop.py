@@ -8,10 +8,10 @@ import os
 import pytest
 import trio
 
-from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
-from fusebackend.mount.pyfuse3_patches.cpu_latency import CpuLatency
-from fusebackend.mount.pyfuse3_patches.eager_loop import BURST, EagerTrio
-from fusebackend.mount.pyfuse3_patches.prune_notice import PruneNotice
+from fusebackend.fuse.pyfuse3_patches.cached_opendir import CachedOpendir
+from fusebackend.fuse.pyfuse3_patches.cpu_latency import CpuLatency
+from fusebackend.fuse.pyfuse3_patches.eager_loop import BURST, EagerTrio
+from fusebackend.fuse.pyfuse3_patches.prune_notice import PruneNotice
 
 
 def eager() -> EagerTrio:

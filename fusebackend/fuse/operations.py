@@ -19,7 +19,7 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from fusebackend.base.heap import Spare
-from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
+from fusebackend.fuse.pyfuse3_patches.cached_opendir import CachedOpendir
 from fusebackend.protocol import AttrChanges, Caller
 from fusebackend.vfs.calls.request import answer
 from fusebackend.vfs.inodes import Entry

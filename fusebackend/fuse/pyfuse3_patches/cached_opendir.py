@@ -20,7 +20,7 @@ import os
 import socket
 import struct
 
-from fusebackend.mount.notifier import Notifier
+from fusebackend.fuse.notifier import Notifier
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusebackend.mount.pyfuse3_patches.prune_notice import FUSE_NOTIFY_PRUNE, MINOR, PruneNotice
+from fusebackend.fuse.pyfuse3_patches.prune_notice import FUSE_NOTIFY_PRUNE, MINOR, PruneNotice
 
 INODES = [7, 1 << 48 | 9, (1 << 64) - 1]
 
