@@ -33,7 +33,7 @@ from fusebackend.fuse.pyfuse3_patches.cached_opendir import CachedOpendir
 from fusebackend.fuse.pyfuse3_patches.cpu_latency import CpuLatency
 from fusebackend.fuse.pyfuse3_patches.eager_loop import EagerTrio
 from fusebackend.fuse.pyfuse3_patches.init_flags import FUSE_POSIX_ACL, InitFlags
-from fusebackend.fuse.pyfuse3_patches.prune_notice import PruneNotice
+from fusebackend.fuse.pyfuse3_patches.prune_notice import MINOR, PruneNotice
 from fusebackend.linux.mount_table import SUBTYPE, MountError
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -102,7 +102,6 @@ class Session:
         self._token: trio.lowlevel.TrioToken | None = None
         self._eager: EagerTrio | None = None
         self._cpu_latency = CpuLatency()
-        self._prune_notice = PruneNotice()
         self._stop = trio.Event()  # of the loop's thread
         self._mounted = False
         self._stop_asked = False  # of any thread, also before there is a loop
@@ -158,6 +157,14 @@ class Session:
             "counters": dict(sorted(self.operations.counters.items())),
         }
 
+    @property
+    def _agreed(self) -> InitFlags | None:
+        """What FUSE_INIT has agreed on beyond libfuse's."""
+        return None if self._eager is None else self._eager.lowlevel.init_flags
+
+    def _has_acls(self) -> bool:
+        return self._agreed is not None and bool(self._agreed.agreed & FUSE_POSIX_ACL)
+
     def _mount(self) -> None:
         setattr(pyfuse3, "trio", self._eager or trio)  # noqa: B010 - not in its types
         try:
@@ -177,9 +184,8 @@ class Session:
         if on.eager_loop:
             cached_opendir = self.operations.cached_opendir = CachedOpendir(notifier)
             init_flags = partial(InitFlags, acls=ACL in self._plan.settings.options) if on.init_flags else None
-            eager = EagerTrio(cached_opendir, self._cpu_latency, self._prune_notice, init_flags)
-            self.filesystem.xattrs.has_acls = lambda: bool(eager.agreed & FUSE_POSIX_ACL)
-            self._eager = eager
+            self._eager = EagerTrio(cached_opendir, self._cpu_latency, init_flags)
+            self.filesystem.xattrs.has_acls = self._has_acls
         if self._plan.settings.idle == "poll":
             self._cpu_latency.open()
         try:
@@ -205,8 +211,9 @@ class Session:
         except OSError as error:
             log.error("the mount on %s does not answer: %s", self.mountpoint, error.strerror)
             return
-        if self._prune_notice.is_known:
-            self.filesystem.pruning.prune = self._prune_notice.send
+        agreed = self._agreed
+        if agreed is not None and agreed.minor >= MINOR:
+            self.filesystem.pruning.prune = PruneNotice(agreed.diversion).send
         if self.filesystem.switches.kernel_limits:
             read_ahead_kib = (
                 kernel_limits.BLOCKING_READ_AHEAD_KIB

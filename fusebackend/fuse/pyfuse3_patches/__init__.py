@@ -2,6 +2,7 @@
 
 README.md beside this file says for each what it works around, from which version it can go, and how to turn it off.
 
+diversion.py       libfuse is diverted for a moment: the door of the next two
 init_flags.py      FUSE_INIT: a capability that libfuse 3.14 does not know
 cached_opendir.py  OPENDIR: the kernel may keep the listing
 prune_notice.py    a notice that drops inodes

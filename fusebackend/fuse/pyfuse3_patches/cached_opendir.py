@@ -4,10 +4,10 @@ With FOPEN_CACHE_DIR the kernel keeps what `readdir` has said until the director
 directory itself, and the next listing is two requests instead of four or more (fs/fuse/readdir.c). pyfuse3 lets
 `opendir` answer with a handle, and with nothing else.
 
-So, as in `init_flags.py`, the descriptor that libfuse answers through is for a moment one end of a socket pair: from
-the return of the handler, after which pyfuse3 answers with no turn for any other task between, until the same task
-comes back for the next request. Then the flags are set in the answer, and it goes to the kernel. No notice may be
-written in that moment: if one is on its way, the answer goes straight, and the listing is not kept this time.
+So libfuse is diverted (`diversion.py`) from the return of the handler, after which pyfuse3 answers with no turn for any
+other task between, until the same task comes back for the next request. Then the flags are set in the answer, and it
+goes to the kernel. No notice may be written in that moment: if one is on its way, the answer goes straight, and the
+listing is not kept this time.
 
 The layouts are those of include/uapi/linux/fuse.h, which never change: `fuse_out_header`, `fuse_open_out`.
 """
@@ -17,10 +17,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import socket
 import struct
 
 from fusebackend.fuse.notifier import Notifier
+from fusebackend.fuse.pyfuse3_patches.diversion import Diversion
 
 log = logging.getLogger(__name__)
 
@@ -37,44 +37,36 @@ class CachedOpendir:
     def __init__(self, notices: Notifier) -> None:
         self.is_on = False
         self._notices = notices
-        self._descriptor = self._kernel = -1
-        self._pair: tuple[socket.socket, socket.socket] | None = None
+        self._diversion: Diversion | None = None
 
-    def prepare(self, descriptor: int) -> None:
-        """From now on it can begin. `descriptor` is libfuse's, of `/dev/fuse`."""
-        self._descriptor, self._kernel = descriptor, os.dup(descriptor)
-        self._pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps messages apart
-        for end in self._pair:
-            end.setblocking(False)
+    def prepare(self, diversion: Diversion) -> None:
+        """From now on it can begin."""
+        self._diversion = diversion
 
     def begin(self) -> None:
         """Divert the next answer, of an `opendir`. Not if a notice might come before it."""
-        if self._pair is None or not self._notices.hold():
+        if self._diversion is None or not self._notices.hold():
             return
-        os.dup2(self._pair[1].fileno(), self._descriptor, inheritable=False)
+        self._diversion.begin()
         self.is_on = True
 
     def end(self) -> None:
         """Pass the answer on to the kernel, which libfuse talks to again."""
-        if not self.is_on or self._pair is None:
+        if not self.is_on or self._diversion is None:
             return
         self.is_on = False
-        os.dup2(self._kernel, self._descriptor, inheritable=False)
+        self._diversion.end()
         self._notices.go_on()
         try:
-            os.write(self._kernel, _allowing(self._pair[0].recv(_LONGEST_BYTES)))
+            os.write(self._diversion.kernel, _allowing(self._diversion.ours.recv(_LONGEST_BYTES)))
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV):  # its process was killed, or the mount is gone
                 log.error("an opendir could not be answered: %s", error)
 
     def close(self) -> None:
-        """Close all descriptors after the mount: an open one would keep the kernel's side of it alive."""
+        """The mount has ended: give an answer that waits, and begin no more."""
         self.end()
-        if self._pair is not None:
-            os.close(self._kernel)
-            for end in self._pair:
-                end.close()
-            self._pair = None
+        self._diversion = None
 
 
 def _allowing(answer: bytes) -> bytes:

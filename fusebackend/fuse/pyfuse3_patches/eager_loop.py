@@ -33,7 +33,6 @@ import trio
 from fusebackend.fuse.pyfuse3_patches.cached_opendir import CachedOpendir
 from fusebackend.fuse.pyfuse3_patches.cpu_latency import CpuLatency
 from fusebackend.fuse.pyfuse3_patches.init_flags import InitFlags
-from fusebackend.fuse.pyfuse3_patches.prune_notice import PruneNotice
 
 SPIN_S = 50e-6
 """How long to poll for the next request. Longer saves nothing more and takes the core from the caller."""
@@ -76,11 +75,9 @@ class _Lowlevel:
         self,
         cached_opendir: CachedOpendir,
         cpu_latency: CpuLatency,
-        prune_notice: PruneNotice,
         init_flags: Callable[[int], InitFlags] | None,
     ) -> None:
         self._begin = init_flags
-        self._prune_notice = prune_notice
         self._cached_opendir = cached_opendir
         self._cpu_latency = cpu_latency
         self._poll = select.poll()
@@ -96,14 +93,12 @@ class _Lowlevel:
         if descriptor != self._registered:
             os.set_blocking(descriptor, False)
             self.init_flags = self._begin(descriptor) if self._begin is not None else None
-            self._poll = select.poll()
             self._poll.register(descriptor, select.POLLIN)
             self._registered = descriptor
         if self.init_flags is not None and not self.init_flags.is_over:
             await self.init_flags.go_on()
             if self.init_flags.is_over:
-                self._cached_opendir.prepare(descriptor)
-                self._prune_notice.prepare(descriptor, self.init_flags.minor)
+                self._cached_opendir.prepare(self.init_flags.diversion)
         self._served += 1
         if self._served >= BURST:
             self._cpu_latency.served(self._served)
@@ -158,7 +153,7 @@ class EagerTrio:
     """Stands for the module `trio` in pyfuse3.
 
     Args:
-        cached_opendir, prune_notice: are prepared with the descriptor that pyfuse3 waits for, after FUSE_INIT.
+        cached_opendir: is prepared with the descriptor that pyfuse3 waits for, after FUSE_INIT.
         cpu_latency: counts the answers.
         init_flags: is begun on that descriptor; None: FUSE_INIT goes as it comes, and nothing is prepared.
     """
@@ -167,12 +162,10 @@ class EagerTrio:
         self,
         cached_opendir: CachedOpendir,
         cpu_latency: CpuLatency,
-        prune_notice: PruneNotice,
         init_flags: Callable[[int], InitFlags] | None = None,
     ) -> None:
-        self.lowlevel = _Lowlevel(cached_opendir, cpu_latency, prune_notice, init_flags)
+        self.lowlevel = _Lowlevel(cached_opendir, cpu_latency, init_flags)
         self._cached_opendir = cached_opendir
-        self._prune_notice = prune_notice
 
     def Lock(self) -> _EagerLock:  # noqa: N802 - trio's name
         return _EagerLock(self._cached_opendir)
@@ -185,14 +178,8 @@ class EagerTrio:
     def __getattr__(self, name: str) -> Any:
         return getattr(trio, name)
 
-    @property
-    def agreed(self) -> int:
-        """The flags that FUSE_INIT has agreed on beyond libfuse's; 0 before."""
-        return 0 if self.lowlevel.init_flags is None else self.lowlevel.init_flags.agreed
-
     def close(self) -> None:
         """The mount has ended, perhaps before it has begun."""
         self._cached_opendir.close()
-        self._prune_notice.close()
         if self.lowlevel.init_flags is not None:
-            self.lowlevel.init_flags.close()
+            self.lowlevel.init_flags.diversion.close()

@@ -8,10 +8,9 @@ each file. FUSE_PARALLEL_DIROPS lets several look into one directory at a time, 
 libfuse offers neither to pyfuse3, and pyfuse3 neither to us. For `-o acl` there are two more (`WANTED_FOR_ACLS`):
 pyfuse3 can set the one for ACLs, but not the one for the umask, without which a default ACL would come too late.
 
-So the descriptor that libfuse reads from is, until it has answered FUSE_INIT, one end of a socket pair. The kernel's
-question goes through it as it is; in libfuse's answer the two flags are set if the kernel has offered them; then the
-kernel's own descriptor takes the place again, and everything else goes straight. A message that is not what is expected
-here goes through unchanged: then nothing is agreed on beyond what libfuse knows.
+So until it has answered FUSE_INIT, libfuse is diverted (`diversion.py`). The kernel's question goes to it as it is; in
+its answer the two flags are set if the kernel has offered them; then it talks to the kernel itself. A message that is
+not what is expected here goes through unchanged: then nothing is agreed on beyond what libfuse knows.
 
 The layouts are those of include/uapi/linux/fuse.h, which never change: `fuse_in_header` and `fuse_init_in` of the
 request, `fuse_out_header` and `fuse_init_out` of the answer. Switch: `init_flags`.
@@ -21,10 +20,11 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import struct
 
 import trio
+
+from fusebackend.fuse.pyfuse3_patches.diversion import Diversion
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,9 @@ class InitFlags:
     Args:
         descriptor: libfuse's, of `/dev/fuse`, from which nothing has been read yet.
         acls: the kernel is to check POSIX ACLs.
+
+    Attributes:
+        diversion: of that descriptor, to be closed when the mount has ended.
     """
 
     def __init__(self, descriptor: int, *, acls: bool = False) -> None:
@@ -59,39 +62,28 @@ class InitFlags:
         """The flags that were added to libfuse's answer."""
         self.minor = 0
         """The kernel's version of the protocol, 7 being the major one; 0 if it is not known."""
-        self._descriptor = descriptor
-        self._kernel = os.dup(descriptor)
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps messages apart
-        with theirs:
-            theirs.setblocking(False)
-            os.dup2(theirs.fileno(), descriptor, inheritable=False)
+        self.diversion = Diversion(descriptor)
+        self.diversion.begin()
         self._offered: int | None = None
 
     async def go_on(self) -> None:
         """Called before libfuse reads: first for the kernel's question, then when it has been answered."""
+        kernel, libfuse = self.diversion.kernel, self.diversion.ours
         try:
             if self._offered is None:
-                await trio.lowlevel.wait_readable(self._kernel)
-                question = os.read(self._kernel, _MESSAGE_BYTES)
+                await trio.lowlevel.wait_readable(kernel)
+                question = os.read(kernel, _MESSAGE_BYTES)
                 self.minor, self._offered = _offered_by(question)
-                self._ours.send(question)
+                libfuse.send(question)
                 return
-            await trio.lowlevel.wait_readable(self._ours)
-            answer = bytearray(self._ours.recv(_MESSAGE_BYTES))
+            await trio.lowlevel.wait_readable(libfuse)
+            answer = bytearray(libfuse.recv(_MESSAGE_BYTES))
             self.agreed = _agree(answer, self._offered & self._wanted)
-            os.write(self._kernel, answer)
+            os.write(kernel, answer)
         except OSError:
             log.debug("FUSE_INIT failed", exc_info=True)  # unmounted already: libfuse will find out as well
-        self.close()
-
-    def close(self) -> None:
-        """Give the kernel's descriptor back to libfuse, at the latest when the mount ends."""
-        if self.is_over:
-            return
         self.is_over = True
-        os.dup2(self._kernel, self._descriptor, inheritable=False)
-        os.close(self._kernel)
-        self._ours.close()
+        self.diversion.end()
 
 
 def _offered_by(question: bytes) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from fusebackend.fuse.pyfuse3_patches.cached_opendir import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, CachedOpendir
+from fusebackend.fuse.pyfuse3_patches.diversion import Diversion
 
 UNIQUE, HANDLE = 5, 77
 
@@ -39,11 +40,13 @@ class Wire:
         self.kernel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.kernel.settimeout(10)
         self.descriptor = theirs.detach()
+        self.diversion = Diversion(self.descriptor)
         self.notices = Notices()
         self.cached_opendir = CachedOpendir(self.notices)
 
     def close(self) -> None:
         self.cached_opendir.close()
+        self.diversion.close()
         self.kernel.close()
         os.close(self.descriptor)
 
@@ -63,7 +66,7 @@ def refused(error: int) -> bytes:
 
 
 def test_the_kernel_may_keep_the_listing_of_what_is_opened_between_begin_and_end(wire: Wire) -> None:
-    wire.cached_opendir.prepare(wire.descriptor)
+    wire.cached_opendir.prepare(wire.diversion)
     wire.cached_opendir.begin()
     os.write(wire.descriptor, opened(0))
     assert wire.notices.held
@@ -76,7 +79,7 @@ def test_the_kernel_may_keep_the_listing_of_what_is_opened_between_begin_and_end
 
 @pytest.mark.parametrize("message", [refused(2), opened(0, error=-5), b"x", opened(0) + b"more"])
 def test_what_is_no_such_answer_stays_as_it_is(wire: Wire, message: bytes) -> None:
-    wire.cached_opendir.prepare(wire.descriptor)
+    wire.cached_opendir.prepare(wire.diversion)
     wire.cached_opendir.begin()
     os.write(wire.descriptor, message)
     wire.cached_opendir.end()
@@ -84,7 +87,7 @@ def test_what_is_no_such_answer_stays_as_it_is(wire: Wire, message: bytes) -> No
 
 
 def test_while_a_notice_is_on_its_way_nothing_is_diverted(wire: Wire) -> None:
-    wire.cached_opendir.prepare(wire.descriptor)
+    wire.cached_opendir.prepare(wire.diversion)
     wire.notices.in_flight = True
     wire.cached_opendir.begin()
     assert not wire.cached_opendir.is_on
@@ -96,7 +99,7 @@ def test_before_it_is_prepared_and_after_it_is_closed_nothing_is_diverted(wire: 
     wire.cached_opendir.begin()
     os.write(wire.descriptor, opened(0))
     assert wire.kernel.recv(100) == opened(0)
-    wire.cached_opendir.prepare(wire.descriptor)
+    wire.cached_opendir.prepare(wire.diversion)
     wire.cached_opendir.close()
     wire.cached_opendir.close()
     wire.cached_opendir.begin()
@@ -105,7 +108,7 @@ def test_before_it_is_prepared_and_after_it_is_closed_nothing_is_diverted(wire: 
 
 
 def test_an_answer_that_waits_when_the_mount_ends_is_given(wire: Wire) -> None:
-    wire.cached_opendir.prepare(wire.descriptor)
+    wire.cached_opendir.prepare(wire.diversion)
     wire.cached_opendir.begin()
     os.write(wire.descriptor, opened(0))
     wire.cached_opendir.close()
@@ -114,7 +117,7 @@ def test_an_answer_that_waits_when_the_mount_ends_is_given(wire: Wire) -> None:
 
 
 def test_whoever_has_gone_meanwhile_harms_nobody(wire: Wire) -> None:
-    wire.cached_opendir.prepare(wire.descriptor)
+    wire.cached_opendir.prepare(wire.diversion)
     wire.cached_opendir.begin()
     wire.cached_opendir.end()  # with no answer at all
     assert not wire.notices.held

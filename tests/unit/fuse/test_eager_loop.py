@@ -11,11 +11,10 @@ import trio
 from fusebackend.fuse.pyfuse3_patches.cached_opendir import CachedOpendir
 from fusebackend.fuse.pyfuse3_patches.cpu_latency import CpuLatency
 from fusebackend.fuse.pyfuse3_patches.eager_loop import BURST, EagerTrio
-from fusebackend.fuse.pyfuse3_patches.prune_notice import PruneNotice
 
 
 def eager() -> EagerTrio:
-    return EagerTrio(CachedOpendir(None), CpuLatency(), PruneNotice())
+    return EagerTrio(CachedOpendir(None), CpuLatency())
 
 
 @pytest.mark.trio

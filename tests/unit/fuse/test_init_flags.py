@@ -53,6 +53,8 @@ def meet(kernel, asked: bytes, answered: bytes, *, acls: bool = False) -> tuple[
             assert os.read(descriptor, 1 << 20) == asked, "libfuse is asked what the kernel asks"
             os.write(descriptor, answered)
             await init_flags.go_on()
+        assert init_flags.is_over
+        init_flags.diversion.close()
         return init_flags
 
     ours.send(asked)
@@ -110,8 +112,8 @@ def test_a_mount_that_ends_before_it_has_begun_leaves_nothing_behind(kernel):
     ours, descriptor = kernel
     before = len(os.listdir("/proc/self/fd"))
     init_flags = InitFlags(descriptor)
-    init_flags.close()
-    init_flags.close()
+    init_flags.diversion.close()
+    init_flags.diversion.close()
     assert len(os.listdir("/proc/self/fd")) == before
     ours.send(b"again")
     assert os.read(descriptor, 100) == b"again"

@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import trio
 
 from fusebackend.config import MountPlan, MountSettings
-from fusebackend.fuse.session import libfuse_words  # the module has the filter of the log
+from fusebackend.fuse.pyfuse3_patches.prune_notice import MINOR
+from fusebackend.fuse.session import Session, libfuse_words  # the module has the filter of the log
 
 
 @pytest.mark.parametrize(("number", "told"), [(errno.ENOENT, False), (errno.EINVAL, True)])
@@ -27,3 +31,14 @@ def test_other_errors_without_a_name_are_told(caplog) -> None:
 def test_acls_are_nothing_for_libfuse() -> None:
     words = libfuse_words(MountPlan(mountpoint="/m", settings=MountSettings().but(["acl,noexec"])))
     assert "noexec" in words and "acl" not in words
+
+
+@pytest.mark.parametrize(("minor", "is_told"), [(None, False), (0, False), (MINOR - 1, False), (MINOR, True)])
+def test_inodes_are_pruned_where_the_kernel_knows_the_notice(minor: int | None, is_told: bool) -> None:
+    """`minor` is the kernel's version; None: FUSE_INIT goes as it comes."""
+    filesystem = SimpleNamespace(switches=SimpleNamespace(kernel_limits=False), pruning=SimpleNamespace(prune=None))
+    session = Session(cast(Any, filesystem), MountPlan(mountpoint="/"), before_end=lambda: None)
+    agreed = None if minor is None else SimpleNamespace(minor=minor, diversion=None)
+    session._eager = cast(Any, SimpleNamespace(lowlevel=SimpleNamespace(init_flags=agreed)))
+    trio.run(session._announce, None)
+    assert (filesystem.pruning.prune is not None) is is_told
