@@ -488,21 +488,11 @@ def place_of(path: str, file: ConfigFile) -> str:
     )
 
 
-def data_file(mountpoint: str) -> str:
-    """Return the path of a mount point's default database: `$XDG_DATA_HOME/fusebackend/<mount point>.db`."""
-    return xdg.path("XDG_DATA_HOME", ".local/share", f"{escape_mountpoint(mountpoint)}.db")
+_KEPT = {"db": "XDG_DATA_HOME", "branches": "XDG_DATA_HOME", "log": "XDG_STATE_HOME", "history": "XDG_STATE_HOME"}
+"""By kind: the variable of the directory above."""
 
 
-def branches_directory(mountpoint: str) -> str:
-    """Return the directory of a mount point's branches: `$XDG_DATA_HOME/fusebackend/<mount point>.branches`."""
-    return xdg.path("XDG_DATA_HOME", ".local/share", f"{escape_mountpoint(mountpoint)}.branches")
-
-
-def log_file(mountpoint: str) -> str:
-    """Return the path of a mount point's server log: `$XDG_STATE_HOME/fusebackend/<mount point>.log`."""
-    return xdg.path("XDG_STATE_HOME", ".local/state", f"{escape_mountpoint(mountpoint)}.log")
-
-
-def history_directory(mountpoint: str) -> str:
-    """Return the path of a mount point's history: `$XDG_STATE_HOME/fusebackend/<mount point>.history`."""
-    return xdg.path("XDG_STATE_HOME", ".local/state", f"{escape_mountpoint(mountpoint)}.history")
+def kept_at(mountpoint: str, kind: Literal["db", "branches", "log", "history"]) -> str:
+    """Return where something of a mount point is kept: its default database, the directory of its branches, its
+    server's log, or the directory of its history: `$XDG_DATA_HOME/fusebackend/<mount point>.db`, and so on."""
+    return xdg.path(_KEPT[kind], f"{escape_mountpoint(mountpoint)}.{kind}")

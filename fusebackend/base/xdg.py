@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 
+_HOMES = {"XDG_DATA_HOME": ".local/share", "XDG_STATE_HOME": ".local/state", "XDG_CACHE_HOME": ".cache"}
+"""The directory below `$HOME` that a variable stands for where it is not set."""
 
-def path(variable: str, otherwise: str, *names: str) -> str:
+
+def path(variable: str, *names: str) -> str:
     """A path of ours below the directory that a variable names, such as `XDG_CACHE_HOME`.
 
     Args:
-        otherwise: the variable's default, below `$HOME`.
         names: below `fusebackend` there.
     """
     value = os.environ.get(variable, "")  # a relative path is to be ignored
-    start = value if os.path.isabs(value) else os.path.join(os.path.expanduser("~"), otherwise)
+    start = value if os.path.isabs(value) else os.path.join(os.path.expanduser("~"), _HOMES[variable])
     return os.path.join(start, "fusebackend", *names)
 
 

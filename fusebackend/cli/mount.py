@@ -191,20 +191,20 @@ def plan_of(path: str, line: MountLine) -> MountPlan:
         mountpoint=path,
         urls=dict(sorted(texts.items())),
         settings=settings,
-        log=config.log_file(path),
-        history=config.history_directory(path) if settings.keeps_history else None,
+        log=config.kept_at(path, "log"),
+        history=config.kept_at(path, "history") if settings.keeps_history else None,
     )
 
 
 def _own_database(path: str) -> str:
     """Return the URL of the embedded default of a mount point."""
-    return urls.for_path("sqlite", config.data_file(path)).text
+    return urls.for_path("sqlite", config.kept_at(path, "db")).text
 
 
 def make_data_directory(plan: MountPlan) -> None:
     """Make the directory of the embedded default, if that is what is mounted."""
     if plan.urls[ROOT] == _own_database(plan.mountpoint):
-        xdg.make_directory(os.path.dirname(config.data_file(plan.mountpoint)), "XDG_DATA_HOME")
+        xdg.make_directory(os.path.dirname(config.kept_at(plan.mountpoint, "db")), "XDG_DATA_HOME")
 
 
 def _split_route(route: str) -> tuple[str, str]:

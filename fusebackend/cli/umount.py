@@ -21,7 +21,7 @@ from fusebackend.cli.target import complete_mountpoint
 from fusebackend.control.rendezvous import Served, find_served
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountEntry, MountError, MountState
-from fusebackend.linux.unmount import BusyError, Server, detach, is_stopped, server_of, serves, why_hung
+from fusebackend.linux.unmount import BusyError, detach, end_of, is_stopped, server_of, serves, why_hung
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -91,17 +91,18 @@ def end_mount(path: str, *, lazy: bool, timeout_s: float) -> str:
 
 def _end_served(served: Served, timeout_s: float) -> None:
     """End the server of what is not mounted."""
-    with Server(served.pid) as server, progress("storing everything"):
+    pid = served.pid
+    with end_of(pid) as ended, progress("storing everything"):
         try:
-            os.kill(server.pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGTERM)
         except PermissionError:
-            raise MountError(errno.EPERM, f"process {server.pid}, which serves it, is another user's") from None
+            raise MountError(errno.EPERM, f"process {pid}, which serves it, is another user's") from None
         except ProcessLookupError:
             pass
-        if not server.ended(timeout_s):
-            does = "is stopped" if is_stopped(server.pid) else "is still storing"
+        if not ended(timeout_s):
+            does = "is stopped" if is_stopped(pid) else "is still storing"
             lost = "what it has not stored is lost if it is killed"
-            raise MountError(errno.ETIMEDOUT, f"'{served.place}': process {server.pid} {does}; {lost}")
+            raise MountError(errno.ETIMEDOUT, f"'{served.place}': process {pid} {does}; {lost}")
     announce([f"ended {served.socket}"])
 
 
@@ -126,16 +127,16 @@ def _end(state: MountState, pid: int | None, lazy: bool, timeout_s: float) -> st
         raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but {unknown}")
     log_path = state.status.get("log")
     deadline = time.monotonic() + timeout_s
-    with Server(pid) as server, _end_of_log(log_path) as log:
+    with end_of(pid) as ended, _end_of_log(log_path) as log:
         detach(path, lazy=lazy)
         # With --lazy the server goes on until the last file is closed, which may be never: only a short wait then.
-        if not server.ended(min(timeout_s, 1.0) if lazy else deadline - time.monotonic()):
+        if not ended(min(timeout_s, 1.0) if lazy else deadline - time.monotonic()):
             if lazy:
-                return f"detached {path}; process {server.pid} serves it until the last open file is closed"
+                return f"detached {path}; process {pid} serves it until the last open file is closed"
             where = f"; see {log_path}" if log_path else ""
-            does = "is stopped, and has not stored everything" if is_stopped(server.pid) else "is still storing"
+            does = "is stopped, and has not stored everything" if is_stopped(pid) else "is still storing"
             lost = "; what it has not stored is lost if it is killed"
-            raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but process {server.pid} {does}{lost}{where}")
+            raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but process {pid} {does}{lost}{where}")
         lines = split_lines(log.read().decode("utf-8", "replace"))
     errors = [line.partition(" ERROR ")[2] for line in lines if " ERROR " in line[:40]]  # about what it stored
     if errors:

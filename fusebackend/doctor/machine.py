@@ -389,15 +389,15 @@ NONE_BYTES = 16 << 20
 """With less, a server can keep nothing."""
 
 _KEPT = (
-    ("data directory", "XDG_DATA_HOME", ".local/share", "the embedded default, and branches"),
-    ("state directory", "XDG_STATE_HOME", ".local/state", "logs and histories"),
+    ("data directory", "XDG_DATA_HOME", "the embedded default, and branches"),
+    ("state directory", "XDG_STATE_HOME", "logs and histories"),
 )
 
 
 def directories() -> Iterable[Finding]:
     """Data and state can be written, and have room; the runtime directory is the user's own."""
-    for what, variable, otherwise, holds in _KEPT:
-        yield writable(what, xdg.path(variable, otherwise), f"{holds}; set {variable} to another place")
+    for what, variable, holds in _KEPT:
+        yield writable(what, xdg.path(variable), f"{holds}; set {variable} to another place")
     try:
         yield ok("runtime directory", runtime_directory.directory())
     except OSError as failure:

@@ -13,6 +13,7 @@ import contextlib
 import hmac
 import logging
 import mimetypes
+import os
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
@@ -297,14 +298,12 @@ def serve_http(files: Client, host: str, port: int, token: str, on_ready: Callab
 
     import uvicorn
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((host, port))
-        except OSError as error:
-            raise OSError(error.errno, f"can't listen on {host} port {port}: {error.strerror}") from None
-        listening.listen()  # a client may come as soon as it knows the address, which is before uvicorn listens
+    try:  # a client may come as soon as it knows the address, which is before uvicorn listens
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise OSError(error.errno, f"can't listen on {host} port {port}: {why}") from None
+    with listening:
         app = MountServer(files).server.streamable_http_app(streamable_http_path=PATH, host=host)
         place = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(guarded(app, token, place), log_config=None, access_log=False)

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from fusebackend.base.here import from_here
 from fusebackend.base.lines import split_lines
@@ -236,7 +236,7 @@ def probe_all(entries: list[MountEntry]) -> list[MountState]:
 
 class MountWatch:
     """Looks whether a mount of ours is still on a mount point. poll(2) on the table of mounts reports each change of it
-    (proc_pid_mountinfo(5)). Used by one thread, as a context manager.
+    (proc_pid_mountinfo(5)). Used by one thread, which closes it.
 
     A command's sandbox keeps the mounted file system alive in its own mount namespace: after `fusermount3 -u` the
     server would serve it until the command ends, and the unmount waits for the server.
@@ -249,10 +249,7 @@ class MountWatch:
         self.poll.register(self._table, select.POLLPRI)
         self.check()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         os.close(self._table)
 
     def look(self) -> bool:
@@ -284,7 +281,7 @@ class UnmountWatch:
         self._thread.start()
 
     def _watch(self, stop: int) -> None:
-        with MountWatch(self._mountpoint) as watch:
+        with contextlib.closing(MountWatch(self._mountpoint)) as watch:
             watch.poll.register(stop, select.POLLIN | select.POLLHUP)
             while not watch.gone:
                 if any(descriptor == stop for descriptor, _ in watch.poll.poll()):

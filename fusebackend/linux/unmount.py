@@ -11,10 +11,12 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from fusebackend.base.deadline import is_readable
+from fusebackend.base.errors import unless
 from fusebackend.base.lines import split_lines
 from fusebackend.base.paths import is_below
 from fusebackend.linux import mount_table as table
@@ -121,27 +123,18 @@ def why_hung(entry: table.MountEntry) -> tuple[str, str]:
     return f"its server, process {pid}, does not answer", "wait until it does"
 
 
-class Server:
-    """The process behind a mount, held by a pidfd so that its number can't come to mean another one."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._fd = -1
-        with contextlib.suppress(ProcessLookupError):
-            self._fd = os.pidfd_open(pid)
-
-    def ended(self, timeout_s: float) -> bool:
-        """Wait until the process has ended; False when it has not by then."""
-        if self._fd < 0:
-            return True
-        return is_readable(self._fd, timeout_s)
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+@contextlib.contextmanager
+def end_of(pid: int) -> Iterator[Callable[[float], bool]]:
+    """Give what waits until a process has ended, for so many seconds, and returns False when it has not by then. The
+    process is held by a pidfd so that its number can't come to mean another one."""
+    fd = unless({errno.ESRCH}, os.pidfd_open, pid)
+    if fd is None:
+        yield lambda timeout_s: True
+        return
+    try:
+        yield partial(is_readable, fd)
+    finally:
+        os.close(fd)
 
 
 def holders(mountpoint: str) -> Iterator[Holder]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.config import MountPlan, branches_directory
+from fusebackend.config import MountPlan, kept_at
 from fusebackend.control.server.control_server import ControlServer
 from fusebackend.control.verbs import VERBS
 from fusebackend.dialects.agent_face import AgentFace
@@ -140,7 +140,7 @@ def assemble(backend: CompositeBackend, plan: MountPlan) -> LiveMount:
     snapshots = attach_snapshots(filesystem)
     automatic = branches = None
     if not settings.read_only:
-        branches = attach_branches(filesystem, snapshots, branches_directory(plan.mountpoint))
+        branches = attach_branches(filesystem, snapshots, kept_at(plan.mountpoint, "branches"))
         automatic = AutomaticSnapshots(snapshots) if snapshots and settings.snapshots == "auto" else None
     guards = {route.prefix: route.executor for route in filesystem.tree.routes if route.executor.blocking}
     views = Views(filesystem, backend, settings.checked_views(), settings.default_view, guards)

@@ -21,7 +21,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from fusebackend.config import MountPlan, MountSettings, history_directory
+from fusebackend.config import MountPlan, MountSettings, kept_at
 from fusebackend.linux import mount_point as point
 from fusebackend.linux.mount_table import MountError
 from fusebackend.server.mounted import MountedBackend
@@ -57,7 +57,7 @@ class Mount(MountedBackend):
 
             point.check_system(allow_other=settings.allow_other)
             self.mountpoint, _ = point.prepare(mountpoint)
-            history = history_directory(self.mountpoint) if settings.keeps_history else None
+            history = kept_at(self.mountpoint, "history") if settings.keeps_history else None
             self._live = assemble(backend, MountPlan(mountpoint=self.mountpoint, settings=settings, history=history))
             # All that the socket's face is made of. A second one would merge the same branch at the same time, and not
             # know of the snapshots that the other one reads.

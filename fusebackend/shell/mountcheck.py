@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fusebackend.base.paths import is_below
 from fusebackend.linux.mount_table import MountEntry, mount_of
 from fusebackend.shell.bubblewrap import SandboxError
 from fusebackend.shell.system import Bind, Fresh
@@ -116,7 +117,7 @@ def _wanted(mount: Bind | Fresh, table: Sequence[MountEntry]) -> list[WantedMoun
 
 def _mounted_on(holder: MountEntry, source: str, table: Sequence[MountEntry]) -> list[MountEntry]:
     """Return the mounts below a directory, and those on them, and so on: a recursive bind mount includes them."""
-    found = [entry for entry in table if entry.parent == holder.id and _is_below(entry.mountpoint, source)]
+    found = [entry for entry in table if entry.parent == holder.id and is_below(entry.mountpoint, source)]
     return found + [deeper for entry in found for deeper in _mounted_on(entry, source, table) if entry.id != holder.id]
 
 
@@ -150,10 +151,6 @@ def _holder(found: dict[str, list[MountEntry]], path: str) -> MountEntry | None:
         if path in found:
             return found[path][-1]
     return None
-
-
-def _is_below(path: str, top: str) -> bool:
-    return path.startswith(top.rstrip("/") + "/")
 
 
 def _joined(top: str, rest: str) -> str:

@@ -16,12 +16,13 @@ leaves running end with it. Sockets and pipes that programs outside keep *in* th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.base import budget, paths
@@ -50,16 +51,6 @@ log = logging.getLogger(__name__)
 
 BRANCHES = "branches"
 """The directory of the branches in the trees directory."""
-
-
-@dataclass(frozen=True)
-class _CommandJob:
-    """A command that is about to run."""
-
-    command: Command
-    cwd: AgentPath
-    deadline: float  # by the monotonic clock
-    timeout_s: float
 
 
 class Shell:
@@ -114,14 +105,13 @@ class Shell:
             ValueError: `timeout_s` is not above 0, or above the options' `max_timeout_s`.
         """
         seconds = self.options.seconds(command.timeout_s)
-        deadline = time.monotonic() + seconds
         refusal = nothing_to_run(command.text)
         if refusal is not None:
             return refusal
         try:
-            job = _CommandJob(command, paths.normalise(command.cwd), deadline, seconds)
-            with self._running.command(SandboxError), MountWatch(self.mountpoint) as watch:
-                return self._execute(job, watch)
+            cwd = paths.normalise(command.cwd)
+            with self._running.command(SandboxError), contextlib.closing(MountWatch(self.mountpoint)) as watch:
+                return self._execute(command, cwd, seconds, watch)
         except (SandboxError, PathError) as error:
             return ExecuteResponse(output=f"Error: {error}", exit_code=REFUSED)
 
@@ -169,7 +159,8 @@ class Shell:
 
     # -- one command -------------------------------------------------------------------------------------------
 
-    def _execute(self, job: _CommandJob, watch: MountWatch) -> ExecuteResponse:
+    def _execute(self, command: Command, cwd: AgentPath, timeout_s: float, watch: MountWatch) -> ExecuteResponse:
+        deadline = time.monotonic() + timeout_s
         caller = budget.current()
 
         def stopped() -> bool:
@@ -177,19 +168,19 @@ class Shell:
 
         if watch.gone:
             raise SandboxError(f"nothing is mounted on '{self.mountpoint}' any more")
-        with self._start(job) as launch:
-            stdin, on_output = job.command.stdin or b"", job.command.on_output
-            output = StartedProcess(launch.process, self.options.max_output_bytes, stdin=stdin, on_output=on_output)
+        with self._start(command.text, cwd) as launch:
+            stdin, most = command.stdin or b"", self.options.max_output_bytes
+            output = StartedProcess(launch.process, most, stdin=stdin, on_output=command.on_output)
             group = None
             try:
-                first = launch.wait_for_first(job.deadline, stopped)
+                first = launch.wait_for_first(deadline, stopped)
                 if first is not None:
                     group = self._confine(first)
-                    if job.command.on_start is not None:
-                        job.command.on_start(first)
-                    if launch.is_ready(job.deadline, stopped):
+                    if command.on_start is not None:
+                        command.on_start(first)
+                    if launch.is_ready(deadline, stopped):
                         launch.open_gate()
-                end = output.wait(job.deadline, stopped)
+                end = output.wait(deadline, stopped)
             finally:
                 launch.end()
                 if group is not None:
@@ -199,8 +190,7 @@ class Shell:
                 output.drain()
                 raise SandboxError(f"the sandbox can't be made: {bubblewrap.in_one_line(output.stderr.kept)}")
             output.drain()
-            code, most = launch.process.returncode, self.options.max_output_bytes
-            return response(output.stdout, output.stderr, end, code, job.timeout_s, most)
+            return response(output.stdout, output.stderr, end, launch.process.returncode, timeout_s, most)
 
     def _confine(self, pid: int) -> Group:
         try:
@@ -208,17 +198,17 @@ class Shell:
         except OSError as error:
             raise SandboxError(f"the command's memory and processes can't be limited: {error}") from None
 
-    def _start(self, job: _CommandJob) -> Launch:
+    def _start(self, command: str, cwd: AgentPath) -> Launch:
         """Start the command, which waits at its gate."""
         options = self.options
         if options.sandbox == "none":
-            if self._default is not None or self._filesystem.tree.is_in_view(job.cwd):
+            if self._default is not None or self._filesystem.tree.is_in_view(cwd):
                 raise SandboxError(
                     "a view binds commands in a sandbox alone, and this mount has execute.sandbox = none"
                 )
-            env = system.environment(job.cwd, dict(options.env))
-            return _made(lambda: Unconfined(job.command.text, self.mountpoint + job.cwd, env))
-        view, cwd = self._place(job.cwd)
+            env = system.environment(cwd, dict(options.env))
+            return _made(lambda: Unconfined(command, self.mountpoint + cwd, env))
+        view, cwd = self._place(cwd)
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
         with self._furnishing:
@@ -226,7 +216,6 @@ class Shell:
             filtered = seccomp.program(counted=self._namespace.is_made)
         words = bubblewrap.arguments(mounts, options, user, cwd)
         entering = [*self._namespace.entering(), program]
-        command = job.command.text
         return _made(lambda: Sandboxed(entering, words, command, lambda: self._check(mounts), filtered))
 
     def _granting(self, view: SandboxRoot) -> SandboxRoot:

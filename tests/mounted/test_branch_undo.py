@@ -15,7 +15,7 @@ from programs import as_call, command, sh
 from trees import snapshot
 
 import fusebackend
-from fusebackend.config import branches_directory
+from fusebackend.config import kept_at
 from fusebackend.control.client.client import Client
 from fusebackend.testing.posix.case import refused
 
@@ -210,7 +210,7 @@ def test_changes_that_a_kill_has_prevented_stand_in_no_way(tmp_path: Path) -> No
             first = as_call(files, branch, "echo two > a; sync .")
             second = as_call(files, mounted.path, "echo 1 > file; mkdir d; sync .")
             before = listed(branch), listed(mounted.path)
-            directory = Path(branches_directory(str(mounted.path)))
+            directory = Path(kept_at(str(mounted.path), "branches"))
             kept = {each: each.read_bytes() for each in stored(tmp_path, directory)}
             lost = [as_call(files, branch, "echo three > a"), as_call(files, branch, "echo new > new; rm a", "other")]
             files.write("/d/new", "one\n")

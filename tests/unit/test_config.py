@@ -333,12 +333,12 @@ class TestFilesOfAMountPoint:
     def test_places_follow_the_xdg_variables(self, monkeypatch) -> None:
         monkeypatch.setenv("XDG_DATA_HOME", "/data")
         monkeypatch.setenv("XDG_STATE_HOME", "/state")
-        assert config.data_file("/mnt/agent") == "/data/fusebackend/mnt-agent.db"
-        assert config.log_file("/mnt/agent") == "/state/fusebackend/mnt-agent.log"
+        assert config.kept_at("/mnt/agent", "db") == "/data/fusebackend/mnt-agent.db"
+        assert config.kept_at("/mnt/agent", "log") == "/state/fusebackend/mnt-agent.log"
         monkeypatch.setenv("HOME", "/home/someone")
         for value in ("", "relative/data"):
             monkeypatch.setenv("XDG_DATA_HOME", value)
-            assert config.data_file("/mnt/agent") == "/home/someone/.local/share/fusebackend/mnt-agent.db"
+            assert config.kept_at("/mnt/agent", "db") == "/home/someone/.local/share/fusebackend/mnt-agent.db"
 
 
 def test_a_time_out_has_a_maximum(read) -> None:

@@ -41,7 +41,7 @@ class IndexCache:
     """
 
     def __init__(self, database: str) -> None:
-        self._directory = xdg.path("XDG_CACHE_HOME", ".cache", "threads", _digest(os.fsencode(database)))
+        self._directory = xdg.path("XDG_CACHE_HOME", "threads", _digest(os.fsencode(database)))
         self._is_written = True
         try:
             with contextlib.suppress(FileNotFoundError):  # there is none, or another server has just replaced a file
