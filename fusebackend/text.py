@@ -52,95 +52,6 @@ MAX_VIDEO_BYTES = 1 << 30
 # --------------------------------------------------------------------------------------------------------------
 
 
-class LineWindow:
-    """Collects the lines of one window from text that comes in pieces; keeps no other line in memory.
-
-    `add` each piece in order, then call `result` once. A piece of any length is cut into short ones, for Python's lock
-    is held while one is looked through.
-
-    Args:
-        kept: called with the number of bytes that are kept in addition; an exception it raises ends the reading.
-    """
-
-    def __init__(
-        self, offset: int = 0, limit: int = READ_LIMIT_LINES, kept: Callable[[int], None] | None = None
-    ) -> None:
-        self._first = max(0, offset)
-        self._limit = max(0, limit)
-        self._note = kept or _unheard
-        self._total = 0
-        self._kept: list[str] = []  # of many lines each
-        self._lines = 0  # in `_kept`
-        self._begun = False
-        self._unfinished: list[str] = []  # pieces of a line without its end yet; joined once, so linear
-        self._blank: list[str] | None = []  # the whole text, as long as it is white space
-
-    def add(self, piece: str) -> None:
-        for start in range(0, len(piece), SPLIT_CHARACTERS):
-            self._add(piece[start : start + SPLIT_CHARACTERS] if len(piece) > SPLIT_CHARACTERS else piece)
-
-    def _add(self, piece: str) -> None:
-        if self._blank is not None:
-            if not piece or piece.isspace():
-                self._note(sys.getsizeof(piece))
-                self._blank.append(piece)
-            else:
-                self._blank = None
-        cut = piece.rfind("\n") + 1
-        if cut:
-            self._finish(piece[:cut], piece.count("\n"))
-        rest = piece[cut:]
-        if rest:
-            self._begun = True
-            if self._first <= self._total < self._first + self._limit:
-                self._keep(self._unfinished, rest)
-
-    def _finish(self, block: str, count: int) -> None:
-        """Take whole lines; the first one continues the unfinished line. Only at the ends of the window are they
-        split."""
-        begin = max(self._first - self._total, 0)
-        end = min(self._first + self._limit - self._total, count)
-        if begin < end:
-            if begin == 0:
-                self._kept += self._unfinished
-            if end < count:
-                block = block[: len(block) - len(block.split("\n", end)[end])]
-            self._keep(self._kept, block.split("\n", begin)[begin])
-            self._lines += end - begin
-        self._unfinished.clear()
-        self._begun = False
-        self._total += count
-
-    def _keep(self, where: list[str], text: str) -> None:
-        self._note(KEPT_FACTOR * sys.getsizeof(text))
-        where.append(text)
-
-    def result(self) -> ReadResult:
-        """Return the window, with LF for each CRLF in it, or a record with an error."""
-        if self._begun:
-            self._finish("", 1)
-        if self._limit == 0:
-            return ReadResult(file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
-        if self._blank is not None:
-            return ReadResult(file_data=FileData(content="".join(self._blank), encoding="utf-8"))
-        if self._first >= self._total:
-            return ReadResult(error=f"Line offset {self._first} exceeds file length ({self._total} lines)")
-        end = self._first + self._lines
-        content = as_shown("".join(self._kept))
-        return ReadResult(
-            file_data=FileData(content=content, encoding="utf-8"),
-            total_lines=self._total,
-            start_line=self._first + 1,
-            end_line=end,
-            next_offset=end if end < self._total else None,
-        )
-
-
-def as_shown(content: str) -> str:
-    """Return text as `read` shows it: with LF for CRLF. A CR alone ends no line, and stays."""
-    return content.replace("\r\n", "\n")
-
-
 def _unheard(size: int) -> None:
     """Ignore the bytes that are kept."""
 
@@ -154,18 +65,81 @@ def read_pieces(
     """Return the lines from `offset` up to `offset + limit` (exclusive) of UTF-8 that comes in pieces, cut anywhere.
 
     Lines count from 0. A negative offset means 0. A limit of 0 or less asks for no lines. White space alone is returned
-    as it is, without a window. A trailing newline is there if and only if the last line of the window has one. `kept`
-    is as for `LineWindow`.
+    as it is, without a window. A trailing newline is there if and only if the last line of the window has one. No line
+    outside of the window stays in memory.
+
+    Args:
+        kept: called with the number of bytes that are kept in addition; an exception it raises ends the reading.
 
     Raises:
         UnicodeDecodeError: the text is not UTF-8; read such a file with `read_binary`.
     """
+    first, limit = max(0, offset), max(0, limit)
+    note = kept or _unheard
+    total = lines = 0
+    found: list[str] = []  # of many lines each
+    begun: list[str] = []  # parts of a line in the window without its end yet; joined once, so linear
+    blank: list[str] | None = []  # the whole text, as long as it is white space
+    for block, count, rest in _blocks(pieces):
+        if blank is not None:
+            text = block + rest
+            if text and not text.isspace():
+                blank = None
+            else:
+                note(sys.getsizeof(text))
+                blank.append(text)
+        begin, end = max(first - total, 0), min(first + limit - total, count)
+        if begin < end:  # only at the ends of the window are whole lines split
+            if begin == 0:
+                found += begun
+            if end < count:
+                block = block[: len(block) - len(block.split("\n", end)[end])]
+            block = block.split("\n", begin)[begin]
+            note(KEPT_FACTOR * sys.getsizeof(block))
+            found.append(block)
+            lines += end - begin
+        if count:
+            begun.clear()
+            total += count
+        if rest and first <= total < first + limit:
+            note(KEPT_FACTOR * sys.getsizeof(rest))
+            begun.append(rest)
+    if limit == 0:
+        return ReadResult(file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
+    if blank is not None:
+        return ReadResult(file_data=FileData(content="".join(blank), encoding="utf-8"))
+    if first >= total:
+        return ReadResult(error=f"Line offset {first} exceeds file length ({total} lines)")
+    last = first + lines
+    return ReadResult(
+        file_data=FileData(content=as_shown("".join(found)), encoding="utf-8"),
+        total_lines=total,
+        start_line=first + 1,
+        end_line=last,
+        next_offset=last if last < total else None,
+    )
+
+
+def _blocks(pieces: Iterable[bytes]) -> Iterator[tuple[str, int, str]]:
+    """Yield text in short parts, for Python's lock is held while one is looked through: whole lines, their number, and
+    the beginning of another one. What is begun at the end of the text is a line, too: the last part is nothing more."""
     decoder = _Decoder()
-    window = LineWindow(offset, limit, kept)
+    is_begun = False
     for piece in pieces:
-        window.add(decoder.decode(piece))
-    window.add(decoder.decode(b"", final=True))
-    return window.result()
+        text = decoder.decode(piece)
+        for start in range(0, len(text), SPLIT_CHARACTERS):
+            part = text[start : start + SPLIT_CHARACTERS]
+            cut = part.rfind("\n") + 1
+            is_begun = cut < len(part)
+            yield part[:cut], part.count("\n"), part[cut:]
+    decoder.decode(b"", final=True)
+    if is_begun:
+        yield "", 1, ""
+
+
+def as_shown(content: str) -> str:
+    """Return text as `read` shows it: with LF for CRLF. A CR alone ends no line, and stays."""
+    return content.replace("\r\n", "\n")
 
 
 def read_binary(data: bytes) -> ReadResult:
