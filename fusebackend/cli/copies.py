@@ -298,8 +298,6 @@ def _fetch(batch: list[FileCopy], force: bool, advance: Advance, complaints: Com
             with complaints:
                 _require_free(item.local, force)
                 begun.append((item, stack.enter_context(_unfinished(item))))
-        if not begun:
-            return []
 
         def take(index: int, piece: bytes) -> None:
             advance(len(piece))

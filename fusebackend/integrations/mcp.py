@@ -30,7 +30,7 @@ from mcp.server.session import ServerSession
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
-from mcp.shared.subscriptions import ResourceUpdated, ServerEvent
+from mcp.shared.subscriptions import ResourceUpdated
 
 from fusebackend.base.awaiting import aside
 from fusebackend.base.shown import name_shown, shown
@@ -63,18 +63,6 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 PATH = "/mcp"
 
 
-class _Bus(InMemorySubscriptionBus):
-    """Tells when somebody listens for the first time."""
-
-    def __init__(self, begin: Callable[[], None]) -> None:
-        super().__init__()
-        self._begin = begin
-
-    def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
-        self._begin()
-        return super().subscribe(listener)
-
-
 class MountServer:
     """See the module's docstring.
 
@@ -89,7 +77,8 @@ class MountServer:
         self._files = files
         self._in_view = bool(files.status().get("view"))  # chosen here, by its socket, or the mount's default
         self._tools = {name: tool for name, tool in TOOLS.items() if tool.verb.in_view or not self._in_view}
-        self._bus = _Bus(self._watch)
+        self._bus = InMemorySubscriptionBus()
+        self._listening = ListenHandler(self._bus)
         self._subscribers: dict[str, set[ServerSession]] = {}
         self._tasks: TaskGroup | None = None
         self._watching = False
@@ -106,7 +95,7 @@ class MountServer:
             on_read_resource=self._read_resource,
             on_subscribe_resource=self._subscribe,
             on_unsubscribe_resource=self._unsubscribe,
-            on_subscriptions_listen=ListenHandler(self._bus),
+            on_subscriptions_listen=self._listen,
         )
 
     @contextlib.asynccontextmanager
@@ -192,7 +181,14 @@ class MountServer:
         self._subscribers.get(path, set()).discard(context.session)
         return types.EmptyResult()
 
+    async def _listen(
+        self, context: Context, asked: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        self._watch()
+        return await self._listening(context, asked)
+
     def _watch(self) -> None:
+        """Watch the mount from the first subscriber on."""
         if not self._watching and self._tasks is not None:
             self._watching = True
             self._tasks.start_soon(self._tell_changes)

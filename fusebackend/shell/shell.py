@@ -21,7 +21,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +168,11 @@ class Shell:
 
         if watch.gone:
             raise SandboxError(f"nothing is mounted on '{self.mountpoint}' any more")
-        with self._start(command.text, cwd) as launch:
+        try:
+            launch = self._start(command.text, cwd)
+        except (OSError, ValueError) as error:  # a NUL, or longer than 128 KiB; a limit of this machine
+            raise SandboxError(f"the command can't be started: {error}") from None
+        with launch:
             stdin, most = command.stdin or b"", self.options.max_output_bytes
             output = StartedProcess(launch.process, most, stdin=stdin, on_output=command.on_output)
             group = None
@@ -207,7 +211,7 @@ class Shell:
                     "a view binds commands in a sandbox alone, and this mount has execute.sandbox = none"
                 )
             env = system.environment(cwd, dict(options.env))
-            return _made(lambda: Unconfined(command, self.mountpoint + cwd, env))
+            return Unconfined(command, self.mountpoint + cwd, env)
         view, cwd = self._place(cwd)
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
@@ -216,7 +220,7 @@ class Shell:
             filtered = seccomp.program(counted=self._namespace.is_made)
         words = bubblewrap.arguments(mounts, options, user, cwd)
         entering = [*self._namespace.entering(), program]
-        return _made(lambda: Sandboxed(entering, words, command, lambda: self._check(mounts), filtered))
+        return Sandboxed(entering, words, command, lambda: self._check(mounts), filtered)
 
     def _granting(self, view: SandboxRoot) -> SandboxRoot:
         """Return a view that has the granted parts of the trees directory, as far as the mount has them: there are no
@@ -286,10 +290,3 @@ class Shell:
         if self._checks is None or self._checks[0] != seen:
             self._checks = seen, MountCheck(mounts, table.parse(os.fsdecode(seen[0])))
         return self._checks[1]
-
-
-def _made(make: Callable[[], Launch]) -> Launch:
-    try:
-        return make()
-    except (OSError, ValueError) as error:  # a NUL, or longer than 128 KiB; a limit of this machine
-        raise SandboxError(f"the command can't be started: {error}") from None
