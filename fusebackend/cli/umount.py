@@ -79,7 +79,7 @@ def end_mount(path: str, *, lazy: bool, timeout_s: float) -> str:
         raise MountError(
             errno.EPERM, f"'{path}' is a mount of user {user_name(owner)}, who can unmount it, as can root"
         )
-    state = table.MountProbe(path).state()
+    (state,) = table.probe(path)
     if state.state == "hung":
         _refuse_hung(entry, lazy)
     if state.state == "dead":

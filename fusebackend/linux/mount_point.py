@@ -64,7 +64,7 @@ def prepare(path: str | os.PathLike[str]) -> tuple[str, bool]:
     replaced = False
     # Several dead ones can lie on top of each other.
     while (entry := table.mount_at(spelled)) is not None and entry.is_ours:
-        found = table.MountProbe(spelled).state()
+        (found,) = table.probe(spelled)
         if found.state != "dead":
             raise MountError(errno.EBUSY, _taken(found))
         unmount.detach(spelled, lazy=True)

@@ -2,8 +2,8 @@
 
 `/proc/self/mountinfo` (proc_pid_mountinfo(5)) is the only record of what is mounted: there are no state files to grow
 stale. Reading it never waits for a server. Asking a mount for its status may, for ever, when the server hangs; and a
-thread that waits for a request the server has taken can't be ended, not even by the end of its process. So `MountProbe`
-asks from a process of its own, which can be left behind.
+thread that waits for a request the server has taken can't be ended, not even by the end of its process. So `probe` asks
+from a process of its own, which can be left behind.
 """
 
 from __future__ import annotations
@@ -184,46 +184,38 @@ _STATES: dict[int, Literal["dead", "denied"]] = {
 }
 
 
-class MountProbe:
-    """One question to one mount. Start several, then collect: they wait at the same time."""
-
-    def __init__(self, mountpoint: str) -> None:
-        self.mountpoint = mountpoint
-        self._process = subprocess.Popen(
+def probe(*mountpoints: str) -> list[MountState]:
+    """Return how mounts answer. They are asked at once, so it takes no longer than `PROBE_TIMEOUT_S` and a little."""
+    asked = [
+        subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _ASK, mountpoint, STATUS_XATTR],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
         )
-
-    def state(self, timeout_s: float = PROBE_TIMEOUT_S) -> MountState:
-        try:
-            answer, _ = self._process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            self._abandon()
-            return MountState(self.mountpoint, "hung")
-        if self._process.returncode == 0:
-            with contextlib.suppress(ValueError):
-                status = json.loads(answer)
-                if isinstance(status, dict):
-                    return MountState(self.mountpoint, "alive", status)
-        return MountState(self.mountpoint, _STATES.get(self._process.returncode, "alive"))
-
-    def _abandon(self) -> None:
-        """End the question. It may outlive us all the same, until the server answers or ends."""
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.2)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-
-def probe_all(entries: list[MountEntry]) -> list[MountState]:
-    """Ask many at once; all together take no longer than `PROBE_TIMEOUT_S` and a little."""
-    probes = [MountProbe(entry.mountpoint) for entry in entries]
+        for mountpoint in mountpoints
+    ]
     deadline = time.monotonic() + PROBE_TIMEOUT_S
-    return [each.state(max(deadline - time.monotonic(), 0.01)) for each in probes]
+    return [_state(*each, max(deadline - time.monotonic(), 0.01)) for each in zip(mountpoints, asked, strict=True)]
+
+
+def _state(mountpoint: str, process: subprocess.Popen[bytes], timeout_s: float) -> MountState:
+    try:
+        answer, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may outlive us, until the server answers or ends
+            process.wait(0.2)
+        assert process.stdout is not None
+        process.stdout.close()
+        return MountState(mountpoint, "hung")
+    if process.returncode == 0:
+        with contextlib.suppress(ValueError):
+            status = json.loads(answer)
+            if isinstance(status, dict):
+                return MountState(mountpoint, "alive", status)
+    return MountState(mountpoint, _STATES.get(process.returncode, "alive"))
 
 
 # -- the end of a mount -----------------------------------------------------------------------------------------

@@ -118,9 +118,9 @@ SCRIPTS = {
             assert files.write("/a", "still a backend").error is None
     """,
     "it is shown by status": """
-        from fusebackend.linux.mount_table import MountProbe
+        from fusebackend.linux.mount_table import probe
         with fusebackend.mount(InMemoryBackend(), point, read_only=True):
-            state = MountProbe(point).state()
+            (state,) = probe(point)
             assert (state.state, state.pid) == ("alive", os.getpid())
             assert state.status["read_only"] is True
     """,

@@ -177,7 +177,7 @@ def test_readers_while_snapshots_come_and_go(mounted: Mounted) -> None:
             client.create_snapshot(names[-1])
             if len(names) > 4:
                 client.delete_snapshots(names.pop(number % 5))
-    assert table.MountProbe(str(path)).state().state == "alive"
+    assert table.probe(str(path))[0].state == "alive"
 
 
 def test_a_mount_of_python_takes_none_by_itself(tmp_path: Path) -> None:
