@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +11,6 @@ from fusebackend import config
 from fusebackend.cli.mount import MountLine, line_options, plan_of
 from fusebackend.cli.show import Output, json_option
 from fusebackend.linux import mount_table as table
-
-if TYPE_CHECKING:
-    from fusebackend.config import MountPlan
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
@@ -47,7 +43,7 @@ def doctor(line: MountLine, mountpoint: str | None, output: Output) -> None:
     click.get_current_context().exit(1 if verdict == "error" else 0)
 
 
-def _plan(mountpoint: str | None, line: MountLine) -> MountPlan:
+def _plan(mountpoint: str | None, line: MountLine) -> config.MountPlan:
     if mountpoint is not None:
         place = table.resolve(mountpoint)
     else:

@@ -11,21 +11,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from fusebackend.base.errors import unless
 from fusebackend.base.paths import AgentPath, is_below
 from fusebackend.cli import target
-from fusebackend.cli.show import Failed, Output, json_option, padded, user_name
+from fusebackend.cli.show import Failed, Output, json_option, padded, to_the_second, user_name
 from fusebackend.cli.target import Target, complete_path, completing, mount_option, or_path
 from fusebackend.control.following import POLLED_S, until_end
 from fusebackend.history.records import is_call_name
+from fusebackend.protocol import Actor, BlamedLine, BlameResult, CallInfo, ChangeInfo
 from fusebackend.trees.refs import RefError, begin_ns
-
-if TYPE_CHECKING:
-    from fusebackend.protocol import Actor, BlamedLine, BlameResult, CallInfo, ChangeInfo
 
 SHOWN = 20
 """Calls, unless -n asks for another number."""
@@ -276,10 +274,7 @@ def who(actor: Actor) -> str:
 
 def moment(time_ns: int) -> str:
     """Return a local time: of today without the day."""
-    found = datetime.fromtimestamp(time_ns // 10**9)
-    if found.date() == datetime.now().date():
-        return found.strftime("%H:%M:%S")
-    return found.strftime("%Y-%m-%d %H:%M:%S")
+    return to_the_second(time_ns // 10**9).removeprefix(f"{datetime.now():%Y-%m-%d} ")
 
 
 def _cut(text: str, columns: int) -> str:

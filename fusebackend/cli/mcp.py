@@ -6,8 +6,7 @@ import ipaddress
 import os
 import secrets
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import click
 
@@ -45,7 +44,7 @@ def mcp(mount: str | None, view: str | None, http: str | None) -> None:
     """
     address = None if http is None else _loopback(http)
     place = mount or target.here(None, "as MOUNTPOINT").files.mountpoint
-    with _served(place):
+    with _serving(place):
         with needed_by("'fusebackend mcp'"):
             from fusebackend.integrations import mcp as serving
         with connect(place, view=view) as files:
@@ -62,19 +61,16 @@ def mcp(mount: str | None, view: str | None, http: str | None) -> None:
             serving.serve_http(files, *address, token, ready)
 
 
-@contextmanager
-def _served(place: str) -> Iterator[None]:
-    """Have a configuration served meanwhile; nothing else."""
+def _serving(place: str) -> AbstractContextManager[None]:
+    """Have a configuration served for the length of a block; nothing else."""
     found, is_mounted = rendezvous.place_of(place)
     if is_mounted or rendezvous.is_socket(found):
-        yield
-        return
+        return nullcontext()
     from fusebackend.cli.mount import served_meanwhile
 
     # The import takes a second, and so does the server's start: side by side, on two processors.
     threading.Thread(target=_import_early, daemon=True).start()
-    with served_meanwhile(found):
-        yield
+    return served_meanwhile(found)
 
 
 def _import_early() -> None:

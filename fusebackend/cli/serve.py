@@ -34,8 +34,10 @@ from fusebackend.base.errors import UserError
 from fusebackend.base.lines import split_lines
 from fusebackend.base.shown import one_line, shown
 from fusebackend.config import MountPlan
+from fusebackend.control import rendezvous
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_table import MountError
+from fusebackend.linux.service_manager import ServiceManager
 from fusebackend.urls import mask, open_backend
 
 if TYPE_CHECKING:
@@ -76,8 +78,6 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None]) -> None:
         UrlError, OSError: a backend can't be opened or made durable at the end, or the kernel refused the mount.
     """
     _begin()
-    from fusebackend.control import rendezvous
-    from fusebackend.linux.service_manager import ServiceManager
     from fusebackend.server.assemble import assemble
 
     with contextlib.ExitStack() as opened:
@@ -152,8 +152,6 @@ def _opened(plan: MountPlan, opened: contextlib.ExitStack) -> CompositeBackend:
 
 def _end_with_sessions(path: str) -> None:
     """End this process as SIGTERM does, when the last session is over."""
-    from fusebackend.control import rendezvous
-
     rendezvous.wait_for_sessions(path)
     log.info("the last session is over")
     os.kill(os.getpid(), signal.SIGTERM)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,10 +15,7 @@ from fusebackend.cli import target
 from fusebackend.cli.log import moment, who
 from fusebackend.cli.show import Complaints, Failed, Output, aligned, json_option
 from fusebackend.cli.target import completing, mount_option
-
-if TYPE_CHECKING:
-    from fusebackend.protocol import ApprovalInfo
-
+from fusebackend.protocol import ApprovalInfo
 
 complete_view = completing(lambda files: [(each.name, None) for each in files.views()])
 """Complete the name of a view."""

@@ -20,7 +20,7 @@ from fusebackend.linux.mount_table import MountEntry, mount_of
 from fusebackend.shell.bubblewrap import SandboxError
 from fusebackend.shell.system import Bind, Fresh
 
-COVERS_OF_PROC = ("sys", "sysrq-trigger", "irq", "bus")
+COVERS_OF_PROC = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
 """Parts of /proc that bwrap remounts read-only, as far as the user could write there."""
 
 
@@ -80,8 +80,8 @@ class MountCheck:
         said = [f"{path} is not mounted" for path in self._wanted if path not in found]
         for path, entries in found.items():
             wanted = self._wanted.get(path, [])
-            if not wanted and proc is not None and path.startswith("/proc/"):
-                wanted = _cover(path, proc)
+            if not wanted and proc is not None and path in COVERS_OF_PROC:
+                wanted = [WantedMount(path, "proc", proc.device, path.removeprefix("/proc"), frozenset({"ro"}))]
             if len(entries) != len(wanted):
                 if wanted or path not in self._wanted:
                     said.append(f"{path} is mounted {len(entries)} times and not {len(wanted)}")
@@ -119,11 +119,6 @@ def _mounted_on(holder: MountEntry, source: str, table: Sequence[MountEntry]) ->
     """Return the mounts below a directory, and those on them, and so on: a recursive bind mount includes them."""
     found = [entry for entry in table if entry.parent == holder.id and is_below(entry.mountpoint, source)]
     return found + [deeper for entry in found for deeper in _mounted_on(entry, source, table) if entry.id != holder.id]
-
-
-def _cover(path: str, proc: MountEntry) -> list[WantedMount]:
-    name = path.removeprefix("/proc/")
-    return [WantedMount(path, "proc", proc.device, "/" + name, frozenset({"ro"}))] if name in COVERS_OF_PROC else []
 
 
 def _by_place(table: Sequence[MountEntry]) -> dict[str, list[MountEntry]]:
