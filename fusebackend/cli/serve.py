@@ -21,7 +21,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -198,8 +197,6 @@ def _start_with_log(plan: MountPlan, log_path: str, log_fd: int) -> tuple[int, l
     except BaseException:  # Ctrl-C too: the server must not stay
         _end(process)
         raise
-    finally:
-        os.close(answer_fd)
     if answer is None:
         _end(process)
         raise MountError(errno.ETIMEDOUT, f"no answer from the server within {START_TIMEOUT_S:.0f} s; see {log_path}")
@@ -244,17 +241,12 @@ def _start(plan: MountPlan, log_fd: int) -> tuple[subprocess.Popen[bytes], int]:
 
 
 def _wait_for_answer(fd: int) -> dict[str, Any] | None:
-    """The server's answer; empty when it ended without one, None when it took too long."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    received = b""
-    while not received.endswith(b"\n"):
-        if not is_readable(fd, deadline - time.monotonic()):
+    """The server's answer, which it writes at once; empty when it ended without one, None when it took too long."""
+    with open(fd, "rb") as answers:
+        if not is_readable(fd, START_TIMEOUT_S):
             return None
-        chunk = os.read(fd, 65536)
-        if not chunk:
-            return {}
-        received += chunk
-    answer: dict[str, Any] = json.loads(received)
+        line = answers.readline()
+    answer: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
     return answer
 
 
