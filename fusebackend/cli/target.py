@@ -14,7 +14,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fusebackend.control.client.client import Client
     from fusebackend.protocol import BranchInfo, StatResult, ViewInfo
 
-F = TypeVar("F", bound=Callable[..., Any])
 Named = TypeVar("Named", "BranchInfo", "ViewInfo")
 
 Complete: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]

@@ -220,8 +220,9 @@ class Session:
                 if any(route.executor.blocking for route in self.filesystem.tree.routes)
                 else kernel_limits.READ_AHEAD_KIB
             )
-            raise_limits = partial(kernel_limits.raise_limits, status.st_dev, read_ahead_kib)
-            await trio.to_thread.run_sync(raise_limits, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(
+                kernel_limits.raise_limits, status.st_dev, read_ahead_kib, abandon_on_cancel=True
+            )
         if on_ready is not None:
             await trio.to_thread.run_sync(on_ready, abandon_on_cancel=True)
 

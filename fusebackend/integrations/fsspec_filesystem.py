@@ -37,9 +37,6 @@ BLOCK_BYTES = 4 << 20
 MEMORY_BYTES = 8 << 20
 """What is written stays in memory up to this size, and goes to a temporary file beyond."""
 
-TYPES = {"file": "file", "directory": "directory"}
-"""Types of fsspec; all others, such as FIFOs, are `other`."""
-
 
 class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
     """See the module's docstring.
@@ -119,7 +116,7 @@ class FusebackendFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
         target = found.target
         if target is not None:
             found = self.client.stat(path, follow=True)
-        kind = TYPES.get(found.type or "", "other")
+        kind = found.type if found.type in ("file", "directory") else "other"  # such as a FIFO
         return {
             "name": path,
             "type": "other" if listed and target is not None and kind == "directory" else kind,

@@ -17,13 +17,12 @@ leaves running end with it. Sockets and pipes that programs outside keep *in* th
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusebackend.base import budget, paths
 from fusebackend.base.paths import AgentPath, PathError
@@ -32,6 +31,7 @@ from fusebackend.linux import proc
 from fusebackend.linux.command import REFUSED, Command, End, Running, StartedProcess, nothing_to_run, response
 from fusebackend.linux.mount_table import MountWatch
 from fusebackend.protocol import ExecuteResponse
+from fusebackend.rules.view import View as Rules
 from fusebackend.shell import bubblewrap, seccomp, system
 from fusebackend.shell.bubblewrap import SandboxError, SandboxRoot
 from fusebackend.shell.cgroups import ControlGroups, Group, Limits
@@ -41,13 +41,7 @@ from fusebackend.shell.options import ShellOptions
 from fusebackend.shell.system import Bind, Devices, Etc, Fresh
 from fusebackend.shell.usernamespace import UserNamespace
 from fusebackend.vfs.junctions import VIEWS_NAME, Route
-
-if TYPE_CHECKING:
-    from fusebackend.rules.view import View as Rules
-    from fusebackend.vfs.mounted_tree import FileSystem
-
-
-log = logging.getLogger(__name__)
+from fusebackend.vfs.mounted_tree import FileSystem
 
 BRANCHES = "branches"
 """The directory of the branches in the trees directory."""
