@@ -60,7 +60,7 @@ def read_pieces(
     pieces: Iterable[bytes],
     offset: int = 0,
     limit: int = READ_LIMIT_LINES,
-    kept: Callable[[int], None] | None = None,
+    kept: Callable[[int], None] = _unheard,
 ) -> ReadResult:
     """Return the lines from `offset` up to `offset + limit` (exclusive) of UTF-8 that comes in pieces, cut anywhere.
 
@@ -75,7 +75,6 @@ def read_pieces(
         UnicodeDecodeError: the text is not UTF-8; read such a file with `read_binary`.
     """
     first, limit = max(0, offset), max(0, limit)
-    note = kept or _unheard
     total = lines = 0
     found: list[str] = []  # of many lines each
     begun: list[str] = []  # parts of a line in the window without its end yet; joined once, so linear
@@ -86,7 +85,7 @@ def read_pieces(
             if text and not text.isspace():
                 blank = None
             else:
-                note(sys.getsizeof(text))
+                kept(sys.getsizeof(text))
                 blank.append(text)
         begin, end = max(first - total, 0), min(first + limit - total, count)
         if begin < end:  # only at the ends of the window are whole lines split
@@ -95,14 +94,14 @@ def read_pieces(
             if end < count:
                 block = block[: len(block) - len(block.split("\n", end)[end])]
             block = block.split("\n", begin)[begin]
-            note(KEPT_FACTOR * sys.getsizeof(block))
+            kept(KEPT_FACTOR * sys.getsizeof(block))
             found.append(block)
             lines += end - begin
         if count:
             begun.clear()
             total += count
         if rest and first <= total < first + limit:
-            note(KEPT_FACTOR * sys.getsizeof(rest))
+            kept(KEPT_FACTOR * sys.getsizeof(rest))
             begun.append(rest)
     if limit == 0:
         return ReadResult(file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
@@ -290,7 +289,7 @@ def _replace(content: str, old: str, new: str, replace_all: bool) -> tuple[str, 
 
 
 def grep_lines(
-    pieces: Iterable[bytes], pattern: str, limit: int | None = None, kept: Callable[[int], None] | None = None
+    pieces: Iterable[bytes], pattern: str, limit: int | None = None, kept: Callable[[int], None] = _unheard
 ) -> list[tuple[int, str]]:
     """Return number and text of the lines that contain `pattern`, a literal; at most `limit` of them.
 
@@ -320,7 +319,7 @@ def grep_lines(
                 unfinished.clear()
                 _grep_block(block, needle, line, limit, found, kept)
                 line += block.count(b"\n")
-            elif kept is not None:
+            else:
                 kept(len(piece))
             unfinished.append(piece[cut:])
         decoder.decode(b"", final=True)
@@ -338,12 +337,12 @@ def _grep_block(
     line: int,
     limit: int | None,
     found: list[tuple[int, str]],
-    kept: Callable[[int], None] | None,
+    kept: Callable[[int], None],
 ) -> None:
     """Add the matches in a block of whole lines that begins at number `line`. Only matching lines cost Python time."""
     position = waiting = 0
     while limit is None or len(found) < limit:
-        if kept is not None and waiting > budget.COUNTED_BYTES:
+        if waiting > budget.COUNTED_BYTES:
             kept(waiting)
             waiting = 0
         hit = block.find(needle, position)
@@ -358,7 +357,7 @@ def _grep_block(
             waiting += end - begin + _MATCH_BYTES
         position = end + 1
         line += 1
-    if kept is not None and waiting:
+    if waiting:
         kept(waiting)
 
 
