@@ -64,9 +64,10 @@ mount.__signature__ = _own.replace(parameters=[*_named, *map(_parameter, _SETTIN
 
 def _composite(backend: Any, runtime: Any) -> CompositeBackend:
     """The backend at the root of a tree, with every factory in it called."""
-    from fusebackend.composite.backend import adopted, resolve
+    from fusebackend.composite.backend import adopted, resolve, unwrapped
     from fusebackend.dialects.agent_face import is_named_factory
 
+    backend = unwrapped(backend)  # another's composite has factories in it, too
     if runtime is not None or is_named_factory(backend):
         backend = resolve(backend, runtime)
     return adopted(backend, "give mount() a runtime= to call it with, or call it")

@@ -602,10 +602,11 @@ class InterruptedVerbs:
         title = f"execute {self.approvals.in_a_line(command.text)}"
         caller = budget.current()
 
-        def begin() -> ExecuteResponse:
+        def ending_with_caller() -> ExecuteResponse:
             with budget.ending_with(caller):  # who may be cancelled, and then holds no memory of it any more
                 return run()
 
+        begin = partial(contextvars.copy_context().run, ending_with_caller)
         answer, why = self._ask("a command", partial(self._asked, view, "execute", [cwd], title, change, begin))
         ran: ExecuteResponse = answer or ExecuteResponse(output=f"Error: {why}", exit_code=REFUSED)
         return ran

@@ -79,6 +79,27 @@ def opened(filesystem: FileSystem, status: Callable[[], dict[str, Any]], options
         raise MountError(errno.ENOTSUP, str(error)) from None
 
 
+class _OfStatus:
+    """Gives Prometheus' registry what `status` has of the mount."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        status = self._status()
+        found: dict[str, Any] = {}
+        for name, (text, labels, *where) in FAMILIES.items():
+            kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
+            found[name] = kind(f"fusebackend_{name}", text, labels=labels)
+            if where:
+                found[name].add_metric((), functools.reduce(operator.getitem, where, status))
+        for name, value, *labels in _samples(status):
+            found[name].add_metric(labels, value)
+        yield from found.values()
+
+
 class Metrics:
     """See the module's docstring. All methods are thread-safe.
 
@@ -95,8 +116,7 @@ class Metrics:
         self._options = options
         self._server: tuple[WSGIServer, threading.Thread] | None = None
         self._registry = CollectorRegistry()
-        self._status = status
-        self._registry.register(self)
+        self._registry.register(_OfStatus(status))
         ProcessCollector(registry=self._registry)
         counter = partial(Counter, registry=self._registry)
         histogram = partial(Histogram, registry=self._registry)
@@ -116,21 +136,6 @@ class Metrics:
         from prometheus_client import generate_latest
 
         return generate_latest(self._registry).decode()
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield what `status` has of the mount, when somebody asks Prometheus' registry."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        status = self._status()
-        found: dict[str, Any] = {}
-        for name, (text, labels, *where) in FAMILIES.items():
-            kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
-            found[name] = kind(f"fusebackend_{name}", text, labels=labels)
-            if where:
-                found[name].add_metric((), functools.reduce(operator.getitem, where, status))
-        for name, value, *labels in _samples(status):
-            found[name].add_metric(labels, value)
-        yield from found.values()
 
     # -- the endpoint ------------------------------------------------------------------------------------------
 

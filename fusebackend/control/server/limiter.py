@@ -126,6 +126,7 @@ class Place:
         self.kind = self.next = kind
         self.stands_still = stands_still
         self.held = 0
+        self._shared = 0  # so much of that, beyond what is free
         self.given: threading.Event | None = None
         self.counted = False
         self.long = False
@@ -145,10 +146,15 @@ class Place:
 
     def hold(self, size: int, patience_s: float = 0.0) -> None:
         """So much more, less if negative. Raises `NoRoom`, and then nothing has changed."""
-        more = max(0, self.held + size - FREE_BYTES) - max(0, self.held - FREE_BYTES)
+        more = max(0, self.held + size - FREE_BYTES) - self._shared
         if more:
             self._limiter.memory.take(self.client, more, patience_s)
+        self._shared += more
         self.held += size
+
+    def let_go(self) -> None:
+        """Hold nothing any more: what was counted is given back, whatever threads of the call have held at once."""
+        self.hold(-self.held)
 
     def worked_s(self) -> float:
         """Processor time of the call's thread since this was last asked."""

@@ -318,7 +318,7 @@ class ServedConnection:
     def _next_call(self) -> RunningCall | None:
         """Return the next short call; begin the long ones before it. None when no more are taken."""
         while True:
-            self._busy = False
+            self._busy, refusal = False, None
             try:
                 self._hold(len(self._lines.held))
                 line = self._lines.next()
@@ -330,25 +330,26 @@ class ServedConnection:
                         return None
                     self._busy = True
                 call = self._understood(line) if line and not line.isspace() else None
-                del line
                 if call is not None and not call.verb.long:
                     return call
             except Closed:
                 return None
             except WireError as error:
-                if self.notice is not None or not self._refused(error):
-                    return None
+                refusal = Failure(error.call, error.error)
+            line = None  # as the error's frames, it has the message
+            if refusal is not None and (self.notice is not None or not self._refused(refusal)):
+                return None
 
-    def _refused(self, error: WireError) -> bool:
+    def _refused(self, refusal: Failure) -> bool:
         """Send an error; False when it is the last message."""
-        is_busy = error.error.code == wire.BUSY
-        goes_on = not is_busy or error.call is not None  # the rest of a message that can't be held is no message
+        is_busy = refusal.error.code == wire.BUSY
+        goes_on = not is_busy or refusal.id is not None  # the rest of a message that can't be held is no message
         if is_busy:
             self.server.refused()
         if goes_on:
             self._hold(len(self._lines.held))  # while the client does not read the error, nothing of its message
         try:
-            self.send(wire.encode(Failure(error.call, error.error)))
+            self.send(wire.encode(refusal))
         except Closed:
             return False
         return goes_on
@@ -368,7 +369,7 @@ class ServedConnection:
             return call
         except BaseException as error:
             self.server.limiter.leave(place)
-            place.hold(-place.held)
+            place.let_go()
             if isinstance(error, (NoRoom, MemoryError)):
                 message = str(error) or "the server has no memory for this"
                 raise WireError(wire.BUSY, message, call=wire.id_of(line)) from None
@@ -563,7 +564,7 @@ class RunningCall:
         except Closed:
             return False
         finally:
-            self.place.hold(-self.place.held)
+            self.place.let_go()
             if self.apart is not None:
                 self.connection.call_ended(self.apart)
         return True

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -211,16 +212,37 @@ class TestLimits:
         held = []
         memory = server.limiter.memory
         send = serving_module.ServedConnection.send
-        monkeypatch.setattr(
-            serving_module.ServedConnection,
-            "send",
-            lambda self, line: held.append((memory.used, self.client.has[limiter.ARRIVING])) or send(self, line),
-        )
+
+        def noting(self, line):
+            has_message = sys.exception() is not None or any(
+                isinstance(value, (bytes, bytearray)) and len(value) > limits.FREE_BYTES
+                for frame in traceback.walk_stack(sys._getframe())
+                for value in frame[0].f_locals.values()
+            )
+            held.append((memory.used, self.client.has[limiter.ARRIVING], has_message))
+            send(self, line)
+
+        monkeypatch.setattr(serving_module.ServedConnection, "send", noting)
         for message in (b"x" * 900_000 + b"\n", b"x" * (limits.MAX_MESSAGE_BYTES + 1000) + b"\n"):
             raw.send(message)
             assert raw.line()["error"]["code"] == wire.PARSE_ERROR
             assert raw.ask("ping", payload=1)["result"] == 1
-        assert held == [(0, 0)] * 4
+        assert held == [(0, 0, False)] * 4
+
+    def test_what_two_threads_of_a_call_hold_at_once_is_given_back(self, server, monkeypatch):
+        memory, take = server.limiter.memory, server.limiter.memory.take
+        place = limiter.Place(server.limiter, limiter.LimitedClient(1), limiter.BRIEF)
+
+        def beside_another(client, more, patience_s=0.0):
+            monkeypatch.setattr(memory, "take", take)
+            place.hold(2 * limits.FREE_BYTES)  # as another thread, before this one has gone on
+            take(client, more, patience_s)
+
+        monkeypatch.setattr(memory, "take", beside_another)
+        place.hold(2 * limits.FREE_BYTES)
+        assert memory.used > 0
+        place.let_go()
+        assert memory.used == 0
 
     def test_unfinished_messages_are_bounded_together(self, server):
         begun = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"payload":"' + b"x" * 900_000

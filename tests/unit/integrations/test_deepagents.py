@@ -38,6 +38,7 @@ from fusebackend.backends import (
 )
 from fusebackend.integrations import exported
 from fusebackend.integrations.deepagents import adopt, export
+from fusebackend.server.api import _composite
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.urls import open_backend
 
@@ -433,6 +434,13 @@ def test_their_composite_becomes_ours_with_each_route_a_mount():
     assert ours.delete("/x/y").error and ours.write("/a", "x").error
     nested = CompositeBackend(InMemoryBackend(), {"/theirs/": their})
     assert set(nested.mounts()) == {"/", "/theirs", "/theirs/a", "/theirs/x/y"}
+
+
+def test_factories_in_their_composite_are_called_for_a_mount():
+    made = []
+    their = TheirComposite(DictState(), {"/m/": lambda runtime: made.append(runtime) or InMemoryBackend()})
+    ours = _composite(their, "runtime")
+    assert made == ["runtime"] and type(ours.mounts()["/m"]) is InMemoryBackend
 
 
 def test_their_filesystem_raises_and_ours_around_it_does_not(tmp_path):
