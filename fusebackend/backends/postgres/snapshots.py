@@ -205,15 +205,24 @@ class PostgresSnapshots:
             raise FileExistsError(errno.EEXIST, f"there is a snapshot '{name}' already")
         return Snapshot(name, *rows[0])
 
-    def delete(self, transaction: Transaction, name: str) -> None:
-        """Delete one, in a transaction that has the volume for itself.
+    def delete(self, transaction: Transaction, name: str) -> int:
+        """Delete one, in a transaction that has the volume for itself. Returns its number.
 
         Raises:
             FileNotFoundError: there is none of that name.
         """
         transaction.ask(_COUNT)
-        if not transaction.ask((_DELETE, (self._volume, to_name(name)))):
+        rows = transaction.ask((_DELETE, (self._volume, to_name(name))))
+        if not rows:
             raise _none(name)
+        return int(rows[0][0])
+
+    def deleted(self, number: int) -> None:
+        """The deletion of one has been committed."""
+        with self._guard:
+            view = self._views.pop(number, None)
+        if view is not None:
+            view.is_deleted = True
 
     def forget_cached(self) -> None:
         """Rows of snapshots have changed: read them again."""

@@ -529,10 +529,9 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
 
     def delete_snapshot(self, name: str) -> None:
         with self._alone(durable=False) as transaction:
-            self._snapshots.delete(transaction, name)
+            number = self._snapshots.delete(transaction, name)
             transaction.changes.append(SNAPSHOTS)
-        with contextlib.suppress(OSError):  # else its view finds out when it reads
-            self._snapshots.all()
+        self._snapshots.deleted(number)
         self._session.work_soon()
 
     def snapshot(self, name: str) -> Volume:
