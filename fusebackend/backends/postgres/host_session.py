@@ -407,7 +407,8 @@ class HostSession:
         name = ("SELECT set_config('application_name', %s, false)", (f"fusebackend-feed-{self.id}",))
         send(connection, [name, hello(self._volume, self.id)])
         self._wait_for_lease(connection)
-        self._unregistered.update(self.uses.nameless(), self.uses.opened())
+        unused = set(self.uses.unused())  # their rows are removed, not added
+        self._unregistered.update(set(self.uses.nameless()) - unused, self.uses.opened())
         self._wake.set()
 
     def _registered(self, connection: Connection[Any]) -> int:

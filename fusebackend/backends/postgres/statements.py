@@ -654,10 +654,11 @@ def small(volume: int, nodes: Sequence[int]) -> Statement:
 
 
 def next_chunk(volume: int, node: int, index: int) -> Statement:
-    """The first chunk of a file from an index on."""
+    """The size of a file, and its first chunk from an index on, or null for none."""
     return (
-        "SELECT idx FROM fusebackend.chunk WHERE volume = %s AND node = %s AND idx >= %s ORDER BY idx LIMIT 1",
-        (volume, node, index),
+        "SELECT i.nlink, i.size, (SELECT idx FROM fusebackend.chunk WHERE volume = i.volume AND node = i.node"
+        " AND idx >= %s ORDER BY idx LIMIT 1) FROM fusebackend.inode i WHERE i.volume = %s AND i.node = %s",
+        (index, volume, node),
     )
 
 

@@ -542,13 +542,6 @@ class PostgresTree(TreeVolume):
     def _chunk(self, node: int, index: int) -> Chunk | None:
         return self._here.chunk(node, index)
 
-    def _next_chunk(self, node: int, index: int) -> int | None:
-        if self._scope.transaction is not None:  # which may have others than the table
-            return index
-        self._drafts.settle(node)
-        rows = self._query(statements.next_chunk(self.id, node, index))
-        return rows[0][0] if rows else None
-
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
         self._here.set_chunk(node, index, chunk)
 

@@ -493,6 +493,18 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             self._require_used(node)
         return inode, {row[-2]: row[-1] for row in rows if row[-2] is not None}
 
+    def next_data(self, node: int, offset: int) -> int | None:
+        if self._scope.transaction is not None:
+            return self._change(Wanted(nodes=(node,)), super().next_data, node, offset)
+        self._drafts.settle(node)
+        rows = self._query(statements.next_chunk(self.id, node, offset >> CHUNK_SHIFT))  # with the size of now
+        if not rows:
+            raise gone()
+        nlink, size, index = rows[0]
+        if nlink == 0:
+            self._require_used(node)
+        return None if index is None or offset >= size else max(offset, index << CHUNK_SHIFT)
+
     def write(self, node: int, offset: int, data: bytes) -> int:
         wanted = Wanted(nodes=(node,), write=(node, offset, len(data)))
         return self._change_file(wanted, len(data), super().write, node, offset, data)
