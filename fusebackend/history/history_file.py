@@ -131,13 +131,12 @@ _CHANGED: Final = "EXISTS (SELECT 1 FROM records WHERE records.call = calls.numb
 _SHOWN: Final = f"({_CHANGED} OR kind IN ({', '.join(map(repr, requests.LOGGED))}))"
 
 _TAKEN_AWAY: Final = (
-    "SELECT 1 FROM events gone WHERE link = (SELECT link FROM events INDEXED BY records_of_path "
-    "WHERE path = coalesce(records.to_path, records.path) AND number > records.number AND call = records.call "
-    "AND route = records.route AND kind IN ('remove', 'rename') ORDER BY number DESC LIMIT 1) AND NOT EXISTS "
+    "SELECT 1 FROM events gone WHERE path = coalesce(records.to_path, records.path) AND number > records.number "
+    "AND call = records.call AND route = records.route AND kind IN ('remove', 'rename') AND NOT EXISTS "
     "(SELECT 1 FROM events WHERE (path = gone.path AND kind IN ('create', 'exchange') OR to_path = gone.path) "
     "AND number > gone.number AND call = gone.call AND route = gone.route)"
 )
-"""The last record by which the call of another one has taken its path away, if it has brought nothing there since."""
+"""The record by which the call of another one has taken its path away, and brought nothing there since."""
 
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, 0, sqlite3.SQLITE_ERROR})
 

@@ -148,22 +148,6 @@ def test_a_path_that_a_call_has_taken_away_gets_no_stamp(history):
     assert history.unstamped(call, 0, 100) == wanted
 
 
-def test_a_name_that_a_call_makes_again_and_again_takes_no_more_time_for_each(history):
-    steps = []
-    for times in (200, 400):
-        call = history.open_call("session", "make", NOBODY)
-        for _ in range(times):
-            history.add(call, ROOT, "create", b"/%d" % times)
-            history.add(call, ROOT, "remove", b"/%d" % times, KEPT)
-        history.flush()
-        ticks = itertools.count()
-        history._reader.set_progress_handler(lambda ticks=ticks: next(ticks) < 0, 100)
-        assert history.unstamped(call, 0, 10) == []
-        history._reader.set_progress_handler(None, 0)
-        steps.append(next(ticks))
-    assert steps[1] < 3 * steps[0]
-
-
 def test_the_file_is_private(history, path):
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
