@@ -130,14 +130,6 @@ _RECORDS: Final = (
 _CHANGED: Final = "EXISTS (SELECT 1 FROM records WHERE records.call = calls.number AND {0})"  # not after `drop`
 _SHOWN: Final = f"({_CHANGED} OR kind IN ({', '.join(map(repr, requests.LOGGED))}))"
 
-_TAKEN_AWAY: Final = (
-    "SELECT 1 FROM events gone WHERE path = coalesce(records.to_path, records.path) AND number > records.number "
-    "AND call = records.call AND route = records.route AND kind IN ('remove', 'rename') AND NOT EXISTS "
-    "(SELECT 1 FROM events WHERE (path = gone.path AND kind IN ('create', 'exchange') OR to_path = gone.path) "
-    "AND number > gone.number AND call = gone.call AND route = gone.route)"
-)
-"""The record by which the call of another one has taken its path away, and brought nothing there since."""
-
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, 0, sqlite3.SQLITE_ERROR})
 
 _STANDING: Final = (
@@ -851,14 +843,13 @@ class HistoryFile:
         self, call: int, after: int, limit: int, *, all_of_them: bool = False
     ) -> list[tuple[int, AgentPath, bytes]]:
         """Return the next records of a call that may get a stamp, and have none: number, prefix, the path to look at.
-        Those whose path the call has taken away since are left out: to look for each costs as much as its change.
 
         Args:
             after: with a higher number.
             limit: at most so many.
-            all_of_them: also those that have a stamp, or whose path is gone.
+            all_of_them: also those that have a stamp.
         """
-        more = "" if all_of_them else f"AND stamp_mode IS NULL AND NOT EXISTS ({_TAKEN_AWAY})"
+        more = "" if all_of_them else "AND stamp_mode IS NULL"
         rows = self._read(
             "SELECT number, route, coalesce(to_path, path) FROM records "
             f"WHERE call = ? AND number > ? AND kind != 'remove' {more} ORDER BY number LIMIT ?",
