@@ -173,6 +173,11 @@ fb_prepare() {
   done
 }
 
+# After files were sent: which of them are there.
+fb_arrived() {
+  for fb_a do if [ -e "$fb_a" ]; then echo ok; else echo m; fi; done
+}
+
 # Where paths lead, each with a NUL at its end: `=` where no link is on the way down from a directory, else the path
 # from there on, or `!` where that can't be told.
 fb_real() {
