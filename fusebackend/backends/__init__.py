@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fusebackend.backends.directory.backend import LocalShellBackend as LocalShellBackend
     from fusebackend.backends.fsspec.remote import FsspecBackend as FsspecBackend
     from fusebackend.backends.memory import InMemoryBackend as InMemoryBackend
-    from fusebackend.backends.object_store.backend import ObjectStoreBackend as ObjectStoreBackend
-    from fusebackend.backends.object_store.backend import S3Backend as S3Backend
+    from fusebackend.backends.object_store.remote import ObjectStoreBackend as ObjectStoreBackend
+    from fusebackend.backends.object_store.remote import S3Backend as S3Backend
     from fusebackend.backends.postgres import PostgresBackend as PostgresBackend
     from fusebackend.backends.sandbox.base import BaseSandbox as BaseSandbox
     from fusebackend.backends.sandbox.docker import DockerBackend as DockerBackend
@@ -48,7 +48,7 @@ _NAMES = {
     "backends.directory.backend": "FilesystemBackend LocalShellBackend",
     "backends.fsspec.remote": "FsspecBackend",
     "backends.memory": "InMemoryBackend",
-    "backends.object_store.backend": "ObjectStoreBackend S3Backend",
+    "backends.object_store.remote": "ObjectStoreBackend S3Backend",
     "backends.postgres": "PostgresBackend",
     "backends.sandbox.base": "BaseSandbox",
     "backends.sandbox.docker": "DockerBackend",

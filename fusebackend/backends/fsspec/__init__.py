@@ -1,7 +1,6 @@
 """Any file system of fsspec as a route: `fsspec:sftp://…`, `fsspec:ftp://…`, `fsspec:zip://…`.
 
-asking.py     how a file system is asked, and its connection
 opening.py    from a URL to a file system; which protocols work here
-reading.py    readers of open files, in ranges; of FTP with one transfer
+reading.py    how a file system is asked, and its connection; readers of open files, of FTP with one transfer
 remote.py     `FsspecRemote`: the file system as a `Remote`; `FsspecBackend`
 """

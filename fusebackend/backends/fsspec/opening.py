@@ -96,4 +96,4 @@ SCHEMES = {
         features=replace(WHOLE_FILES, blocking=True),
     )
 }
-"""Here, and not in `backend.py`, which needs fsspec: they are known without it."""
+"""Here, and not in `remote.py`, which needs fsspec: they are known without it."""

@@ -28,8 +28,7 @@ from fsspec.dircache import DirCache
 from fsspec.implementations.local import LocalFileSystem
 
 from fusebackend.backends.fsspec import opening
-from fusebackend.backends.fsspec.asking import SMB_PORT, FsAccess
-from fusebackend.backends.fsspec.reading import PIECE_BYTES, Briefly, reader_of
+from fusebackend.backends.fsspec.reading import PIECE_BYTES, SMB_PORT, Briefly, FsAccess, reader_of
 from fusebackend.base import paths
 from fusebackend.base.at_path import Followed
 from fusebackend.base.errors import oserror

@@ -18,7 +18,7 @@ from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, 
 def open_s3(url: Url) -> Any:
     """The backend of `s3://BUCKET/PREFIX?…`."""
     _require(url)
-    from fusebackend.backends.object_store.backend import S3Backend
+    from fusebackend.backends.object_store.remote import S3Backend
 
     bucket, prefix = _place(url)
     words = dict(url.parameters)
@@ -30,7 +30,7 @@ def open_other(kind: str, url: Url) -> Any:
     _require(url)
     from obstore import store
 
-    from fusebackend.backends.object_store.backend import ObjectStoreBackend, connection
+    from fusebackend.backends.object_store.remote import ObjectStoreBackend, connection
 
     bucket, prefix = _place(url)
 
@@ -121,4 +121,4 @@ SCHEMES = {
         features=OBJECTS,
     ),
 }
-"""Here, and not in `backend.py`, which needs obstore: they are known without it."""
+"""Here, and not in `remote.py`, which needs obstore: they are known without it."""

@@ -20,8 +20,7 @@ from seed_backends import DuckBackend
 from together import together
 
 from fusebackend.backends import ForeignVolume, StoreBackend
-from fusebackend.backends.object_store.put import Upload
-from fusebackend.backends.object_store.remote import BucketRemote
+from fusebackend.backends.object_store.remote import BucketRemote, Upload
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Change
 from fusebackend.remote import tree as tree_module
 from fusebackend.remote.entry import NEVER

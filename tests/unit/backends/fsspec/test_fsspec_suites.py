@@ -23,8 +23,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from nodes import names
 from services import fsspec_servers, webdav
 
-from fusebackend.backends.fsspec.asking import CONNECTION_PACE, LOOP_PACE, LOST, FsAccess
-from fusebackend.backends.fsspec.reading import FsFile
+from fusebackend.backends.fsspec.reading import CONNECTION_PACE, LOOP_PACE, LOST, FsAccess, FsFile
 from fusebackend.backends.fsspec.remote import FsspecBackend, FsspecRemote
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE

@@ -12,7 +12,7 @@ from obstore.store import LocalStore
 
 from fusebackend.backends import S3Backend
 from fusebackend.backends.object_store import opening
-from fusebackend.backends.object_store.backend import ObjectStoreBackend
+from fusebackend.backends.object_store.remote import ObjectStoreBackend
 from fusebackend.urls import UrlError, open_backend
 
 

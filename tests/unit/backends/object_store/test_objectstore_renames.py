@@ -16,8 +16,8 @@ from obstore.store import MemoryStore
 from raising import raising
 
 from fusebackend.backends.object_store import rename
-from fusebackend.backends.object_store.backend import ObjectStoreBackend, S3Backend
 from fusebackend.backends.object_store.bucket.requests import Bucket
+from fusebackend.backends.object_store.remote import ObjectStoreBackend, S3Backend
 
 REQUESTS = ("copy", "delete", "put_small")
 """What a rename is made of."""

@@ -14,9 +14,8 @@ from obstore.store import MemoryStore
 from profiles import examples
 from whole_files import WholeFileMachine
 
-from fusebackend.backends.object_store.backend import ObjectStoreBackend, S3Backend
 from fusebackend.backends.object_store.bucket import object_keys as names
-from fusebackend.backends.object_store.remote import BucketRemote
+from fusebackend.backends.object_store.remote import BucketRemote, ObjectStoreBackend, S3Backend
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.testing.conformance import BackendConformance
 

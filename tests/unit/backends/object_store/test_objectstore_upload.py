@@ -25,12 +25,12 @@ from services.failing_proxy import FailingProxy, failing_bucket
 from services.s3 import REGION, Bucket, Service
 
 from fusebackend.backends import S3Backend
-from fusebackend.backends.object_store import put as upload
+from fusebackend.backends.object_store import remote as upload
 from fusebackend.backends.object_store.bucket import errors as throttling
 from fusebackend.backends.object_store.bucket.errors import object_errors
 from fusebackend.backends.object_store.bucket.requests import Bucket as Requests
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
-from fusebackend.backends.object_store.put import Upload
+from fusebackend.backends.object_store.remote import Upload
 from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.buffer import Buffer
 from fusebackend.testing.posix.case import refused

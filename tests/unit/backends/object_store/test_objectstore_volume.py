@@ -22,12 +22,9 @@ from obstore.store import MemoryStore
 from together import together
 
 from fusebackend.backends import InMemoryBackend, S3Backend
-from fusebackend.backends.object_store import metadata
-from fusebackend.backends.object_store.backend import ObjectStoreBackend
 from fusebackend.backends.object_store.bucket.object_keys import info_of
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
-from fusebackend.backends.object_store.put import Upload
-from fusebackend.backends.object_store.remote import BucketRemote
+from fusebackend.backends.object_store.remote import BucketRemote, ObjectStoreBackend, Upload, attributes_of
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 from fusebackend.remote.volume import RemoteVolume
 from fusebackend.rules.ruled_volume import RuledVolume
@@ -107,7 +104,7 @@ def test_a_put_whose_answer_was_lost_is_no_conflict(store, volume):
         volume.write(node, 0, b"after!")
         # As if a put of exactly this had arrived after its caller had given up on it.
         entry = volume._tree.entry(node)
-        store.put("f", b"after!", attributes={"mtime": metadata.written(entry.stamp)["mtime"]})
+        store.put("f", b"after!", attributes={"mtime": attributes_of(entry.stamp)["mtime"]})
         volume.flush(node)
     assert keys(store) == ["f"]
 
