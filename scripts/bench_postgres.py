@@ -21,8 +21,7 @@ from serving import our_mount
 from work import NEEDLE, drop_caches, make_source_tree, shell, timed, vocabulary
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres.search.index import make_index
-from fusebackend.backends.postgres.search.query import SearchQueries
+from fusebackend.backends.postgres.search import SearchQueries, make_index
 from fusebackend.backends.postgres.statements import NUMBERS
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, send
 from fusebackend.protocol import ROOT_NODE, Caller

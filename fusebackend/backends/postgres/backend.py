@@ -7,9 +7,7 @@ from typing import ClassVar, Literal
 
 from fusebackend.backends.postgres.host_session import Worker
 from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS, volume_names
-from fusebackend.backends.postgres.search.index import LEFT, SearchIndexer, make_index
-from fusebackend.backends.postgres.search.query import SearchQueries, TreeWalk
-from fusebackend.backends.postgres.search.read_ahead import ReadAhead
+from fusebackend.backends.postgres.search import LEFT, ReadAhead, SearchIndexer, SearchQueries, TreeWalk, make_index
 from fusebackend.backends.postgres.volume import CONNECTIONS, PostgresVolume
 from fusebackend.base.extras import needed_by
 from fusebackend.base.globs import Matcher

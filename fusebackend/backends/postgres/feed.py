@@ -1,7 +1,7 @@
 """`VolumeFeed`: the changes that other hosts make in a volume, as this host's caches and watchers are notified of them.
 
 Each transaction that changes something adds a row to the table `change` (`schema.py`), with the name of its session.
-A reader's position is PostgreSQL's snapshot (`pg_snapshot.py`): it reads the rows that are visible now and were not
+A reader's position is PostgreSQL's snapshot (`PgSnapshot`): it reads the rows that are visible now and were not
 then. So a late commit is not skipped, and a transaction that stays open for hours delays no changes but its own. The
 feed passes over its own session's rows.
 
@@ -41,13 +41,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from fusebackend.backends.postgres import lease
 from fusebackend.backends.postgres.lease import Lease
-from fusebackend.backends.postgres.pg_snapshot import PgSnapshot
 from fusebackend.backends.postgres.schema import keep_changes
 from fusebackend.backends.postgres.statements import ALWAYS
 from fusebackend.base import jitter
@@ -57,6 +56,43 @@ from fusebackend.protocol import Change
 
 if TYPE_CHECKING:
     from psycopg import Connection
+
+
+# -- pg snapshot -------------------------------------------------------------------------------------------------
+#
+# `PgSnapshot`: which transactions were over at a moment, as PostgreSQL's `pg_snapshot` has it.
+#
+# Transactions get ascending numbers when they first write, and end in any order. So a number alone is no position in
+# the order of commits: those below `xmin` were over, those from `xmax` on had not begun, and those in `running` were
+# under way. What has become visible since is exactly what has a number from `xmax` on, or one in `running`.
+
+
+class PgSnapshot(NamedTuple):
+    """See the comment above."""
+
+    xmin: int
+    xmax: int
+    running: frozenset[int]
+
+    @classmethod
+    def parse(cls, text: str) -> PgSnapshot:
+        """The value of a `pg_snapshot` such as `10:20:10,14`. ValueError if it is none."""
+        xmin, xmax, running = text.split(":")
+        return cls(int(xmin), int(xmax), frozenset(int(xid) for xid in running.split(",") if xid))
+
+    def sees(self, xid: int) -> bool:
+        """Whether the transaction was over, as `pg_visible_in_snapshot`."""
+        return xid < self.xmax and xid not in self.running
+
+    def covers(self, other: PgSnapshot) -> bool:
+        """Whether every transaction that was over in `other` was over here."""
+        return self.xmax >= other.xmax and not any(other.sees(xid) for xid in self.running)
+
+    def __str__(self) -> str:
+        return f"{self.xmin}:{self.xmax}:{','.join(map(str, sorted(self.running)))}"
+
+
+# -- the feed ----------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ connection takes the lock again before.
 
 The session's thread does what one of all hosts has to do, in portions with pauses between (`Worker`): it frees nodes
 without a name and what deleted snapshots had (`old_rows.Pruner`), deletes old rows of the change feed, and brings the
-search index up to date (`search/index.py`). The first sessions ask every `PERIOD_S` what there is to do, and all others
+search index up to date (`search.py`). The first sessions ask every `PERIOD_S` what there is to do, and all others
 every `UNLED_S`: the first may have been killed, or stopped with all their locks.
 """
 

@@ -3,7 +3,7 @@
 All of them are in the PostgreSQL schema `fusebackend`. One database holds any number of separate volumes: nearly every
 table has a column `volume`.
 
-Version 1; those of searches are in `search/index.py`:
+Version 1; those of searches are in `search.py`:
 
 | table            | one row for                | columns                                                           |
 |------------------|----------------------------|-------------------------------------------------------------------|
@@ -68,7 +68,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
-from fusebackend.backends.postgres.search.index import SEARCH_TABLES
+from fusebackend.backends.postgres.search import SEARCH_TABLES
 from fusebackend.base.stamps import now_ns
 from fusebackend.databases.pipeline import Statement
 from fusebackend.protocol import ROOT_NODE

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.commit_log import KeptLog
 from fusebackend.backends.postgres.drafts import Draft, Drafts
-from fusebackend.backends.postgres.guesses import Guesses
 from fusebackend.backends.postgres.host_session import HostSession
-from fusebackend.backends.postgres.known_inodes import KnownInodes
+from fusebackend.backends.postgres.known_inodes import Guesses, KnownInodes
 from fusebackend.backends.postgres.old_rows import Newest
 from fusebackend.backends.postgres.shared_quota import SharedQuota
 from fusebackend.backends.postgres.statements import Guess, StoredInode

@@ -21,7 +21,7 @@ from fusebackend.backends.composite import CompositeBackend
 from fusebackend.backends.directory import search as directory_search
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.memory import InMemoryBackend
-from fusebackend.backends.postgres.search.index import SearchIndexer
+from fusebackend.backends.postgres.search import SearchIndexer
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.backends.state.backend import StateBackend

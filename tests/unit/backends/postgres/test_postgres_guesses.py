@@ -23,7 +23,7 @@ from together import beside
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres.feed import VolumeFeed
-from fusebackend.backends.postgres.guesses import CONTESTED_S
+from fusebackend.backends.postgres.known_inodes import CONTESTED_S
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.base import acl
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Link, WrongLinks

@@ -1,4 +1,4 @@
-"""`backends/postgres/pg_snapshot.py`: a position in the order of commits, which is not that of their numbers."""
+"""`PgSnapshot`: a position in the order of commits, which is not that of their numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusebackend.backends.postgres.pg_snapshot import PgSnapshot
+from fusebackend.backends.postgres.feed import PgSnapshot
 
 
 @st.composite

@@ -27,16 +27,13 @@ from services.stall import Stall
 from together import beside, together
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres import host_session
-from fusebackend.backends.postgres.search import index as index_module
-from fusebackend.backends.postgres.search import query as query_module
-from fusebackend.backends.postgres.search import read_ahead
-from fusebackend.backends.postgres.search.index import SearchIndexer
+from fusebackend.backends.postgres import host_session, search
+from fusebackend.backends.postgres.search import SearchIndexer
 from fusebackend.base import budget
 from fusebackend.base.budget import Spent
 from fusebackend.base.globs import compile_glob
 from fusebackend.protocol import ROOT_NODE, AttrChanges, GrepMatch
-from fusebackend.volumes import search
+from fusebackend.volumes.search import FileSearch, globbed
 
 PATIENCE_S = 60
 """How long a test waits for what has no business to take long."""
@@ -90,14 +87,14 @@ class Questions(list[str]):
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> Questions:
     asked = Questions()
-    rows = query_module.SearchQueries.rows
+    rows = search.SearchQueries.rows
 
-    def noted(self: query_module.SearchQueries, query: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    def noted(self: search.SearchQueries, query: str, **parameters: Any) -> list[tuple[Any, ...]]:
         kinds = {"unnest(%(nodes)s": "contents", "unnest(%(directories)s": "listings", "indexed AS": "indexed"}
         asked.append(next((kind for words, kind in kinds.items() if words in query), "all"))
         return rows(self, query, **parameters)
 
-    monkeypatch.setattr(query_module.SearchQueries, "rows", noted)
+    monkeypatch.setattr(search.SearchQueries, "rows", noted)
     return asked
 
 
@@ -105,13 +102,13 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> Questions:
 def read_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The nodes whose contents have been searched."""
     nodes: list[int] = []
-    read = read_ahead.ReadAhead.read
+    read = search.ReadAhead.read
 
-    def noted(self: read_ahead.ReadAhead, volume: Any, attr: Any, max_bytes: int, take: Any) -> Any:
+    def noted(self: search.ReadAhead, volume: Any, attr: Any, max_bytes: int, take: Any) -> Any:
         nodes.append(attr.node)
         return read(self, volume, attr, max_bytes, take)
 
-    monkeypatch.setattr(read_ahead.ReadAhead, "read", noted)
+    monkeypatch.setattr(search.ReadAhead, "read", noted)
     return nodes
 
 
@@ -134,12 +131,12 @@ class PostgresSearchMachine(SearchMachine):
     def __init__(self) -> None:
         super().__init__()
         self.bounds = pytest.MonkeyPatch()
-        self.bounds.setattr(index_module, "PORTION_BYTES", 1)
-        self.bounds.setattr(index_module, "INDEXED_BYTES", 100_000)
-        self.bounds.setattr(query_module, "ENTRIES_AHEAD", 3)
-        self.bounds.setattr(read_ahead, "FILES_FIRST", 1)
-        self.bounds.setattr(read_ahead, "FILES_AHEAD", 3)
-        self.bounds.setattr(query_module, "MAX_CANDIDATES", 3)
+        self.bounds.setattr(search, "PORTION_BYTES", 1)
+        self.bounds.setattr(search, "INDEXED_BYTES", 100_000)
+        self.bounds.setattr(search, "ENTRIES_AHEAD", 3)
+        self.bounds.setattr(search, "FILES_FIRST", 1)
+        self.bounds.setattr(search, "FILES_AHEAD", 3)
+        self.bounds.setattr(search, "MAX_CANDIDATES", 3)
         self.backend = opened(self.dsn)
 
     def index_portion(self) -> bool:
@@ -231,7 +228,7 @@ def test_a_large_file_is_always_read(
     index_all(backend)
     assert nodes_in(sql, "unindexed", backend) == {large} and nodes_in(sql, "entry", backend) == {middling}
     assert not index_some(backend), "it is not looked at again"
-    monkeypatch.setattr(read_ahead, "LOCKED_BYTES", 1 << 20)  # the largest is read as other volumes read it
+    monkeypatch.setattr(search, "LOCKED_BYTES", 1 << 20)  # the largest is read as other volumes read it
     for number in range(2):
         assert backend.grep("needle").matches == [
             GrepMatch(path="/large.txt", line=40_001, text="needle"),
@@ -302,7 +299,7 @@ def test_one_host_indexes_at_a_time(backend: PostgresBackend, shared_dsn: str, s
 
     node = put(backend, "/file.txt", b"needle\n")
     with psycopg.connect(shared_dsn) as other:
-        other.execute("SELECT pg_advisory_xact_lock(%s::int, %s)", [index_module.INDEX_LOCK, backend.volume.id])
+        other.execute("SELECT pg_advisory_xact_lock(%s::int, %s)", [search.INDEX_LOCK, backend.volume.id])
         assert not index_some(backend)
         assert nodes_in(sql, "unindexed", backend) == {node}
     assert index_some(backend)
@@ -318,7 +315,7 @@ def test_what_is_changed_all_the_time_waits(backend: PostgresBackend) -> None:
 def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
     shared_dsn: str, sql: Sql, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(index_module, "QUIET_S", 0.0)
+    monkeypatch.setattr(search, "QUIET_S", 0.0)
     for pause in ("PERIOD_S", "GATHER_S"):
         monkeypatch.setattr(host_session, pause, 0.05)
     indexing = SearchIndexer._indexing
@@ -375,7 +372,7 @@ def tree(backend: PostgresBackend, sql: Sql) -> PostgresBackend:
 
 
 def test_a_tree_is_walked_with_few_questions(tree: PostgresBackend, questions: Questions) -> None:
-    plain = search.globbed(search.FileSearch(tree.volume, "/", compile_glob("**/e1*/f0"), 0))
+    plain = globbed(FileSearch(tree.volume, "/", compile_glob("**/e1*/f0"), 0))
     answer = tree.glob("**/e1*/f0")
     assert answer == plain and len(answer.matches or []) == 20 * 11
     assert len(questions) <= 8, "16 directories, 64, 256, … with one question each"
@@ -390,14 +387,14 @@ def test_a_tree_is_walked_with_few_questions(tree: PostgresBackend, questions: Q
 def test_a_directory_too_large_for_a_question_is_read_page_by_page(
     tree: PostgresBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(query_module, "ENTRIES_AHEAD", 20)
-    assert tree.glob("**") == search.globbed(search.FileSearch(tree.volume, "/", compile_glob("**"), 0))
+    monkeypatch.setattr(search, "ENTRIES_AHEAD", 20)
+    assert tree.glob("**") == globbed(FileSearch(tree.volume, "/", compile_glob("**"), 0))
 
 
 def test_where_the_index_names_too_many_it_is_left(
     tree: PostgresBackend, monkeypatch: pytest.MonkeyPatch, questions: Questions
 ) -> None:
-    monkeypatch.setattr(query_module, "MAX_CANDIDATES", 50)
+    monkeypatch.setattr(search, "MAX_CANDIDATES", 50)
     put(tree, "/d1/e1/rare", b"rare\n")
     index_all(tree)
     assert found(tree, "needle", "/d1/e1") == ["/d1/e1/f0", "/d1/e1/f1"]
@@ -470,7 +467,7 @@ def test_searches_leave_connections_to_others(backend: PostgresBackend) -> None:
         with budget.limited(None, called_off), pytest.raises(Spent):
             backend.queries.rows(SLEEP, seconds=3600)
 
-    longest = query_module.QUERIES_AT_ONCE
+    longest = search.QUERIES_AT_ONCE
     with beside(lambda: together(*[search_long] * longest), limit_s=PATIENCE_S):
         active = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE %s"
         eventually(lambda: backend.volume.connections.query(active, [f"{SLEEP[:15]}%"]) == [(longest,)])
@@ -484,8 +481,8 @@ def test_searches_leave_connections_to_others(backend: PostgresBackend) -> None:
 def test_a_search_ends_when_the_server_says_nothing(
     postgres: Postgres, shared_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(query_module, "STALL_S", 0.5)
-    monkeypatch.setattr(query_module, "CANCEL_S", 0.2)
+    monkeypatch.setattr(search, "STALL_S", 0.5)
+    monkeypatch.setattr(search, "CANCEL_S", 0.2)
     name = uuid.uuid4().hex
     with opened(shared_dsn, name) as backend:
         put(backend, "/file.txt", b"needle\n")
