@@ -32,18 +32,16 @@ write, which keeps approvals intact and is refused while a run is active. `head.
 
 backend.py          the agent face, `grep` and `glob`; from a URL to it
 volume.py head.py   the kernel face, and heads that can be written to
-tree.py line.py     the directories of threads; what is in the directory of a line
+tree.py line.py     the directories of threads; what is in the directory of a line, and its README.md, transcript.md,
+                    checkpoints.tsv, space.tsv
 nodes.py            nodes, versions of files, and changes of them
 computed.py         nodes that are made when somebody looks
 prune.py            which checkpoints may go, and their deletion
 lineage.py          the checkpoints of a line, and their files
-index.py            names, sizes and times of what is computed from a line, and patches; index_cache.py keeps them
-message_index.py    the same of its messages
+index.py            names, sizes and times of what is computed from a line, and of its messages; patches; their cache
 documents.py        messages.jsonl and state.json
-overview.py         README.md, transcript.md, checkpoints.tsv, space.tsv
 conversation.py     messages as Markdown and files
-json_text.py        values as JSON, however deep
-database/           the tables of LangGraph's savers
+database/           the tables of LangGraph's savers; values, also as JSON, however deep
 """
 
 from fusebackend.backends.threads.backend import ThreadsBackend

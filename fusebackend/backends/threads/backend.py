@@ -57,7 +57,7 @@ class ThreadsBackend(VolumeBackend):
         blobs: the target of the link `blobs` in each thread, to which media in messages refer; None: there is no link.
         prune: `"allow"`: rmdir of a thread, or of a checkpoint in its history, deletes it, see `prune.py`.
         quiet_s: seconds without a sign of life after which a run counts as ended, and its head as writable.
-        cache: keep the sizes of computed files in cache files of the server, see `index_cache.py`.
+        cache: keep the sizes of computed files in cache files of the server, see `index.py`.
         on_exists: `write` over an existing file is an `"error"` (the seeds) or a `"replace"` (deepagents 0.7).
     """
 

@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from fusebackend.backends.threads.json_text import encoded, plain, pretty
+from fusebackend.backends.threads.database.values import encoded, plain, pretty
 
 Message = Mapping[str, Any]
 

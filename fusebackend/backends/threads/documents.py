@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from fusebackend.backends.threads.database.activity import INTERRUPT, Standing, standing
 from fusebackend.backends.threads.database.rows import Damaged, Raw, Saved, Write
-from fusebackend.backends.threads.database.values import loads
-from fusebackend.backends.threads.json_text import compact, encoded, pretty
+from fusebackend.backends.threads.database.values import compact, encoded, loads, pretty
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.remote.keyed import ListedTree
 

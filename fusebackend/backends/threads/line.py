@@ -1,6 +1,6 @@
 """`Line`: the contents of one line's directory.
 
-    README.md  transcript.md  checkpoints.tsv  space.tsv      pages (`overview.py`); the last is of a whole thread
+    README.md  transcript.md  checkpoints.tsv  space.tsv      pages (`readme` …); the last is of a whole thread
     messages.jsonl  state.json                     the current conversation and state (`documents.py`)
     messages/0012-ai.md …                          each message (`conversation.py`)
     changes/NAME.patch …                           a git patch for each checkpoint that changed files (`index.py`)
@@ -28,7 +28,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, Union
 
-from fusebackend.backends.threads import documents, overview
+from fusebackend.backends.threads import documents
 from fusebackend.backends.threads.computed import (
     ComputedDirectory,
     Document,
@@ -37,12 +37,19 @@ from fusebackend.backends.threads.computed import (
     Link,
     Names,
 )
-from fusebackend.backends.threads.conversation import BLOBS, files_of
-from fusebackend.backends.threads.database.rows import Damaged, Place, time_ns_of
-from fusebackend.backends.threads.index import LineIndex, Step
-from fusebackend.backends.threads.index_cache import IndexCache
+from fusebackend.backends.threads.conversation import BLOBS, escaped_inline, files_of, one_line
+from fusebackend.backends.threads.database.rows import Damaged, Place, iso_ms, time_ns_of
+from fusebackend.backends.threads.database.values import encoded
+from fusebackend.backends.threads.index import (
+    UNREADABLE,
+    IndexCache,
+    LineIndex,
+    MessageIndex,
+    Said,
+    Step,
+    section_bytes,
+)
 from fusebackend.backends.threads.lineage import Lineage
-from fusebackend.backends.threads.message_index import MessageIndex, Said
 from fusebackend.backends.threads.nodes import (
     ChangingFile,
     DirectoryNode,
@@ -51,7 +58,6 @@ from fusebackend.backends.threads.nodes import (
     Record,
     TreeDifference,
 )
-from fusebackend.backends.threads.overview import Space
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.recent import Recent
@@ -251,8 +257,8 @@ class Line:
         made: dict[bytes, Document] = {
             MESSAGES_JSONL: document(self._messages_now, self._messages_bytes, grows=True),
             STATE: document(self._state_now, self._state_bytes),
-            README: document(lambda: overview.readme(self.index(), self.lineage.place)),
-            CHECKPOINTS: document(lambda: overview.checkpoints_tsv(self.index()), grows=True),
+            README: document(lambda: readme(self.index(), self.lineage.place)),
+            CHECKPOINTS: document(lambda: checkpoints_tsv(self.index()), grows=True),
             TRANSCRIPT: document(self._transcript, self._transcript_bytes, grows=True),
         }
         if not self.lineage.place.namespace:
@@ -278,17 +284,17 @@ class Line:
 
     def _space_now(self) -> Space:
         if self._space[0] != self.version:
-            self._space = self.version, overview.weighed(self.lineage)
+            self._space = self.version, weighed(self.lineage)
         return self._space[1]
 
     def _transcript(self) -> bytes:
         talk = self.talk()
-        return overview.transcript(talk, functools.partial(self._message, talk))
+        return transcript(talk, functools.partial(self._message, talk))
 
     def _transcript_bytes(self) -> int:
         index = self._fresh_index(steps=False)
         index.measure(functools.partial(self._message, index.talk))
-        head = overview.transcript_head(index.talk)
+        head = transcript_head(index.talk)
         return len(head) + sum(message.section_bytes for message in index.talk.messages)
 
     def _message(self, talk: MessageIndex, number: int) -> Mapping[str, Any]:
@@ -585,3 +591,121 @@ class HeadFile(ChangingFile):
 
     def xattrs(self) -> dict[bytes, bytes]:
         return self.record.xattrs()
+
+
+# -- overview ----------------------------------------------------------------------------------------------------
+#
+# The pages about a line that people read first: `README.md`, `transcript.md`, `checkpoints.tsv` and
+# `space.tsv`.
+#
+# All but the sections of the transcript and the sizes is made of the index alone, so a look reads no checkpoint. What
+# others have written is one line where it stands in a line, and can't begin a heading.
+
+COLUMNS: Final = (
+    "name", "id", "parent", "step", "source", "node", "time", "messages added", "files changed", "next",
+)  # fmt: skip
+"""Of `checkpoints.tsv`."""
+
+MAX_FIELD_CHARS: Final = 2_000
+
+
+def readme(index: LineIndex, place: Place) -> bytes:
+    """A few lines on a conversation."""
+    lines = [
+        f"# {_title(index.talk)}",
+        "",
+        f"- thread: {_inline(place.thread)}" + (f", sub-graph: {_inline(place.namespace)}" if place.namespace else ""),
+    ]
+    if index.talk.model:
+        lines.append(f"- model: {_inline(index.talk.model)}")
+    if index.steps:
+        newest = index.steps[-1]
+        changes = sum(step.patch_bytes > 0 for step in index.steps)
+        lines += [
+            f"- created: {_when(index.steps[0])}",
+            f"- last: {_when(newest)}",
+            f"- steps: {len(index.steps)}, messages: {len(index.talk.messages)}, steps that changed files: {changes}",
+            f"- {_standing(newest)}",
+        ]
+        lines += [f"- unreadable: {_inline(step.error)}" for step in index.steps[-1:] if step.error is not None]
+    lines += [
+        "",
+        "`transcript.md` is the conversation, `messages/` has each message, `changes/` a git patch for each step that",
+        "changed files, `checkpoints.tsv` a line for each step, `history/` the files and the state at each.",
+        "",
+    ]
+    return encoded("\n".join(lines))
+
+
+def _standing(newest: Step) -> str:
+    if newest.interrupts:
+        return f"waits for a human: {'; '.join(map(_inline, newest.interrupts))}"
+    if newest.next:
+        return f"next: {', '.join(map(_inline, newest.next))}"
+    return "next: nothing, the run has ended"
+
+
+def transcript_head(talk: MessageIndex) -> bytes:
+    """The beginning of `transcript.md`; a section for each message follows."""
+    return encoded(f"# {_title(talk)}\n\n")
+
+
+def transcript(talk: MessageIndex, message_of: Callable[[int], Mapping[str, Any]]) -> bytes:
+    """The whole of `transcript.md`. `message_of` gives a message by its place in the index."""
+    parts = [transcript_head(talk)]
+    for place, message in enumerate(talk.messages):
+        parts.append(section_bytes(place + 1, message_of(place), talk.said[message.step].time_ns))
+    return b"".join(parts)
+
+
+def checkpoints_tsv(index: LineIndex) -> bytes:
+    """A line for each checkpoint, below one with the names of the columns."""
+    lines = ["\t".join(COLUMNS)]
+    for step in index.steps:
+        fields = (
+            step.name,
+            step.said.id,
+            step.parent or "",
+            "" if step.step is None else str(step.step),
+            step.source or "",
+            step.node,
+            _iso(step.said.time_ns),
+            str(step.said.added),
+            "?" if step.changed == UNREADABLE else str(step.changed),
+            ", ".join(step.next),
+        )
+        lines.append("\t".join(one_line(field, MAX_FIELD_CHARS) for field in fields))
+    return encoded("\n".join(lines) + "\n")
+
+
+class Space(NamedTuple):
+    """The bytes that a thread takes in the database."""
+
+    tsv: bytes
+    """By channel, step and namespace, the largest first: `space.tsv`."""
+    bytes: int
+
+
+def weighed(lineage: Lineage) -> Space:
+    """The space of a thread."""
+    lines, sizes = ["by\tname\tbytes"], []
+    for by in ("channel", "step", "namespace"):
+        sizes = lineage.sizes(by)
+        lines += [f"{by}\t{one_line(name, MAX_FIELD_CHARS)}\t{size}" for name, size in sizes]
+    return Space(encoded("\n".join(lines) + "\n"), sum(size for _, size in sizes))
+
+
+def _title(talk: MessageIndex) -> str:
+    return escaped_inline(talk.title) or "(no message of a human)"
+
+
+def _inline(text: str) -> str:
+    return escaped_inline(one_line(text, MAX_FIELD_CHARS))
+
+
+def _when(step: Step) -> str:
+    return _iso(step.said.time_ns).replace("T", " ").replace("Z", " UTC") if step.said.time_ns else "undated"
+
+
+def _iso(time_ns: int) -> str:
+    return iso_ms(time_ns) if time_ns else ""

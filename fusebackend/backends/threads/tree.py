@@ -20,7 +20,7 @@ from typing import Final
 from fusebackend.backends.threads.computed import ComputedDirectory, Item, Link, Names
 from fusebackend.backends.threads.conversation import slug, title
 from fusebackend.backends.threads.database.rows import Damaged, Database, Place, time_ns_of
-from fusebackend.backends.threads.index_cache import IndexCache
+from fusebackend.backends.threads.index import IndexCache
 from fusebackend.backends.threads.line import SUBGRAPHS, Conversations, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.nodes import DirectoryNode, Node, Nodes, Records, TreeDifference

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from fusebackend.backends.threads.database.rows import NOTHING, Damaged, LeftOut, Raw
+from fusebackend.base import json_text
 
 # The codes of LangGraph's serialiser (langgraph.checkpoint.serde.jsonplus).
 _OBJECTS: Final = range(6)
@@ -621,3 +622,37 @@ def _why_not(value: Any, wanted: str) -> str:
     if isinstance(value, LeftOut):
         return f": {value.reason}"
     return f" is no {wanted} but {f'extension type {value.code}' if isinstance(value, Ext) else type(value).__name__}"
+
+
+# -- as JSON -----------------------------------------------------------------------------------------------------
+#
+# Values of a checkpoint as JSON. A part that can't be read is an object with the key `error`; the rest is shown.
+
+MAX_LEVELS: Final = 4_000
+"""Deeper is an error text. MessagePack has up to 1,024 levels, but an object in an object is unpacked anew."""
+
+
+def pretty(value: Any) -> str:
+    """Indented JSON with sorted keys, so that two versions can be compared line by line. No newline at the end."""
+    return json_text.pretty(value, plain, levels=MAX_LEVELS)
+
+
+def compact(value: Any) -> str:
+    """JSON in one line."""
+    return json_text.compact(value, plain, levels=MAX_LEVELS)
+
+
+def encoded(text: str) -> bytes:
+    """UTF-8. A surrogate that stands for a byte becomes that byte, any other one a question mark."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace")
+
+
+def plain(value: Any) -> Any:
+    """`shallow`, with an object with the key `error` for a value that can't be read."""
+    try:
+        return shallow(value)
+    except Damaged as error:
+        return {"error": str(error)}

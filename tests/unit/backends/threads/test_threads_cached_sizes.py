@@ -17,7 +17,7 @@ from graphs import say, thread, use, user, write
 from test_threads_model import deltas
 from threadview import View
 
-from fusebackend.backends.threads import ThreadsBackend, index_cache
+from fusebackend.backends.threads import ThreadsBackend, index
 from fusebackend.backends.threads.database.rows import Damaged, Place, Saved
 from fusebackend.backends.threads.database.sql import SaverTables
 from fusebackend.testing.each import each
@@ -237,7 +237,7 @@ def test_a_cache_that_goes_while_it_is_written_to_is_no_error(
 ) -> None:
     made = os.makedirs
     with ThreadsBackend.from_sqlite(database) as backend, monkeypatch.context() as patched:
-        patched.setattr(index_cache.os, "makedirs", lambda path, **options: (made(path, **options), os.rmdir(path)))
+        patched.setattr(index.os, "makedirs", lambda path, **options: (made(path, **options), os.rmdir(path)))
         View(backend, "/t").tree()
         assert not cached(cache)
         patched.undo()

@@ -45,22 +45,23 @@ from fusebackend.backends.threads.database.rows import (
 )
 from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 from fusebackend.backends.threads.database.values import (
+    MAX_LEVELS,
     Ext,
     FilesChannel,
     Message,
     MessagesChannel,
+    compact,
     loads,
     overwriting,
     pack,
     plain_message,
+    pretty,
     replay,
     unpack,
     update,
 )
 from fusebackend.backends.threads.documents import message_line
-from fusebackend.backends.threads.index import Step, patch_of
-from fusebackend.backends.threads.json_text import MAX_LEVELS, compact, pretty
-from fusebackend.backends.threads.message_index import Said, _digest
+from fusebackend.backends.threads.index import Said, Step, _digest, patch_of
 from fusebackend.backends.threads.nodes import Nodes, Records
 
 SERIALISER = JsonPlusSerializer()
