@@ -36,7 +36,7 @@ from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.composite import search
 from fusebackend.composite.route_table import PrefixTable
 from fusebackend.composite.router import RoutedPath, Routing, face_of
-from fusebackend.databases.graph_state import GraphRuntime, graph_config
+from fusebackend.databases.langgraph import GraphRuntime, graph_config
 from fusebackend.dialects.agent_face import AgentFace, Guard, accepted, has_agent_face, is_factory, is_named_factory
 from fusebackend.dialects.answers import with_version
 from fusebackend.protocol import (

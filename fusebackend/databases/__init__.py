@@ -5,6 +5,5 @@ pipeline.py   several statements in one round trip, with a bound on the wait
 listener.py   a thread that receives NOTIFY
 sqlite.py     opening a file, transactions, errors
 urls.py       DSNs of URLs, and their errors
-graph_state.py  the state of the LangGraph graph that is running here
-langgraph.py  objects of LangGraph: their classes, their databases, their errors
+langgraph.py  objects of LangGraph: their classes, their databases, their errors; the state of the graph that runs
 """

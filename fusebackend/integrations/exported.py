@@ -35,7 +35,7 @@ from fusebackend.base import errors, paths
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.base.shown import name_meant, name_shown, shown
 from fusebackend.composite.backend import CompositeBackend, supports_execution
-from fusebackend.databases.graph_state import GraphRuntime
+from fusebackend.databases.langgraph import GraphRuntime
 from fusebackend.dialects.agent_face import AgentFace, is_factory
 from fusebackend.integrations.approving import Approving
 from fusebackend.integrations.deepagents import adopt

@@ -5,7 +5,7 @@ In the seeds `write` and `edit` change nothing themselves: they return `files_up
 also puts it into `runtime.state["files"]` at once, so that each later read sees it. Merging the update again, as the
 graph, `CompositeBackend` or a caller will, changes nothing.
 
-Without a runtime the state is found at the first use, and kept (`graph_state.py`): inside a running LangGraph graph
+Without a runtime the state is found at the first use, and kept (`LateRuntime`): inside a running LangGraph graph
 with `files` in its state it is that graph's, in whichever thread of it, and outside of one then is an error; anywhere
 else it is one of the backend's own, in this process. Nothing here is durable: keeping the state is the checkpointer's
 work.
@@ -31,7 +31,7 @@ from fusebackend import text
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.databases.graph_state import GRAPH_STATE, LateRuntime
+from fusebackend.databases.langgraph import GRAPH_STATE, LateRuntime
 from fusebackend.protocol import (
     ANY,
     WHOLE_FILES,

@@ -18,8 +18,7 @@ from fusebackend.backends.store.items import Items, Settings
 from fusebackend.backends.store.searched_items import SearchedItems
 from fusebackend.backends.store.sql_items import SqlItems, StoreDatabase
 from fusebackend.base.recent import Recent
-from fusebackend.databases.graph_state import graph_runtime
-from fusebackend.databases.langgraph import loaded_class
+from fusebackend.databases.langgraph import graph_runtime, loaded_class
 
 NamespaceLike: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
 

@@ -63,7 +63,7 @@ def test_importing_loads_none_of_them():
     code = """
 import importlib, sys
 for name in ("backends", "composite.backend", "integrations.memory_files", "integrations.deepagents",
-             "databases.graph_state", "server.api", "cli.main"):
+             "databases.langgraph", "server.api", "cli.main"):
     importlib.import_module(f"fusebackend.{name}")
     extras = {"deepagents", "langgraph", "langchain", "langchain_core", "ormsgpack", "psycopg"}
     assert extras.isdisjoint(sys.modules), name

@@ -18,7 +18,7 @@ from langgraph.errors import InvalidUpdateError
 from langgraph.graph import END, START, StateGraph
 
 from fusebackend.backends import CompositeBackend, StateBackend, volume_of
-from fusebackend.databases.graph_state import GRAPH_STATE, READ_KEY, SEND_KEY, GraphRuntime, GraphStateError
+from fusebackend.databases.langgraph import GRAPH_STATE, READ_KEY, SEND_KEY, GraphRuntime, GraphStateError
 from fusebackend.integrations.deepagents import adopt, export
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.conformance import (
