@@ -33,7 +33,7 @@ from fusebackend.remote.keyed import after, bounds
 from fusebackend.text import is_utf8
 
 if TYPE_CHECKING:
-    from fusebackend.backends.store.feed import StoreFeed
+    from fusebackend.backends.store.postgres_database import StoreFeed
 
 log = logging.getLogger(__name__)
 

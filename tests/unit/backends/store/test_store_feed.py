@@ -13,7 +13,7 @@ from stores import NS
 from together import together
 
 from fusebackend.backends import StoreBackend, volume_of
-from fusebackend.backends.store.feed import CHANNEL
+from fusebackend.backends.store.postgres_database import CHANNEL
 from fusebackend.urls import open_backend
 
 FILE = {"content": "x", "encoding": "utf-8"}
@@ -178,9 +178,9 @@ def test_who_may_only_read_reads_without_a_feed(store, guest):
 def test_a_table_that_is_in_use_is_not_waited_for(postgres_dsn, store, monkeypatch):
     import psycopg
 
-    from fusebackend.backends.store import feed
+    from fusebackend.backends.store import postgres_database
 
-    monkeypatch.setattr(feed, "LOCK_S", 0.1)
+    monkeypatch.setattr(postgres_database, "LOCK_S", 0.1)
     with psycopg.connect(postgres_dsn) as busy, StoreBackend(store, namespace=NS) as backend:
         busy.execute("LOCK TABLE store IN ROW EXCLUSIVE MODE")
         assert not backend.items.feed
