@@ -1,7 +1,7 @@
 """`PostgresBackend`: a native volume in PostgreSQL that many hosts mount at once.
 
 backend.py                the agent face; from a URL to it
-volume.py stored_tree.py  the kernel face, and its storage
+volume.py stored_tree.py  the kernel face, and its storage with the limits in bytes and files
 transaction.py statements.py   one change, and the SQL
 schema.py                 the tables
 snapshots.py old_rows.py  snapshots, and the rows that they have and the volume has no more
@@ -12,7 +12,6 @@ commit_log.py             rows of a host's history in the transactions of its ch
 drafts.py                 files that are new and not closed yet, stored at their close
 unsynced.py               what a crash of the server may take, until an `fsync`
 host_session.py uses.py   this process among those that have the volume open, and the nodes it uses
-shared_quota.py           limits in bytes and files
 feed.py                   changes of other hosts, and which of them have been read
 search.py                 `grep` and `glob`, and their index
 """

@@ -41,7 +41,7 @@ class PostgresBackend(VolumeBackend):
             (`"error"`) or wins (`"last-writer"`).
         on_exists: `write` over an existing file is an `"error"` (the seeds) or a `"replace"` (deepagents 0.7).
         connections: how many operations may run at once.
-        limit_bytes, limit_files: how much this host lets the volume hold; more is EDQUOT (`shared_quota.py`). None for
+        limit_bytes, limit_files: how much this host lets the volume hold; more is EDQUOT (`SharedQuota`). None for
             no limit.
 
     Raises:

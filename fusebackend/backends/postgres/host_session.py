@@ -310,7 +310,7 @@ class HostSession:
         if unused:
             with _durable(connection):
                 rows_of(connection, _ABANDON.format(also=" AND node = ANY(%s)"), (self._volume, [self.id], unused))
-            self.uses.forget_unused(unused)
+            self.uses.nameless.difference_update(unused)
         looked_after = list(self._unregistered)
         if looked_after:
             rows = rows_of(
@@ -321,8 +321,7 @@ class HostSession:
                 (self.id, self._volume, looked_after),
             )
             self._unregistered.difference_update(looked_after)
-            for (node,) in rows:
-                self.uses.note_nameless(node)
+            self.uses.nameless.update(node for (node,) in rows)
 
     def _free(self) -> None:
         """Remove dead sessions and free unused nodes, unless another session does."""
@@ -408,7 +407,7 @@ class HostSession:
         send(connection, [name, hello(self._volume, self.id)])
         self._wait_for_lease(connection)
         unused = set(self.uses.unused())  # their rows are removed, not added
-        self._unregistered.update(set(self.uses.nameless()) - unused, self.uses.opened())
+        self._unregistered.update(self.uses.nameless.copy() - unused, self.uses.opened())
         self._wake.set()
 
     def _registered(self, connection: Connection[Any]) -> int:

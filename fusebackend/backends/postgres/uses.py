@@ -20,42 +20,33 @@ MAX_ACCESSES = 500
 """With so many they are stored soon, else in the next period of the session."""
 
 
-class Accesses:
-    """Access times that have moved and are not in the tables yet: a read of a file waits for no write.
+class Accesses(dict[int, int]):
+    """Access times, by node, that have moved and are not in the tables yet: a read of a file waits for no write.
 
     Until they are stored, this host shows them by `shown`. Any thread may call any method.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.Lock()
-        self._times: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._times)
-
-    def __contains__(self, node: int) -> bool:
-        return node in self._times
 
     def note(self, node: int, atime_ns: int) -> None:
         with self._lock:
-            self._times[node] = atime_ns
+            self[node] = atime_ns
 
     def shown(self, inode: StoredInode) -> StoredInode:
         """An inode of the tables, with its access time."""
-        atime_ns = self._times.get(inode.node)
+        atime_ns = self.get(inode.node)
         if atime_ns is not None:
             inode.atime_ns = atime_ns
         return inode
-
-    def times(self) -> dict[int, int]:
-        return dict(self._times)
 
     def stored(self, times: Mapping[int, int]) -> None:
         """These are in the tables, or another change has come before them."""
         with self._lock:
             for node, atime_ns in times.items():
-                if self._times.get(node) == atime_ns:
-                    del self._times[node]
+                if self.get(node) == atime_ns:
+                    del self[node]
 
 
 @dataclass(slots=True)
@@ -81,7 +72,8 @@ class Uses:
         self._lock = threading.Lock()
         self._opened: dict[int, OpenNode] = {}
         self._held: set[int] = set()
-        self._nameless: set[int] = set()  # registered in the table as used by this session, for they have no name
+        self.nameless: set[int] = set()
+        """Registered in the table as used by this session, for they have no name."""
 
     def __contains__(self, node: int) -> bool:
         return node in self._opened or node in self._held
@@ -118,28 +110,9 @@ class Uses:
     def forget(self, nodes: Iterable[int]) -> None:
         self._held.difference_update(nodes)
 
-    # -- without a name ----------------------------------------------------------------------------------------
-
-    def note_nameless(self, node: int) -> None:
-        with self._lock:
-            self._nameless.add(node)
-
     def unused(self) -> list[int]:
         """Nodes that this session is registered for, and uses no more."""
-        with self._lock:
-            return [node for node in self._nameless if node not in self]
-
-    def forget_unused(self, nodes: Iterable[int]) -> None:
-        """These have been unregistered."""
-        with self._lock:
-            self._nameless.difference_update(nodes)
-
-    def is_noted(self, node: int) -> bool:
-        """Whether this session is registered as a user of a node without a name."""
-        return node in self._nameless
-
-    def nameless(self) -> list[int]:
-        return list(self._nameless)
+        return [node for node in self.nameless.copy() if node not in self]  # copied in one step of the interpreter
 
     def opened(self) -> list[int]:
         return list(self._opened)

@@ -97,7 +97,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         conflict: whether a rewrite of a file that another host has changed fails with ESTALE (`"error"`) or wins
             (`"last-writer"`).
         connections: how many operations run at once.
-        limits: how much this host lets the volume hold (`shared_quota.py`).
+        limits: how much this host lets the volume hold (`SharedQuota`).
 
     Raises:
         OSError: the server can't be reached, or refuses, or `conninfo` leads to a transaction pooler;
@@ -311,7 +311,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
         """A node without a name exists only for its users. ESTALE."""
         if node not in self._uses:
             raise gone()
-        if not self._uses.is_noted(node):
+        if node not in self._uses.nameless:
             self._session.look_after(node)
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
@@ -454,7 +454,7 @@ class PostgresVolume(PostgresTree, SnapshotVolume):
             self._drafts.settle(node)
         except OSError as error:  # no close has stored it: the kernel asks for that before
             log.warning("what was written to a new file can't be stored: %s", error)
-        is_nameless = self._uses.is_noted(node)
+        is_nameless = node in self._uses.nameless
         self._uses.release(node, flags)
         if not self._uses.is_open(node):
             self._drafts.forget(node)

@@ -1,4 +1,4 @@
-"""Limits of a PostgreSQL volume: on one host exact, between two by as much as `shared_quota.py` says."""
+"""Limits of a PostgreSQL volume: on one host exact, between two by as much as `SharedQuota` says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eventually import eventually
 from postgres_hosts import ME
 from together import together
 
-from fusebackend.backends.postgres import PostgresBackend, shared_quota
+from fusebackend.backends.postgres import PostgresBackend, stored_tree
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Usage
 from fusebackend.testing.posix.case import fails
 
@@ -143,8 +143,8 @@ def test_the_sums_are_those_of_the_tables(
     host: Callable[..., PostgresBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three threads on each of two hosts; a limit that is passed by no more than two hosts write at once."""
-    monkeypatch.setattr(shared_quota, "FRESH_S", 0.0)
-    monkeypatch.setattr(shared_quota, "SHARE", 0)
+    monkeypatch.setattr(stored_tree, "FRESH_S", 0.0)
+    monkeypatch.setattr(stored_tree, "SHARE", 0)
     limit, largest, most = 1 << 19, 160_000, 6
     hosts = [host(limit_bytes=limit, limit_files=most) for _ in range(2)]
     steps = [Counting(hosts[number % 2], number) for number in range(6)]
