@@ -20,6 +20,7 @@ from typing import Any, Literal
 from fusebackend.base import budget
 from fusebackend.base.git_patch import line_changes
 from fusebackend.base.lines import split_lines
+from fusebackend.base.stamps import EPOCH
 from fusebackend.protocol import READ_LIMIT_LINES, FileData, ReadResult
 
 SPLIT_CHARACTERS = 64 << 10
@@ -434,7 +435,6 @@ def file_data_size(record: Mapping[str, Any]) -> int:
 # Times
 # --------------------------------------------------------------------------------------------------------------
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _FIRST = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 _LAST = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 
@@ -442,7 +442,7 @@ _LAST = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 def iso_time(time_ns: int) -> str:
     """Format nanoseconds since the epoch as ISO 8601 in UTC with its offset, to the microsecond; years 1 to 9999."""
     try:
-        return (_EPOCH + datetime.timedelta(microseconds=time_ns // 1000)).isoformat()
+        return (EPOCH + datetime.timedelta(microseconds=time_ns // 1000)).isoformat()
     except OverflowError:  # a file may bear any 64-bit time
         return (_LAST if time_ns > 0 else _FIRST).isoformat()
 

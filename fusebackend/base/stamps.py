@@ -15,6 +15,7 @@ within a tick have one time, as on their own file systems. `Attr.version` tells 
 
 from __future__ import annotations
 
+import datetime
 import os
 import threading
 import time
@@ -35,6 +36,14 @@ has: the second time, unless the clock ticks in between."""
 
 STEP_NS = 10**9
 """Two clocks that differ by more than this have been set, or are not those of one host."""
+
+
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def nanoseconds(moment: datetime.datetime) -> int:
+    """A moment in ns since 1970, exact to its microseconds: its `timestamp` is a float, which is not."""
+    return (moment - EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
 
 def coarse_ns() -> int:

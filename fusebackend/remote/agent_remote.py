@@ -21,6 +21,7 @@ from fusebackend.base.batches import by_size
 from fusebackend.base.errors import FILE_NOT_FOUND, oserror, unless
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.base.recent import Recent
+from fusebackend.base.stamps import nanoseconds
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import FileInfo
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Remote, Stamp
@@ -313,7 +314,7 @@ def time_ns(modified_at: str) -> int | None:
         when = datetime.datetime.fromisoformat(modified_at).astimezone(datetime.UTC)
     except (ValueError, OverflowError):
         return None
-    return (when - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1) * 1000
+    return nanoseconds(when)
 
 
 # -- backends of whole files -------------------------------------------------------------------------------------------

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from fusebackend.base.durable import put_in_place
 from fusebackend.base.paths import ROOT, AgentPath, to_text
-from fusebackend.base.stamps import APART_NS
+from fusebackend.base.stamps import APART_NS, nanoseconds
 from fusebackend.protocol import NAME_MAX_BYTES, BranchInfo, SnapshotVolume, Volume
 from fusebackend.trees.base_tree import BaseTree
 from fusebackend.trees.branch_volume import UNFINISHED, BranchRoute, BranchVolume, read_routes
 from fusebackend.trees.composed import Places
 from fusebackend.trees.lower_tree import LowerTree
-from fusebackend.trees.refs import Ref, Refs, nanoseconds
+from fusebackend.trees.refs import Ref, Refs
 from fusebackend.trees.snapshots import AUTOMATIC, Snapshots, check_name, require_there
 
 if TYPE_CHECKING:

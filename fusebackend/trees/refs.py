@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import date, datetime, time, timedelta, tzinfo
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 from fusebackend.base.errors import UserError
+from fusebackend.base.stamps import EPOCH, nanoseconds
 from fusebackend.history.records import is_call_name
 
 MAIN: Final = "main"
 _PRESENT = (MAIN, "now")
 LIST_HINT: Final = "fusebackend snapshot list"
-LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NAMES_IN_ERROR: Final = 10
 """An error lists at most so many names, the newest ones."""
 
@@ -144,7 +144,7 @@ class Refs:
             try:
                 return self._now - timedelta(**{_UNITS[found[2]]: int(found[1])})
             except OverflowError:
-                return LONG_AGO
+                return EPOCH
         if text.lower() in ("yesterday", "today"):
             return self._end_of((self._now - timedelta(days=int(text.lower() == "yesterday"))).date())
         try:
@@ -205,8 +205,3 @@ def time_ns(text: str) -> int:
     if moment is None:
         raise RefError(f"'{text}' is no time; there are: 10m, 2h, 3d, 14:05, yesterday, 2026-11-22, 2026-11-22T14:05")
     return nanoseconds(moment)
-
-
-def nanoseconds(moment: datetime) -> int:
-    """Return a moment in ns since 1970."""
-    return (moment - LONG_AGO) // timedelta(microseconds=1) * 1000

@@ -30,8 +30,7 @@ from fusebackend.backends.object_store import opening
 from fusebackend.backends.object_store.bucket import object_keys
 from fusebackend.backends.object_store.bucket.errors import errno_of, object_errors, patiently
 from fusebackend.backends.object_store.bucket.object_keys import MARKER, info_of
-from fusebackend.backends.object_store.bucket.requests import Bucket, Object, ObjectVersion
-from fusebackend.backends.object_store.bucket.s3_extras import COPY_BYTES, S3Extras
+from fusebackend.backends.object_store.bucket.requests import COPY_BYTES, Bucket, Object, ObjectVersion, S3Extras
 from fusebackend.backends.object_store.rename import Moves
 from fusebackend.base.errors import oserror
 from fusebackend.base.recent import Recent
@@ -518,7 +517,7 @@ class ObjectStoreBackend(RemoteBackend):
         on_exists: see `VolumeBackend`.
         attributes: "off": modes, owners, times and links that are stored with objects are neither read nor shown, which
             saves a request for each file that is looked at.
-        extras: what the service can do beyond obstore, see `bucket/s3_extras.py`.
+        extras: what the service can do beyond obstore, see `S3Extras`.
         clock: seconds that only grow, by which listings age.
     """
 

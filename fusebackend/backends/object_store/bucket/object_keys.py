@@ -16,7 +16,6 @@ other is EILSEQ, and so is a name that would be hidden; a key of more than 1,024
 
 from __future__ import annotations
 
-import datetime
 import errno
 import re
 from collections.abc import Iterable
@@ -34,13 +33,6 @@ PAGE_OBJECTS = 1000
 """So many objects come with one answer."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
-
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-
-
-def nanoseconds(when: datetime.datetime) -> int:
-    return (when - _EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
 
 def info_of(segment: str, size: int, etag: str | None, modified_ns: int) -> Info:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from fusebackend.base.errors import oserror
+from fusebackend.base.stamps import nanoseconds
 from fusebackend.remote.keyed import cut_name, name_of
 from fusebackend.volumes.damage import DamageLog
 
@@ -263,8 +264,7 @@ def time_ns_of(checkpoint: str, ts: str | None = None) -> int | None:
         return None
     if when.tzinfo is None:
         when = when.replace(tzinfo=datetime.UTC)
-    since = when - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return since // datetime.timedelta(microseconds=1) * 1000
+    return nanoseconds(when)
 
 
 def checkpoint_name(

@@ -29,7 +29,7 @@ from fusebackend.backends.object_store import remote as upload
 from fusebackend.backends.object_store.bucket import errors as throttling
 from fusebackend.backends.object_store.bucket.errors import object_errors
 from fusebackend.backends.object_store.bucket.requests import Bucket as Requests
-from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
+from fusebackend.backends.object_store.bucket.requests import S3Extras
 from fusebackend.backends.object_store.remote import Upload
 from fusebackend.protocol.versions import digest_of
 from fusebackend.remote.buffer import Buffer

@@ -23,7 +23,7 @@ from together import together
 
 from fusebackend.backends import InMemoryBackend, S3Backend
 from fusebackend.backends.object_store.bucket.object_keys import info_of
-from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
+from fusebackend.backends.object_store.bucket.requests import S3Extras
 from fusebackend.backends.object_store.remote import BucketRemote, ObjectStoreBackend, Upload, attributes_of
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 from fusebackend.remote.volume import RemoteVolume
