@@ -511,7 +511,7 @@ class PostgresTree(TreeVolume):
         """`HostSession` frees a node without a name when no host uses it any more."""
         if inode.nlink == 0:
             used = inode.node in self._uses
-            self._here.set_nameless(inode.node, self._session.id if used else 0)
+            self._here.nameless[inode.node] = self._session.id if used else 0
             self._here.lost_names.append(inode.node)
             if not self._uses.is_open(inode.node):
                 self._shared_quota.add(-bytes_of_blocks(inode.blocks), -1)

@@ -181,7 +181,7 @@ class Transaction:
         self._set_names: dict[tuple[int, bytes], int | None] = {}
         self._set_chunks: dict[tuple[int, int], Chunk] = {}
         self._cuts: dict[int, int] = {}
-        self._nameless: dict[int, int] = {}  # node → the session that still uses it
+        self.nameless: dict[int, int] = {}  # node → the session that still uses it; 0 for none
         self._pending_bytes = 0
         # What the tables have of it, for the newest snapshot:
         self._replaced: set[tuple[int, bytes]] = set()  # names that led somewhere else
@@ -578,9 +578,6 @@ class Transaction:
             self._cuts[node] = first
         return freed
 
-    def set_nameless(self, node: int, session: int) -> None:
-        self._nameless[node] = session
-
     # -- writing -----------------------------------------------------------------------------------------------
 
     @property
@@ -592,7 +589,7 @@ class Transaction:
         self._send([(statement, None) for statement in self._writing()])
         for key in self._set_chunks:
             self._chunks.pop(key, None)  # fetched again when they are needed: they were many
-        for table in (self._changed, self._set_names, self._set_chunks, self._cuts, self._nameless):
+        for table in (self._changed, self._set_names, self._set_chunks, self._cuts, self.nameless):
             table.clear()
         self._freed.clear()
         self._pending_bytes = 0
@@ -683,8 +680,8 @@ class Transaction:
             batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
             batch += statements.put_chunks(volume, self._set_chunks, self.newest)
-        if self._nameless:
-            batch.append(statements.put_nameless(volume, self._nameless))
+        if self.nameless:
+            batch.append(statements.put_nameless(volume, self.nameless))
         for inode in added:
             inode.is_new = False
         return batch

@@ -255,8 +255,8 @@ class Line:
     def _all_documents(self) -> dict[bytes, Document]:
         document = functools.partial(Document, self.nodes, self._dated)
         made: dict[bytes, Document] = {
-            MESSAGES_JSONL: document(self._messages_now, self._messages_bytes, grows=True),
-            STATE: document(self._state_now, self._state_bytes),
+            MESSAGES_JSONL: document(lambda: documents.messages_now(self.lineage), self._messages_bytes, grows=True),
+            STATE: document(lambda: documents.state_now(self.lineage), self._state_bytes),
             README: document(lambda: readme(self.index(), self.lineage.place)),
             CHECKPOINTS: document(lambda: checkpoints_tsv(self.index()), grows=True),
             TRANSCRIPT: document(self._transcript, self._transcript_bytes, grows=True),
@@ -269,18 +269,13 @@ class Line:
         self.fresh()
         return self.time_ns
 
-    def _messages_now(self) -> bytes:
-        return documents.messages_now(self.lineage)
-
     def _messages_bytes(self) -> int:
         """Only the newest checkpoint is read where nothing else has needed the index."""
-        return len(self._messages_now()) if self._index is None else self.talk().messages_bytes
-
-    def _state_now(self) -> bytes:
-        return documents.state_now(self.lineage)
+        return len(documents.messages_now(self.lineage)) if self._index is None else self.talk().messages_bytes
 
     def _state_bytes(self) -> int:
-        return len(self._state_now()) if self._index is None or not self._index.steps else self.index().state_bytes
+        has_steps = self._index is not None and self._index.steps
+        return self.index().state_bytes if has_steps else len(documents.state_now(self.lineage))
 
     def _space_now(self) -> Space:
         if self._space[0] != self.version:
@@ -289,7 +284,11 @@ class Line:
 
     def _transcript(self) -> bytes:
         talk = self.talk()
-        return transcript(talk, functools.partial(self._message, talk))
+        sections = (
+            section_bytes(place + 1, self._message(talk, place), talk.said[message.step].time_ns)
+            for place, message in enumerate(talk.messages)
+        )
+        return transcript_head(talk) + b"".join(sections)
 
     def _transcript_bytes(self) -> int:
         index = self._fresh_index(steps=False)
@@ -648,14 +647,6 @@ def _standing(newest: Step) -> str:
 def transcript_head(talk: MessageIndex) -> bytes:
     """The beginning of `transcript.md`; a section for each message follows."""
     return encoded(f"# {_title(talk)}\n\n")
-
-
-def transcript(talk: MessageIndex, message_of: Callable[[int], Mapping[str, Any]]) -> bytes:
-    """The whole of `transcript.md`. `message_of` gives a message by its place in the index."""
-    parts = [transcript_head(talk)]
-    for place, message in enumerate(talk.messages):
-        parts.append(section_bytes(place + 1, message_of(place), talk.said[message.step].time_ns))
-    return b"".join(parts)
 
 
 def checkpoints_tsv(index: LineIndex) -> bytes:

@@ -202,7 +202,6 @@ def prune(
     dry_run: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     now_ns: Callable[[], int] = time.time_ns,
-    clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> PrunedThread:
     """Delete the checkpoints of a thread but for those to keep, and for those that these need.
@@ -227,9 +226,9 @@ def prune(
         for place, portions in () if dry_run else going.portions:
             at_once, left = 1, portions
             while left and not stale:
-                began = clock()
+                began = time.monotonic()
                 stale = not database.remove(place, left[:at_once], last[place])
-                took_s = clock() - began
+                took_s = time.monotonic() - began
                 if not stale:
                     done += sum(portion.left is None for portion in left[:at_once])
                     freed += sum(portion.bytes for portion in left[:at_once])
