@@ -1,9 +1,8 @@
 """SQLite and PostgreSQL for volumes, stores and threads: connecting, retrying, errors to errno.
 
-postgres.py   connections that are made again when they are lost; errors
+postgres.py   connections that are made again when they are lost; DSNs of URLs; errors
 pipeline.py   several statements in one round trip, with a bound on the wait
 listener.py   a thread that receives NOTIFY
 sqlite.py     opening a file, transactions, errors
-urls.py       DSNs of URLs, and their errors
 langgraph.py  objects of LangGraph: their classes, their databases, their errors; the state of the graph that runs
 """

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from fusebackend.base import jitter
 from fusebackend.base.waiting import Turns, will_wait
 from fusebackend.databases.pipeline import Rows, is_lost, rollback, rows_of
+from fusebackend.protocol.scheme import Url, UrlError
 
 if TYPE_CHECKING:
     import psycopg
@@ -166,6 +167,27 @@ def connect(conninfo: str, set_up: Callable[[Connection[Any]], None] | None = No
         connection.close()
         raise
     return connection
+
+
+LIBPQ_WORDS = (
+    "application_name", "channel_binding", "connect_timeout", "gssencmode", "keepalives", "keepalives_count",
+    "keepalives_idle", "keepalives_interval", "krbsrvname", "load_balance_hosts", "options", "passfile", "password",
+    "port", "require_auth", "service", "sslcert", "sslcrl", "sslkey", "sslmode", "sslpassword", "sslrootcert", "sslsni",
+    "target_session_attrs", "tcp_user_timeout", "user",
+)  # fmt: skip
+"""Parameters of a `postgresql://` URI that are passed on to libpq."""
+
+
+def conninfo_of(url: Url) -> str:
+    """The DSN of a URL, with the parameters that are libpq's. UrlError if libpq does not understand it."""
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import make_conninfo
+
+    words = {name: value for name, value in url.parameters.items() if name in LIBPQ_WORDS}
+    try:
+        return make_conninfo(url.rest, **words)
+    except ProgrammingError as error:
+        raise UrlError(f"'{url.masked}': {' '.join(str(error).split())}") from None
 
 
 def at_primary(conninfo: str) -> str:

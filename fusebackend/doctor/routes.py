@@ -9,10 +9,10 @@ from functools import partial
 
 from fusebackend import urls
 from fusebackend.config import MountPlan
-from fusebackend.databases.urls import conninfo_of, require_modules
+from fusebackend.databases.postgres import conninfo_of
 from fusebackend.doctor import machine
 from fusebackend.doctor.machine import Check, Finding, error, found_by, ok, warning, writable
-from fusebackend.protocol.scheme import Url, UrlError
+from fusebackend.protocol.scheme import Url, UrlError, require_modules
 from fusebackend.urls import open_backend
 
 CONNECT_S = 5

@@ -1,14 +1,17 @@
-"""Backend URLs and their kinds: `Url`, `Scheme`, `Parameter`, `UrlError`; and `mask`, to show one."""
+"""Backend URLs and their kinds: `Url`, `Scheme`, `Parameter`, `UrlError`; what opens one; `mask`, to show one."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote
 
 from fusebackend.base.errors import UserError
+from fusebackend.base.extras import is_installed
 from fusebackend.base.sizes import EXAMPLES, size_bytes
 from fusebackend.protocol import Features
 
@@ -140,6 +143,33 @@ COMMANDS = {
     "max_output_bytes": Parameter(positive, "what a command prints beyond this is dropped"),
     "timeout": Parameter(positive, "seconds that a command may take"),
 }
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Opening one
+# --------------------------------------------------------------------------------------------------------------
+
+
+def require_modules(url: Url, extra: str, *modules: str) -> None:
+    """UrlError, with the extra to install, where one of these modules is missing."""
+    for module in modules:
+        if not is_installed(module):
+            raise UrlError(f"'{url.masked}' needs {module}, which is not installed: pip install 'fusebackend[{extra}]'")
+
+
+@contextlib.contextmanager
+def url_errors(url: Url) -> Iterator[None]:
+    """Raise the errors of opening a URL as `UrlError`s that name it."""
+    try:
+        yield
+    except UrlError:
+        raise
+    except ModuleNotFoundError as error:
+        raise UrlError(f"'{url.masked}': {error.msg}") from None
+    except OSError as error:
+        raise UrlError(f"'{url.masked}': {error.strerror or os.strerror(error.errno or 0)}") from error
+    except ValueError as error:
+        raise UrlError(f"'{url.masked}': {error}") from None
 
 
 # --------------------------------------------------------------------------------------------------------------

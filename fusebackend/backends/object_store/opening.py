@@ -7,17 +7,27 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from fusebackend.backends.object_store.bucket.errors import told_by_caller
 from fusebackend.protocol import WHOLE_FILES
-from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, mask, one_of, positive
+from fusebackend.protocol.scheme import (
+    ON_EXISTS,
+    TTL,
+    Parameter,
+    Scheme,
+    Url,
+    UrlError,
+    mask,
+    one_of,
+    positive,
+    require_modules,
+)
 
 
 def open_s3(url: Url) -> Any:
     """The backend of `s3://BUCKET/PREFIX?…`."""
-    _require(url)
+    require_modules(url, "s3", "obstore")
     from fusebackend.backends.object_store.remote import S3Backend
 
     bucket, prefix = _place(url)
@@ -27,7 +37,7 @@ def open_s3(url: Url) -> Any:
 
 def open_other(kind: str, url: Url) -> Any:
     """The backend of `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`, over that class of `obstore.store`."""
-    _require(url)
+    require_modules(url, "s3", "obstore")
     from obstore import store
 
     from fusebackend.backends.object_store.remote import ObjectStoreBackend, connection
@@ -65,11 +75,6 @@ def _place(url: Url) -> tuple[str, str]:
     if not bucket:
         raise UrlError(f"'{url.masked}' names no bucket; write {url.scheme}://BUCKET/PREFIX")
     return bucket, prefix
-
-
-def _require(url: Url) -> None:
-    if find_spec("obstore") is None:
-        raise UrlError(f"'{url.masked}' needs obstore: pip install 'fusebackend[s3]'")
 
 
 OBJECTS = replace(WHOLE_FILES, symlinks=True, persistent_modes=True, blocking=True)

@@ -11,10 +11,21 @@ from fusebackend.backends.postgres.search import LEFT, ReadAhead, SearchIndexer,
 from fusebackend.backends.postgres.volume import CONNECTIONS, PostgresVolume
 from fusebackend.base.extras import needed_by
 from fusebackend.base.globs import Matcher
-from fusebackend.databases.postgres import connect, translate_errors
-from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
+from fusebackend.databases.postgres import LIBPQ_WORDS, connect, conninfo_of, translate_errors
 from fusebackend.protocol import OnExists, checked_on_exists
-from fusebackend.protocol.scheme import LIMITS, ON_EXISTS, Parameter, Scheme, Url, UrlError, mask, one_of, positive
+from fusebackend.protocol.scheme import (
+    LIMITS,
+    ON_EXISTS,
+    Parameter,
+    Scheme,
+    Url,
+    UrlError,
+    mask,
+    one_of,
+    positive,
+    require_modules,
+    url_errors,
+)
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.quota import Limits
 from fusebackend.volumes.search import FileSearch, Search

@@ -56,7 +56,7 @@ from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
+from fusebackend.databases.postgres import LIBPQ_WORDS, conninfo_of
 from fusebackend.protocol import (
     WHOLE_FILES,
     FileInfo,
@@ -64,7 +64,18 @@ from fusebackend.protocol import (
     OnExists,
     Refusal,
 )
-from fusebackend.protocol.scheme import ON_EXISTS, TTL, Parameter, Scheme, Url, UrlError, auto_or_off, one_of
+from fusebackend.protocol.scheme import (
+    ON_EXISTS,
+    TTL,
+    Parameter,
+    Scheme,
+    Url,
+    UrlError,
+    auto_or_off,
+    one_of,
+    require_modules,
+    url_errors,
+)
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, checked
 from fusebackend.remote.keyed import ROOT_NODE, Keyed, directories_of, is_path, may_be_shown_as
 from fusebackend.volumes.search import Lines, Search

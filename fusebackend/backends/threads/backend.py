@@ -17,9 +17,19 @@ from fusebackend.base import asked, errors
 from fusebackend.base.errors import oserror
 from fusebackend.base.globs import Matcher, compile_glob
 from fusebackend.base.paths import AgentPath
-from fusebackend.databases.urls import LIBPQ_WORDS, conninfo_of, require_modules, url_errors
+from fusebackend.databases.postgres import LIBPQ_WORDS, conninfo_of
 from fusebackend.protocol import Attr, FileUploadResponse, OnExists, Volume
-from fusebackend.protocol.scheme import ON_EXISTS, Parameter, Scheme, Url, auto_or_off, one_of, seconds
+from fusebackend.protocol.scheme import (
+    ON_EXISTS,
+    Parameter,
+    Scheme,
+    Url,
+    auto_or_off,
+    one_of,
+    require_modules,
+    seconds,
+    url_errors,
+)
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, read_with
 from fusebackend.volumes.search import FileSearch, Search

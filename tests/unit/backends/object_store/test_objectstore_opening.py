@@ -11,7 +11,6 @@ from for_each import for_each
 from obstore.store import LocalStore
 
 from fusebackend.backends import S3Backend
-from fusebackend.backends.object_store import opening
 from fusebackend.backends.object_store.remote import ObjectStoreBackend
 from fusebackend.urls import UrlError, open_backend
 
@@ -66,9 +65,9 @@ def test_a_store_that_could_take_no_file_is_refused_at_once(tmp_path):
 
 
 def test_a_missing_extra_is_said_in_one_line(monkeypatch):
-    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    monkeypatch.setattr("fusebackend.base.extras.find_spec", lambda name: None)
     for url in ("s3://b", "gs://b", "az://b"):
-        with pytest.raises(UrlError, match=r"needs obstore: pip install 'fusebackend\[s3\]'$"):
+        with pytest.raises(UrlError, match=r"needs obstore, which is not installed: pip install 'fusebackend\[s3\]'$"):
             open_backend(url)
 
 

@@ -225,7 +225,7 @@ def test_a_contested_directory_is_asked_for_a_while(
     one, two = hosts
     now = [time.monotonic() + CONTESTED_S]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("fusebackend.backends.postgres.guesses.time", clock)
+    monkeypatch.setattr("fusebackend.backends.postgres.known_inodes.time", clock)
 
     def unlink(volume: PostgresVolume, name: bytes) -> int:
         return trips(lambda: volume.unlink(top, name))
