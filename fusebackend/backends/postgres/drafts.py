@@ -175,7 +175,7 @@ class Drafts:
     def settle_all(self) -> None:
         """Store the changes of all files. The error of one is raised when all have been tried."""
         with contextlib.ExitStack() as each:
-            for node in self.pending():
+            for node in reversed(list(self.pending())):  # what comes last is called first
                 each.callback(self.settle, node)
 
     def doubt(self, node: int | None) -> None:

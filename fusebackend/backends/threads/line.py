@@ -592,10 +592,9 @@ class HeadFile(ChangingFile):
         return self.record.xattrs()
 
 
-# -- overview ----------------------------------------------------------------------------------------------------
+# -- pages -------------------------------------------------------------------------------------------------------
 #
-# The pages about a line that people read first: `README.md`, `transcript.md`, `checkpoints.tsv` and
-# `space.tsv`.
+# The pages about a line that people read first: `README.md`, `transcript.md`, `checkpoints.tsv` and `space.tsv`.
 #
 # All but the sections of the transcript and the sizes is made of the index alone, so a look reads no checkpoint. What
 # others have written is one line where it stands in a line, and can't begin a heading.
