@@ -173,10 +173,15 @@ class Drafts:
                     self._end(draft)
 
     def settle_all(self) -> None:
-        """Store the changes of all files. The error of one is raised when all have been tried."""
-        with contextlib.ExitStack() as each:
-            for node in reversed(list(self.pending())):  # what comes last is called first
-                each.callback(self.settle, node)
+        """Store the changes of all files. The first error is raised, after all have been tried."""
+        error = None
+        for node in self.pending():
+            try:
+                self.settle(node)
+            except OSError as failed:
+                error = error or failed
+        if error is not None:
+            raise error
 
     def doubt(self, node: int | None) -> None:
         """Another host has changed a file; None stands for any. Does not wait."""

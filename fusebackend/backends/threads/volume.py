@@ -410,10 +410,16 @@ class ThreadsVolume(Volume):
         return STATFS if self.features.read_only else STATFS_OF_HEADS
 
     def sync(self) -> None:
-        """Flush all heads. The error of one is raised when all have been tried."""
-        with self._locked, contextlib.ExitStack() as heads:
-            for head in self._heads:
-                heads.callback(head.tree.sync)
+        """Flush all heads. The first error is raised at the end."""
+        first: OSError | None = None
+        for head in self._heads:
+            try:
+                with self._locked:
+                    head.tree.sync()
+            except OSError as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         unsubscribe = super().subscribe(callback)
